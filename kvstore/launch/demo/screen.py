@@ -1,0 +1,46 @@
+"""What the demo shows: a progress bar on stderr while it trains, a table on stdout at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .training import Outcome, Settings
+
+
+@contextlib.contextmanager
+def progress(settings: Settings) -> Iterator[Callable[[float], None]]:
+    """Show a bar over the epochs; the function it gives moves it on and takes the accuracy so far."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("epochs, test accuracy {task.fields[accuracy]:.3f}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("training", total=settings.epochs, accuracy=0.0)
+        yield lambda accuracy: bar.update(task, advance=1, accuracy=accuracy)
+
+
+def report(settings: Settings, outcome: Outcome) -> None:
+    """Print accuracy, pace, the digest of the weights, and where the time went."""
+    console = Console(highlight=False)
+    console.print(f"{settings.optimizer} on store {settings.store!r}, {settings.replicas} replicas")
+    console.print(f"test accuracy      {outcome.accuracy:.4f}")
+    console.print(f"epochs per second  {settings.epochs / outcome.seconds:.1f}")
+    console.print(f"weights            {outcome.weights}")
+    console.print(_times(outcome))
+
+
+def _times(outcome: Outcome) -> Table:
+    """Build the table of times; what no stopwatch saw is the loop's own work, such as cutting batches."""
+    rest = {"loop itself": outcome.seconds - sum(outcome.parts.values())}
+    table = Table("time spent in", "seconds", "share")
+    for name, seconds in {**outcome.parts, **rest, "total": outcome.seconds}.items():
+        table.add_row(name, f"{seconds:.3f}", f"{seconds / outcome.seconds:.1%}", end_section=name in rest)
+    return table

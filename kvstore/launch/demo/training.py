@@ -1,0 +1,140 @@
+"""The training loop: replicas compute, the store sums, updates and hands the weights back.
+
+The loop asks the store for its rank and its number of workers, so the same code trains in one process or in
+several. The global batch is cut into ``workers * replicas`` shards in rank order, and a store sums in that order
+too: four replicas in one process and four processes of one replica see the same gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import kvstore as kv
+
+from . import network
+from .network import Array, Labels, Tensors
+
+BATCH = 64
+"""Images of one step, over all replicas of all workers."""
+
+TUNED: dict[str, dict[str, Any]] = {
+    "sgd": {"learning_rate": 0.1, "momentum": 0.9},
+    "nag": {"learning_rate": 0.1, "momentum": 0.9},
+    "adam": {"learning_rate": 0.005},
+}
+"""Settings that suit this network; every other rule runs with its own defaults."""
+
+
+class Data(NamedTuple):
+    """Images ``(n, 64)`` in 0..1 and labels ``(n,)`` in 0..9, to train with and to test with."""
+
+    images: Array
+    labels: Labels
+    test_images: Array
+    test_labels: Labels
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train with; ``lr=None`` takes a peak learning rate that suits the optimizer."""
+
+    store: str = "local"
+    optimizer: str = "sgd"
+    replicas: int = 4
+    epochs: int = 30
+    seed: int = 0
+    lr: float | None = None
+
+
+@dataclass
+class Stopwatch:
+    """Seconds spent under each name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Add the time inside the ``with`` block to `name`."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: test accuracy in 0..1, wall time in seconds, its parts, a digest of the weights."""
+
+    accuracy: float
+    seconds: float
+    parts: dict[str, float]
+    weights: str
+
+
+def train(store: kv.KVStore, settings: Settings, data: Data, show: Callable[[float], None]) -> Outcome:
+    """Train from the seed's first weights to the last epoch.
+
+    Parameters
+    ----------
+    store
+        Fresh; gets one key for each tensor, and the optimizer with its schedule.
+    show
+        Called after each epoch with the test accuracy so far.
+    """
+    replicas = [network.initial(settings.seed) for _ in range(settings.replicas)]
+    steps = len(data.labels) // BATCH
+    store.init(list(replicas[0]), list(replicas[0].values()))
+    store.set_optimizer(_optimizer(settings, steps * settings.epochs))
+    watch, accuracy, start = Stopwatch(), 0.0, time.perf_counter()
+    random = np.random.default_rng(settings.seed)
+    for _ in range(settings.epochs):
+        order = random.permutation(len(data.labels))[: steps * BATCH]
+        for batch in np.split(order, steps):
+            _step(store, replicas, data, batch, watch)
+        with watch("evaluation"):
+            accuracy = network.accuracy(replicas[0], data.test_images, data.test_labels)
+        show(accuracy)
+    return Outcome(accuracy, time.perf_counter() - start, watch.seconds, digest(replicas[0]))
+
+
+def _optimizer(settings: Settings, updates: int) -> kv.optimizer.Optimizer:
+    """Build the rule with a cosine schedule: a short warm-up, then down to nothing at the last update."""
+    options = dict(TUNED.get(settings.optimizer.lower(), {}))
+    if settings.lr is not None:
+        options["learning_rate"] = settings.lr
+    optimizer = kv.optimizer.create(settings.optimizer, rescale_grad=1 / BATCH, **options)
+    optimizer.lr_scheduler = kv.lr_scheduler.CosineScheduler(
+        max_update=updates, base_lr=optimizer.learning_rate, warmup_steps=updates // 20
+    )
+    return optimizer
+
+
+def _step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, watch: Stopwatch) -> None:
+    """Take one batch: each replica the gradient of its shard, then push all keys, then pull all keys."""
+    names = list(replicas[0])
+    first = store.rank * len(replicas)
+    shards = np.array_split(batch, store.num_workers * len(replicas))[first : first + len(replicas)]
+    with watch("forward + backward"):
+        parts = [
+            network.gradients(weights, data.images[shard], data.labels[shard])
+            for weights, shard in zip(replicas, shards, strict=True)
+        ]
+    with watch("push"):
+        store.push(names, [[part[name] for part in parts] for name in names])
+    with watch("pull"):
+        store.pull(names, out=[[weights[name] for weights in replicas] for name in names])
+
+
+def digest(weights: Tensors) -> str:
+    """Twelve hexadecimal digits that differ as soon as one bit of the weights does."""
+    sha = hashlib.sha256()
+    for name, array in sorted(weights.items()):
+        sha.update(name.encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()[:12]
