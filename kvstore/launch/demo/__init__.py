@@ -1,7 +1,7 @@
 """``kvstore demo``: data-parallel training of a small network on real data, through a store.
 
-The pieces: `network` (a multi-layer perceptron in NumPy), `digits` (the data, from scikit-learn), `training`
-(the loop around the store, which knows neither of the two extras), `screen` (what the terminal shows, by rich).
+The pieces: `network` (a multi-layer perceptron in NumPy), `training` (the loop around the store), and the two that
+need an extra, so that only `run` imports them: `digits` (the data, from scikit-learn) and `screen` (by rich).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run(settings: Settings) -> Outcome:
         from . import digits, screen
     except ModuleNotFoundError as missing:
         raise MissingBackendError(
-            f"kvstore demo needs the module {missing.name!r}; install it with: pip install 'kvstore-train[demo]'"
+            f"kvstore demo needs the module {missing.name!r}; get it with: pip install 'kvstore-train[demo]'"
         ) from missing
     with _open(settings.store) as store:
         with screen.progress(settings) as show:

@@ -27,7 +27,7 @@ def initial(seed: int) -> Tensors:
 
 
 def _activations(weights: Tensors, images: Array) -> list[Array]:
-    """The input of each layer, and the logits at the end."""
+    """Compute the input of each layer, and the logits at the end."""
     values = [images]
     for layer in range(1, len(SIZES)):
         values.append(values[-1] @ weights[f"fc{layer}.weight"] + weights[f"fc{layer}.bias"])
