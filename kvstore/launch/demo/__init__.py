@@ -1,7 +1,7 @@
 """``kvstore demo``: data-parallel training of a small network on real data, through a store.
 
-The pieces: `network` (a multi-layer perceptron in NumPy), `training` (the loop around the store), and the two that
-need an extra, so that only `run` imports them: `digits` (the data, from scikit-learn) and `screen` (by rich).
+`network` is a multi-layer perceptron in NumPy, `training` the loop around the store. The other two need an
+extra, so only `run` imports them: `digits` is the data, from scikit-learn, and `screen` what rich shows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The training loop: replicas compute, the store sums, updates and hands the weights back.
 
 The loop asks the store for its rank and its number of workers, so the same code trains in one process or in
-several. The global batch is cut into ``workers * replicas`` shards in rank order, and a store sums in that order:
-four replicas in one process and four processes of one replica see the same gradients.
+several. Each batch is cut into ``workers * replicas`` shards in rank order, and a store sums in that order,
+so four replicas in one process and four processes of one replica see the same gradients.
 """
 
 from __future__ import annotations
