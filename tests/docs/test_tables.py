@@ -1,0 +1,100 @@
+"""What the tables say is so: names and states of the stores, verbs, errors, defaults of the optimizers."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import kvstore as kv
+from kvstore import errors
+
+ROOT = Path(__file__).parents[2]
+README, STORES, FROM_MXNET = (ROOT / name for name in ("README.md", "docs/stores.md", "docs/from-mxnet.md"))
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """Cells of the rows of the first table below a level-two heading, without its head."""
+    (text,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def code(cell: str) -> list[str]:
+    """The `names` in a cell."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def states(page: Path, heading: str) -> dict[str, str]:
+    """Say for each store in a table what it says of it."""
+    return {name: row[-1] for row in rows(page, heading) for name in code(row[0])}
+
+
+STATES = states(STORES, "The stores")
+
+
+def test_readme_and_docs_agree_on_the_stores() -> None:
+    assert states(README, "Stores") == STATES
+
+
+@pytest.mark.parametrize("name", [name for name, state in STATES.items() if state.startswith("works")])
+def test_a_store_that_works_is_made(name: str) -> None:
+    assert kv.create(name.upper()).type == name
+
+
+@pytest.mark.parametrize("name", [name for name, state in STATES.items() if state == "not built yet"])
+def test_a_store_that_is_not_built_says_so(name: str) -> None:
+    with pytest.raises(kv.MissingBackendError, match=name):
+        kv.create(name)
+
+
+def test_every_verb_is_in_the_table() -> None:
+    documented = {
+        re.match(r"\w+", name).group() for row in rows(STORES, "The verbs") for name in code(row[0])
+    }
+    public = {name for name in dir(kv.KVStore) if not name.startswith("_")}
+    constants = {name for name in public if name.isupper()} | {"register", "kv_registry"}
+    assert public - constants - documented == set()
+    assert documented - public - {"with"} == set()
+
+
+def test_every_error_is_in_the_table_with_its_builtin() -> None:
+    table = {name: set(code(row[1])) for row in rows(STORES, "Errors") for name in code(row[0])}
+    real = {
+        name: {base.__name__ for base in cls.__bases__ if base.__module__ == "builtins"}
+        for name, cls in vars(errors).items()
+        if isinstance(cls, type) and issubclass(cls, errors.KVStoreError) and cls is not errors.KVStoreError
+    }
+    assert table == real
+
+
+OPTIMIZERS = rows(FROM_MXNET, "Optimizers")
+
+
+@pytest.mark.parametrize("row", OPTIMIZERS, ids=lambda row: code(row[0])[0])
+def test_optimizers_have_the_names_and_defaults_of_the_table(row: list[str]) -> None:
+    (name,), (class_name,) = code(row[0]), code(row[1])
+    optimizer = kv.optimizer.create(name)
+    assert type(optimizer) is getattr(kv.optimizer, class_name)
+    parameters = inspect.signature(type(optimizer)).parameters
+    for setting in code(row[2]):
+        key, _, value = setting.partition("=")
+        assert parameters[key].default == ast.literal_eval(value), setting
+
+
+def test_schedules_exist() -> None:
+    for _, ours in rows(FROM_MXNET, "Learning-rate schedules"):
+        (name,) = code(ours)
+        assert issubclass(getattr(kv.lr_scheduler, name), kv.lr_scheduler.LRScheduler)
+
+
+def test_the_methods_that_mxnet_has_are_here() -> None:
+    names = [
+        name for row in rows(FROM_MXNET, "KVStore") for name in code(row[1]) if re.fullmatch(r"\w+", name)
+    ]
+    assert len(names) > 15
+    for name in names:
+        assert hasattr(kv.KVStore, name), name

@@ -1,0 +1,64 @@
+"""The command line: what it prints, and how it ends on an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvstore.launch.cli import main
+
+COMMAND = [sys.executable, "-c", "from kvstore.launch.cli import main; main()"]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_version_is_the_distribution_s() -> None:
+    assert invoke("--version").output == f"kvstore {metadata.version('kvstore-train')}\n"
+
+
+def test_help_lists_the_commands() -> None:
+    assert "demo" in invoke("-h").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--store", "shared"], "shared"),
+        (["--store", "lokal"], "local"),  # the nearest name
+        (["--store", "teststore"], "optimizer"),
+        (["--optimizer", "sdg"], "sgd"),
+    ],
+)
+def test_an_error_is_one_clean_line(arguments: list[str], words: str) -> None:
+    result = invoke("demo", *arguments)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)  # and no traceback
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error")]
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--replicas", "0"], ["--epochs", "0"], ["--lr", "0"], ["--seed", "-1"]]
+)
+def test_options_out_of_range_are_refused(arguments: list[str]) -> None:
+    assert invoke("demo", *arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("module", ["sklearn", "rich"])
+def test_a_missing_extra_names_the_command_that_installs_it(module: str, tmp_path: Path) -> None:
+    hide = f"import sys; sys.modules[{module!r}] = None; "
+    arguments = [*COMMAND[:2], hide + COMMAND[2], "demo"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert module in done.stderr
+    assert "pip install 'kvstore-train[demo]'" in done.stderr
+    assert done.stdout == ""

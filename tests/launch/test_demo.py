@@ -1,0 +1,116 @@
+"""The main job: a network learns real digits through a store, and always to the same bits."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import kvstore as kv
+from kvstore.launch.cli import main
+from kvstore.launch.demo import Outcome, Settings, digits, network
+from kvstore.launch.demo.training import BATCH, digest, train
+
+
+def trained(**settings: object) -> Outcome:
+    chosen = Settings(**settings)  # type: ignore[arg-type]
+    with kv.create(chosen.store) as store:
+        assert isinstance(store, kv.KVStore)
+        return train(store, chosen, digits.load(), lambda accuracy: None)
+
+
+def test_the_command_reaches_its_accuracy_and_tells_how_the_time_was_spent() -> None:
+    result = CliRunner().invoke(main, ["demo"])
+    assert result.exit_code == 0, result.output
+    found = re.search(r"test accuracy +(0\.\d+)", result.stdout)
+    assert found is not None
+    assert float(found[1]) >= 0.97
+    for part in ("forward + backward", "push", "pull", "evaluation", "epochs per second"):
+        assert part in result.stdout
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam"])
+@pytest.mark.parametrize("store", ["local", "device"])
+def test_stores_and_optimizers_learn(store: str, optimizer: str) -> None:
+    assert trained(store=store, optimizer=optimizer).accuracy >= 0.97
+
+
+def test_same_seed_same_bits_in_two_processes(tmp_path: Path) -> None:
+    command = "from kvstore.launch.cli import main; main()"
+    arguments = [sys.executable, "-c", command, "demo", "--epochs", "3", "--seed", "7"]
+    outputs = [
+        subprocess.run(
+            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    first, second = (re.search(r"weights +([0-9a-f]{12})\n", output) for output in outputs)
+    assert first is not None
+    assert second is not None
+    assert first[1] == second[1]
+
+
+def test_another_seed_gives_other_bits() -> None:
+    assert trained(epochs=1, seed=1).weights != trained(epochs=1, seed=2).weights
+
+
+@pytest.mark.parametrize("replicas", [1, 3, BATCH])
+def test_any_number_of_replicas_learns_the_same_thing(replicas: int) -> None:
+    # Not the same bits: the shards' sums round differently. The gradients are the same up to that.
+    assert trained(replicas=replicas, epochs=10).accuracy >= 0.95
+
+
+def test_the_rate_is_the_caller_s() -> None:
+    assert trained(lr=1e-6, epochs=1).accuracy < 0.5
+
+
+def test_gradients_of_the_shards_add_up_and_point_downhill() -> None:
+    data, weights = digits.load(), network.initial(seed=0)
+    whole = network.gradients(weights, data.images[:60], data.labels[:60])
+    parts = [
+        network.gradients(weights, data.images[i : i + 20], data.labels[i : i + 20]) for i in (0, 20, 40)
+    ]
+    for name, gradient in whole.items():
+        np.testing.assert_allclose(sum(part[name] for part in parts), gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_agree_with_finite_differences() -> None:
+    data, weights = digits.load(), network.initial(seed=0)
+    images, labels = data.images[:8], data.labels[:8]
+    double = {name: array.astype(np.float64) for name, array in weights.items()}
+
+    def loss() -> float:
+        hidden = np.maximum(images @ double["fc1.weight"] + double["fc1.bias"], 0)
+        logits = hidden @ double["fc2.weight"] + double["fc2.bias"]
+        return float((np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(8), labels]).sum())
+
+    random = np.random.default_rng(0)
+    for name, gradient in network.gradients(weights, images, labels).items():
+        direction = random.standard_normal(gradient.shape)
+        step, middle = 1e-5, double[name]
+        double[name] = middle + step * direction
+        above = loss()
+        double[name] = middle - step * direction
+        below = loss()
+        double[name] = middle
+        np.testing.assert_allclose((above - below) / (2 * step), (gradient * direction).sum(), rtol=1e-3)
+
+
+def test_the_digest_sees_one_bit() -> None:
+    weights = network.initial(seed=0)
+    before = digest(weights)
+    weights["fc1.bias"].view(np.int32)[0] ^= 1
+    assert digest(weights) != before
+
+
+def test_the_data_is_split_without_overlap() -> None:
+    data = digits.load()
+    assert len(data.labels) + len(data.test_labels) == 1797
+    assert set(np.unique(data.test_labels)) == set(range(10))
+    assert data.images.min() == 0
+    assert data.images.max() == 1

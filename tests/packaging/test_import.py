@@ -1,0 +1,67 @@
+"""Importing kvstore is quick, pulls in nothing heavy, and changes nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HEAVY = {
+    "numba",
+    "zmq",
+    "torch",
+    "cupy",
+    "jax",
+    "mxnet",
+    "cuda",
+    "mpi4py",
+    "sklearn",
+    "scipy",
+    "rich",
+    "click",
+}
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+def import_times(cwd: Path) -> dict[str, int]:
+    """Microseconds of each module that ``import kvstore`` loads, with all that it loads itself."""
+    lines = python("-X", "importtime", "-c", "import kvstore", cwd=cwd).stderr.splitlines()
+    parsed = [re.match(r"import time:\s+\d+ \|\s+(\d+) \|\s+(\S+)$", line) for line in lines]
+    return {match[2]: int(match[1]) for match in parsed if match}
+
+
+def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
+    loaded = {name.partition(".")[0] for name in import_times(tmp_path)}
+    assert "numpy" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_import_takes_little_more_than_numpy(tmp_path: Path) -> None:
+    # Both times come from the same process, and the quietest of a few is taken: the machine may be busy.
+    runs = [import_times(tmp_path) for _ in range(5)]
+    assert min(run["kvstore"] / run["numpy"] for run in runs) <= 1.5
+
+
+CHANGES_NOTHING = """
+import logging, os, signal, sys, threading, warnings
+import numpy
+
+def world():
+    return (dict(os.environ), os.getcwd(), list(warnings.filters), logging.getLogger().handlers,
+            logging.getLogger().level, [signal.getsignal(s) for s in signal.valid_signals()],
+            threading.active_count(), numpy.geterr(), sys.excepthook, len(os.listdir("/proc/self/task")))
+
+before = world()
+import kvstore
+assert world() == before, (before, world())
+"""
+
+
+def test_import_changes_nothing(tmp_path: Path) -> None:
+    python("-W", "error", "-c", CHANGES_NOTHING, cwd=tmp_path)

@@ -1,0 +1,57 @@
+"""The public names exist, are documented and annotated, and nobody has to know more than `import kvstore`."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kvstore as kv
+
+
+def public(owner: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The object itself, then what is public inside it and was written in this package."""
+    thing = getattr(owner, name)
+    yield name, thing
+    if isinstance(thing, types.ModuleType):
+        for inner in getattr(thing, "__all__", ()):
+            yield from ((f"{name}.{path}", part) for path, part in public(thing, inner))
+    elif inspect.isclass(thing) and thing.__module__.startswith("kvstore"):
+        for inner, member in vars(thing).items():
+            if not inner.startswith("_") and (inspect.isroutine(member) or isinstance(member, property)):
+                yield f"{name}.{inner}", getattr(thing, inner)
+
+
+NAMES = dict(pair for name in sorted(kv.__all__) for pair in public(kv, name))
+
+
+def test_the_promised_names_are_there() -> None:
+    promised = {"create", "KVStore", "KVStoreBase", "TestStore", "RowSparseArray", "KVStoreError"}
+    assert promised | {"MissingBackendError", "optimizer", "lr_scheduler"} <= set(kv.__all__)
+
+
+def test_optimizer_modules_list_their_names() -> None:
+    assert "create" in kv.optimizer.__all__
+    assert "CosineScheduler" in kv.lr_scheduler.__all__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_is_documented(name: str) -> None:
+    thing = NAMES[name]
+    if not (callable(thing) or isinstance(thing, types.ModuleType | property)):
+        pytest.skip("a constant: its text stands beside it in the source")
+    assert (inspect.getdoc(thing) or "").strip(), f"kvstore.{name} has no docstring"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_function_is_annotated(name: str) -> None:
+    thing = NAMES[name].fget if isinstance(NAMES[name], property) else NAMES[name]
+    if not inspect.isfunction(thing):
+        pytest.skip("no Python function")
+    signature = inspect.signature(thing)
+    assert signature.return_annotation is not signature.empty
+    named = [p for p in signature.parameters.values() if p.name not in {"self", "cls"}]
+    assert all(p.annotation is not p.empty for p in named), signature
