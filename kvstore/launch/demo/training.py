@@ -105,14 +105,16 @@ def train(store: kv.KVStore, settings: Settings, data: Data, show: Callable[[flo
 
 def _optimizer(settings: Settings, updates: int) -> kv.optimizer.Optimizer:
     """Build the rule with a cosine schedule: a short warm-up, then down to nothing at the last update."""
-    options = dict(TUNED.get(settings.optimizer.lower(), {}))
+    options = TUNED.get(settings.optimizer.lower(), {})
     if settings.lr is not None:
-        options["learning_rate"] = settings.lr
-    optimizer = kv.optimizer.create(settings.optimizer, rescale_grad=1 / BATCH, **options)
-    optimizer.lr_scheduler = kv.lr_scheduler.CosineScheduler(
-        max_update=updates, base_lr=optimizer.learning_rate, warmup_steps=updates // 20
+        options = {**options, "learning_rate": settings.lr}
+    peak = kv.optimizer.create(settings.optimizer, **options).learning_rate
+    schedule = kv.lr_scheduler.CosineScheduler(
+        max_update=updates, base_lr=peak, final_lr=0.0, warmup_steps=updates // 20
     )
-    return optimizer
+    return kv.optimizer.create(
+        settings.optimizer, rescale_grad=1 / BATCH, **{**options, "lr_scheduler": schedule}
+    )
 
 
 def _step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, watch: Stopwatch) -> None:
