@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import kvstore as kv
-from kvstore import errors
+from kvstore import config, errors
 
 ROOT = Path(__file__).parents[2]
 README, STORES, FROM_MXNET = (ROOT / name for name in ("README.md", "docs/stores.md", "docs/from-mxnet.md"))
@@ -98,3 +99,16 @@ def test_the_methods_that_mxnet_has_are_here() -> None:
     assert len(names) > 15
     for name in names:
         assert hasattr(kv.KVStore, name), name
+
+
+def test_the_options_are_those_of_create() -> None:
+    defaults = {field.name: field.default for field in fields(config.StoreConfig)}
+    table = {code(row[0])[0]: ast.literal_eval(row[2].strip("`")) for row in rows(STORES, "Options")}
+    assert table == defaults
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    source = "".join(path.read_text() for path in ROOT.glob("kvstore/**/*.py"))
+    variables = set(re.findall(r"\"((?:KVSTORE|MXNET|DMLC|PS)_[A-Z_0-9]+)\"", source))
+    documented = STORES.read_text() + FROM_MXNET.read_text()
+    assert {name for name in variables if f"`{name}`" not in documented} == set()
