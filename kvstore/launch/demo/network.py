@@ -55,8 +55,9 @@ def gradients(weights: Tensors, images: Array, labels: Labels) -> Tensors:
 
 
 def _softmax(logits: Array) -> Array:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
+    powers /= powers.sum(axis=1, keepdims=True)
+    return powers
 
 
 def accuracy(weights: Tensors, images: Array, labels: Labels) -> float:
