@@ -1,0 +1,155 @@
+"""The two kinds of optimizers that run on compiled kernels: element by element, and over whole tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .. import kernels
+from ..errors import DTypeError, ShapeError
+from .optimizer import Array, Index, Optimizer, State, dense, is_half
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class BuiltIn(Optimizer):
+    """Base of the optimizers of this package."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A class derived from a built-in one with an update of its own is an own rule: nothing may go round
+        # it.
+        if "update" in vars(cls) and "_apply" not in vars(cls):
+            cls.fused = False
+
+    def create_state_multi_precision(self, index: Index, weight: Array) -> State:
+        """Return the state of a key; see `Optimizer`.
+
+        Raises
+        ------
+        DTypeError
+            If the weight is not of a floating-point type.
+        """
+        if weight.dtype.name not in _FLOATS:
+            kinds = ", ".join(_FLOATS)
+            raise DTypeError(
+                f"{type(self).__name__} updates weights of {kinds}; key {index!r} is {weight.dtype}"
+            )
+        return super().create_state_multi_precision(index, weight)
+
+    def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
+        """Count one update of a key and apply it in place; `grad` may be row-sparse."""
+        self._apply(index, weight, grad, None, arrays_of(state))
+
+    def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
+        """Apply `update`, to the float32 copy if there is one, and round that into `weight`."""
+        if type(self).update is not BuiltIn.update or not self.keeps_master(weight):
+            super().update_multi_precision(index, weight, grad, state)
+            return
+        self._apply(index, weight, grad, state[0], arrays_of(state[1]))
+
+    def _apply(
+        self, index: Index, weight: Array, grad: Any, master: Array | None, states: tuple[Array, ...]
+    ) -> None:
+        raise NotImplementedError
+
+    def _clip(self) -> float:
+        """Bound of the gradient as the kernels take it."""
+        return self.clip_gradient or math.inf
+
+
+class Elementwise(BuiltIn):
+    """An optimizer whose rule needs one element at a time, so that a store can fuse it with its sum."""
+
+    fused = True
+    #: Name of the compiled rule.
+    rule_name: ClassVar[str]
+
+    def rule(self) -> str:
+        """Return the name of the compiled rule that the present settings want."""
+        return self.rule_name
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of update number `t` of a key, in the order of the compiled rule."""
+        raise NotImplementedError
+
+    def advance(self, index: Index, weight: Array) -> tuple[float, ...]:
+        """Count one update of a key and return its parameters."""
+        return self.parameters(index, weight, self._update_count(index))
+
+    def _common(self, index: Index) -> tuple[float, float, float, float]:
+        """Return what every rule begins with: rate, decay, rescaling, bound of the gradient."""
+        lr, wd = self._rates(index)
+        return lr, wd, self.rescale_grad, self.clip_gradient or math.inf
+
+    def _apply(
+        self, index: Index, weight: Array, grad: Any, master: Array | None, states: tuple[Array, ...]
+    ) -> None:
+        check_fit(grad, weight)
+        rule = kernels.cpu.rule_id(self.rule())
+        params = self.advance(index, weight)
+        if isinstance(grad, np.ndarray) or self.sparse_mode(False) == "dense":
+            kernels.cpu.update([(rule, params, [contiguous(grad)], weight, master, states, [])])
+            return
+        rows = np.arange(len(grad.indices), dtype=np.int64)
+        kernels.cpu.update_rows(rule, params, [grad.data], [rows], grad.indices, weight, master, states)
+
+
+class WholeTensor(BuiltIn):
+    """An optimizer whose rule needs norms or means of a whole tensor.
+
+    16-bit weights are computed on in float32: on their float32 copy, or on one made for the update.
+    """
+
+    def _apply(
+        self, index: Index, weight: Array, grad: Any, master: Array | None, states: tuple[Array, ...]
+    ) -> None:
+        check_fit(grad, weight)
+        if not is_half(weight.dtype):
+            self.step(index, weight, self._wide(grad), states)
+            return
+        wide = widened(weight) if master is None else master
+        held = tuple(widened(state) for state in states) if master is None else states
+        self.step(index, wide, self._wide(grad), held)
+        kernels.cpu.cast(wide, weight)
+        if master is None:
+            for state, value in zip(states, held, strict=True):
+                kernels.cpu.cast(value, state)
+
+    def step(self, index: Index, weight: Array, grad: Any, states: tuple[Array, ...]) -> None:
+        """Count one update of a key and apply it; all arrays are float32, or all float64."""
+        raise NotImplementedError
+
+    def _wide(self, grad: Any) -> Any:
+        """Return a gradient in the precision of the computation."""
+        plain = contiguous(grad)
+        return widened(plain) if is_half(plain.dtype) else plain
+
+
+def arrays_of(state: State) -> tuple[Array, ...]:
+    """Return the arrays of a state in order, without what is None."""
+    if state is None:
+        return ()
+    if isinstance(state, tuple):
+        return tuple(array for part in state for array in arrays_of(part))
+    return (state,)
+
+
+def check_fit(grad: Any, weight: Array) -> None:
+    """Raise ShapeError or DTypeError unless a gradient has the shape and type of its weight."""
+    if grad.shape != weight.shape:
+        raise ShapeError(f"a gradient of shape {grad.shape} does not fit a weight of shape {weight.shape}")
+    if grad.dtype != weight.dtype:
+        raise DTypeError(f"a gradient of type {grad.dtype} does not fit a weight of type {weight.dtype}")
+
+
+def contiguous(grad: Any) -> Array:
+    """Return a gradient as the dense array that kernels take."""
+    return np.ascontiguousarray(dense(grad))
+
+
+def widened(array: Array) -> Array:
+    """Return a float32 copy."""
+    return array.astype(np.float32)

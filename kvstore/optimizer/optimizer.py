@@ -1,0 +1,496 @@
+"""What all optimizers share: keywords, counts of updates, multipliers, configuration."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError
+from . import checks
+from .checks import Settings
+from .lr_scheduler import LRScheduler, Schedule, from_config
+from .registry import create, find, name_of, nearest, register
+
+Array: TypeAlias = npt.NDArray[Any]
+Index: TypeAlias = "int | str"
+# What belongs to one key: nothing, an array, or a tuple of these.
+State: TypeAlias = "Array | tuple[State, ...] | None"
+
+_log = logging.getLogger("kvstore")
+
+# Taken for MXNet's sake; they say nothing about the values that training produces.
+_IGNORED = frozenset({"sym", "param_dict", "aggregate_num", "use_fused_step"})
+
+
+class _ScheduleConflict(ConfigError, UserWarning):
+    """The rate is the schedule's. MXNet raises UserWarning here, so this is one too."""
+
+
+class Optimizer:
+    """Base of all optimizers, and of rules of your own.
+
+    Parameters
+    ----------
+    rescale_grad : float, default 1
+        The gradient is multiplied by this first; often 1 / batch size.
+    param_idx2name : dict, optional
+        Names of the parameters by key, for multipliers (and for LARS, which looks at the ending).
+    wd : float, default 0
+        Weight decay.
+    clip_gradient : float, optional
+        The rescaled gradient is clipped to ``[-clip_gradient, clip_gradient]``; None or 0: it is not.
+    learning_rate : float, optional
+        None: the class's default, or, with a schedule, the schedule's own ``base_lr``. A rate beside a
+        schedule replaces the schedule's ``base_lr`` (in a copy).
+    lr_scheduler : LRScheduler or callable, optional
+        Gives the rate for ``num_update``, the largest count of updates over all keys.
+    begin_num_update : int, default 0
+        Where counting starts.
+    multi_precision : bool, default False
+        Keep a float32 copy of 16-bit weights and compute on that.
+    lr_mult, wd_mult : dict, optional
+        Multipliers by key or by name; see `set_lr_mult`.
+    param_dict : dict, optional
+        Objects with ``lr_mult`` and ``wd_mult`` by key, as Gluon passes them; looked at first.
+    sym, aggregate_num, use_fused_step
+        Taken and ignored: there are no symbols here, and all keys of a call are updated together anyway.
+
+    Raises
+    ------
+    TypeError
+        If a keyword is unknown, or one that MXNet has renamed.
+    ConfigError
+        If a value is out of range.
+
+    Notes
+    -----
+    For a rule of your own, override `create_state` and `update`, and decorate the class with `register`, so
+    that it can be made by name, saved, and sent to other processes (which must have imported it). Constructor
+    arguments must be kept as attributes of the same name, or `get_config` be overridden.
+    """
+
+    #: Whether a compiled rule does the update element by element, so that a store may fuse it with its sum.
+    fused: ClassVar[bool] = False
+    #: Learning rate where neither the caller nor a schedule gives one.
+    default_learning_rate: ClassVar[float] = 0.01
+    #: Hyper-parameters and their checks; a subclass lists its own, those of its bases are added.
+    settings: ClassVar[Settings] = {
+        "rescale_grad": checks.finite,
+        "param_idx2name": checks.names,
+        "wd": checks.finite,
+        "clip_gradient": checks.optional(checks.non_negative),
+        "learning_rate": checks.optional(checks.finite),
+        "begin_num_update": checks.count,
+        "multi_precision": checks.flag,
+        "lr_mult": checks.multipliers,
+        "wd_mult": checks.multipliers,
+    }
+    #: Settings that decide what a key's state looks like, so they are fixed once there is one.
+    structural: ClassVar[frozenset[str]] = frozenset({"multi_precision", "begin_num_update"})
+    #: Settings that have no state where they are 0, so they cannot go to or from 0 once there is one.
+    optional_state: ClassVar[frozenset[str]] = frozenset()
+    #: Names of all constructor arguments, those of the bases included.
+    keywords: ClassVar[frozenset[str]]
+    #: Old keyword -> its new name.
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    rescale_grad: float
+    wd: float
+    clip_gradient: float | None
+    begin_num_update: int
+    multi_precision: bool
+    lr_mult: dict[Index, float]
+    wd_mult: dict[Index, float]
+
+    # The registry, as MXNet's classes offer it.
+    register = staticmethod(register)
+    create_optimizer = staticmethod(create)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        tables = [base.settings for base in reversed(cls.__bases__) if issubclass(base, Optimizer)]
+        tables.append(vars(cls).get("settings", {}))
+        cls.settings = {name: check for table in tables for name, check in table.items()}
+        cls.keywords = frozenset[str]().union(*(_own_keywords(base) for base in cls.__mro__))
+
+    def __init__(
+        self,
+        rescale_grad: float = 1.0,
+        param_idx2name: Mapping[Index, str] | None = None,
+        wd: float = 0.0,
+        clip_gradient: float | None = None,
+        learning_rate: float | None = None,
+        lr_scheduler: Schedule | None = None,
+        sym: Any = None,
+        begin_num_update: int = 0,
+        multi_precision: bool = False,
+        param_dict: Mapping[Index, Any] | None = None,
+        aggregate_num: int | None = None,
+        use_fused_step: bool | None = None,
+        lr_mult: Mapping[Index, float] | None = None,
+        wd_mult: Mapping[Index, float] | None = None,
+        **unknown: Any,
+    ) -> None:
+        self._refuse_unknown(unknown)
+        self._keep(
+            rescale_grad=rescale_grad,
+            wd=wd,
+            clip_gradient=clip_gradient,
+            begin_num_update=begin_num_update,
+            multi_precision=multi_precision,
+            lr_mult=lr_mult,
+            wd_mult=wd_mult,
+        )
+        self.idx2name: dict[Index, str] = checks.names("param_idx2name", param_idx2name)
+        self.param_dict: dict[Index, Any] = dict(param_dict or {})
+        self.num_update: int = self.begin_num_update
+        self._index_update_count: dict[Index, int] = {}
+        self._warned_of_halves = False
+        # The schedule's value, and the update that it is for.
+        self._rate, self._rate_at = 0.0, -1
+        self._keep_rate(learning_rate, lr_scheduler)
+
+    # ------------------------------------------------------------------ what a rule of your own overrides
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return what the rule remembers about a key, made when the key is first updated.
+
+        Parameters
+        ----------
+        index : int or str
+            The key.
+        weight : ndarray
+            Its weight (the float32 copy under `multi_precision`).
+
+        Returns
+        -------
+        None, ndarray or tuple of these
+        """
+        return None
+
+    def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
+        """Count one update of a key and apply it to `weight` and `state` in place.
+
+        Parameters
+        ----------
+        index : int or str
+            The key.
+        weight : ndarray
+        grad : ndarray
+            Sum of the gradients, of the weight's shape and dtype, neither rescaled nor clipped. Not to be
+            changed.
+        state : None, ndarray or tuple
+            What `create_state` returned.
+
+        Notes
+        -----
+        An own rule calls ``self._update_count(index)``, then ``self._get_lr(index)`` and
+        ``self._get_wd(index)``; ``self._index_update_count[index]`` is the number of this update.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override update(index, weight, grad, state)")
+
+    def sparse_mode(self, weight_is_sparse: bool) -> str:
+        """Say how a row-sparse gradient is applied.
+
+        Returns
+        -------
+        {"rows", "dense"}
+            Only the rows that the gradient lists are touched, or all of them, the absent ones with a zero
+            gradient.
+        """
+        return "dense"
+
+    # -------------------------------------------------------------------------------- 16-bit weights
+
+    def keeps_master(self, weight: Array) -> bool:
+        """Whether the state of this weight holds a float32 copy of it."""
+        return self.multi_precision and is_half(weight.dtype)
+
+    def create_state_multi_precision(self, index: Index, weight: Array) -> State:
+        """Return ``create_state``, or ``(float32 copy of weight, create_state)`` for 16-bit weights.
+
+        The copy is made with `multi_precision` only; without it a warning says what is lost.
+        """
+        if self.keeps_master(weight):
+            master = weight.astype(np.float32)
+            return (master, self.create_state(index, master))
+        if is_half(weight.dtype) and not self._warned_of_halves:
+            self._warned_of_halves = True
+            warnings.warn(
+                f"{weight.dtype} weights lose small updates to rounding; consider multi_precision=True, "
+                "which keeps a float32 copy of them",
+                stacklevel=2,
+            )
+        return self.create_state(index, weight)
+
+    def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
+        """Apply `update`, to the float32 copy if there is one, and round that into `weight`."""
+        if not self.keeps_master(weight):
+            self.update(index, weight, grad, state)
+            return
+        master, inner = state
+        self.update(index, master, dense(grad).astype(np.float32), inner)
+        weight[...] = master.astype(weight.dtype)
+
+    # ------------------------------------------------------------------------------ rates and counts
+
+    @property
+    def learning_rate(self) -> float:
+        """The current rate, before multipliers."""
+        return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate.
+
+        Raises
+        ------
+        ConfigError
+            If a schedule gives the rate, or `lr` is no finite number.
+        """
+        self.configure(learning_rate=checks.finite("learning_rate", lr))
+
+    def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
+        """Replace the multipliers of the learning rate.
+
+        Parameters
+        ----------
+        args_lr_mult : dict
+            Factor by key, or by name where `param_idx2name` knows the key's name. A key's factor is
+            ``param_dict[key].lr_mult`` if it is there, else that of the key, else that of its name, else 1.
+        """
+        self._keep(lr_mult=args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
+        """Replace the multipliers of the weight decay; see `set_lr_mult`."""
+        self._keep(wd_mult=args_wd_mult)
+
+    def _update_count(self, index: Index) -> int:
+        """Count one update of a key and return its number."""
+        counts = self._index_update_count
+        t = counts[index] = counts.get(index, self.begin_num_update) + 1
+        if t > self.num_update:
+            self.num_update = t
+        return t
+
+    def _get_lr(self, index: Index) -> float:
+        """Rate of a key, with its multiplier."""
+        return self._rates(index)[0]
+
+    def _get_wd(self, index: Index) -> float:
+        """Weight decay of a key, with its multiplier."""
+        return self._rates(index)[1]
+
+    def _rates(self, index: Index) -> tuple[float, float]:
+        lr = self.lr if self.lr_scheduler is None else self._scheduled()
+        if not (self.lr_mult or self.wd_mult or self.param_dict):
+            return lr, self.wd
+        if index in self.param_dict:
+            parameter = self.param_dict[index]
+            return lr * parameter.lr_mult, self.wd * parameter.wd_mult
+        return lr * self._factor(self.lr_mult, index), self.wd * self._factor(self.wd_mult, index)
+
+    def _factor(self, table: dict[Index, float], index: Index) -> float:
+        if index in table:
+            return table[index]
+        name = self.idx2name.get(index)
+        return 1.0 if name is None else table.get(name, 1.0)
+
+    def _scheduled(self) -> float:
+        # All keys of a step ask for the same update: compute the curve once.
+        if self._rate_at != self.num_update:
+            assert self.lr_scheduler is not None
+            self._rate, self._rate_at = float(self.lr_scheduler(self.num_update)), self.num_update
+        return self._rate
+
+    # -------------------------------------------------------------------------------- configuration
+
+    def get_config(self) -> dict[str, Any]:
+        """Return keyword arguments that make this optimizer again, fit for JSON.
+
+        Counts and states are not part of it. Multipliers of `param_dict` are, under their keys.
+
+        Raises
+        ------
+        ConfigError
+            If an argument is not kept as an attribute, or a schedule cannot be described.
+        """
+        config = {name: self._described(name) for name in sorted(self.keywords - _IGNORED)}
+        for name, attribute in (("lr_mult", self.lr_mult), ("wd_mult", self.wd_mult)):
+            own = {key: float(getattr(parameter, name)) for key, parameter in self.param_dict.items()}
+            config[name] = [[key, factor] for key, factor in {**attribute, **own}.items()]
+        config["param_idx2name"] = [[key, text] for key, text in self.idx2name.items()]
+        return config
+
+    def describe(self) -> dict[str, Any]:
+        """Return ``{"name": registered name, "config": get_config()}``, what `from_config` takes."""
+        return {"name": name_of(type(self)), "config": self.get_config()}
+
+    @staticmethod
+    def from_config(name: str, config: Mapping[str, Any]) -> Optimizer:
+        """Make an optimizer from its registered name and what `get_config` returned.
+
+        Raises
+        ------
+        ConfigError
+            If the name is unknown or the configuration does not fit.
+        """
+        klass = find(name)
+        try:
+            return klass(**config)
+        except TypeError as error:
+            raise ConfigError(f"the configuration of optimizer {name!r} does not fit: {error}") from error
+
+    def configure(self, **changes: Any) -> None:
+        """Change settings while training; all of them, or, if one is refused, none.
+
+        Parameters
+        ----------
+        **changes
+            Constructor keywords and their new values.
+
+        Raises
+        ------
+        ConfigError
+            If a name is unknown, a value is out of range, `learning_rate` meets a schedule, or a change would
+            need states of another shape (momentum from 0 or to 0, multi_precision, ...) after the first
+            update.
+        """
+        checked = {name: self._checked(name, value) for name, value in changes.items()}
+        self._refuse_new_structure(checked)
+        if changes.keys() & {"learning_rate", "lr_scheduler"}:
+            self._change_rate(changes, checked)
+        if "param_idx2name" in checked:
+            self.idx2name = checked.pop("param_idx2name")
+        vars(self).update(checked)
+        if not self._index_update_count:
+            self.num_update = self.begin_num_update
+
+    def _checked(self, name: str, value: Any) -> Any:
+        known = self.keywords - _IGNORED
+        if name not in known:
+            hint = f"{nearest(name, known)}; known: {', '.join(sorted(known))}"
+            raise ConfigError(f"{type(self).__name__} has no setting {name!r}{hint}")
+        if name == "lr_scheduler":
+            return as_schedule(value)
+        check = self.settings.get(name)
+        return value if check is None else check(name, value)
+
+    def _refuse_new_structure(self, checked: Mapping[str, Any]) -> None:
+        if not self._index_update_count:
+            return
+        for name, value in checked.items():
+            if name in self.structural and value != getattr(self, name):
+                raise ConfigError(
+                    f"{name} decides what the states hold: it cannot change after the first update"
+                )
+            if name in self.optional_state and bool(value) != bool(getattr(self, name)):
+                raise ConfigError(f"{name} cannot go from 0 or to 0 after the first update: 0 means no state")
+
+    def _change_rate(self, changes: Mapping[str, Any], checked: dict[str, Any]) -> None:
+        rate = checked.pop("learning_rate", None)
+        schedule = checked.pop("lr_scheduler", self.lr_scheduler)
+        if schedule is not None and "lr_scheduler" not in changes:
+            raise _ScheduleConflict(
+                "a schedule gives the learning rate; pass a new lr_scheduler, or None beside the new rate"
+            )
+        if schedule is None and rate is None:
+            rate = self.learning_rate
+        self._keep_rate(rate, schedule)
+
+    def _keep_rate(self, learning_rate: float | None, schedule: Any) -> None:
+        rate = self.settings["learning_rate"]("learning_rate", learning_rate)
+        self.lr_scheduler: Schedule | None = _with_rate(as_schedule(schedule), rate)
+        self.lr: float = self.default_learning_rate if rate is None else rate
+        self._rate, self._rate_at = 0.0, -1
+
+    def _keep(self, **values: Any) -> None:
+        """Check settings and keep them as attributes."""
+        for name, value in values.items():
+            setattr(self, name, self.settings[name](name, value))
+
+    def _described(self, name: str) -> Any:
+        if name == "learning_rate":
+            return self.lr if self.lr_scheduler is None else None
+        if name == "lr_scheduler":
+            return described_schedule(self.lr_scheduler)
+        if name == "param_idx2name":
+            return None
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise ConfigError(
+                f"{type(self).__name__} does not keep its argument {name!r} as an attribute; keep it, or "
+                "override get_config"
+            ) from None
+
+    def _refuse_unknown(self, unknown: Mapping[str, Any]) -> None:
+        kind = type(self)
+        for name in unknown:
+            if name in kind.renamed:
+                raise TypeError(f"{kind.__name__}: the keyword {name!r} is now called {kind.renamed[name]!r}")
+            known = ", ".join(sorted(kind.keywords))
+            raise TypeError(
+                f"{kind.__name__} has no keyword {name!r}{nearest(name, kind.keywords)}; it takes {known}"
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(learning_rate={self.learning_rate!r}, num_update={self.num_update})"
+
+
+def _own_keywords(klass: type) -> frozenset[str]:
+    """Names of the arguments of a class's own constructor."""
+    if klass is object or "__init__" not in vars(klass):
+        return frozenset()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    _, *parameters = inspect.signature(vars(klass)["__init__"]).parameters.values()
+    return frozenset(parameter.name for parameter in parameters if parameter.kind in kinds)
+
+
+Optimizer.keywords = _own_keywords(Optimizer)
+
+
+def as_schedule(value: Any) -> Schedule | None:
+    """Return a schedule from a schedule, a callable, its description, or None."""
+    if value is None or isinstance(value, LRScheduler):
+        return value
+    if callable(value):
+        schedule: Schedule = value
+        return schedule
+    if isinstance(value, Mapping):
+        return from_config(dict(value))
+    raise ConfigError(f"lr_scheduler must be a schedule or a callable, got {value!r}")
+
+
+def described_schedule(schedule: Schedule | None) -> dict[str, Any] | None:
+    """Return ``{"name", "config"}`` of a schedule."""
+    if schedule is None:
+        return None
+    if not isinstance(schedule, LRScheduler):
+        raise ConfigError(
+            f"the schedule {schedule!r} is a plain callable, which can be neither saved nor sent; derive it "
+            "from LRScheduler and decorate it with @kvstore.optimizer.lr_scheduler.register"
+        )
+    return {"name": type(schedule).__name__, "config": schedule.get_config()}
+
+
+def _with_rate(schedule: Schedule | None, rate: float | None) -> Schedule | None:
+    if rate is None or not isinstance(schedule, LRScheduler) or schedule.base_lr == rate:
+        return schedule
+    _log.warning("learning_rate %s replaces the base_lr %s of the schedule", rate, schedule.base_lr)
+    return schedule.with_base_lr(rate)
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is float16 or bfloat16."""
+    return dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
+
+
+def dense(grad: Any) -> Array:
+    """Return a gradient as an ndarray; rows that a row-sparse one lacks are zero."""
+    return grad if isinstance(grad, np.ndarray) else grad.todense()

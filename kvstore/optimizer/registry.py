@@ -1,0 +1,129 @@
+"""Optimizers by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+
+Klass = TypeVar("Klass", bound="type[Optimizer]")
+
+_registry: dict[str, type[Optimizer]] = {}
+
+# Names that MXNet had and this library does not, and what to do about each.
+_RETIRED = {
+    "ccsgd": "it was another name of 'sgd'",
+    "lbsgd": "use 'lars' with a warm-up schedule",
+    "adabelief": "register it as an own rule, or use 'adamw'",
+    "lans": "use 'lamb'",
+}
+
+
+def register(klass: Klass) -> Klass:
+    """Make an optimizer known under its class name in lower case; usable as a decorator.
+
+    Parameters
+    ----------
+    klass : subclass of Optimizer
+        A name that is taken already is overridden, with a warning.
+
+    Returns
+    -------
+    klass
+        The same class.
+
+    Raises
+    ------
+    TypeError
+        If `klass` is not a subclass of `Optimizer`.
+
+    Examples
+    --------
+    >>> @register
+    ... class Halve(Optimizer):
+    ...     def update(self, index, weight, grad, state):
+    ...         self._update_count(index)
+    ...         weight *= 0.5
+    """
+    from .optimizer import Optimizer
+
+    if not _is_optimizer(klass, Optimizer):
+        raise TypeError(f"register takes a subclass of Optimizer, not {klass!r}")
+    name = klass.__name__.lower()
+    known = _registry.get(name)
+    if known is not None and known is not klass:
+        warnings.warn(
+            f"optimizer {name!r}: {klass.__module__}.{klass.__qualname__} replaces "
+            f"{known.__module__}.{known.__qualname__}",
+            stacklevel=2,
+        )
+    _registry[name] = klass
+    return klass
+
+
+def create(name: str, **kwargs: Any) -> Optimizer:
+    """Make an optimizer by its registered name; case does not matter.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"sgd"``.
+    **kwargs
+        Keyword arguments of its constructor.
+
+    Raises
+    ------
+    TypeError
+        If `name` is not a string, or a keyword is unknown.
+    ConfigError
+        If no optimizer has this name (the message lists those that exist), or a value is out of range.
+
+    Examples
+    --------
+    >>> create("Adam", learning_rate=0.01).beta2
+    0.999
+    """
+    return find(name)(**kwargs)
+
+
+def find(name: str) -> type[Optimizer]:
+    """Return the class registered under `name`."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an optimizer is a string, not {type(name).__name__}")
+    klass = _registry.get(name.lower())
+    if klass is None:
+        raise ConfigError(f"no optimizer is called {name!r}{_advice(name.lower())}")
+    return klass
+
+
+def name_of(klass: type[Optimizer]) -> str:
+    """Return the name under which `klass` is registered."""
+    name = klass.__name__.lower()
+    if _registry.get(name) is not klass:
+        raise ConfigError(
+            f"{klass.__module__}.{klass.__qualname__} is not registered, so it has no name to save or send; "
+            "decorate the class with @kvstore.optimizer.register"
+        )
+    return name
+
+
+def _is_optimizer(klass: Any, base: type) -> bool:
+    return inspect.isclass(klass) and issubclass(klass, base)
+
+
+def _advice(name: str) -> str:
+    hint = f": {_RETIRED[name]}" if name in _RETIRED else nearest(name, _registry)
+    return f"{hint}; known: {', '.join(sorted(_registry))}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the closest known word, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

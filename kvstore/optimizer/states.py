@@ -1,0 +1,248 @@
+"""Optimizer states as files: safetensors, no code inside, replaced in one step.
+
+The tensors are called ``state/<path>/<key>``, where the path is ``v`` for a bare array and else the indices
+into nested tuples, joined by dots. The metadata (strings, as safetensors wants) hold ``format``, ``version``,
+``content`` (JSON: counts, structure of each key's state, name and perhaps configuration of the optimizer) and
+``checksum``, a CRC-32 over the content and all tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from ..errors import ConfigError, KVStoreError, StateFileError
+from .optimizer import Array, Index, Optimizer, State
+
+_FORMAT = "kvstore.optimizer_states"
+_VERSION = "1"
+_MAX_HEADER = 100_000_000  # as the safetensors library has it
+_DTYPES = frozenset(
+    f"{kind}{bits}" for kind, sizes in (("float", (16, 32, 64)), ("int", (8, 16, 32, 64))) for bits in sizes
+) | {"uint8", "uint16", "uint32", "uint64", "bool", "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file holds."""
+
+    states: dict[Index, State]
+    counts: dict[Index, int]
+    num_update: int
+    rule: str
+    optimizer: Optimizer | None
+
+
+# ------------------------------------------------------------------------------------------------ packing
+
+
+def pack(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bool) -> bytes:
+    """Return states, counts and perhaps the optimizer as bytes.
+
+    Raises
+    ------
+    ConfigError
+        If keys are of two kinds, a state holds something else than arrays, or the optimizer cannot be
+        described.
+    """
+    tensors: dict[str, Array] = {}
+    structure = [[_key(key), _outline(state, key, (), tensors)] for key, state in states.items()]
+    counts = optimizer._index_update_count
+    content = json.dumps(
+        {
+            "key_type": _key_type([*states, *counts]),
+            "structure": structure,
+            "counts": [[_key(key), n] for key, n in counts.items()],
+            "num_update": optimizer.num_update,
+            "rule": type(optimizer).__name__.lower(),
+            "optimizer": optimizer.describe() if dump_optimizer else None,
+        }
+    )
+    checksum = _checksum(content, tensors)
+    return save(tensors, {"format": _FORMAT, "version": _VERSION, "content": content, "checksum": checksum})
+
+
+def _key(key: Index) -> Index:
+    return key if isinstance(key, str) else int(key)
+
+
+def _key_type(keys: list[Index]) -> str:
+    kinds = {"str" if isinstance(key, str) else "int" for key in keys}
+    if len(kinds) > 1:
+        raise ConfigError("keys must be all int or all str")
+    return kinds.pop() if kinds else "str"
+
+
+def _outline(state: Any, key: Index, path: tuple[int, ...], tensors: dict[str, Array]) -> Any:
+    """Return None, the name of an array's type, or a list of these; put the arrays into `tensors`."""
+    if state is None:
+        return None
+    if isinstance(state, tuple):
+        return [_outline(part, key, (*path, i), tensors) for i, part in enumerate(state)]
+    if not isinstance(state, np.ndarray) or state.dtype.name not in _DTYPES:
+        what = f"an array of {state.dtype}" if isinstance(state, np.ndarray) else type(state).__name__
+        raise ConfigError(
+            f"the state of key {key!r} holds {what}; only None, arrays of numbers and tuples can be saved"
+        )
+    array = np.asarray(state, order="C")
+    # safetensors.numpy writes bfloat16 but does not read it: store its bits.
+    tensors[_tensor_name(path, key)] = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    return array.dtype.name
+
+
+def _tensor_name(path: tuple[int, ...], key: Index) -> str:
+    return f"state/{'.'.join(map(str, path)) or 'v'}/{key}"
+
+
+def _checksum(content: str, tensors: Mapping[str, Array]) -> str:
+    total = zlib.crc32(content.encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        total = zlib.crc32(f"{name}:{array.dtype.name}:{array.shape}".encode(), total)
+        total = zlib.crc32(array.reshape(-1).view(np.uint8).data, total) if array.size else total
+    return f"{total:08x}"
+
+
+# ---------------------------------------------------------------------------------------------- unpacking
+
+
+def unpack(data: bytes) -> Content:
+    """Return what `pack` was given.
+
+    Raises
+    ------
+    StateFileError
+        If `data` is anything but the unharmed result of `pack`.
+    """
+    data = bytes(data)
+    metadata = _metadata(data)
+    if metadata.get("format") != _FORMAT:
+        raise StateFileError("this is a safetensors file, but not one with optimizer states of a store")
+    if metadata.get("version") != _VERSION:
+        raise StateFileError(
+            f"states of version {metadata.get('version')!r}: this library reads version {_VERSION}"
+        )
+    try:
+        return _content(metadata, load(data))
+    except StateFileError:
+        raise
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        ImportError,
+        KVStoreError,
+    ) as error:
+        raise StateFileError(f"the optimizer states cannot be read: {error}") from error
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    size = int.from_bytes(data[:8], "little")
+    if data[8:9] != b"{" or size > min(len(data) - 8, _MAX_HEADER):
+        raise StateFileError(_foreign(data))
+    try:
+        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise StateFileError("the header of the optimizer states is damaged, or of another format") from None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _foreign(data: bytes) -> str:
+    """Say what the bytes are, if they are no safetensors."""
+    if data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        return (
+            "this is a pickle, as MXNet writes its .states files; reading one runs the code in it, so "
+            "it is refused. Load it in MXNet, and put the arrays into updater.states[key] as NumPy arrays"
+        )
+    if data[8:9] == b"{":
+        return "the optimizer states are cut short"
+    return "these are no optimizer states: they are empty, damaged or of another format"
+
+
+def _content(metadata: Mapping[str, Any], tensors: dict[str, Array]) -> Content:
+    text = metadata["content"]
+    if metadata["checksum"] != _checksum(text, tensors):
+        raise StateFileError("the checksum of the optimizer states is wrong: the file is damaged")
+    content = json.loads(text)
+    key_type = {"int": int, "str": str}[content["key_type"]]
+    keys = [key for table in ("structure", "counts") for key, _ in content[table]]
+    numbers = [content["num_update"], *(n for _, n in content["counts"])]
+    if any(type(key) is not key_type for key in keys) or any(type(n) is not int or n < 0 for n in numbers):
+        raise StateFileError("the optimizer states name keys or counts that cannot be")
+    states = {key: _built(outline, key, (), tensors) for key, outline in content["structure"]}
+    if tensors:
+        raise StateFileError(
+            f"the optimizer states hold tensors that belong to no key: {sorted(tensors)[:3]}"
+        )
+    made = content["optimizer"]
+    optimizer = None if made is None else Optimizer.from_config(made["name"], made["config"])
+    return Content(states, dict(content["counts"]), content["num_update"], content["rule"], optimizer)
+
+
+def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, Array]) -> State:
+    if outline is None:
+        return None
+    if isinstance(outline, list):
+        return tuple(_built(part, key, (*path, i), tensors) for i, part in enumerate(outline))
+    # A copy: what the library returns looks into read-only bytes.
+    array = tensors.pop(_tensor_name(path, key)).copy()
+    if outline == "bfloat16" and array.dtype == np.uint16:
+        from ml_dtypes import bfloat16
+
+        halves: Array = array.view(bfloat16)
+        return halves
+    if array.dtype.name != outline:
+        raise StateFileError(
+            f"the state of key {key!r} is of type {array.dtype}, and {outline!r} was written"
+        )
+    return array
+
+
+# -------------------------------------------------------------------------------------------------- files
+
+
+def read(path: str | os.PathLike[str]) -> Content:
+    """Read a file that holds what `pack` returned; errors name the file."""
+    try:
+        return unpack(Path(path).read_bytes())
+    except StateFileError as error:
+        raise StateFileError(f"{os.fspath(path)}: {error}") from error.__cause__
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file so that it holds its old or its new content, whatever happens in between.
+
+    The bytes go to a new file beside it, reach the disk, and take its place by a rename. A symbolic link
+    keeps pointing where it did.
+    """
+    target = Path(path).resolve()
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(beside, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
