@@ -1,0 +1,220 @@
+/* A block is a few kilobytes of one key: summed, updated and handed out while it is in the first-level cache,
+ * so that each array crosses the memory bus once. Included once per level.
+ */
+
+/* Copy past the cache: for jobs that do not fit it, a plain store would first read the line it overwrites. */
+static void LV(stream)(size_t bytes, char *to, const char *from)
+{
+#if KV_X86
+    size_t head = (size_t)(-(uintptr_t)to & 63u);
+    if (head > bytes)
+        head = bytes;
+    memcpy(to, from, head);
+    size_t i = head;
+    for (; i + 64 <= bytes; i += 64) {
+#if KV_LEVEL >= 4
+        _mm512_stream_ps((float *)(to + i), _mm512_loadu_ps((const float *)(from + i)));
+#elif KV_LEVEL >= 3
+        _mm256_stream_ps((float *)(to + i), _mm256_loadu_ps((const float *)(from + i)));
+        _mm256_stream_ps((float *)(to + i + 32), _mm256_loadu_ps((const float *)(from + i + 32)));
+#else
+        _mm_stream_ps((float *)(to + i), _mm_loadu_ps((const float *)(from + i)));
+        _mm_stream_ps((float *)(to + i + 16), _mm_loadu_ps((const float *)(from + i + 16)));
+        _mm_stream_ps((float *)(to + i + 32), _mm_loadu_ps((const float *)(from + i + 32)));
+        _mm_stream_ps((float *)(to + i + 48), _mm_loadu_ps((const float *)(from + i + 48)));
+#endif
+    }
+    memcpy(to + i, from + i, bytes - i);
+#else
+    memcpy(to, from, bytes);
+#endif
+}
+
+/* 16-bit floats: the sum is kept in float32 and rounded once. */
+static void LV(sum_16bit)(int dtype, ptrdiff_t n, float *acc, const char *const *src, int k)
+{
+    float next[KV_BLOCK];
+    LV(widen)(dtype, n, acc, src[0]);
+    for (int j = 1; j < k; j++) {
+        LV(widen)(dtype, n, next, src[j]);
+        KV_SIMD
+        for (ptrdiff_t i = 0; i < n; i++)
+            acc[i] += next[i];
+    }
+}
+
+static void LV(sum_block)(int dtype, ptrdiff_t n, char *to, const char *const *src, int k)
+{
+    switch (dtype) {
+    case KV_F32: KV_PASTE(LV(sum), float)(n, (float *)to, (const float *const *)src, k); break;
+    case KV_F64: KV_PASTE(LV(sum), double)(n, (double *)to, (const double *const *)src, k); break;
+    case KV_I8:
+    case KV_U8: KV_PASTE(LV(sum), uint8_t)(n, (uint8_t *)to, (const uint8_t *const *)src, k); break;
+    case KV_I32: KV_PASTE(LV(sum), uint32_t)(n, (uint32_t *)to, (const uint32_t *const *)src, k); break;
+    case KV_I64: KV_PASTE(LV(sum), uint64_t)(n, (uint64_t *)to, (const uint64_t *const *)src, k); break;
+    default: {
+        float acc[KV_BLOCK];
+        LV(sum_16bit)(dtype, n, acc, src, k);
+        LV(narrow)(dtype, n, to, acc);
+    }
+    }
+}
+
+/* The rule in the arithmetic of the key: float64 as such, all others as float32.
+ * src points at the block in each source; w, master and states at its place in their arrays. */
+static void LV(update_block)(int dtype, int rule, int k, ptrdiff_t n, ptrdiff_t at, char *w, char *master,
+                             const char *const *src, char *const *states, int n_states, const double *p)
+{
+    _Alignas(64) char sum[KV_BLOCK * sizeof(double)];
+    const char *g = k == 1 ? src[0] : sum;
+    if (k > 1)
+        LV(sum_block)(dtype, n, sum, src, k);
+    if (dtype == KV_F32) {
+        LV(rules_f32)[rule](n, at, (float *)w, (const float *)g, (float *const *)states, p);
+        return;
+    }
+    if (dtype == KV_F64) {
+        LV(rules_f64)[rule](n, at, (double *)w, (const double *)g, (double *const *)states, p);
+        return;
+    }
+    float grad[KV_BLOCK], weight[KV_BLOCK], state[KV_MAX_STATES][KV_BLOCK];
+    float *wide[KV_MAX_STATES];
+    const float *g32 = k > 0 ? grad : NULL;
+    if (k > 0)
+        LV(widen)(dtype, n, grad, g);
+    if (master) {
+        LV(rules_f32)[rule](n, at, (float *)master, g32, (float *const *)states, p);
+        LV(narrow)(dtype, n, w, (const float *)master);
+        return;
+    }
+    LV(widen)(dtype, n, weight, w);
+    for (int j = 0; j < n_states; j++) {
+        wide[j] = state[j];
+        LV(widen)(dtype, n, wide[j], states[j]);
+    }
+    LV(rules_f32)[rule](n, at, weight, g32, wide, p);
+    LV(narrow)(dtype, n, w, weight);
+    for (int j = 0; j < n_states; j++)
+        LV(narrow)(dtype, n, states[j], wide[j]);
+}
+
+static int LV(is_source)(const kv_item *it, const char *array)
+{
+    for (int j = 0; j < it->k; j++)
+        if (it->src[j] == array)
+            return 1;
+    return 0;
+}
+
+/* Hand the block out. Lines of an array that was just read lie in the cache: a plain store is best there. */
+static void LV(emit)(const kv_item *it, size_t bytes, ptrdiff_t offset, const char *from)
+{
+    for (int j = 0; j < it->m; j++) {
+        char *to = it->out[j] + offset;
+        if (to == from)
+            continue;
+        if (it->stream && !LV(is_source)(it, it->out[j]))
+            LV(stream)(bytes, to, from);
+        else
+            memcpy(to, from, bytes);
+    }
+}
+
+static void LV(reduce_item_block)(const kv_item *it, size_t bytes, ptrdiff_t n, ptrdiff_t offset, const char *const *src)
+{
+    _Alignas(64) char sum[KV_BLOCK * sizeof(double)];
+    const char *from = src[0];
+    if (it->dst && !it->stream) {
+        LV(sum_block)(it->dtype, n, it->dst + offset, src, it->k);
+        from = it->dst + offset;
+    } else if (it->k > 1) {
+        LV(sum_block)(it->dtype, n, sum, src, it->k);
+        from = sum;
+    }
+    if (it->dst && it->stream && it->dst + offset != from)
+        LV(stream)(bytes, it->dst + offset, from);
+    LV(emit)(it, bytes, offset, from);
+}
+
+static void LV(update_item_block)(const kv_item *it, size_t bytes, ptrdiff_t n, ptrdiff_t at, const char *const *src)
+{
+    ptrdiff_t size = kv_itemsize[it->dtype], wide = it->master ? (ptrdiff_t)sizeof(float) : size;
+    char *states[KV_MAX_STATES], *w = it->dst + at * size;
+    for (int j = 0; j < it->n_states; j++)
+        states[j] = it->states[j] + at * wide;
+    LV(update_block)(it->dtype, it->rule, it->k, n, at, w, it->master ? it->master + at * wide : NULL, src, states,
+                     it->n_states, it->p);
+    LV(emit)(it, bytes, at * size, w);
+}
+
+static void LV(item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
+{
+    const char *few[16];
+    const char **src = it->k <= 16 ? few : (const char **)malloc((size_t)it->k * sizeof(char *));
+    ptrdiff_t size = kv_itemsize[it->dtype];
+    for (ptrdiff_t at = from; at < to;) {
+        ptrdiff_t end = at < it->lead ? it->lead + KV_BLOCK : at + KV_BLOCK, n = (end < to ? end : to) - at;
+        if (n > KV_BLOCK)
+            n = it->lead - at;
+        for (int j = 0; j < it->k; j++)
+            src[j] = it->src[j] + at * size;
+        if (it->rule < 0)
+            LV(reduce_item_block)(it, (size_t)(n * size), n, at * size, src);
+        else
+            LV(update_item_block)(it, (size_t)(n * size), n, at, src);
+        at += n;
+    }
+    if (src != few)
+        free(src);
+}
+
+/* One row, or a piece of a long one: sources that do not have the row are left out of the sum. */
+static void LV(row_piece)(const kv_rows *job, ptrdiff_t u, ptrdiff_t col, ptrdiff_t n, const char **have)
+{
+    ptrdiff_t size = kv_itemsize[job->dtype], wide = job->master ? (ptrdiff_t)sizeof(float) : size;
+    ptrdiff_t at = (job->dst_row ? job->dst_row[u] : u) * job->cols + col;
+    char *states[KV_MAX_STATES], *w = job->dst + at * size;
+    int k = 0;
+    for (int j = 0; j < job->k; j++)
+        if (job->map[j][u] >= 0)
+            have[k++] = job->src[j] + (job->map[j][u] * job->cols + col) * size;
+    if (job->rule < 0) {
+        if (k == 0)
+            memset(w, 0, (size_t)(n * size));
+        else if (k == 1)
+            memcpy(w, have[0], (size_t)(n * size));
+        else
+            LV(sum_block)(job->dtype, n, w, have, k);
+        return;
+    }
+    for (int j = 0; j < job->n_states; j++)
+        states[j] = job->states[j] + at * wide;
+    LV(update_block)(job->dtype, job->rule, k, n, at, w, job->master ? job->master + at * wide : NULL, have, states,
+                     job->n_states, job->p);
+}
+
+static void LV(rows_span)(const kv_rows *job, ptrdiff_t from, ptrdiff_t to)
+{
+    const char *few[16];
+    const char **have = job->k <= 16 ? few : (const char **)malloc((size_t)job->k * sizeof(char *));
+    for (ptrdiff_t u = from; u < to; u++)
+        for (ptrdiff_t col = 0; col < job->cols; col += KV_BLOCK)
+            LV(row_piece)(job, u, col, job->cols - col < KV_BLOCK ? job->cols - col : KV_BLOCK, have);
+    if (have != few)
+        free(have);
+}
+
+static void LV(group_span)(const kv_group *job, ptrdiff_t from, ptrdiff_t to)
+{
+    for (ptrdiff_t u = from; u < to; u++) {
+        ptrdiff_t row = job->dst_row ? job->dst_row[u] : u, at = row * job->cols;
+        if (job->dtype == KV_F64)
+            KV_PASTE(LV(row_group_adagrad), double)(job->cols, (double *)job->weight + at,
+                                                    (const double *)job->grad + u * job->cols,
+                                                    (double *)job->history + row, job->p);
+        else
+            KV_PASTE(LV(row_group_adagrad), float)(job->cols, (float *)job->weight + at,
+                                                   (const float *)job->grad + u * job->cols,
+                                                   (float *)job->history + row, job->p);
+    }
+}

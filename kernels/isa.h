@@ -1,0 +1,46 @@
+/* Instruction-set levels: how one text becomes code for x86-64, x86-64-v3 (AVX2) and x86-64-v4 (AVX-512).
+ *
+ * level.h is included once per level between KV_TARGET_BEGIN and KV_TARGET_END. On other processors there is
+ * one level, the compiler's own default.
+ */
+#ifndef KV_ISA_H
+#define KV_ISA_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define KV_X86 1
+#include <immintrin.h>
+#else
+#define KV_X86 0
+#endif
+
+/* The loops never overlap in memory across iterations: say so once. */
+#if defined(__clang__)
+#define KV_SIMD _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define KV_SIMD _Pragma("GCC ivdep")
+#else
+#define KV_SIMD
+#endif
+
+#define KV_INLINE static inline __attribute__((always_inline, unused))
+#define KV_LIKELY(x) __builtin_expect(!!(x), 1)
+
+#define KV_PASTE2(a, b) a##_##b
+#define KV_PASTE(a, b) KV_PASTE2(a, b)
+
+enum kv_dtype { KV_F32, KV_F64, KV_F16, KV_BF16, KV_I8, KV_U8, KV_I32, KV_I64, KV_N_DTYPES };
+static const int kv_itemsize[KV_N_DTYPES] = {4, 8, 2, 2, 1, 1, 4, 8};
+
+enum {
+    KV_MAX_GROUP = 8,    /* values summed in one pass over a block */
+    KV_BLOCK = 256,      /* elements: small enough that all arrays of a block share the first-level cache (docs/decisions/0003) */
+    KV_MAX_STATES = 4
+};
+
+#endif

@@ -1,0 +1,62 @@
+/* What a caller asks for, as plain structs; filled by _cpu.pyx, worked on by a level's functions. */
+#ifndef KV_JOB_H
+#define KV_JOB_H
+
+#include "isa.h"
+
+/* Rules work in place on n elements of which the first is number `at` of its tensor. */
+typedef void (*kv_rule_f32)(ptrdiff_t n, ptrdiff_t at, float *w, const float *g, float *const *s, const double *p);
+typedef void (*kv_rule_f64)(ptrdiff_t n, ptrdiff_t at, double *w, const double *g, double *const *s, const double *p);
+
+/* One key of a dense call: dst = sum(src), or dst = rule(dst, sum(src)); then every out = dst. */
+typedef struct {
+    int dtype;               /* of src, dst and out */
+    int rule;                /* -1: no rule, dst is the sum */
+    int k, m;                /* numbers of sources and outs */
+    int n_states;
+    int stream;              /* the job is larger than the cache: write past it */
+    ptrdiff_t n;             /* elements */
+    char *dst;               /* may be NULL for a sum without a rule */
+    char *master;            /* float32 weight behind a 16-bit dst, or NULL */
+    char **src, **out;
+    char *states[KV_MAX_STATES];
+    const double *p;
+    ptrdiff_t lead;          /* elements before dst reaches a cache line */
+    ptrdiff_t first_chunk;
+} kv_item;
+
+/* Rows of a table: row u of the job is the sum of row map[s][u] of each source s that has it (-1: it has not). */
+typedef struct {
+    int dtype, rule, k, n_states;
+    ptrdiff_t cols, n_rows;
+    char **src;
+    const int64_t **map;
+    const int64_t *dst_row;  /* row of dst for row u; NULL: u itself */
+    char *dst, *master;
+    char *states[KV_MAX_STATES];
+    const double *p;
+} kv_rows;
+
+/* GroupAdaGrad keeps one number for each row. */
+typedef struct {
+    int dtype;
+    ptrdiff_t cols, n_rows;
+    const char *grad;
+    const int64_t *dst_row;
+    char *weight, *history;
+    const double *p;
+} kv_group;
+
+/* The functions of one instruction-set level. */
+typedef struct {
+    const char *name;
+    void (*item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to);
+    void (*rows_span)(const kv_rows *job, ptrdiff_t from, ptrdiff_t to);
+    void (*group_span)(const kv_group *job, ptrdiff_t from, ptrdiff_t to);
+    double (*sumsq)(int dtype, const char *a, ptrdiff_t n);
+    void (*lamb_norms)(int dtype, ptrdiff_t n, const char *w, const char *m, const char *v, const double *p, double *sums);
+    void (*cast)(int to_dtype, char *to, int from_dtype, const char *from, ptrdiff_t n);
+    void (*fence)(void);
+} kv_level;
+
+#endif

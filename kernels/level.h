@@ -1,0 +1,65 @@
+/* All loops of one instruction-set level. Included by levels.h with LV(name) and KV_LEVEL set. */
+
+#include "half.h"
+
+#define TN(name) KV_PASTE(LV(name), T)
+#define T float
+#include "sum.h"
+#undef T
+#define T double
+#include "sum.h"
+#undef T
+/* Signed integers wrap like unsigned ones, bit for bit. */
+#define T uint8_t
+#include "sum.h"
+#undef T
+#define T uint32_t
+#include "sum.h"
+#undef T
+#define T uint64_t
+#include "sum.h"
+#undef T
+#undef TN
+
+#define FN(name) KV_PASTE(LV(name), REAL)
+#define REAL float
+#define SQRT sqrtf
+#define FABS fabsf
+#define POW powf
+#include "rules.h"
+#undef REAL
+#undef SQRT
+#undef FABS
+#undef POW
+#define REAL double
+#define SQRT sqrt
+#define FABS fabs
+#define POW pow
+#include "rules.h"
+#undef REAL
+#undef SQRT
+#undef FABS
+#undef POW
+#undef FN
+
+#define KV_ROW(name, n_states) KV_PASTE(LV(rule_##name), float),
+static const kv_rule_f32 LV(rules_f32)[] = {KV_RULES(KV_ROW)};
+#undef KV_ROW
+#define KV_ROW(name, n_states) KV_PASTE(LV(rule_##name), double),
+static const kv_rule_f64 LV(rules_f64)[] = {KV_RULES(KV_ROW)};
+#undef KV_ROW
+
+#include "block.h"
+#include "norms.h"
+
+static void LV(fence)(void)
+{
+#if KV_X86
+    _mm_sfence();
+#endif
+}
+
+static const kv_level LV(level) = {
+    KV_LEVEL_NAME, LV(item_span), LV(rows_span), LV(group_span),
+    LV(sumsq),     LV(lamb_norms), LV(cast),     LV(fence),
+};

@@ -1,0 +1,92 @@
+/* The union of sorted lists of row ids, and where each list has each row. */
+#ifndef KV_MERGE_H
+#define KV_MERGE_H
+
+#include "isa.h"
+
+/* ids[s] has n[s] ascending unique ids. Writes the union to `out` (room for the sum of n) and to map[s][u] the
+ * position of out[u] in list s, or -1. Without branches on the data: their order is random to the processor. */
+static ptrdiff_t kv_merge2(const int64_t *const *ids, const ptrdiff_t *n, int64_t *out, int64_t *const *map)
+{
+    const int64_t *a = ids[0], *b = ids[1];
+    ptrdiff_t i = 0, j = 0, u = 0;
+    while (i < n[0] && j < n[1]) {
+        int64_t x = a[i], y = b[j], in_a = x <= y, in_b = y <= x;
+        out[u] = in_a ? x : y;
+        map[0][u] = in_a ? i : -1;
+        map[1][u] = in_b ? j : -1;
+        i += in_a;
+        j += in_b;
+        u++;
+    }
+    for (; i < n[0]; i++, u++) {
+        out[u] = a[i];
+        map[0][u] = i;
+        map[1][u] = -1;
+    }
+    for (; j < n[1]; j++, u++) {
+        out[u] = b[j];
+        map[0][u] = -1;
+        map[1][u] = j;
+    }
+    return u;
+}
+
+/* Any number of lists; at[k] is scratch. A finished list counts as holding the largest id of all. */
+static ptrdiff_t kv_merge(const int64_t *const *ids, const ptrdiff_t *n, int k, int64_t *out, int64_t *const *map,
+                          ptrdiff_t *at)
+{
+    ptrdiff_t u = 0;
+    if (k == 2)
+        return kv_merge2(ids, n, out, map);
+    memset(at, 0, (size_t)k * sizeof(*at));
+    for (;;) {
+        int64_t low = INT64_MAX;
+        for (int s = 0; s < k; s++) {
+            int64_t id = at[s] < n[s] ? ids[s][at[s]] : INT64_MAX;
+            low = id < low ? id : low;
+        }
+        if (low == INT64_MAX)
+            return u;
+        out[u] = low;
+        for (int s = 0; s < k; s++) {
+            int64_t has = at[s] < n[s] && ids[s][at[s]] == low;
+            map[s][u] = has ? at[s] : -1;
+            at[s] += has;
+        }
+        u++;
+    }
+}
+
+/* Positions of sorted `wanted` ids in sorted `have`, -1 where absent. */
+static void kv_locate(const int64_t *have, ptrdiff_t n_have, const int64_t *wanted, ptrdiff_t n, int64_t *position)
+{
+    ptrdiff_t low = 0;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        ptrdiff_t high = n_have;
+        while (low < high) {
+            ptrdiff_t middle = low + (high - low) / 2;
+            if (have[middle] < wanted[i])
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        position[i] = low < n_have && have[low] == wanted[i] ? low : -1;
+    }
+}
+
+/* Drop repetitions from ascending ids, in place; returns how many are left. */
+static ptrdiff_t kv_unique(int64_t *ids, ptrdiff_t n)
+{
+    ptrdiff_t kept = 0;
+    int64_t last = -1;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        int64_t id = ids[i];
+        ids[kept] = id;
+        kept += kept == 0 || id != last;
+        last = id;
+    }
+    return kept;
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* k-way sums of one element type. Template: included for each T, with TN(name) decorating names.
+ *
+ * acc = ((s0 + s1) + s2) + ..., or with `carry` acc = ((acc + s0) + s1) + ...: always left to right, so the bits
+ * depend on the order of the values and on nothing else. acc may be one of the sources.
+ */
+
+#define KV_S1 s[0][i]
+#define KV_S2 (KV_S1 + s[1][i])
+#define KV_S3 (KV_S2 + s[2][i])
+#define KV_S4 (KV_S3 + s[3][i])
+#define KV_S5 (KV_S4 + s[4][i])
+#define KV_S6 (KV_S5 + s[5][i])
+#define KV_S7 (KV_S6 + s[6][i])
+#define KV_S8 (KV_S7 + s[7][i])
+#define KV_SUM_LOOP(EXPR)                                  \
+    KV_SIMD                                                \
+    for (ptrdiff_t i = 0; i < n; i++)                      \
+        acc[i] = (T)(EXPR);                                \
+    break;
+
+static void TN(sum_first)(ptrdiff_t n, T *acc, const T *const *src, int k)
+{
+    const T *s[KV_MAX_GROUP];
+    for (int j = 0; j < k; j++)
+        s[j] = src[j];
+    switch (k) {
+    case 1: KV_SUM_LOOP(KV_S1)
+    case 2: KV_SUM_LOOP(KV_S2)
+    case 3: KV_SUM_LOOP(KV_S3)
+    case 4: KV_SUM_LOOP(KV_S4)
+    case 5: KV_SUM_LOOP(KV_S5)
+    case 6: KV_SUM_LOOP(KV_S6)
+    case 7: KV_SUM_LOOP(KV_S7)
+    case 8: KV_SUM_LOOP(KV_S8)
+    }
+}
+
+static void TN(sum)(ptrdiff_t n, T *acc, const T *const *src, int k)
+{
+    const T *group[KV_MAX_GROUP];
+    TN(sum_first)(n, acc, src, k < KV_MAX_GROUP ? k : KV_MAX_GROUP);
+    for (int done = KV_MAX_GROUP; done < k; done += KV_MAX_GROUP - 1) {
+        int more = k - done < KV_MAX_GROUP - 1 ? k - done : KV_MAX_GROUP - 1;
+        group[0] = acc;
+        for (int j = 0; j < more; j++)
+            group[j + 1] = src[done + j];
+        TN(sum_first)(n, acc, group, more + 1);
+    }
+}
+
+#undef KV_S1
+#undef KV_S2
+#undef KV_S3
+#undef KV_S4
+#undef KV_S5
+#undef KV_S6
+#undef KV_S7
+#undef KV_S8
+#undef KV_SUM_LOOP

@@ -1,0 +1,233 @@
+"""Host arrays of any library as NumPy views, without importing that library and without a copy.
+
+`readable` and `writable` are the two doors: what comes out is an exact `numpy.ndarray` that the compiled
+kernels take. Memory is shared wherever it is contiguous, aligned and in native byte order; where it is not,
+`readable` copies and `writable` gives a buffer and says how to bring it home.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ArrayError, DTypeError, MissingBackendError
+from .kernels import cpu
+
+Array = npt.NDArray[Any]
+
+#: Element types that the local, device, shared and dist stores take.
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
+_DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost (pinned)
+
+
+def readable(obj: Any, what: str = "value") -> Array:
+    """View `obj` as a NumPy array that may be read.
+
+    Parameters
+    ----------
+    obj : array
+        A NumPy array, or anything with ``__dlpack__``, ``__array_interface__``, the buffer protocol, or
+        MXNet's ``to_dlpack_for_read``.
+    what : str
+        How to call it in an error.
+
+    Returns
+    -------
+    numpy.ndarray
+        C-contiguous, aligned, native; shares memory with `obj` where that is already so, else a copy.
+
+    Raises
+    ------
+    ArrayError
+        Not an array, or one that lies on a device.
+    DTypeError
+        An element type outside of `DTYPES`.
+    """
+    view = obj if type(obj) is np.ndarray else _view(obj, what)
+    if cpu.is_plain(view):
+        return view
+    return _plain(view, what)
+
+
+def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | None]:
+    """View `obj` as a NumPy array that may be written.
+
+    Returns
+    -------
+    array : numpy.ndarray
+        As from `readable`: the memory of `obj` itself, or a buffer of its shape.
+    deliver : callable or None
+        Where `array` is a buffer, call this once it holds the result: it copies to `obj`.
+
+    Raises
+    ------
+    ArrayError
+        Not an array, on a device, or read-only.
+    DTypeError
+        An element type outside of `DTYPES`.
+    """
+    view = obj if type(obj) is np.ndarray else _view(obj, what, write=True)
+    if not view.flags.writeable:
+        raise ArrayError(f"{what} is read-only: {_describe(obj)}; pass an array that may be written")
+    if cpu.is_plain(view):
+        return view, None
+    buffer = np.empty(view.shape, _native(view.dtype, what))
+    return buffer, lambda: np.copyto(view, buffer)
+
+
+def is_array(obj: Any) -> bool:
+    """Whether `obj` speaks one of the array protocols (it may still lie on a device)."""
+    if isinstance(obj, np.ndarray):
+        return True
+    if isinstance(obj, (str, bytes, int, float, complex, list, tuple, dict, type(None))):
+        return False
+    names = ("__dlpack__", "__array_interface__", "__cuda_array_interface__", "to_dlpack_for_read")
+    return any(hasattr(obj, name) for name in names) or _has_buffer(obj)
+
+
+def same_type(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """Whether two element types are the same but for byte order."""
+    return a == b or a.newbyteorder("=") == b.newbyteorder("=")
+
+
+def _describe(obj: Any) -> str:
+    kind = type(obj)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    shape = getattr(obj, "shape", None)
+    return name if shape is None else f"{name} of shape {tuple(shape)}"
+
+
+def _plain(view: Array, what: str) -> Array:
+    dtype = _native(view.dtype, what)
+    if cpu.is_plain(view):  # a bfloat16 array, met for the first time
+        return view
+    return np.array(view, dtype=dtype, order="C", copy=True, subok=False)
+
+
+def _native(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+    native = dtype.newbyteorder("=")
+    if cpu.supported(native):
+        return native
+    if native.name == "bfloat16" and native.itemsize == 2:
+        cpu.accept_bfloat16(native)
+        return native
+    raise DTypeError(f"{what} has element type {dtype}; supported are {', '.join(DTYPES)}")
+
+
+def _view(obj: Any, what: str, write: bool = False) -> Array:
+    """Find the protocol that `obj` speaks."""
+    if isinstance(obj, np.ndarray):
+        return _of_subclass(obj, what)
+    _refuse_what_is_no_array(obj, what)
+    if hasattr(obj, "__dlpack__"):
+        return _from_dlpack(obj, what, write)
+    if hasattr(obj, "__cuda_array_interface__"):
+        raise _on_device(obj, what)
+    if hasattr(obj, "to_dlpack_for_read"):  # MXNet's NDArray; writing through it is what `write` asks for
+        return _made_writable(np.from_dlpack(_MXNetDLPack(obj, write)), write)
+    try:
+        return np.asarray(obj) if hasattr(obj, "__array_interface__") else np.asarray(memoryview(obj))
+    except (TypeError, ValueError, BufferError) as error:
+        raise ArrayError(f"{what} is no usable array: {_describe(obj)} ({error})") from error
+
+
+def _of_subclass(obj: Array, what: str) -> Array:
+    if isinstance(obj, np.ma.MaskedArray):
+        raise ArrayError(f"{what} is a masked array, whose mask would be lost; pass .filled(...) instead")
+    return obj.view(np.ndarray)
+
+
+def _refuse_what_is_no_array(obj: Any, what: str) -> None:
+    from .sparse import RowSparseArray, refuse_foreign_sparse  # sparse.py stands on this file
+
+    if isinstance(obj, RowSparseArray):
+        raise ArrayError(f"{what} is row-sparse where a dense array is needed: {obj!r}")
+    refuse_foreign_sparse(obj, what)
+    if not is_array(obj):
+        raise ArrayError(
+            f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, MXNet ...), not {_describe(obj)}"
+        )
+
+
+def _on_device(obj: Any, what: str) -> MissingBackendError:
+    return MissingBackendError(
+        f"{what} lies on a device: {_describe(obj)}; this store takes host arrays only, copy it to the host first"
+    )
+
+
+def _from_dlpack(obj: Any, what: str, write: bool) -> Array:
+    if getattr(obj, "requires_grad", False) and hasattr(obj, "detach"):
+        obj = obj.detach()  # a torch parameter: its memory, without its place in the graph
+    if int(obj.__dlpack_device__()[0]) not in _DLPACK_HOST:
+        raise _on_device(obj, what)
+    try:
+        return _made_writable(np.from_dlpack(obj), write and not _immutable(obj))
+    except (TypeError, RuntimeError, BufferError) as error:
+        if "bfloat16" in str(getattr(obj, "dtype", "")):
+            return _bfloat16_view(obj, what)
+        raise DTypeError(f"{what} cannot be viewed: {_describe(obj)} ({error})") from error
+
+
+def _immutable(obj: Any) -> bool:
+    return type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def _made_writable(view: Array, write: bool) -> Array:
+    """NumPy before 2.1 marks every DLPack import read-only; the memory is the producer's and may be written."""
+    if not write or view.flags.writeable or np.lib.NumpyVersion(np.__version__) >= "2.1.0" or view.size == 0:
+        return view
+    if not view.flags.c_contiguous:
+        return view
+    memory = (ctypes.c_char * view.nbytes).from_address(view.ctypes.data)
+    memory._owner = view  # type: ignore[attr-defined]
+    return np.frombuffer(memory, view.dtype).reshape(view.shape)
+
+
+def _bfloat16_view(obj: Any, what: str) -> Array:
+    """Torch's bfloat16: NumPy's DLPack does not know the type, so take the address."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise DTypeError(
+            f"{what} is bfloat16, which NumPy knows through ml_dtypes: pip install ml_dtypes"
+        ) from None
+    if not hasattr(obj, "data_ptr"):
+        return np.asarray(obj)
+    if not obj.is_contiguous():
+        raise ArrayError(f"{what} is a strided bfloat16 tensor; pass a contiguous one")
+    if obj.numel() == 0:
+        return np.empty(tuple(obj.shape), ml_dtypes.bfloat16)
+    memory = (ctypes.c_char * (2 * obj.numel())).from_address(obj.data_ptr())
+    memory._owner = obj  # type: ignore[attr-defined]
+    return np.frombuffer(memory, ml_dtypes.bfloat16).reshape(tuple(obj.shape))
+
+
+class _MXNetDLPack:
+    """MXNet 1.9.1 hands out DLPack capsules under names of its own."""
+
+    def __init__(self, array: Any, write: bool) -> None:
+        self._array, self._write = array, write
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._array.to_dlpack_for_write() if self._write else self._array.to_dlpack_for_read()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        if self._array.context.device_type not in ("cpu", "cpu_pinned"):
+            raise _on_device(self._array, "array")
+        return (1, 0)
+
+
+def _has_buffer(obj: Any) -> bool:
+    if "numpy" not in sys.modules or isinstance(obj, (set, frozenset)):
+        return False
+    try:
+        memoryview(obj).release()
+    except (TypeError, BufferError):
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""What a kind of store must do; the verbs above it are written once, in `kvstore.store`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from ..grouping import Group, Key
+from ..optimizer import Optimizer, Updater
+from ..sparse import RowSparseArray
+
+
+class Backend(Protocol):
+    """One kind of store.
+
+    Every method is called under the store's lock, with grouped arguments: each key once, with a list of arrays.
+    A method that raises leaves all values as they were. None of them keeps an array of the caller.
+    """
+
+    rank: int
+    local_rank: int
+    num_workers: int
+    updater: Updater | None
+
+    def init(self, groups: list[Group]) -> None:
+        """Take one value for each key; all keys are new."""
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite known keys, whose values are checked, and initialise others."""
+
+    def forget(self, keys: list[Key]) -> None:
+        """Undo the init of keys, in a broadcast that failed."""
+
+    def push(self, groups: list[Group]) -> None:
+        """Sum the values of each key, then update or replace what is stored."""
+
+    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Write what is stored into every array of each key."""
+
+    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+        """Push, then pull into `outs`, or where that is None into the values themselves."""
+
+    def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
+        """For each (out, row ids) of each key, fill `out` with these rows, sorted and unique."""
+
+    def set_updater(self, updater: Any) -> None:
+        """From now on call ``updater(key, merged, stored)`` for each push; an `Updater` may run compiled."""
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """From now on update with `optimizer`, with fresh states."""
+
+    def keys(self) -> list[Key]:
+        """All keys, in the order of their init."""
+
+    def view(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
+        """Live, read-only memory of a key."""
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Where each key lies: pairs of place and bytes."""
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+
+    def close(self) -> None:
+        """Give back what the store holds."""

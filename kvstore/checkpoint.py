@@ -1,0 +1,130 @@
+"""Values of a store as a file: safetensors with a JSON manifest in its metadata, no code inside.
+
+A dense key is the tensor ``value/<key>``; a row-sparse one is ``rows/<key>`` and ``ids/<key>``, or
+``table/<key>`` when all its rows are there. bfloat16 is stored as its bits (the manifest names the type).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import KeyKindError, StateFileError
+from .files import replacing
+from .grouping import Key
+from .sparse import RowSparseArray
+
+if TYPE_CHECKING:
+    from .backends.protocol import Backend
+
+_FORMAT, _VERSION = "kvstore.values", "1"
+
+Array = npt.NDArray[Any]
+Value = Array | RowSparseArray
+
+
+def save(backend: Backend, path: str) -> None:
+    """Write the values of all keys."""
+    from safetensors.numpy import save_file
+
+    tensors: dict[str, Array] = {}
+    manifest = [_describe(key, backend.view(key), tensors) for key in backend.keys()]
+    metadata = {"format": _FORMAT, "version": _VERSION, "keys": json.dumps(manifest)}
+    with replacing(path) as beside:
+        save_file(tensors, beside, metadata)
+
+
+def load(backend: Backend, path: str) -> None:
+    """Overwrite known keys and initialise others; all of them, or none."""
+    values = _read(path)
+    known = set(backend.keys())
+    for key in known & set(values):
+        _check_same_kind(key, backend.view(key), values[key], path)
+    try:
+        backend.assign([(key, [value]) for key, value in values.items()])
+    except KeyKindError as error:
+        raise StateFileError(f"{path}: {error}") from error
+
+
+def _describe(key: Key, value: Value, tensors: dict[str, Array]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"key": key, "dtype": value.dtype.name, "shape": list(value.shape)}
+    if not isinstance(value, RowSparseArray):
+        parts = {"value": value}
+    elif len(value.indices) == value.shape[0]:
+        parts = {"table": value.data}
+    else:
+        parts = {"rows": value.data, "ids": value.indices}
+    tensors.update({f"{part}/{key}": _bits(array) for part, array in parts.items()})
+    return {**entry, "parts": list(parts)}
+
+
+def _bits(array: Array) -> Array:
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _read(path: str) -> dict[Key, Value]:
+    from safetensors import SafetensorError, safe_open
+
+    _refuse_what_is_no_file_of_ours(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
+                raise StateFileError(
+                    f"{path} holds no values of a kvstore (format {metadata.get('format')!r})"
+                )
+            return {entry["key"]: _value(entry, file) for entry in _manifest(metadata["keys"])}
+    except (SafetensorError, KeyError, TypeError, ValueError, IndexError, ImportError) as error:
+        if isinstance(error, StateFileError):
+            raise
+        raise StateFileError(f"{path} is damaged or no file of values: {error}") from error
+
+
+def _refuse_what_is_no_file_of_ours(path: str) -> None:
+    with open(path, "rb") as file:  # a missing file says so itself
+        head = file.read(9)
+    if head[8:] != b"{":
+        raise StateFileError(f"{os.fspath(path)} is no safetensors file (damaged, empty, or another format)")
+
+
+def _manifest(text: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(text)
+    kinds = {type(entry["key"]) for entry in entries}
+    if not kinds <= {str} and not kinds <= {int}:
+        raise ValueError("keys of two kinds")
+    return entries
+
+
+def _value(entry: dict[str, Any], file: Any) -> Value:
+    key, shape = entry["key"], tuple(entry["shape"])
+    parts = {part: file.get_tensor(f"{part}/{key}") for part in entry["parts"]}
+    if "value" in parts:
+        return _typed(parts["value"], entry["dtype"], shape)
+    if "table" in parts:
+        table = _typed(parts["table"], entry["dtype"], shape)
+        return RowSparseArray(table, np.arange(shape[0], dtype=np.int64), shape)
+    ids = parts["ids"]
+    return RowSparseArray(_typed(parts["rows"], entry["dtype"], (len(ids), *shape[1:])), ids, shape)
+
+
+def _typed(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
+    if dtype == "bfloat16":
+        from ml_dtypes import bfloat16
+
+        array = array.view(bfloat16)
+    if array.dtype.name != dtype or array.shape != shape:
+        raise ValueError(f"a tensor of {array.dtype} {array.shape} where the manifest says {dtype} {shape}")
+    return array
+
+
+def _check_same_kind(key: Key, here: Value, there: Value, path: str) -> None:
+    def kind(value: Value) -> tuple[str, str, tuple[int, ...]]:
+        storage = "row-sparse" if isinstance(value, RowSparseArray) else "dense"
+        return storage, value.dtype.name, tuple(value.shape)
+
+    if kind(here) != kind(there):
+        raise StateFileError(f"{path}: key {key!r} is {kind(there)} there and {kind(here)} in this store")

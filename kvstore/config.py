@@ -1,0 +1,119 @@
+"""Options of a store: one frozen dataclass. An argument beats the environment, which beats the default."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import ArgumentError, ConfigError
+
+log = logging.getLogger("kvstore.config")
+
+#: Variables of MXNet that mean nothing here, and why.
+_WITHOUT_MEANING = {
+    "MXNET_KVSTORE_USETREE": "device sums do not run over trees",
+    "MXNET_KVSTORE_LOGTREE": "device sums do not run over trees",
+    "MXNET_KVSTORE_TREE_ARRAY_BOUND": "device sums do not run over trees",
+    "MXNET_KVSTORE_TREE_BACKTRACK": "device sums do not run over trees",
+    "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY": "device sums do not run over trees",
+    "MXNET_KVSTORE_SERIAL_PUSH": "row-sparse sums give the same bits on any number of threads",
+    "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "use the logger 'kvstore' instead",
+}
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Options of `kvstore.create`.
+
+    Attributes
+    ----------
+    timeout : float
+        Seconds after which any wait ends with an error; KVSTORE_TIMEOUT.
+    threads : int
+        Threads for large work, process-wide; 0 takes the usable cores. KVSTORE_NUM_THREADS, or MXNet's
+        MXNET_KVSTORE_REDUCTION_NTHREADS.
+    group : str
+        Stores of one job are paired by this name and the order of their creation.
+    processes : int
+        1 keeps a `local` store in this process, also under a launcher; 0 leaves it to the launcher.
+    on_peer_loss : str
+        ``"raise"`` or ``"continue"``: what the survivors of a lost worker do.
+    """
+
+    timeout: float = 300.0
+    threads: int = 0
+    group: str = "default"
+    processes: int = 0
+    on_peer_loss: str = "raise"
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ConfigError(f"timeout must be a positive number of seconds, got {self.timeout}")
+        if self.threads < 0:
+            raise ConfigError(f"threads must not be negative, got {self.threads}")
+        if self.processes not in (0, 1):
+            raise ConfigError(f"processes must be 1 (this process) or 0 (as launched), got {self.processes}")
+        if self.on_peer_loss not in ("raise", "continue"):
+            raise ConfigError(f"on_peer_loss must be 'raise' or 'continue', got {self.on_peer_loss!r}")
+
+
+_VARIABLES: dict[str, tuple[str, ...]] = {
+    "timeout": ("KVSTORE_TIMEOUT",),
+    "threads": ("KVSTORE_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
+}
+_TYPES: dict[str, Callable[[Any], Any]] = {
+    "timeout": float,
+    "threads": int,
+    "group": str,
+    "processes": int,
+    "on_peer_loss": str,
+}
+
+
+def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> StoreConfig:
+    """Make the options of a store from arguments and environment.
+
+    Raises
+    ------
+    ConfigError
+        An unknown option, or a value out of range.
+    ArgumentError
+        A value of the wrong type.
+    """
+    env = os.environ if environment is None else environment
+    known = [field.name for field in fields(StoreConfig)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(f"unknown option {', '.join(unknown)}; known are {', '.join(known)}")
+    _warn_of_meaningless(env)
+    chosen = {**_from_environment(env), **{name: (value, name) for name, value in options.items()}}
+    return StoreConfig(**{name: _typed(name, value, source) for name, (value, source) in chosen.items()})
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    found = {}
+    for name, variables in _VARIABLES.items():
+        for variable in variables:
+            if env.get(variable):
+                found[name] = (env[variable], variable)
+                break
+    return found
+
+
+def _typed(name: str, value: Any, source: str) -> Any:
+    wanted = _TYPES[name]
+    if wanted is str and not isinstance(value, str):
+        raise ArgumentError(f"{source} must be a str, not {value!r}")
+    try:
+        return wanted(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{source} must be of type {wanted.__name__}, not {value!r}") from None
+
+
+def _warn_of_meaningless(env: Mapping[str, str]) -> None:
+    for variable, reason in _WITHOUT_MEANING.items():
+        if variable in env:
+            log.warning("%s is set and has no effect here: %s", variable, reason)

@@ -1,0 +1,239 @@
+"""Operations that run in the background: in order for each key, by priority between keys.
+
+An operation waits for the earlier ones on its keys and for nothing else. Of those that are ready, the one with
+the highest priority runs first, and among equals the oldest. One thread runs them: the kernels below use all
+cores by themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import heapq
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+from .errors import ClosedError, TimeoutError
+
+log = logging.getLogger("kvstore.engine")
+
+_NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
+
+
+class Work:
+    """Handle of an operation that was started with ``async_op=True``.
+
+    The buffers of the operation belong to the store until `wait` has returned or `done` says True.
+    """
+
+    def __init__(self, what: str, timeout: float) -> None:
+        self._what = what
+        self._timeout = timeout
+        self._finished = threading.Event()
+        self._error: BaseException | None = None
+        self._seen = False
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until the operation is complete.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; the store's deadline where None.
+
+        Raises
+        ------
+        TimeoutError
+            The operation is not complete yet. It goes on, and `wait` may be called again.
+        Exception
+            What the operation itself raised.
+        """
+        limit = self._timeout if timeout is None else timeout
+        if not self._wait_loudly(limit):
+            raise TimeoutError(f"{self._what} is not complete after {limit:g} s; it goes on, wait again")
+        self._seen = True
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether the operation is complete, with or without success. Never blocks."""
+        return self._finished.is_set()
+
+    def exception(self) -> BaseException | None:
+        """Return what the operation raised, or None (also while it is not complete). Never blocks."""
+        self._seen = self._seen or self._finished.is_set()
+        return self._error
+
+    def _wait_loudly(self, limit: float) -> bool:
+        if self._finished.wait(min(limit, _NOTICE_AFTER)):
+            return True
+        if limit <= _NOTICE_AFTER:
+            return False
+        log.warning("waiting for %s since %g s, deadline %g s", self._what, _NOTICE_AFTER, limit)
+        return self._finished.wait(limit - _NOTICE_AFTER)
+
+    def _finish(self, error: BaseException | None) -> None:
+        self._error = error
+        self._finished.set()
+
+    def __del__(self) -> None:
+        error = getattr(self, "_error", None)
+        if error is not None and not self._seen:
+            log.error("%s failed and nobody waited for it: %s", self._what, error)
+
+    def __repr__(self) -> str:
+        return f"<Work {self._what}: {'done' if self.done() else 'pending'}>"
+
+
+class _Task:
+    __slots__ = ("followers", "keys", "priority", "run", "waits_for", "work")
+
+    def __init__(self, keys: frozenset[Hashable], run: Callable[[], Any], priority: int, work: Work) -> None:
+        self.keys, self.run, self.priority, self.work = keys, run, priority, work
+        self.followers: list[_Task] = []
+        self.waits_for = 0
+
+
+class Engine:
+    """Runs tasks on one thread of its own, which exists only while there is something to do."""
+
+    #: Held by whoever touches the values of the store, in this thread or another.
+    exclusive: threading.RLock  # type: ignore[valid-type]
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._closed = False
+        self._reset()
+        _engines.add(self)
+
+    def _reset(self) -> None:
+        """Start with nothing queued; also in the child of a fork, where the parent's tasks belong to the parent."""
+        self.exclusive = threading.RLock()
+        self._lock = threading.Condition()
+        self._last: dict[Hashable, _Task] = {}
+        self._ready: list[tuple[int, int, _Task]] = []
+        self._unfinished = 0
+        self._sequence = 0
+        self._thread: threading.Thread | None = None
+        #: True while any task is unfinished; read without the lock by callers that only want to skip a wait.
+        self.busy = False
+
+    def submit(self, keys: Iterable[Hashable], run: Callable[[], Any], priority: int, what: str) -> Work:
+        """Queue `run` behind the unfinished tasks of `keys` and return its handle."""
+        work = Work(what, self.timeout)
+        task = _Task(frozenset(keys), run, priority, work)
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{what}: the store is closed")
+            before = {id(t): t for t in map(self._last.get, task.keys) if t is not None}
+            for earlier in before.values():
+                earlier.followers.append(task)
+            task.waits_for = len(before)
+            self._last.update(dict.fromkeys(task.keys, task))
+            self._unfinished += 1
+            self.busy = True
+            if not before:
+                self._push(task)
+            self._ensure_thread()
+        return work
+
+    def wait_for(self, keys: Iterable[Hashable]) -> None:
+        """Block until every task submitted so far on `keys` is complete; their errors stay with their handles."""
+        if threading.current_thread() is self._thread:
+            return  # an updater that calls its own store: what comes before is done
+        with self._lock:
+            pending = [self._last[key].work for key in keys if key in self._last]
+        self._wait_all(pending)
+
+    def wait_all(self) -> None:
+        """Block until every task submitted so far is complete."""
+        if threading.current_thread() is self._thread:
+            return
+        with self._lock:
+            pending = list({id(task): task.work for task in self._last.values()}.values())
+        self._wait_all(pending)
+
+    def close(self) -> None:
+        """Finish what was submitted, then refuse new tasks."""
+        try:
+            self.wait_all()
+        finally:
+            with self._lock:
+                self._closed = True
+                self._lock.notify_all()
+                thread = self._thread
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(self.timeout)
+
+    def _wait_all(self, pending: list[Work]) -> None:
+        deadline = time.monotonic() + self.timeout
+        for work in pending:
+            if not work._wait_loudly(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"{work._what} is not complete after {self.timeout:g} s")
+
+    def _push(self, task: _Task) -> None:
+        self._sequence += 1
+        heapq.heappush(self._ready, (-task.priority, self._sequence, task))
+        self._lock.notify()
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._loop, name="kvstore-engine", daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        while (task := self._take()) is not None:
+            error: BaseException | None = None
+            try:
+                task.run()
+            except BaseException as raised:
+                error = raised
+            self._complete(task, error)
+
+    def _take(self) -> _Task | None:
+        """Next ready task; None ends the thread: closed, or idle for a second."""
+        with self._lock:
+            while not self._ready:
+                if self._closed or (not self._lock.wait(1.0) and not self._ready):
+                    if self._unfinished and not self._closed:
+                        continue
+                    self._thread = None
+                    return None
+            return heapq.heappop(self._ready)[2]
+
+    def _complete(self, task: _Task, error: BaseException | None) -> None:
+        with self._lock:
+            for key in task.keys:
+                if self._last.get(key) is task:
+                    del self._last[key]
+            for follower in task.followers:
+                follower.waits_for -= 1
+                if follower.waits_for == 0:
+                    self._push(follower)
+            self._unfinished -= 1
+            self.busy = self._unfinished > 0
+        task.work._finish(error)
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _reset_in_child() -> None:
+    for engine in list(_engines):
+        engine._reset()
+
+
+def _finish_at_exit() -> None:
+    for engine in list(_engines):
+        try:
+            engine.wait_all()
+        except TimeoutError as error:
+            log.error("at exit: %s", error)
+
+
+os.register_at_fork(after_in_child=_reset_in_child)
+atexit.register(_finish_at_exit)

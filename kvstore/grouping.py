@@ -1,0 +1,93 @@
+"""Keys and values as callers write them, as lists of (key, arrays).
+
+A key is an int or a str, or a list of keys nested to any depth with a list of values beside it. One key may
+stand several times; its values are then taken together, in the order given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .errors import KeyKindError, ShapeError
+
+Key = int | str
+Group = tuple[Key, list[Any]]
+
+_INT64 = 2**63
+
+
+def group(key: Any, value: Any, what: str = "value") -> list[Group]:
+    """Group values by key, each key once, in the order of first appearance.
+
+    Parameters
+    ----------
+    key : int, str, or list of keys
+    value : array, list of arrays, or a list beside each list of keys
+    what : str
+        How to call the values in an error.
+
+    Raises
+    ------
+    KeyKindError
+        A key that is neither int nor str, or both kinds in one call.
+    ShapeError
+        A list of keys with a list of values of another length.
+    """
+    if type(key) is str or type(key) is int:
+        return [(_in_range(key), _arrays(value))]
+    if not isinstance(key, (list, tuple)):
+        return [(plain_key(key), _arrays(value))]
+    groups: dict[Key, list[Any]] = {}
+    for name, arrays in _pairs(key, value, what):
+        known = groups.get(name)
+        if known is None:
+            groups[name] = arrays
+        else:
+            groups[name] = known + arrays  # never extend: the list may be the caller's own
+    _check_one_kind(groups)
+    return list(groups.items())
+
+
+def plain_key(key: Any) -> Key:
+    """Return `key` as int or str. Raises KeyKindError for anything else, bool included."""
+    if isinstance(key, (bool, np.bool_)):
+        raise KeyKindError(f"a key must be an int or a str, not the bool {key}")
+    if isinstance(key, (int, np.integer)):
+        return _in_range(int(key))
+    if isinstance(key, str):
+        return str(key)
+    raise KeyKindError(f"a key must be an int or a str, not {type(key).__name__}: {key!r}")
+
+
+def _in_range(key: Key) -> Key:
+    if type(key) is int and not -_INT64 <= key < _INT64:
+        raise KeyKindError(f"an int key must fit 64 bits, got {key}")
+    return key
+
+
+def _arrays(value: Any) -> list[Any]:
+    if type(value) is list:
+        return value
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
+    if not isinstance(values, (list, tuple)):
+        raise ShapeError(f"{len(keys)} keys need a list of as many {what}s, got {type(values).__name__}")
+    if len(keys) != len(values):
+        raise ShapeError(f"{len(keys)} keys with {len(values)} {what}s; they must be as many")
+    for key, value in zip(keys, values):  # noqa: B905 - lengths are checked above
+        if type(key) is str:
+            yield key, _arrays(value)
+        elif isinstance(key, (list, tuple)):
+            yield from _pairs(key, value, what)
+        else:
+            yield plain_key(key), _arrays(value)
+
+
+def _check_one_kind(groups: dict[Key, list[Any]]) -> None:
+    if len({type(key) for key in groups}) > 1:
+        raise KeyKindError("int and str keys in one call; a store uses one kind of key")

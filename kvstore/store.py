@@ -1,0 +1,545 @@
+"""`KVStore`: the verbs, written once for every kind of store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from . import checkpoint
+from .backends.protocol import Backend
+from .base import KVStoreBase, check_capability
+from .compression import parameters
+from .config import StoreConfig
+from .engine import Engine, Work
+from .errors import (
+    ArgumentError,
+    ArrayError,
+    CapabilityError,
+    ClosedError,
+    ConfigError,
+    MissingBackendError,
+    ShapeError,
+)
+from .grouping import Group, Key, group, plain_key
+from .optimizer import Optimizer, Updater
+from .sparse import RowSparseArray
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a store has done so far.
+
+    Attributes
+    ----------
+    keys : int
+        Keys initialised.
+    nbytes : int
+        Memory of their values, in bytes, optimizer states not counted.
+    pushes, pulls : int
+        Calls, a `pushpull` counting as one of each.
+    """
+
+    keys: int
+    nbytes: int
+    pushes: int
+    pulls: int
+
+
+class KVStore(KVStoreBase):
+    """A key-value store that sums gradients and keeps weights. Made by `kvstore.create`.
+
+    All methods may be called from several threads. The operations of one key run in the order of the calls.
+    Values and outs are arrays of any library that speaks DLPack, ``__array_interface__`` or the buffer protocol,
+    or `RowSparseArray`. Arrays of the caller are never kept: when a method returns, they are the caller's again
+    (with ``async_op=True``: when the returned `Work` is done).
+    """
+
+    def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
+        self._type = name
+        self._backend = backend
+        self._config = config
+        self._engine = Engine(config.timeout)
+        self._closed = False
+        self._pushes = self._pulls = 0
+
+    # ------------------------------------------------------------------------------------------ verbs
+
+    def init(self, key: Any, value: Any) -> None:
+        """Initialise keys; each key once.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+        value : array, or a list beside a list of keys
+            Copied. Its shape, element type and storage (dense or row-sparse) are the key's from now on.
+
+        Raises
+        ------
+        DuplicateKeyError
+            A key is initialised already, or stands twice in the call.
+        KeyKindError, ShapeError, DTypeError, ArrayError
+            A key or value that cannot be meant. No key of the call is initialised then.
+        """
+        groups = group(key, value)
+        self._do(groups, self._backend.init, groups)
+
+    def push(self, key: Any, value: Any, priority: int = 0, async_op: bool = False) -> Work | None:
+        """Sum the values of each key, then update the stored weight with the sum, or replace it by the sum.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+        value : array or list of arrays for each key
+            Of the key's shape and element type. Summed left to right; 16-bit floats in float32.
+        priority : int
+            With `async_op`: higher runs earlier.
+        async_op : bool
+            Return at once with a `Work`; leave the arrays alone until it is done.
+
+        Raises
+        ------
+        KeyNotFoundError, KeyKindError, ShapeError, DTypeError, ArrayError
+            Nothing has changed then.
+        UpdaterError
+            The updater raised; the key it raised on is unchanged.
+        """
+        groups = group(key, value)
+        self._pushes += 1
+        if async_op:
+            return self._start("push", groups, partial(self._backend.push, groups), priority)
+        self._do(groups, self._backend.push, groups)
+        return None
+
+    def pull(
+        self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True, async_op: bool = False
+    ) -> Work | None:
+        """Write the stored values to `out`.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+        out : array or list of arrays for each key
+            Of the key's shape. Another element type is converted to.
+        priority, async_op
+            As in `push`.
+        ignore_sparse : bool
+            Leave row-sparse outs alone, as MXNet does; False fills them with every row that is stored.
+
+        Raises
+        ------
+        KeyNotFoundError, KeyKindError, ShapeError, ArrayError
+            Nothing is written then.
+        """
+        if out is None:
+            raise ArrayError("pull needs `out`, the array or arrays to write to")
+        groups = group(key, out, "out")
+        self._pulls += 1
+        run = partial(self._backend.pull, groups, ignore_sparse)
+        if async_op:
+            return self._start("pull", groups, run, priority)
+        self._do(groups, run)
+        return None
+
+    def pushpull(
+        self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
+    ) -> Work | None:
+        """Push and pull in one pass over memory.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+        value : array or list of arrays for each key
+            As in `push`. Without `out`, every value receives the result.
+        out : array or list of arrays for each key, optional
+            Receives the result; the values stay untouched.
+        priority, async_op
+            As in `push`.
+
+        Raises
+        ------
+        KeyNotFoundError, KeyKindError, ShapeError, DTypeError, ArrayError
+            Nothing has changed then.
+        UpdaterError
+            The updater raised; the key it raised on is unchanged.
+        """
+        groups = group(key, value)
+        outs = None if out is None else group(key, out, "out")
+        self._pushes += 1
+        self._pulls += 1
+        if async_op:
+            return self._start("pushpull", groups, partial(self._backend.pushpull, groups, outs), priority)
+        self._do(groups, self._backend.pushpull, groups, outs)
+        return None
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Initialise keys with rank 0's values and write these to `out`.
+
+        Raises
+        ------
+        As `init` and `pull`. If `out` does not fit, the key is not initialised.
+        """
+        if out is None:
+            raise ArrayError("broadcast needs `out`, the array or arrays to write to")
+        groups, outs = group(key, value), group(key, out, "out")
+        self._do(groups, self._broadcast, groups, outs)
+
+    def _broadcast(self, groups: list[Group], outs: list[Group]) -> None:
+        self._backend.init(groups)
+        try:
+            self._backend.pull(outs, ignore_sparse=True)
+        except Exception:
+            self._backend.forget([key for key, _ in groups])
+            raise
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, async_op: bool = False
+    ) -> Work | None:
+        """Write some rows of row-sparse keys to `out`.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+        out : RowSparseArray or list of them for each key
+            Its old content is dropped. Its rows are the requested ids, sorted and unique; a row that is not stored
+            comes as zeros.
+        row_ids : array or list of arrays for each key
+            One for each out, of any shape, in any order, repeated or not; fractions are cut off. One array for a
+            list of outs fills them all alike.
+        priority, async_op
+            As in `push`.
+
+        Raises
+        ------
+        RowIndexError
+            An id lies outside the table.
+        ArrayError
+            A key or an out is dense, or `out` or `row_ids` is missing.
+        ShapeError
+            Numbers of outs and row_ids do not match, or shapes do not.
+        """
+        wanted = _wanted_rows(key, out, row_ids)
+        self._pulls += 1
+        keys = [(name, []) for name, _ in wanted]
+        run = partial(self._backend.row_sparse_pull, wanted)
+        if async_op:
+            return self._start("row_sparse_pull", keys, run, priority)
+        self._do(keys, run)
+        return None
+
+    # ---------------------------------------------------------------------------------------- updates
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Update stored weights with `optimizer` on every push from now on, with fresh states.
+
+        The store uses this very object: changing its learning rate changes the store's.
+
+        Raises
+        ------
+        ArgumentError
+            Not an `Optimizer`.
+        """
+        if not isinstance(optimizer, Optimizer):
+            raise ArgumentError(
+                f"set_optimizer takes an Optimizer such as kv.optimizer.create('sgd'), not {optimizer!r}"
+            )
+        self._do_all(partial(self._backend.set_optimizer, optimizer))
+
+    def update_optimizer(self, **changes: Any) -> None:
+        """Change settings of the optimizer while training, from the next push of each key on.
+
+        Parameters
+        ----------
+        **changes
+            Keyword arguments of the optimizer, such as ``rescale_grad``, ``wd``, ``learning_rate``.
+
+        Raises
+        ------
+        ConfigError
+            No optimizer is set, or a name or value is wrong; nothing has changed then.
+        """
+        self._do_all(partial(self._updater_or_raise("update_optimizer").optimizer.configure, **changes))
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Change the learning rate, from the next push of each key on.
+
+        Raises
+        ------
+        ConfigError
+            No optimizer is set, or it follows a schedule.
+        """
+        self._do_all(partial(self._updater_or_raise("set_learning_rate").optimizer.set_learning_rate, lr))
+
+    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+        """Call ``updater(key, merged, stored)`` for each pushed key from now on; it changes `stored` in place.
+
+        Parameters
+        ----------
+        updater : callable
+            `merged` is the sum (row-sparse where row-sparse arrays were pushed) and good during the call only;
+            `stored` is the live weight as a NumPy array. Runs on one thread at a time.
+        """
+        if not callable(updater):
+            raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
+        self._do_all(partial(self._backend.set_updater, updater))
+
+    def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
+        """Compress gradients between devices or workers.
+
+        Parameters
+        ----------
+        compression_params : dict
+            ``{"type": "2bit", "threshold": 0.5}``.
+
+        Raises
+        ------
+        CapabilityError
+            This type of store moves nothing that could be compressed.
+        ConfigError, ArgumentError
+            The parameters are wrong.
+        MissingBackendError
+            This version has no codecs yet.
+        """
+        if "device" not in self._type:
+            raise CapabilityError(
+                f"store {self._type!r} does not compress gradients: they stay in this process"
+            )
+        parameters.check(compression_params)
+        raise MissingBackendError(
+            f"codec {compression_params['type']!r} is known, and not built in this version"
+        )
+
+    # ----------------------------------------------------------------------------------------- states
+
+    def save_optimizer_states(self, fname: PathLike, dump_optimizer: bool = False) -> None:
+        """Write the states and update counts of the optimizer to a file, atomically.
+
+        Parameters
+        ----------
+        fname : path
+            A safetensors file.
+        dump_optimizer : bool
+            Also the optimizer's name and settings, so that loading brings them back.
+
+        Raises
+        ------
+        ConfigError
+            No optimizer is set.
+        """
+        updater = self._updater_or_raise("save_optimizer_states")
+        self._do_all(partial(updater.save, os.fspath(fname), dump_optimizer))
+
+    def load_optimizer_states(self, fname: PathLike) -> None:
+        """Read what `save_optimizer_states` wrote. The states in place stay if the file is not usable.
+
+        Raises
+        ------
+        StateFileError
+            Damaged, foreign, or a pickle of MXNet.
+        ConfigError
+            No optimizer is set.
+        """
+        updater = self._updater_or_raise("load_optimizer_states")
+        self._do_all(partial(updater.load, os.fspath(fname)))
+
+    def save(self, path: PathLike) -> None:
+        """Write the values of all keys to a safetensors file, atomically."""
+        self._do_all(partial(checkpoint.save, self._backend, os.fspath(path)))
+
+    def load(self, path: PathLike) -> None:
+        """Read values that `save` wrote: known keys are overwritten, others initialised.
+
+        Raises
+        ------
+        StateFileError
+            The file is damaged or foreign, or a key differs in shape, element type or storage. Nothing has
+            changed then.
+        """
+        self._do_all(partial(checkpoint.load, self._backend, os.fspath(path)))
+
+    # --------------------------------------------------------------------------------------- the job
+
+    @property
+    def type(self) -> str:
+        """Name as given to `create`, in lower case."""
+        return self._type
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker, from 0."""
+        return self._backend.rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this worker on its machine, from 0."""
+        return self._backend.local_rank
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self._backend.num_workers
+
+    def is_capable(self, capability: str) -> bool:  # type: ignore[override]
+        """Whether the store can do that; known is ``"optimizer"``. Any other name raises ConfigError."""
+        check_capability(capability)
+        return True
+
+    def num_dead_nodes(self, timeout: float = 60) -> int:
+        """Number of processes of the job not heard of for `timeout` seconds; 0 where there is one process."""
+        return 0
+
+    def barrier(self) -> None:
+        """Wait until every worker has called it. Does not wait for the caller's own asynchronous operations."""
+        self._check_open()
+        self._backend.barrier()
+
+    def join(self) -> None:
+        """Say that this worker has no more batches; rounds no longer wait for it."""
+        self._check_open()
+
+    def send_command_to_servers(self, head: int, body: str) -> None:
+        """Send a command to every server; without servers nothing happens."""
+        self._check_open()
+
+    # ------------------------------------------------------------------------------------ inspection
+
+    def keys(self) -> list[Key]:
+        """All keys, in the order of their init."""
+        return list(self._do_all(self._backend.keys))
+
+    def view(self, key: Key) -> Any:
+        """Live, read-only memory of a key, without a copy; good until the next push of the key.
+
+        Returns
+        -------
+        numpy.ndarray or RowSparseArray
+            `pull` is the snapshot; this is not.
+        """
+        name = plain_key(key)
+        return self._do([(name, [])], self._backend.view, name)
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Where each key lies: pairs of place and bytes."""
+        return dict(self._do_all(self._backend.placement))
+
+    def statistics(self) -> Statistics:
+        """Count keys, bytes and calls."""
+        places = self.placement()
+        nbytes = sum(size for parts in places.values() for _, size in parts)
+        return Statistics(len(places), nbytes, self._pushes, self._pulls)
+
+    # ------------------------------------------------------------------------------------- lifetime
+
+    def wait(self) -> None:
+        """Block until every asynchronous operation started so far is complete; their errors stay with their handles.
+
+        Raises
+        ------
+        TimeoutError
+            After the store's deadline.
+        """
+        self._engine.wait_all()
+
+    def close(self) -> None:
+        """Finish asynchronous operations and give back all memory. A second call does nothing."""
+        if self._closed:
+            return
+        self._engine.close()
+        with self._engine.exclusive:
+            self._closed = True
+            self._backend.close()
+
+    def __enter__(self) -> KVStore:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._backend.keys())} keys"
+        return f"<KVStore {self._type!r}: worker {self.rank} of {self.num_workers}, {state}>"
+
+    # --------------------------------------------------------------------- names as MXNet spells them
+
+    _set_updater = set_updater
+    _barrier = barrier
+    _send_command_to_servers = send_command_to_servers
+
+    @property
+    def _updater(self) -> Updater | None:
+        return self._backend.updater
+
+    # --------------------------------------------------------------------------------------- plumbing
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"this {self._type!r} store is closed; create a new one")
+
+    def _do(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
+        """Run now, behind what is still under way for these keys."""
+        if self._engine.busy:
+            self._engine.wait_for(key for key, _ in groups)
+        with self._engine.exclusive:
+            if self._closed:
+                self._check_open()
+            return run(*args)
+
+    def _do_all(self, run: Callable[[], Any]) -> Any:
+        """Run now, behind everything that is still under way."""
+        if self._engine.busy:
+            self._engine.wait_all()
+        with self._engine.exclusive:
+            self._check_open()
+            return run()
+
+    def _start(self, verb: str, groups: list[Group], run: Callable[[], None], priority: int) -> Work:
+        self._check_open()
+        keys = [key for key, _ in groups]
+        what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
+        return self._engine.submit(keys, partial(self._locked, run), int(priority), what)
+
+    def _locked(self, run: Callable[[], None]) -> None:
+        with self._engine.exclusive:
+            self._check_open()
+            run()
+
+    def _updater_or_raise(self, verb: str) -> Updater:
+        updater = self._backend.updater
+        if updater is None:
+            raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
+        return updater
+
+
+def _wanted_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[RowSparseArray, Any]]]]:
+    """Pair every out with its row ids."""
+    if out is None or row_ids is None:
+        raise ArrayError("row_sparse_pull needs both `out` and `row_ids`")
+    wanted = []
+    for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_ids"), strict=True):
+        ids = _id_arrays(ids)
+        for one in outs:
+            if not isinstance(one, RowSparseArray):
+                raise ArrayError(f"out of key {name!r} must be a RowSparseArray, not {type(one).__name__}")
+        if len(ids) == 1:
+            ids = ids * len(outs)
+        if len(ids) != len(outs):
+            raise ShapeError(
+                f"key {name!r}: {len(outs)} outs with {len(ids)} row_ids; give one for each, or one for all"
+            )
+        wanted.append((name, list(zip(outs, ids, strict=True))))
+    return wanted
+
+
+def _id_arrays(ids: list[Any]) -> list[Any]:
+    """Plain numbers are one list of ids, not as many arrays."""
+    return [ids] if all(isinstance(one, (int, float, np.number)) for one in ids) else ids

@@ -1,0 +1,36 @@
+"""Extension modules only; everything else about the package is in pyproject.toml."""
+
+import os
+import sys
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+# The same bits on every processor: no fused multiply-add, no reordering; what may be relaxed changes no result.
+FLAGS = [
+    "-O3",
+    "-std=gnu11",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+    "-pthread",
+]
+QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
+HEADERS = [f"kernels/{name}" for name in sorted(os.listdir("kernels")) if name.endswith(".h")]
+
+if sys.platform == "win32":
+    raise SystemExit("kvstore needs a POSIX system (Linux, macOS); on Windows use it inside WSL 2")
+
+cpu = Extension(
+    "kvstore.kernels._cpu",
+    ["kernels/_cpu.pyx"],
+    include_dirs=["kernels", numpy.get_include()],
+    depends=HEADERS,
+    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+    extra_compile_args=FLAGS + QUIET,
+    extra_link_args=["-pthread"],
+)
+
+setup(ext_modules=cythonize([cpu]))
