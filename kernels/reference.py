@@ -52,7 +52,8 @@ def bounded(x: Array, bound: Any) -> Array:
 
 def decayed(w: Array, g: Array, p: Params) -> Array:
     """Gradient rescaled, clipped, with the weight decay added."""
-    return bounded(p[2] * g, p[3]) + p[1] * w
+    total: Array = bounded(p[2] * g, p[3]) + p[1] * w
+    return total
 
 
 def sign(x: Array) -> Array:
@@ -201,7 +202,7 @@ def _sgld(w: Array, g: Array, s: States, p: Params, exact: Params, at: int) -> N
 
 
 def philox(counter: npt.NDArray[np.uint64], key: tuple[int, int]) -> npt.NDArray[np.uint64]:
-    """Philox4x32-10 (Salmon and others, SC 2011): four words, held in 64 bits each, for a row of `counter`."""
+    """Philox4x32-10 (Salmon and others, SC 2011): four words, in 64 bits each, for a row of `counter`."""
     low = np.uint64(0xFFFFFFFF)
     a, b, c, d = counter.T.copy()
     k0, k1 = key
