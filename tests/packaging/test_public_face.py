@@ -26,9 +26,11 @@ def public(owner: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def classes(module: types.ModuleType) -> list[str]:
-    """Names of the classes that a module defines."""
+    """Names of the public classes that a module defines."""
     return [
-        name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__
+        name
+        for name, thing in vars(module).items()
+        if inspect.isclass(thing) and thing.__module__ == module.__name__ and not name.startswith("_")
     ]
 
 
