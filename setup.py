@@ -7,7 +7,7 @@ import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-# The same bits on every processor: no fused multiply-add, no reordering; what may be relaxed changes no result.
+# The same bits on every processor: no fused multiply-add, no reordering; what is relaxed changes no result.
 FLAGS = [
     "-O3",
     "-std=gnu11",

@@ -78,7 +78,7 @@ cdef extern from "run.h" nogil:
     int kv_usable_levels()
     int kv_cpus()
     void kv_run_init()
-    void kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t n_bytes, int threads)
+    int kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t n_bytes, int threads)
     void kv_run_rows(const kv_rows *rows, const kv_group *group, int threads)
     int kv_run_norm(kv_norm_job *job, double *sums, int threads)
     void kv_run_cast(kv_cast_job *job, int threads)
@@ -342,7 +342,8 @@ def reduce(list items):
     items : list of (srcs, dst, outs)
         `srcs`: list of one or more arrays; `dst`: array or None; `outs`: list of arrays; all of one type and size.
         ``dst = outs[j] = ((srcs[0] + srcs[1]) + srcs[2]) + ...``; 16-bit floats are summed in float32 and rounded
-        once, integers wrap. An out may be one of the sources.
+        once, integers wrap. An out may be one of the sources. Where arrays overlap otherwise, all sums are made in
+        the order of the items before any out is written.
     """
     cdef Arena arena = Arena()
     cdef Py_ssize_t i, n_items = len(items)
@@ -425,13 +426,16 @@ def update(list items):
     run_dense(list_, n_items, n_bytes)
 
 
-cdef void run_dense(kv_item *items, Py_ssize_t n, ptrdiff_t n_bytes) noexcept:
-    cdef int n_threads = default_threads
+cdef int run_dense(kv_item *items, Py_ssize_t n, ptrdiff_t n_bytes) except -1:
+    cdef int failed, n_threads = default_threads
     if n_bytes < GIL_BYTES:
-        kv_run_dense(items, n, n_bytes, 1)
-        return
-    with nogil:
-        kv_run_dense(items, n, n_bytes, n_threads)
+        failed = kv_run_dense(items, n, n_bytes, 1)
+    else:
+        with nogil:
+            failed = kv_run_dense(items, n, n_bytes, n_threads)
+    if failed:
+        raise MemoryError()
+    return 0
 
 
 def cast(src, dst):

@@ -6,6 +6,7 @@
 
 #include "levels.h"
 #include "merge.h"
+#include "overlap.h"
 #include "pool.h"
 
 enum { KV_CHUNK_BYTES = 128 * 1024, KV_SERIAL_BYTES = 192 * 1024 };
@@ -71,7 +72,7 @@ static void kv_dense_task(void *context, ptrdiff_t chunk)
         kv_now->fence();
 }
 
-static void kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
+static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     ptrdiff_t chunks = 0;
     for (ptrdiff_t i = 0; i < n; i++) {
@@ -88,6 +89,44 @@ static void kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threa
     if (bytes < KV_SERIAL_BYTES)
         threads = 1;
     kv_parallel(kv_dense_task, &job, chunks, threads);
+}
+
+/* Items that overlap run one after the other: first all sums and updates, then all outs, as push and pull would. */
+static void kv_run_in_order(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
+{
+    for (ptrdiff_t i = 0; i < n; i++) {
+        kv_item push = items[i];
+        push.m = 0;
+        if (push.dst)
+            kv_run_all(&push, 1, bytes, threads);
+    }
+    for (ptrdiff_t i = 0; i < n; i++)
+        for (int j = 0; j < items[i].m; j++) {
+            kv_item pull = items[i];
+            pull.rule = -1;
+            pull.n_states = 0;
+            pull.m = 1;
+            pull.out = &items[i].out[j];
+            pull.dst = NULL;
+            if (items[i].dst) {
+                pull.k = 1;
+                pull.src = &items[i].dst;
+            }
+            kv_run_all(&pull, 1, bytes, threads);
+        }
+}
+
+/* 0, or -1 where there is no memory for the check. */
+static int kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
+{
+    int independent = kv_independent(items, n);
+    if (independent < 0)
+        return -1;
+    if (independent)
+        kv_run_all(items, n, bytes, threads);
+    else
+        kv_run_in_order(items, n, bytes, threads);
+    return 0;
 }
 
 /* Rows */

@@ -8,6 +8,7 @@ kernels take. Memory is shared wherever it is contiguous, aligned and in native 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -157,7 +158,8 @@ def _refuse_what_is_no_array(obj: Any, what: str) -> None:
 
 def _on_device(obj: Any, what: str) -> MissingBackendError:
     return MissingBackendError(
-        f"{what} lies on a device: {_describe(obj)}; this store takes host arrays only, copy it to the host first"
+        f"{what} lies on a device: {_describe(obj)}; this store takes host arrays only, "
+        "copy it to the host first"
     )
 
 
@@ -179,14 +181,12 @@ def _immutable(obj: Any) -> bool:
 
 
 def _made_writable(view: Array, write: bool) -> Array:
-    """NumPy before 2.1 marks every DLPack import read-only; the memory is the producer's and may be written."""
+    """NumPy before 2.1 marks every DLPack import read-only; the producer's memory may be written."""
     if not write or view.flags.writeable or np.lib.NumpyVersion(np.__version__) >= "2.1.0" or view.size == 0:
         return view
     if not view.flags.c_contiguous:
         return view
-    memory = (ctypes.c_char * view.nbytes).from_address(view.ctypes.data)
-    memory._owner = view  # type: ignore[attr-defined]
-    return np.frombuffer(memory, view.dtype).reshape(view.shape)
+    return _at_address(view.ctypes.data, view.dtype, view.shape, view)
 
 
 def _bfloat16_view(obj: Any, what: str) -> Array:
@@ -201,11 +201,17 @@ def _bfloat16_view(obj: Any, what: str) -> Array:
         return np.asarray(obj)
     if not obj.is_contiguous():
         raise ArrayError(f"{what} is a strided bfloat16 tensor; pass a contiguous one")
-    if obj.numel() == 0:
-        return np.empty(tuple(obj.shape), ml_dtypes.bfloat16)
-    memory = (ctypes.c_char * (2 * obj.numel())).from_address(obj.data_ptr())
-    memory._owner = obj  # type: ignore[attr-defined]
-    return np.frombuffer(memory, ml_dtypes.bfloat16).reshape(tuple(obj.shape))
+    return _at_address(obj.data_ptr(), np.dtype(ml_dtypes.bfloat16), tuple(obj.shape), obj)
+
+
+def _at_address(address: int, dtype: np.dtype[Any], shape: tuple[int, ...], owner: Any) -> Array:
+    """Writable view of memory that lives as long as `owner`, which the view keeps alive."""
+    count = math.prod(shape)
+    if count == 0:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    memory._owner = owner
+    return np.ndarray(shape, dtype, buffer=memory)
 
 
 class _MXNetDLPack:

@@ -246,7 +246,7 @@ def _summed(values: list[Any]) -> Any:
     return total
 
 
-def check_capability(capability: str) -> None:
+def check_capability(capability: object) -> None:
     """Raise ConfigError unless the capability has a meaning."""
     if not isinstance(capability, str) or capability.lower() != KVStoreBase.OPTIMIZER:
         raise ConfigError(f"unknown capability: {capability!r}; known is {KVStoreBase.OPTIMIZER!r}")

@@ -32,7 +32,8 @@ def save(backend: Backend, path: str) -> None:
     from safetensors.numpy import save_file
 
     tensors: dict[str, Array] = {}
-    manifest = [_describe(key, backend.view(key), tensors) for key in backend.keys()]
+    keys = backend.keys()
+    manifest = [_describe(key, backend.view(key), tensors) for key in keys]
     metadata = {"format": _FORMAT, "version": _VERSION, "keys": json.dumps(manifest)}
     with replacing(path) as beside:
         save_file(tensors, beside, metadata)

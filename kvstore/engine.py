@@ -1,13 +1,14 @@
 """Operations that run in the background: in order for each key, by priority between keys.
 
-An operation waits for the earlier ones on its keys and for nothing else. Of those that are ready, the one with
-the highest priority runs first, and among equals the oldest. One thread runs them: the kernels below use all
-cores by themselves.
+An operation waits for the earlier ones on its keys and for nothing else. Of those that are ready, the one
+with the highest priority runs first, and among equals the oldest. One thread runs them: the kernels below
+use all cores by themselves.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import heapq
 import logging
 import os
@@ -102,7 +103,7 @@ class Engine:
     """Runs tasks on one thread of its own, which exists only while there is something to do."""
 
     #: Held by whoever touches the values of the store, in this thread or another.
-    exclusive: threading.RLock  # type: ignore[valid-type]
+    exclusive: threading.RLock
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -111,7 +112,7 @@ class Engine:
         _engines.add(self)
 
     def _reset(self) -> None:
-        """Start with nothing queued; also in the child of a fork, where the parent's tasks belong to the parent."""
+        """Start with nothing queued; in the child of a fork too, where the tasks are the parent's."""
         self.exclusive = threading.RLock()
         self._lock = threading.Condition()
         self._last: dict[Hashable, _Task] = {}
@@ -142,7 +143,7 @@ class Engine:
         return work
 
     def wait_for(self, keys: Iterable[Hashable]) -> None:
-        """Block until every task submitted so far on `keys` is complete; their errors stay with their handles."""
+        """Block until all tasks so far on `keys` are complete; their errors stay with their handles."""
         if threading.current_thread() is self._thread:
             return  # an updater that calls its own store: what comes before is done
         with self._lock:
@@ -229,10 +230,8 @@ def _reset_in_child() -> None:
 
 def _finish_at_exit() -> None:
     for engine in list(_engines):
-        try:
+        with contextlib.suppress(TimeoutError):  # the wait has been logged already
             engine.wait_all()
-        except TimeoutError as error:
-            log.error("at exit: %s", error)
 
 
 os.register_at_fork(after_in_child=_reset_in_child)

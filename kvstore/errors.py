@@ -77,7 +77,7 @@ class PeerLostError(KVStoreError):
 
 
 class FencedError(KVStoreError):
-    """This process was replaced or declared dead; it may no longer take part."""
+    """The calling process was replaced or declared dead; it may no longer take part."""
 
 
 class UpdaterError(KVStoreError):
@@ -97,7 +97,7 @@ class ClosedError(KVStoreError):
 
 
 class CapabilityError(KVStoreError, NotImplementedError):
-    """This type of store cannot do that."""
+    """The type of store cannot do that."""
 
 
 class StateFileError(KVStoreError, ValueError):

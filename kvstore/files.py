@@ -11,9 +11,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a new path beside `path` to write to; on success it reaches the disk and takes the place of `path`.
+    """Give a new path beside `path` to write to; in the end it takes the place of `path`.
 
-    A symbolic link keeps pointing where it did. If the body or the disk fails, nothing is left behind.
+    By then its content has reached the disk. A symbolic link keeps pointing where it did. If the body or
+    the disk fails, nothing is left behind.
     """
     target = Path(path).resolve()
     beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")

@@ -96,7 +96,7 @@ class RowSparseArray:
         dense[self.indices] = self.data
         return dense
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Let NumPy see the dense table, so that ``weight += gradient`` means what it says."""
         return self.todense() if dtype is None else self.todense().astype(dtype)
 
@@ -105,7 +105,7 @@ class RowSparseArray:
         return self._trusted(self.data.copy(), self.indices.copy(), self.shape)
 
     def _reserve(self, n: int) -> npt.NDArray[Any]:
-        """Give a writable block for `n` rows: own memory where it suffices, so that pulls cost no page faults."""
+        """Give a writable block for `n` rows: own memory where it suffices, to save page faults."""
         block = self._capacity
         if block is None or len(block) < n:
             own = self.data
@@ -153,7 +153,7 @@ def _canonical(
     if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
         return rows, ids
     order = np.argsort(ids, kind="stable")
-    unique, first = np.unique(ids[order], return_index=True)
+    unique = np.unique(ids)
     if len(unique) == len(ids):
         return np.ascontiguousarray(rows[order]), unique
     merged = np.zeros((len(unique), *rows.shape[1:]), rows.dtype)

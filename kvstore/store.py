@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,9 +58,9 @@ class KVStore(KVStoreBase):
     """A key-value store that sums gradients and keeps weights. Made by `kvstore.create`.
 
     All methods may be called from several threads. The operations of one key run in the order of the calls.
-    Values and outs are arrays of any library that speaks DLPack, ``__array_interface__`` or the buffer protocol,
-    or `RowSparseArray`. Arrays of the caller are never kept: when a method returns, they are the caller's again
-    (with ``async_op=True``: when the returned `Work` is done).
+    Values and outs are arrays of any library that speaks DLPack, ``__array_interface__`` or the buffer
+    protocol, or `RowSparseArray`. Arrays of the caller are never kept: when a method returns, they are the
+    caller's again (with ``async_op=True``: when the returned `Work` is done).
     """
 
     def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
@@ -208,11 +209,11 @@ class KVStore(KVStoreBase):
         ----------
         key : int, str, or list of them
         out : RowSparseArray or list of them for each key
-            Its old content is dropped. Its rows are the requested ids, sorted and unique; a row that is not stored
-            comes as zeros.
+            Its old content is dropped. Its rows are the requested ids, sorted and unique; a row that is not
+            stored comes as zeros.
         row_ids : array or list of arrays for each key
-            One for each out, of any shape, in any order, repeated or not; fractions are cut off. One array for a
-            list of outs fills them all alike.
+            One for each out, of any shape, in any order, repeated or not; fractions are cut off. One array
+            for a list of outs fills them all alike.
         priority, async_op
             As in `push`.
 
@@ -227,7 +228,7 @@ class KVStore(KVStoreBase):
         """
         wanted = _wanted_rows(key, out, row_ids)
         self._pulls += 1
-        keys = [(name, []) for name, _ in wanted]
+        keys: list[Group] = [(name, []) for name, _ in wanted]
         run = partial(self._backend.row_sparse_pull, wanted)
         if async_op:
             return self._start("row_sparse_pull", keys, run, priority)
@@ -278,13 +279,13 @@ class KVStore(KVStoreBase):
         self._do_all(partial(self._updater_or_raise("set_learning_rate").optimizer.set_learning_rate, lr))
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
-        """Call ``updater(key, merged, stored)`` for each pushed key from now on; it changes `stored` in place.
+        """Call ``updater(key, merged, stored)`` for each pushed key; it changes `stored` in place.
 
         Parameters
         ----------
         updater : callable
-            `merged` is the sum (row-sparse where row-sparse arrays were pushed) and good during the call only;
-            `stored` is the live weight as a NumPy array. Runs on one thread at a time.
+            `merged` is the sum (row-sparse where row-sparse arrays were pushed) and good during the call
+            only; `stored` is the live weight as a NumPy array. Runs on one thread at a time.
         """
         if not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
@@ -392,11 +393,11 @@ class KVStore(KVStoreBase):
         return True
 
     def num_dead_nodes(self, timeout: float = 60) -> int:
-        """Number of processes of the job not heard of for `timeout` seconds; 0 where there is one process."""
+        """Count processes of the job not heard of for `timeout` seconds; 0 where there is one process."""
         return 0
 
     def barrier(self) -> None:
-        """Wait until every worker has called it. Does not wait for the caller's own asynchronous operations."""
+        """Wait until every worker has called it; asynchronous operations may still be under way."""
         self._check_open()
         self._backend.barrier()
 
@@ -438,7 +439,7 @@ class KVStore(KVStoreBase):
     # ------------------------------------------------------------------------------------- lifetime
 
     def wait(self) -> None:
-        """Block until every asynchronous operation started so far is complete; their errors stay with their handles.
+        """Block until every asynchronous operation so far is complete; errors stay with their handles.
 
         Raises
         ------
@@ -461,7 +462,7 @@ class KVStore(KVStoreBase):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: builtins.type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 

@@ -269,7 +269,7 @@ class LocalBackend:
         self, entry: Entry, srcs: list[Array], targets: dict[Key, list[Any]], later: list[Deliver]
     ) -> list[Array]:
         """Take a key's outs out of `targets` where they can be filled together with the sum."""
-        outs = targets[entry.key] if entry.key in targets else []
+        outs = targets.get(entry.key, [])
         if outs is srcs and cpu.first_unwritable(srcs) < 0 and entry.table is None:
             targets[entry.key] = []
             return srcs
@@ -280,7 +280,7 @@ class LocalBackend:
         return direct
 
     def _check_outs(self, rest: list[Group]) -> None:
-        """What will be pulled after the push must be known to work before it."""
+        """Make sure, before the push, that the pull after it will work."""
         for key, outs in rest:
             entry = self._entry(key)
             for out in outs:
@@ -457,6 +457,7 @@ def _row_ids(entry: Entry, ids: Any) -> Array:
     rows = cpu.unique_ids(given.astype(np.int64).ravel())
     if len(rows) and (rows[0] < 0 or rows[-1] >= entry.shape[0]):
         raise RowIndexError(
-            f"row_ids of key {entry.key!r} lie in [{rows[0]}, {rows[-1]}], the table has {entry.shape[0]} rows"
+            f"row_ids of key {entry.key!r} lie in [{rows[0]}, {rows[-1]}], "
+            f"the table has {entry.shape[0]} rows"
         )
     return rows

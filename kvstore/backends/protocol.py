@@ -14,8 +14,8 @@ from ..sparse import RowSparseArray
 class Backend(Protocol):
     """One kind of store.
 
-    Every method is called under the store's lock, with grouped arguments: each key once, with a list of arrays.
-    A method that raises leaves all values as they were. None of them keeps an array of the caller.
+    Every method is called under the store's lock, with grouped arguments: each key once, with a list of
+    arrays. A method that raises leaves all values as they were. None of them keeps an array of the caller.
     """
 
     rank: int

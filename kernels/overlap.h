@@ -1,0 +1,92 @@
+/* May the items of a call run in any order, all at once?
+ *
+ * They may unless something that is written overlaps something else that is read or written. The one overlap that
+ * does no harm is the very same array within one item: an in-place sum, or an out given twice.
+ */
+#ifndef KV_OVERLAP_H
+#define KV_OVERLAP_H
+
+#include "job.h"
+
+typedef struct {
+    uintptr_t start, end;
+    ptrdiff_t item;
+    int write;
+} kv_extent;
+
+static int kv_by_start(const void *a, const void *b)
+{
+    uintptr_t x = ((const kv_extent *)a)->start, y = ((const kv_extent *)b)->start;
+    return (x > y) - (x < y);
+}
+
+/* A call of one key has a handful of extents: insertion beats qsort there. */
+static void kv_sort_extents(kv_extent *e, ptrdiff_t n)
+{
+    if (n > 32) {
+        qsort(e, (size_t)n, sizeof *e, kv_by_start);
+        return;
+    }
+    for (ptrdiff_t i = 1; i < n; i++) {
+        kv_extent moved = e[i];
+        ptrdiff_t j = i;
+        for (; j > 0 && e[j - 1].start > moved.start; j--)
+            e[j] = e[j - 1];
+        e[j] = moved;
+    }
+}
+
+/* e is sorted. Compares each extent with the longest-reaching write and read before it. */
+static int kv_extents_clash(const kv_extent *e, ptrdiff_t n)
+{
+    kv_extent write = {0, 0, -1, 1}, read = {0, 0, -1, 0};
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const kv_extent *x = &e[i];
+        if (x->start < write.end && !(x->item == write.item && x->start == write.start))
+            return 1;
+        if (x->write && x->start < read.end && !(x->item == read.item && x->start == read.start))
+            return 1;
+        kv_extent *longest = x->write ? &write : &read;
+        if (x->end >= longest->end) {
+            int shared = x->start < longest->end && (x->item != longest->item || x->start != longest->start);
+            *longest = *x;
+            if (shared)
+                longest->item = -1; /* several readers: no writer can be the same array as all of them */
+        }
+    }
+    return 0;
+}
+
+static void kv_add_extent(kv_extent **at, const char *array, const kv_item *it, ptrdiff_t item, int write)
+{
+    uintptr_t start = (uintptr_t)array;
+    if (array && it->n)
+        *(*at)++ = (kv_extent){start, start + (uintptr_t)(it->n * kv_itemsize[it->dtype]), item, write};
+}
+
+/* 1: independent, 0: not, -1: no memory. Masters and states belong to the store and are never handed out. */
+static int kv_independent(const kv_item *items, ptrdiff_t n)
+{
+    kv_extent few[32], *extents = few;
+    ptrdiff_t most = 0;
+    for (ptrdiff_t i = 0; i < n; i++)
+        most += items[i].k + items[i].m + 1;
+    if (most > 32 && !(extents = (kv_extent *)malloc((size_t)most * sizeof *extents)))
+        return -1;
+    kv_extent *end = extents;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const kv_item *it = &items[i];
+        for (int j = 0; j < it->k; j++)
+            kv_add_extent(&end, it->src[j], it, i, 0);
+        for (int j = 0; j < it->m; j++)
+            kv_add_extent(&end, it->out[j], it, i, 1);
+        kv_add_extent(&end, it->dst, it, i, 1);
+    }
+    kv_sort_extents(extents, end - extents);
+    int clash = kv_extents_clash(extents, end - extents);
+    if (extents != few)
+        free(extents);
+    return !clash;
+}
+
+#endif
