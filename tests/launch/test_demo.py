@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import kvstore as kv
 from kvstore.launch.cli import main
 from kvstore.launch.demo import Outcome, Settings, digits, network
-from kvstore.launch.demo.training import BATCH, digest, train
+from kvstore.launch.demo.training import BATCH, TUNED, digest, train
 
 
 def trained(**settings: object) -> Outcome:
@@ -34,7 +34,7 @@ def test_the_command_reaches_its_accuracy_and_tells_how_the_time_was_spent() -> 
         assert part in result.stdout
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam"])
+@pytest.mark.parametrize("optimizer", sorted(TUNED))
 @pytest.mark.parametrize("store", ["local", "device"])
 def test_stores_and_optimizers_learn(store: str, optimizer: str) -> None:
     assert trained(store=store, optimizer=optimizer).accuracy >= 0.97

@@ -22,9 +22,18 @@ def progress(settings: Settings) -> Iterator[Callable[[float], None]]:
         TextColumn("epochs, test accuracy {task.fields[accuracy]:.3f}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("training", total=settings.epochs, accuracy=0.0)
-        yield lambda accuracy: bar.update(task, advance=1, accuracy=accuracy)
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task("training", total=settings.epochs, accuracy=0.0)
+
+    def show(accuracy: float) -> None:
+        bar.start()  # only now: an error before the first epoch is then the only line
+        bar.update(task, advance=1, accuracy=accuracy)
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 def report(settings: Settings, outcome: Outcome) -> None:

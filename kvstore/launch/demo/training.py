@@ -28,6 +28,8 @@ TUNED: dict[str, dict[str, Any]] = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9},
     "nag": {"learning_rate": 0.1, "momentum": 0.9},
     "adam": {"learning_rate": 0.005},
+    "lamb": {"learning_rate": 0.01},
+    "lars": {"learning_rate": 10.0},
 }
 """Settings that suit this network; every other rule runs with its own defaults."""
 
@@ -104,13 +106,13 @@ def train(store: kv.KVStore, settings: Settings, data: Data, show: Callable[[flo
 
 
 def _optimizer(settings: Settings, updates: int) -> kv.optimizer.Optimizer:
-    """Build the rule with a cosine schedule: a short warm-up, then down to nothing at the last update."""
+    """Build the rule with a cosine schedule: a short warm-up, then down to a hundredth at the last update."""
     options = TUNED.get(settings.optimizer.lower(), {})
     if settings.lr is not None:
         options = {**options, "learning_rate": settings.lr}
     peak = kv.optimizer.create(settings.optimizer, **options).learning_rate
     schedule = kv.lr_scheduler.CosineScheduler(
-        max_update=updates, base_lr=peak, final_lr=0.0, warmup_steps=updates // 20
+        max_update=updates, base_lr=peak, final_lr=peak / 100, warmup_steps=updates // 20
     )
     return kv.optimizer.create(
         settings.optimizer, rescale_grad=1 / BATCH, **{**options, "lr_scheduler": schedule}
