@@ -209,7 +209,7 @@ def _at_address(address: int, dtype: np.dtype[Any], shape: tuple[int, ...], owne
     count = math.prod(shape)
     if count == 0:
         return np.empty(shape, dtype)
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     memory._owner = owner
     return np.ndarray(shape, dtype, buffer=memory)
 

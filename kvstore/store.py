@@ -462,7 +462,10 @@ class KVStore(KVStoreBase):
         return self
 
     def __exit__(
-        self, kind: builtins.type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: builtins.type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import pages
 from ..arrays import readable, same_type, writable
 from ..config import StoreConfig
 from ..errors import (
@@ -45,7 +46,7 @@ class Entry:
         self.number = key if isinstance(key, int) else number
         self.shape, self.dtype = value.shape, value.dtype
         self.table = RowTable(value) if isinstance(value, RowSparseArray) else None
-        self.value: Array = np.empty(0) if isinstance(value, RowSparseArray) else value.copy()
+        self.value: Array = np.empty(0) if isinstance(value, RowSparseArray) else pages.copy(value)
         #: Memory for a merged gradient or for a weight to go back to; made when first needed.
         self.scratch: dict[str, Array] = {}
 
@@ -63,7 +64,7 @@ class Entry:
     def scratch_like(self, name: str) -> Array:
         """Return reusable memory of the key's shape and type."""
         if name not in self.scratch:
-            self.scratch[name] = np.empty(self.shape, self.dtype)
+            self.scratch[name] = pages.empty(self.shape, self.dtype)
         return self.scratch[name]
 
 

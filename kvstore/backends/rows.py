@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import pages
 from ..kernels import cpu
 from ..sparse import RowSparseArray
 
@@ -31,7 +32,7 @@ class RowTable:
 
     def __init__(self, value: RowSparseArray) -> None:
         self.shape, self.dtype = value.shape, value.dtype
-        self._block: Array = value.data.copy()
+        self._block: Array = pages.copy(value.data)
         self.ids: Ids | None = value.indices.copy()
         self.data = self._block
         self._note_if_full()
@@ -58,7 +59,7 @@ class RowTable:
     def fill(self) -> Array:
         """Make every row present, absent ones as zeros, and return the table."""
         if self.ids is not None:
-            full = np.zeros(self.shape, self.dtype)
+            full = pages.zeros(self.shape, self.dtype)
             full[self.ids] = self.data
             self._block = self.data = full
             self.ids = None
@@ -108,7 +109,7 @@ class RowTable:
         """Memory for `n` rows: the old block where it is large enough and no source lies in it."""
         reuse = len(self._block) >= n and not any(np.may_share_memory(self._block, s) for s in sources)
         if not reuse:
-            self._block = np.empty((n, *self.shape[1:]), self.dtype)
+            self._block = pages.empty((n, *self.shape[1:]), self.dtype)
         return self._block[:n]
 
     def _note_if_full(self) -> None:

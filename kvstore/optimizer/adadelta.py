@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
+from .. import pages
 from .builtin import Elementwise
 from .checks import Settings, fraction, non_negative
 from .optimizer import Array, Index, State
@@ -46,7 +45,7 @@ class AdaDelta(Elementwise):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zeros for both mean squares."""
-        return (np.zeros_like(weight), np.zeros_like(weight))
+        return (pages.zeros_like(weight), pages.zeros_like(weight))
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""

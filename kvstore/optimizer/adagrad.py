@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
+from .. import pages
 from .builtin import Elementwise
 from .checks import Settings, non_negative
 from .optimizer import Array, Index, State
@@ -43,7 +42,7 @@ class AdaGrad(Elementwise):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return a history of zeros."""
-        return np.zeros_like(weight)
+        return pages.zeros_like(weight)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows"."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
+from .. import pages
 from .builtin import Elementwise
 from .checks import Settings, finite, non_negative
 from .optimizer import Array, Index, State
@@ -48,7 +47,7 @@ class DCASGD(Elementwise):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zero momentum or None, and a copy of the weight."""
-        return (np.zeros_like(weight) if self.momentum else None, weight.copy())
+        return (pages.zeros_like(weight) if self.momentum else None, pages.copy(weight))
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""

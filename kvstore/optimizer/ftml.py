@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from .. import pages
 from .builtin import Elementwise
 from .moments import TwoMoments
 from .optimizer import Array, Index, State
@@ -48,7 +47,7 @@ class FTML(TwoMoments, Elementwise):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zeros for d, v and z."""
-        return (np.zeros_like(weight), np.zeros_like(weight), np.zeros_like(weight))
+        return (pages.zeros_like(weight), pages.zeros_like(weight), pages.zeros_like(weight))
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""

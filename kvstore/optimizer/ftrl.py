@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
+from .. import pages
 from .builtin import Elementwise
 from .checks import Settings, non_negative
 from .optimizer import Array, Index, State
@@ -49,7 +48,7 @@ class Ftrl(Elementwise):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zeros for z and n."""
-        return (np.zeros_like(weight), np.zeros_like(weight))
+        return (pages.zeros_like(weight), pages.zeros_like(weight))
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows" for a row-sparse key, else "dense"."""

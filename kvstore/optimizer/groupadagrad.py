@@ -72,10 +72,11 @@ class GroupAdaGrad(WholeTensor):
         self._update_count(index)
         lr, _ = self._rates(index)
         params = (lr, 0.0, self.rescale_grad, self._clip(), self.epsilon)
+        (history,) = states
         if isinstance(grad, np.ndarray):
-            kernels.cpu.group_adagrad(params, grad, weight, *states)
+            kernels.cpu.group_adagrad(params, grad, weight, history)
         else:
-            kernels.cpu.group_adagrad(params, grad.data, weight, *states, grad.indices)
+            kernels.cpu.group_adagrad(params, grad.data, weight, history, grad.indices)
 
     def _wide(self, grad: Any) -> Any:
         if isinstance(grad, np.ndarray):

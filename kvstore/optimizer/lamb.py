@@ -65,9 +65,10 @@ class LAMB(TwoMoments, WholeTensor):
     def step(self, index: Index, weight: Array, grad: Array, states: tuple[Array, ...]) -> None:
         """Count one update of a key and apply it."""
         cpu = kernels.cpu
+        m, v = states
         params = self._parameters(index, weight, self._update_count(index))
         cpu.update([(cpu.rule_id("lamb_moments"), params, [grad], weight, None, states, [])])
-        rate = params[0] * self._ratio(*cpu.lamb_norms(weight, *states, params))
+        rate = params[0] * self._ratio(*cpu.lamb_norms(weight, m, v, params))
         cpu.update([(cpu.rule_id("lamb_apply"), (rate, *params[1:]), [], weight, None, states, [])])
 
     def _parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:

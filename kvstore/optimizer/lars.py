@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
-from .. import kernels
+from .. import kernels, pages
 from .builtin import WholeTensor
 from .checks import Settings, flag, non_negative
 from .optimizer import Array, Index, State
@@ -69,7 +67,7 @@ class LARS(WholeTensor):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zero momentum, or None."""
-        return np.zeros_like(weight) if self.momentum else None
+        return pages.zeros_like(weight) if self.momentum else None
 
     def step(self, index: Index, weight: Array, grad: Array, states: tuple[Array, ...]) -> None:
         """Count one update of a key and apply it."""

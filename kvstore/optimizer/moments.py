@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .. import pages
 from .builtin import BuiltIn
 from .checks import Settings, fraction, non_negative
 from .optimizer import Array, Index, State
@@ -26,7 +27,7 @@ class TwoMoments(BuiltIn):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zeros for the mean and the variance."""
-        return (np.zeros_like(weight), np.zeros_like(weight))
+        return (pages.zeros_like(weight), pages.zeros_like(weight))
 
     def _corrected(self, lr: float, t: int) -> float:
         """Rate times the bias correction of both moments (Kingma and Ba, arXiv:1412.6980, section 2)."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
+from .. import pages
 from .builtin import Elementwise
 from .checks import Settings, non_negative
 from .optimizer import Array, Index, State
@@ -49,7 +48,7 @@ class NAG(Elementwise):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zero momentum, or None."""
-        return np.zeros_like(weight) if self.momentum else None
+        return pages.zeros_like(weight) if self.momentum else None
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .. import pages
 from ..errors import ConfigError
 from . import checks
 from .checks import Settings
@@ -218,7 +219,7 @@ class Optimizer:
         The copy is made with `multi_precision` only; without it a warning says what is lost.
         """
         if self.keeps_master(weight):
-            master = weight.astype(np.float32)
+            master = pages.copy(weight, np.float32)
             return (master, self.create_state(index, master))
         if is_half(weight.dtype) and not self._warned_of_halves:
             self._warned_of_halves = True

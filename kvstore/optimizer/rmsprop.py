@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
+from .. import pages
 from .builtin import Elementwise
 from .checks import Settings, flag, fraction, non_negative, optional
 from .optimizer import Array, Index, State
@@ -72,8 +71,8 @@ class RMSProp(Elementwise):
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zeros: the mean square, or three arrays if centred."""
         if not self.centered:
-            return np.zeros_like(weight)
-        return (np.zeros_like(weight), np.zeros_like(weight), np.zeros_like(weight))
+            return pages.zeros_like(weight)
+        return (pages.zeros_like(weight), pages.zeros_like(weight), pages.zeros_like(weight))
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""

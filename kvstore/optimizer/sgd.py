@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-import numpy as np
-
+from .. import pages
 from .builtin import Elementwise
 from .checks import Settings, flag, non_negative
 from .optimizer import Array, Index, State
@@ -54,7 +53,7 @@ class SGD(Elementwise):
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zero momentum, or None."""
-        return np.zeros_like(weight) if self.momentum else None
+        return pages.zeros_like(weight) if self.momentum else None
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows" if lazy, or if a row without gradient stays as it is anyway."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ..errors import ConfigError, KVStoreError, StateFileError
+from ..files import replacing
 from .optimizer import Array, Index, Optimizer, State
 
 _FORMAT = "kvstore.optimizer_states"
@@ -221,28 +221,7 @@ def read(path: str | os.PathLike[str]) -> Content:
         raise StateFileError(f"{os.fspath(path)}: {error}") from error.__cause__
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file so that it holds its old or its new content, whatever happens in between.
-
-    The bytes go to a new file beside it, reach the disk, and take its place by a rename. A symbolic link
-    keeps pointing where it did.
-    """
-    target = Path(path).resolve()
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(beside, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def write(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file so that it holds its old or its new content, whatever happens in between."""
+    with replacing(path) as beside:
+        beside.write_bytes(data)

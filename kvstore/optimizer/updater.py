@@ -180,7 +180,7 @@ class Updater:
 
     def save(self, path: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write `get_states` to a file, which holds either its old or its new content whatever happens."""
-        states.write_atomically(path, self.get_states(dump_optimizer))
+        states.write(path, self.get_states(dump_optimizer))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read a file of `save`; see `set_states`.

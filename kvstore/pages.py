@@ -1,0 +1,85 @@
+"""Memory for values and states that a store keeps: on huge pages, where the system has them.
+
+A sum reads several arrays at once; with pages of 4 KB the address look-ups and the prefetchers, which stop
+at each page's end, cost a good part of the memory's speed. Small arrays are cut from slabs that they share;
+a slab goes back to the system when its last array is gone.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_SMALL = 16 * 1024  # below this, NumPy's own allocation
+_LARGE = 2 * 1024 * 1024  # from here on, pages of its own
+_SLAB = 8 * 1024 * 1024
+_LINE = 64
+# Arrays that start at the same place of a page compete for the same lines of the first-level cache.
+_COLOURS, _COLOUR_STEP = 16, 17 * _LINE
+
+_lock = threading.Lock()
+_slab: mmap.mmap | None = None
+_used = 0
+_colour = 0
+
+
+def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a new array of any content, C-contiguous and aligned to a cache line where it is not small."""
+    kind = np.dtype(dtype)
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes < _SMALL:
+        return np.empty(shape, kind)
+    memory, offset = _own_pages(nbytes) if nbytes >= _LARGE else _from_slab(nbytes)
+    return np.ndarray(shape, kind, buffer=memory, offset=offset)
+
+
+def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a new array of zeros; see `empty`."""
+    array = empty(shape, dtype)
+    array.fill(0)
+    return array
+
+
+def zeros_like(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return zeros of the shape and type of `array`; see `empty`."""
+    return zeros(array.shape, array.dtype)
+
+
+def copy(array: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """Return a copy of `array`, of another type if `dtype` is given; see `empty`."""
+    new = empty(array.shape, array.dtype if dtype is None else dtype)
+    np.copyto(new, array, casting="unsafe")
+    return new
+
+
+def _next_colour() -> int:
+    global _colour
+    _colour = (_colour + 1) % _COLOURS
+    return _colour * _COLOUR_STEP
+
+
+def _own_pages(nbytes: int) -> tuple[mmap.mmap, int]:
+    offset = _next_colour()
+    return _map(nbytes + offset), offset
+
+
+def _from_slab(nbytes: int) -> tuple[mmap.mmap, int]:
+    global _slab, _used
+    with _lock:
+        offset = -(-_used // _LINE) * _LINE
+        if _slab is None or offset + nbytes > _SLAB:
+            _slab, offset = _map(_SLAB), 0
+        _used = offset + nbytes
+        return _slab, offset
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
