@@ -20,6 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from .. import pages
 from ..errors import ConfigError, KVStoreError, StateFileError
 from ..files import replacing
 from .optimizer import Array, Index, Optimizer, State
@@ -94,7 +95,7 @@ def _outline(state: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
         raise ConfigError(
             f"the state of key {key!r} holds {what}; only None, arrays of numbers and tuples can be saved"
         )
-    array = np.asarray(state, order="C")
+    array = np.ascontiguousarray(state, state.dtype.newbyteorder("=")).reshape(state.shape)
     # safetensors.numpy writes bfloat16 but does not read it: store its bits.
     tensors[_tensor_name(path, key)] = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
     return array.dtype.name
@@ -197,7 +198,7 @@ def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
     if isinstance(outline, list):
         return tuple(_built(part, key, (*path, i), tensors) for i, part in enumerate(outline))
     # A copy: what the library returns looks into read-only bytes.
-    array = tensors.pop(_tensor_name(path, key)).copy()
+    array = pages.copy(tensors.pop(_tensor_name(path, key)))
     if outline == "bfloat16" and array.dtype == np.uint16:
         from ml_dtypes import bfloat16
 
