@@ -39,4 +39,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_is_reached_from_the_index() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in LINK.findall(prose(index))}
-    assert {page for page in ROOT.glob("docs/**/*.md") if page != index} <= linked
+    missing = {page.name for page in ROOT.glob("docs/**/*.md") if page not in linked and page != index}
+    assert not missing, f"link them in docs/index.md: {missing}"

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy
+import pytest
+
+import kvstore
 
 HEAVY = {
     "numba",
@@ -75,3 +81,14 @@ assert world() == before, (before, world())
 
 def test_import_changes_nothing(tmp_path: Path) -> None:
     python("-W", "error", "-c", CHANGES_NOTHING, cwd=tmp_path)
+
+
+def test_a_tree_without_its_kernels_says_what_to_do(tmp_path: Path) -> None:
+    shutil.copytree(
+        Path(kvstore.__file__).parent, tmp_path / "kvstore", ignore=shutil.ignore_patterns("kernels")
+    )
+    # -S leaves out the hook of an editable installation, which would find the kernels all the same.
+    paths = [str(tmp_path), str(Path(numpy.__file__).parents[1])]
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        python("-S", "-c", f"import sys; sys.path[:0] = {paths}; import kvstore", cwd=tmp_path)
+    assert "pip install -e ." in failed.value.stderr
