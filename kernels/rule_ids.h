@@ -28,7 +28,4 @@
     X(lamb_apply, 2)        \
     X(test, 0)
 
-/* Parameters of the longest rule (nadam). */
-enum { KV_MAX_PARAMS = 12 };
-
 #endif

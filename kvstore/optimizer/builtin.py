@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import kernels
-from ..errors import DTypeError, ShapeError
+from ..errors import ConfigError, DTypeError, ShapeError
 from .optimizer import Array, Index, Optimizer, State, dense, is_half
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -21,7 +21,7 @@ class BuiltIn(Optimizer):
         super().__init_subclass__(**kwargs)
         # A class derived from a built-in one with an update of its own is an own rule: nothing may go round
         # it.
-        if "update" in vars(cls) and "_apply" not in vars(cls):
+        if vars(cls).keys() & {"update", "update_multi_precision"}:
             cls.fused = False
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> State:
@@ -83,6 +83,20 @@ class Elementwise(BuiltIn):
         """Return what every rule begins with: rate, decay, rescaling, bound of the gradient."""
         lr, wd = self._rates(index)
         return lr, wd, self.rescale_grad, self.clip_gradient or math.inf
+
+    def _divided_by(self, index: Index) -> tuple[float, float, float, float]:
+        """Return `_common` for a rule that divides by the rate.
+
+        Raises
+        ------
+        ConfigError
+            If the rate is not positive: the weights would be NaN.
+        """
+        common = self._common(index)
+        if common[0] <= 0:
+            name = type(self).__name__
+            raise ConfigError(f"{name} needs a learning rate above 0, key {index!r} has {common[0]}")
+        return common
 
     def _apply(
         self, index: Index, weight: Array, grad: Any, master: Array | None, states: tuple[Array, ...]

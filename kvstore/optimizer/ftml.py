@@ -22,6 +22,7 @@ class FTML(TwoMoments, Elementwise):
     Parameters
     ----------
     learning_rate : float, default 0.0025
+        Above 0.
     beta1, beta2 : float, default 0.6 and 0.999
     epsilon : float, default 1e-8
     **common
@@ -52,4 +53,4 @@ class FTML(TwoMoments, Elementwise):
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""
         own = (self.beta1, self.beta2, self.epsilon)
-        return (*self._common(index), *own, *self._corrections(weight, t))
+        return (*self._divided_by(index), *own, *self._corrections(weight, t))

@@ -23,6 +23,7 @@ class Ftrl(Elementwise):
     lamda1 : float, default 0.01
         Strength of the L1 term.
     learning_rate : float, default 0.1
+        Above 0.
     beta : float, default 1
     **common
         Keywords of `Optimizer`; `wd` is the L2 term.
@@ -56,4 +57,4 @@ class Ftrl(Elementwise):
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""
-        return (*self._common(index), self.lamda1, self.beta)
+        return (*self._divided_by(index), self.lamda1, self.beta)

@@ -52,29 +52,31 @@ class Nadam(TwoMoments, Elementwise):
     ) -> None:
         super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
         self._keep(schedule_decay=schedule_decay)
-        # The last count asked for, and its product: keys mostly move on together, one by one.
-        self._last: tuple[int, float] = (0, 1.0)
+        # The last count of each key, and its product, from which the next follows by one multiplication.
+        self._products: dict[Index, tuple[int, float]] = {}
 
     def configure(self, **changes: Any) -> None:
         """Change settings while training; see `Optimizer.configure`."""
         super().configure(**changes)
-        self._last = (0, 1.0)
+        self._products.clear()
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""
-        now, following, product = self._mu(t), self._mu(t + 1), self._product(t)
+        now, following, product = self._mu(t), self._mu(t + 1), self._product(index, t)
         corrections = (1.0 - product, 1.0 - product * following, 1.0 - self.beta2**t)
         return (*self._common(index), self.beta1, self.beta2, self.epsilon, now, following, *corrections)
 
     def _mu(self, t: int) -> float:
         return self.beta1 * (1.0 - 0.5 * math.pow(0.96, t * self.schedule_decay))
 
-    def _product(self, t: int) -> float:
+    def _product(self, index: Index, t: int) -> float:
         """Return ``P(t)``, always by the same multiplications, so that a resumed run has the same bits."""
-        done, product = self._last if self._last[0] <= t else (0, 1.0)
+        done, product = self._products.get(index, (0, 1.0))
+        if done > t:  # counts were put back
+            done, product = 0, 1.0
         for step in range(done + 1, t + 1):
             if product == 0.0:
                 break
             product *= self._mu(step)
-        self._last = (t, product)
+        self._products[index] = (t, product)
         return product

@@ -423,7 +423,8 @@ class Optimizer:
         if name == "param_idx2name":
             return None
         try:
-            return getattr(self, name)
+            value = getattr(self, name)
+            return value.item() if isinstance(value, np.generic) else value
         except AttributeError:
             raise ConfigError(
                 f"{type(self).__name__} does not keep its argument {name!r} as an attribute; keep it, or "

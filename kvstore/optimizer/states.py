@@ -165,7 +165,8 @@ def _foreign(data: bytes) -> str:
     if data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"):
         return (
             "this is a pickle, as MXNet writes its .states files; reading one runs the code in it, so "
-            "it is refused. Load it in MXNet, and put the arrays into updater.states[key] as NumPy arrays"
+            "it is refused. Load it in MXNet, and put the arrays into updater.states[key] as NumPy arrays "
+            "(and the number of updates into the optimizer's begin_num_update)"
         )
     if data[8:9] == b"{":
         return "the optimizer states are cut short"

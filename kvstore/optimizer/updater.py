@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .. import kernels
 from ..errors import ConfigError, ShapeError, StateFileError
@@ -16,6 +16,16 @@ Plan: TypeAlias = "tuple[int, tuple[float, ...], Array | None, tuple[Array, ...]
 Counts: TypeAlias = "tuple[dict[Index, int], int]"
 
 _MISSING: Any = object()
+
+
+class _Prepared(NamedTuple):
+    """What `Updater.plan` found out about a key, as long as state and rule stay the same."""
+
+    state: State
+    rule_name: str
+    rule: int
+    master: Array | None
+    states: tuple[Array, ...]
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
@@ -58,7 +68,7 @@ class Updater:
             raise TypeError(f"an updater needs an Optimizer, not {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.states: dict[Index, State] = {}
-        self._plans: dict[Index, tuple[State, int, Array | None, tuple[Array, ...]]] = {}
+        self._plans: dict[Index, _Prepared] = {}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Apply one update in place.
@@ -121,15 +131,13 @@ class Updater:
             If the optimizer has no compiled element-wise rule (``optimizer.fused`` is False).
         """
         state = self.states.get(index, _MISSING)
+        optimizer: Any = self.optimizer
         entry = self._plans.get(index)
-        if entry is None or entry[0] is not state:
+        if entry is None or entry.state is not state or entry.rule_name != optimizer.rule():
             entry = self._prepare(index, weight, state)
-        _, rule, master, arrays = entry
-        return rule, self.optimizer.advance(index, weight), master, arrays  # type: ignore[attr-defined]
+        return entry.rule, optimizer.advance(index, weight), entry.master, entry.states
 
-    def _prepare(
-        self, index: Index, weight: Array, state: Any
-    ) -> tuple[State, int, Array | None, tuple[Array, ...]]:
+    def _prepare(self, index: Index, weight: Array, state: Any) -> _Prepared:
         optimizer = self.optimizer
         if not (isinstance(optimizer, Elementwise) and optimizer.fused):
             raise ConfigError(f"{type(optimizer).__name__} has no compiled element-wise rule to plan with")
@@ -139,8 +147,9 @@ class Updater:
         arrays = arrays_of(inner)
         _check_states(optimizer, index, weight, master, arrays)
         self.states[index] = state
-        self._plans[index] = entry = (state, kernels.cpu.rule_id(optimizer.rule()), master, arrays)
-        return entry
+        rule = optimizer.rule()
+        self._plans[index] = _Prepared(state, rule, kernels.cpu.rule_id(rule), master, arrays)
+        return self._plans[index]
 
     def snapshot_counts(self) -> Counts:
         """Return the counts of updates, for `restore_counts`."""

@@ -301,6 +301,12 @@ def test_configuration_carries_schedule_and_parameters():
     assert again.wd_mult == {1: 0.0}
 
 
+def test_numpy_numbers_are_described_as_plain_ones():
+    optimizer = opt.SGD(learning_rate=np.float32(0.5), momentum=np.float64(0.9))
+    optimizer.rescale_grad = np.float32(0.25)
+    assert json.loads(json.dumps(optimizer.get_config()))["rescale_grad"] == 0.25
+
+
 def test_what_cannot_be_described_says_so():
     with pytest.raises(ConfigError, match="plain callable"):
         opt.SGD(lr_scheduler=lambda n: 0.1).get_config()

@@ -75,6 +75,25 @@ def test_states_that_do_not_fit_are_refused():
     assert updater.optimizer._index_update_count == {}
 
 
+def test_momentum_set_behind_the_back_of_its_states():
+    w = np.ones(3, np.float32)
+    for start, then in ((0.0, 0.9), (0.9, 0.0)):
+        updater = opt.get_updater(opt.SGD(momentum=start))
+        updater.plan("w", w)
+        updater.optimizer.momentum = then
+        with pytest.raises(ConfigError, match="as they were when the states were made"):
+            updater.plan("w", w)
+
+
+@pytest.mark.parametrize("name", ["ftrl", "ftml"])
+def test_rules_that_divide_by_the_rate(name):
+    updater, w = opt.get_updater(opt.create(name, learning_rate=0.0)), np.ones(3, np.float32)
+    with pytest.raises(ConfigError, match="above 0"):
+        updater("w", w.copy(), w)
+    assert updater.snapshot_counts() == ({}, 0)
+    assert (w == 1).all()
+
+
 def test_snapshot_and_restore():
     updater, w = opt.get_updater(opt.Adam(begin_num_update=2)), np.ones(2, np.float32)
     updater.plan("a", w)
