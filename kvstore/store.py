@@ -197,7 +197,7 @@ class KVStore(KVStoreBase):
         try:
             self._backend.pull(outs, ignore_sparse=True)
         except Exception:
-            self._backend.forget([key for key, _ in groups])
+            self._backend.forget([key for key, values in groups if values])
             raise
 
     def row_sparse_pull(

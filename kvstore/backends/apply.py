@@ -1,0 +1,156 @@
+"""What a push does to a weight: replace it, update it by a compiled rule, or hand it to a callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import DTypeError, UpdaterError
+from ..grouping import Key
+from ..kernels import cpu
+from ..optimizer import Updater
+from ..sparse import RowSparseArray
+from .entry import Array, Entry, dense_of
+from .rows import merge, merged
+
+#: A dense key of one call: its entry, the arrays to sum, the arrays to fill with the result.
+Batch = list[tuple[Entry, list[Array], list[Array]]]
+UserUpdater = Callable[[Key, Any, Array], None]
+
+
+class Apply(Protocol):
+    """How pushed values reach the weights."""
+
+    def check(self, entry: Entry) -> None:
+        """Raise if the key's weight cannot be updated this way; called before anything changes."""
+
+    def dense(self, batch: Batch) -> None:
+        """Apply the sums of dense values, and fill the outs."""
+
+    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+        """Apply the sum of row-sparse values."""
+
+
+def apply_with(updater: UserUpdater | None) -> Apply:
+    """Choose: no updater, a compiled rule, or any callable."""
+    if updater is None:
+        return Replace()
+    if isinstance(updater, Updater) and updater.optimizer.fused:
+        return Compiled(updater)
+    return Called(updater)
+
+
+def emit(batch: Batch) -> None:
+    """Fill the outs of each key with what is stored."""
+    cpu.reduce([([dense_of(entry)], None, outs) for entry, _, outs in batch if outs])
+
+
+def check_floating(entry: Entry, updater: Updater) -> None:
+    """Raise DTypeError unless the key's weight can be updated by an optimizer."""
+    if entry.dtype.kind in "iu":
+        rule = type(updater.optimizer).__name__
+        raise DTypeError(f"key {entry.key!r} holds {entry.dtype}; {rule} updates floating-point weights only")
+
+
+class Replace:
+    """The sum replaces what is stored."""
+
+    def check(self, entry: Entry) -> None:
+        """Every type can be summed."""
+
+    def dense(self, batch: Batch) -> None:
+        """All keys in one pass over memory."""
+        cpu.reduce([(srcs, entry.weight(), outs) for entry, srcs, outs in batch])
+
+    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+        """Keep the union of the rows; a dense key gets zeros elsewhere."""
+        if entry.table is not None:
+            entry.table.replace_by_sum(sources)
+            return
+        gradient = merged(sources)
+        entry.value[...] = 0
+        entry.value[gradient.indices] = gradient.data
+
+
+class Compiled:
+    """An optimizer's compiled rule, in the same pass as the sum."""
+
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
+
+    def check(self, entry: Entry) -> None:
+        """Integers have no gradient."""
+        if entry.dtype.kind in "iu":
+            rule = type(self._updater.optimizer).__name__
+            raise DTypeError(
+                f"key {entry.key!r} holds {entry.dtype}; {rule} updates floating-point weights only"
+            )
+
+    def dense(self, batch: Batch) -> None:
+        """All keys in one pass over memory; if that fails, no update is counted."""
+        counts = self._updater.snapshot_counts()
+        plan = self._updater.plan
+        try:
+            items = []
+            for entry, srcs, outs in batch:
+                weight = entry.weight()
+                rule, params, master, states = plan(entry.key, weight)
+                items.append((rule, params, srcs, weight, master, states, outs))
+            cpu.update(items)
+        except BaseException:
+            self._updater.restore_counts(counts)
+            raise
+
+    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+        """Only the rows that were pushed, or all of them where absent ones feel decay and momentum too."""
+        weight = entry.weight()
+        if self._updater.optimizer.sparse_mode(entry.table is not None) == "dense":
+            self.dense([(entry, [merged(sources).todense()], [])])
+            return
+        counts = self._updater.snapshot_counts()
+        try:
+            rule, params, master, states = self._updater.plan(entry.key, weight)
+            rows, maps, datas = merge(sources)
+            cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
+        except BaseException:
+            self._updater.restore_counts(counts)
+            raise
+
+
+class Called:
+    """Any callable ``updater(key, merged, stored)``; if it raises, the weight is as before."""
+
+    def __init__(self, updater: UserUpdater) -> None:
+        self._updater = updater
+
+    def check(self, entry: Entry) -> None:
+        """Leave it to the callable, unless that is an optimizer."""
+        if isinstance(self._updater, Updater):
+            check_floating(entry, self._updater)
+
+    def dense(self, batch: Batch) -> None:
+        """Sum and call, key by key in their order; then fill the outs."""
+        for entry, srcs, _ in batch:
+            total = entry.scratch_like("merged")
+            cpu.reduce([(srcs, total, [])])
+            self._call(entry, total)
+        emit(batch)
+
+    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+        """Hand over the row-sparse sum."""
+        self._call(entry, merged(sources))
+
+    def _call(self, entry: Entry, gradient: Array | RowSparseArray) -> None:
+        weight = entry.weight()
+        before = entry.scratch_like("before")
+        np.copyto(before, weight)
+        try:
+            self._updater(entry.key, gradient, weight)
+        except Exception as error:
+            np.copyto(weight, before)
+            what = type(error).__name__
+            raise UpdaterError(
+                f"the updater raised {what} on key {entry.key!r} (worker 0): {error}"
+            ) from error

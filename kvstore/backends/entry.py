@@ -1,0 +1,108 @@
+"""What is stored for a key, and what may be pushed to it or pulled from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import pages
+from ..arrays import readable, same_type
+from ..errors import DTypeError, RowIndexError, ShapeError
+from ..grouping import Key
+from ..kernels import cpu
+from ..sparse import RowSparseArray
+from .rows import RowTable
+
+Array = npt.NDArray[Any]
+Deliver = Callable[[], None]
+
+
+class Entry:
+    """What is stored for a key: a dense array, or a row table."""
+
+    __slots__ = ("dtype", "key", "number", "scratch", "shape", "table", "value")
+
+    def __init__(self, key: Key, number: int, value: Array | RowSparseArray) -> None:
+        self.key = key
+        #: Place in the order of updates: int keys ascend, str keys follow the order of their init.
+        self.number = key if isinstance(key, int) else number
+        self.shape, self.dtype = value.shape, value.dtype
+        self.table = RowTable(value) if isinstance(value, RowSparseArray) else None
+        self.value: Array = np.empty(0) if isinstance(value, RowSparseArray) else pages.copy(value)
+        #: Memory for a merged gradient or for a weight to go back to; made when first needed.
+        self.scratch: dict[str, Array] = {}
+
+    def assign(self, value: Array | RowSparseArray) -> None:
+        """Overwrite with a value of the same shape, type and storage."""
+        if isinstance(value, RowSparseArray):
+            self.table = RowTable(value)
+        else:
+            np.copyto(self.value, value)
+
+    def weight(self) -> Array:
+        """Return the live dense weight; a row table gets all its rows."""
+        return self.value if self.table is None else self.table.fill()
+
+    def scratch_like(self, name: str) -> Array:
+        """Return reusable memory of the key's shape and type."""
+        if name not in self.scratch:
+            self.scratch[name] = pages.empty(self.shape, self.dtype)
+        return self.scratch[name]
+
+
+def check_shape(entry: Entry, array: Array | RowSparseArray, what: str) -> None:
+    """Raise ShapeError unless `array` has the key's shape."""
+    if array.shape != entry.shape:
+        raise ShapeError(f"{what} of key {entry.key!r} has shape {array.shape}, the key has {entry.shape}")
+
+
+def check_dtype(entry: Entry, dtype: np.dtype[Any]) -> None:
+    """Raise DTypeError unless `dtype` is the key's, whatever its byte order."""
+    if not same_type(dtype, entry.dtype):
+        raise DTypeError(f"value of key {entry.key!r} has element type {dtype}, the key has {entry.dtype}")
+
+
+def sparse_source(entry: Entry, value: RowSparseArray) -> RowSparseArray:
+    """Return `value` if it can be pushed to the key."""
+    check_dtype(entry, value.dtype)
+    check_shape(entry, value, "value")
+    return value
+
+
+def dense_source(entry: Entry, value: Any) -> Array:
+    """View or copy `value` as a plain array that can be pushed to the key."""
+    if isinstance(value, RowSparseArray):
+        return sparse_source(entry, value).todense()
+    array = readable(value, f"value of key {entry.key!r}")
+    check_dtype(entry, array.dtype)
+    check_shape(entry, array, "value")
+    return array
+
+
+def dense_of(entry: Entry) -> Array:
+    """Return what is stored as a dense array; live memory where that is what it is."""
+    return entry.value if entry.table is None else entry.table.dense()
+
+
+def conversion(entry: Entry, out: Array) -> Deliver:
+    """Make the function that converts what is stored then to the type of `out`."""
+    return lambda: np.copyto(out, dense_of(entry), casting="unsafe")
+
+
+def row_ids(entry: Entry, ids: Any) -> Array:
+    """Sorted, unique row ids, checked; fractions are cut off as MXNet does."""
+    given = np.asarray(
+        ids if isinstance(ids, (list, tuple)) else readable(ids, f"row_ids of key {entry.key!r}")
+    )
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
+        raise RowIndexError(f"row_ids of key {entry.key!r} are not all finite")
+    rows = cpu.unique_ids(given.astype(np.int64).ravel())
+    if len(rows) and (rows[0] < 0 or rows[-1] >= entry.shape[0]):
+        raise RowIndexError(
+            f"row_ids of key {entry.key!r} lie in [{rows[0]}, {rows[-1]}], "
+            f"the table has {entry.shape[0]} rows"
+        )
+    return rows
