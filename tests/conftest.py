@@ -1,0 +1,65 @@
+"""Fixtures that all tests may use, and how hypothesis runs here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+import kvstore as kv
+from kvstore.kernels import cpu
+
+DATA = Path(__file__).parent / "data"
+
+# Nothing here measures time: a slow machine must not fail a test.
+settings.register_profile(
+    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("house")
+
+# The names that the contract holds for. A new kind of store is added here and must pass test_contract.py.
+STORES = ("local", "device")
+
+
+@pytest.fixture(params=STORES)
+def store_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(store_name: str) -> Iterator[kv.KVStore]:
+    with kv.create(store_name) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], Any]:
+    """Read a file of tests/data: `golden("aggregate.npz")["special_sum"]`."""
+
+    def read(name: str) -> Any:
+        path = DATA / name
+        return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path)
+
+    return read
+
+
+@pytest.fixture
+def kernel_settings() -> Iterator[None]:
+    """Put level, threads and stream size back after a test that turns these knobs."""
+    level, threads, stream = cpu.level(), cpu.threads(), cpu.stream_bytes()
+    yield
+    cpu.use_level(level)
+    cpu.set_threads(threads)
+    cpu.set_stream_bytes(stream)
+
+
+@pytest.fixture(autouse=True)
+def no_variables_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens to be set in the environment must not decide a test."""
+    for name in ("KVSTORE_TIMEOUT", "KVSTORE_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS"):
+        monkeypatch.delenv(name, raising=False)
