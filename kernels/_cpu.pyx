@@ -102,6 +102,8 @@ cdef extern from *:
 
 # Below this many bytes, giving up the GIL and taking it again costs more than the work.
 cdef ptrdiff_t GIL_BYTES = 32 * 1024
+cdef enum:
+    MIN_PARAMS = 16  # more than any rule reads
 cdef int default_threads
 cdef int bfloat16_num = -1
 
@@ -305,9 +307,16 @@ cdef char **take_pointers(Arena arena, list arrays, int dtype, ptrdiff_t n, bint
     return pointers
 
 
+cdef inline size_t doubles_size(tuple params) noexcept:
+    return max(<size_t>len(params), <size_t>MIN_PARAMS) * sizeof(double)
+
+
 cdef double *take_doubles(Arena arena, tuple params) except? NULL:
-    cdef double *p = <double *>arena.take(len(params) * sizeof(double))
+    """The parameters of a rule; those that are not given are zero, so that no rule reads past them."""
+    cdef double *p = <double *>arena.take(doubles_size(params))
     cdef Py_ssize_t i
+    for i in range(MIN_PARAMS):
+        p[i] = 0
     for i in range(len(params)):
         p[i] = params[i]
     return p
@@ -401,7 +410,7 @@ def update(list items):
     cdef object weight, master
     for i in range(n_items):
         rule, params, srcs, weight, master, states, outs = <tuple?>items[i]
-        need += (len(params) + len(srcs) + len(outs)) * sizeof(double)
+        need += (len(srcs) + len(outs)) * sizeof(char *) + doubles_size(params)
     arena.reserve(need)
     list_ = <kv_item *>arena.take(n_items * sizeof(kv_item))
     for i in range(n_items):
@@ -476,7 +485,7 @@ cdef tuple norms(object w, object m, object v, tuple params):
     job.n = cnp.PyArray_SIZE(<cnp.ndarray>w)
     job.w = pointer(w, job.dtype, job.n, False)
     job.m = job.v = NULL
-    arena.reserve(len(params) * sizeof(double))
+    arena.reserve(doubles_size(params))
     job.p = take_doubles(arena, params)
     if m is not None:
         if job.dtype != KV_F32 and job.dtype != KV_F64:
@@ -571,7 +580,7 @@ def update_rows(int rule, tuple params, list srcs, list maps, rows, weight, mast
     cdef kv_rows job
     cdef ptrdiff_t table_rows
     cdef int n_threads = default_threads
-    arena.reserve((len(srcs) + len(maps) + len(params)) * sizeof(double))
+    arena.reserve((len(srcs) + len(maps)) * sizeof(char *) + doubles_size(params))
     job.dtype = dtype_of(weight)
     check_rule_dtype(job.dtype, master)
     job.rule = rule
@@ -600,7 +609,7 @@ def group_adagrad(tuple params, grad, weight, history, rows=None):
     cdef kv_group job
     cdef ptrdiff_t table_rows, grad_rows
     cdef int n_threads = default_threads
-    arena.reserve(len(params) * sizeof(double))
+    arena.reserve(doubles_size(params))
     job.dtype = dtype_of(weight)
     if job.dtype != KV_F32 and job.dtype != KV_F64:
         raise TypeError(f"group_adagrad works on float32 and float64, not {weight.dtype}")

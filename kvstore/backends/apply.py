@@ -81,12 +81,8 @@ class Compiled:
         self._updater = updater
 
     def check(self, entry: Entry) -> None:
-        """Integers have no gradient."""
-        if entry.dtype.kind in "iu":
-            rule = type(self._updater.optimizer).__name__
-            raise DTypeError(
-                f"key {entry.key!r} holds {entry.dtype}; {rule} updates floating-point weights only"
-            )
+        """Refuse integers, which have no gradient."""
+        check_floating(entry, self._updater)
 
     def dense(self, batch: Batch) -> None:
         """All keys in one pass over memory; if that fails, no update is counted."""
@@ -150,7 +146,6 @@ class Called:
             self._updater(entry.key, gradient, weight)
         except Exception as error:
             np.copyto(weight, before)
-            what = type(error).__name__
             raise UpdaterError(
-                f"the updater raised {what} on key {entry.key!r} (worker 0): {error}"
+                f"the updater raised {type(error).__name__} on key {entry.key!r} (worker 0): {error}"
             ) from error
