@@ -1,6 +1,5 @@
 """The updater: calling, planning, counts, row-sparse gradients."""
 
-import time
 
 import numpy as np
 import pytest
@@ -220,25 +219,6 @@ def test_an_empty_row_sparse_gradient():
         w = np.ones((5, 3), np.float32)
         opt.get_updater(opt.create(name, **BY_ROWS[name]))("w", empty, w)
         assert (w == 1).all()
-
-
-# ------------------------------------------------------------------------------------------------ speed
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_planning_is_quick(name):
-    """Stores plan every key of a call: 2 microseconds each, and room for a busy machine."""
-    updater, w = opt.get_updater(opt.create(name)), np.ones(4, np.float32)
-    updater.plan("w", w)
-    best = min(timed(updater, w) for _ in range(20))
-    assert best < 6e-6
-
-
-def timed(updater, w, n=200):
-    start = time.perf_counter()
-    for _ in range(n):
-        updater.plan("w", w)
-    return (time.perf_counter() - start) / n
 
 
 def test_content_is_frozen():
