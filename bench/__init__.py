@@ -1,0 +1,1 @@
+"""Measurements of kvstore beside its rivals; see README.md in this folder."""

@@ -1,0 +1,236 @@
+"""What is measured: cases, their inputs, and the goal of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-4, 0.9, 1e-4
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+KB, MB = 1024, 1024 * 1024
+
+#: Verbs that only the compiled limit knows: bare passes over memory.
+STREAMS = ("read", "write", "copy", "scale")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the tables.
+
+    Attributes
+    ----------
+    name : str
+        Unique; what `--only` matches.
+    verb : str
+        ``pushpull`` (one call), ``pair`` (push, then pull), ``push``, ``pull``, or one of `STREAMS`.
+    shapes : tuple of shapes
+        One for each key.
+    k : int
+        Values pushed to, and outs pulled from, each key.
+    update : str
+        ``""``, ``sgd``, ``sgd_momentum`` or ``adam`` on the store.
+    in_place : bool
+        The values themselves receive the result.
+    rows : int
+        Row-sparse if positive: stored rows of each value.
+    goals : dict
+        Peer to the ratio ``time of peer / time of ours`` that must hold.
+    most_us : float
+        Ours must take no more than that, in microseconds; 0 for no such goal.
+    """
+
+    name: str
+    verb: str
+    shapes: tuple[Shape, ...]
+    k: int = 2
+    update: str = ""
+    in_place: bool = False
+    rows: int = 0
+    goals: dict[str, float] = field(default_factory=dict)
+    most_us: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of one value over all keys."""
+        return 4 * sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def keys(self) -> list[int]:
+        return list(range(len(self.shapes)))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Case:
+        return cls(**{**fields, "shapes": tuple(tuple(shape) for shape in fields["shapes"])})
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+
+
+@dataclass
+class Inputs:
+    """Arrays of a case: by key, then by value. Outs are the values themselves where the case is in place."""
+
+    weights: list[Array]
+    values: list[list[Array]]
+    outs: list[list[Array]]
+
+
+def inputs(case: Case) -> Inputs:
+    """Make the arrays of a dense case: the same numbers for every peer, every page touched."""
+    rng = np.random.default_rng(7)
+    base = rng.random(case.nbytes // 4, np.float32) - np.float32(0.5)
+    factors = [_factor(case, j) for j in range(case.k)]
+    weights, values, outs = [], [], []
+    for shape, part in zip(case.shapes, _pieces(base, case.shapes), strict=True):
+        weights.append(_scaled(part, shape, 0.75))
+        own = [_scaled(part, shape, factor) for factor in factors]
+        values.append(own)
+        outs.append(own if case.in_place else [np.full(shape, -1, np.float32) for _ in own])
+    return Inputs(weights, values, outs)
+
+
+def _factor(case: Case, j: int) -> float:
+    """Plain sums in place cancel out, so that thousands of calls in a row do not overflow."""
+    if case.in_place and not case.update:
+        return 1.0 if j % 2 else -1.0
+    return 0.01 * (1 + j)
+
+
+def _scaled(part: Array, shape: Shape, factor: float) -> Array:
+    array = np.empty(shape, np.float32)
+    np.multiply(part.reshape(shape), np.float32(factor), out=array)
+    return array
+
+
+def _pieces(base: Array, shapes: tuple[Shape, ...]) -> Iterator[Array]:
+    at = 0
+    for shape in shapes:
+        n = math.prod(shape)
+        yield base[at : at + n]
+        at += n
+
+
+@dataclass
+class SparseInputs:
+    """A table, and for each value its row ids (sorted, unique) and rows."""
+
+    table: Array
+    ids: list[npt.NDArray[np.int64]]
+    rows: list[Array]
+
+
+def sparse_inputs(case: Case) -> SparseInputs:
+    """Make the arrays of a row-sparse case; the values' rows overlap as random batches do."""
+    rng = np.random.default_rng(7)
+    (shape,) = case.shapes
+    table = rng.random(shape, np.float32)
+    ids = [np.sort(rng.choice(shape[0], case.rows, replace=False)).astype(np.int64) for _ in range(case.k)]
+    return SparseInputs(table, ids, [rng.random((case.rows, *shape[1:]), np.float32) for _ in ids])
+
+
+def resnet50() -> tuple[Shape, ...]:
+    """Shapes of ResNet-50's 161 parameters, 25.6 million numbers."""
+    shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
+    width = 64
+    for blocks, inner in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            convolutions = [(inner, width, 1, 1), (inner, inner, 3, 3), (4 * inner, inner, 1, 1)]
+            if block == 0:
+                convolutions.append((4 * inner, width, 1, 1))
+            for convolution in convolutions:
+                shapes += [convolution, convolution[:1], convolution[:1]]
+            width = 4 * inner
+    return (*shapes, (1000, 2048), (1000,))
+
+
+# ------------------------------------------------------------------------------------------------- cases
+
+Goals = dict[str, float]
+_SIZES = {"4 KB": 4 * KB, "256 KB": 256 * KB, "4 MB": 4 * MB, "64 MB": 64 * MB}
+_BIG: Goals = {"mxnet": 3.2, "numpy": 1.5, "limit": 0.8}
+_ONE_CALL: dict[str, Goals] = {"4 KB": {"mxnet": 12}, "4 MB": {"mxnet": 8}, "64 MB": _BIG}
+_OPTIMIZERS = {"sgd_momentum": "SGD-momentum", "adam": "Adam"}
+
+
+def all_cases() -> list[Case]:
+    """Every case, in the order of the tables."""
+    return [*_plain(), *_apart(), *_updates(), *_resnet(), *_sparse()]
+
+
+def streams() -> list[Case]:
+    """Bare passes over 64 MB arrays: what the memory allows."""
+    shape = ((64 * MB // 4,),)
+    return [Case(f"stream {verb} 64 MB", verb, shape, k=1) for verb in STREAMS]
+
+
+def _dense(name: str, verb: str, size: str, k: int, **more: Any) -> Case:
+    return Case(f"{name} k={k} {size}", verb, ((_SIZES[size] // 4,),), k, **more)
+
+
+def _plain() -> Iterator[Case]:
+    for size in _SIZES:
+        for k in (2, 4, 8):
+            goals = _ONE_CALL.get(size, {}) if k < 8 else {}
+            most = 8.0 if size == "4 KB" and k < 8 else 0.0
+            yield _dense("pushpull", "pushpull", size, k, goals=goals, most_us=most)
+    for size in ("4 KB", "4 MB", "64 MB"):
+        for k in (2, 4):
+            yield _dense("pushpull in place", "pushpull", size, k, in_place=True)
+
+
+def _apart() -> Iterator[Case]:
+    for size in ("4 KB", "4 MB", "64 MB"):
+        for k in (2, 4):
+            goals = {"mxnet": 2.2} if size == "64 MB" else {}
+            yield _dense("push, then pull", "pair", size, k, goals=goals)
+            yield _dense("push alone", "push", size, k, goals=goals)
+            yield _dense("pull alone", "pull", size, k, goals=goals)
+
+
+def _updates() -> Iterator[Case]:
+    for update, label in _OPTIMIZERS.items():
+        for size in ("4 KB", "4 MB", "64 MB"):
+            for k in (2, 4):
+                yield _dense(f"pushpull {label}", "pushpull", size, k, update=update)
+        yield _dense(f"pushpull {label}", "pushpull", "64 MB", 8, update=update)
+
+
+def _resnet() -> Iterator[Case]:
+    shapes = resnet50()
+
+    def case(name: str, verb: str, k: int, **more: Any) -> Case:
+        return Case(f"ResNet-50 {name} k={k}", verb, shapes, k, **more)
+
+    for k in (2, 4, 8):
+        yield case("pushpull", "pushpull", k, goals=_BIG if k < 8 else {})
+    yield case("push, then pull", "pair", 2)
+    for k in (2, 4):
+        yield case("pushpull in place", "pushpull", k, in_place=True)
+    for k, least in ((2, 5.0), (4, 3.5)):
+        yield case("pushpull SGD-momentum", "pushpull", k, update="sgd_momentum", goals={"mxnet": least})
+    yield case("pushpull Adam", "pushpull", 2, update="adam")
+    for update, label in _OPTIMIZERS.items():
+        goals = {"torch": 0.95, "mxnet": 4.0}
+        yield case(f"update alone {label}", "push", 1, update=update, goals=goals)
+
+
+def _sparse() -> Iterator[Case]:
+    for shape, rows in (((100_000, 128), 10_000), ((1_000_000, 64), 20_000)):
+        name = f"{shape[0]:,} x {shape[1]}, {rows:,} rows"
+        for verb, update, least in (("push", "", 3.5), ("push", "sgd", 3.5), ("pull", "", 2.5)):
+            label = f"{verb} + SGD" if update else verb
+            yield Case(
+                f"row-sparse {label} k=2 {name}", verb, (shape,), 2, update, rows=rows, goals={"mxnet": least}
+            )

@@ -1,0 +1,45 @@
+"""C helpers of the bench, built when they are needed into a folder that goes away with the process."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def compiler() -> str | None:
+    """Find the C compiler: ``$CC``, or ``cc``."""
+    return shutil.which(shlex.split(os.environ.get("CC", "") or "cc")[0])
+
+
+@functools.cache
+def load(source: Path, *flags: str) -> ctypes.CDLL:
+    """Compile a C file for this very processor and load it.
+
+    Raises
+    ------
+    RuntimeError
+        There is no compiler, or it refuses.
+    """
+    if compiler() is None:
+        raise RuntimeError("no C compiler: set CC or install cc")
+    target = _folder() / f"{source.stem}.so"
+    command = [*shlex.split(os.environ.get("CC", "") or "cc"), "-O3", "-march=native", "-fno-math-errno"]
+    command += ["-fno-trapping-math", "-shared", "-fPIC", "-pthread", "-o", str(target), str(source), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)}\n{done.stderr}")
+    return ctypes.CDLL(str(target))
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="kvstore-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

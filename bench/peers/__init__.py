@@ -1,0 +1,1 @@
+"""Rivals behind one interface; each may run in a process, and an environment, of its own."""

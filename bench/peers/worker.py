@@ -1,0 +1,63 @@
+"""A peer in a process of its own: answers requests that come as lines of JSON on standard input."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import Any, TextIO
+
+from bench.cases import Case
+
+from .base import Peer, Unsupported, digest
+
+PEERS = {
+    "ours": "ours:Ours",
+    "numpy": "plain:Numpy",
+    "limit": "limit:Limit",
+    "mxnet": "rival_mxnet:MXNet",
+    "torch": "rival_torch:Torch",
+}
+
+
+def make(name: str) -> Peer:
+    """Import and make a peer by its name."""
+    module, _, kind = PEERS[name].partition(":")
+    peer: Peer = getattr(importlib.import_module(f"bench.peers.{module}"), kind)()
+    return peer
+
+
+def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
+    """Do one request."""
+    if request["do"] == "run":
+        return {"times": peer.run(request["variant"], request["repeats"])}
+    peer.release()
+    try:
+        results = peer.prepare(Case.from_json(request["case"]))
+    except Unsupported as reason:
+        return {"unsupported": str(reason)}
+    return {"digest": digest(results), "variants": list(peer.variants)}
+
+
+def serve(peer: Peer, requests: TextIO, answers: TextIO) -> None:
+    """Answer until the requests end."""
+    for line in requests:
+        try:
+            reply = answer(peer, json.loads(line))
+        except Exception:
+            reply = {"error": traceback.format_exc()}
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Serve the peer named on the command line; what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(make(sys.argv[1]), sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Interleaved measurement: every round lets each peer have one turn; ratios are taken within a round."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .cases import Case
+from .machine import Others, Probe
+from .peers.process import PeerError, PeerProcess
+
+BUSY = 0.10  # a round in which others took more of the machine than that is repeated
+CLOSE = 1.25  # variants up to that much slower than the best one stay in the race
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure.
+
+    Attributes
+    ----------
+    rounds : int
+        Interleaved rounds; each gives one ratio for every peer.
+    spare : int
+        Rounds that may be added to replace disturbed ones.
+    turn : float
+        Seconds that a turn of one variant should take; at least 3 calls are made, at most `most`.
+    """
+
+    rounds: int = 7
+    spare: int = 3
+    turn: float = 0.08
+    least: int = 3
+    most: int = 2000
+
+
+@dataclass
+class Contender:
+    """One variant of one peer's process, and its median seconds in each round."""
+
+    process: PeerProcess
+    variant: str
+    repeats: int
+    first: float
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, (self.process.setting.label, self.variant)))
+
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+@dataclass
+class Measured:
+    """A case as measured: for each peer the best variant, its seconds by round, and how the machine was."""
+
+    case: Case
+    seconds: dict[str, list[float]]
+    variants: dict[str, str]
+    probes: list[Probe]
+    others: list[float]
+    wrong: list[str] = field(default_factory=list)
+
+    def ratios(self, peer: str) -> list[float]:
+        """Time of `peer` over ours, round by round."""
+        return [a / b for a, b in zip(self.seconds[peer], self.seconds["ours"], strict=True)]
+
+    def ratio(self, peer: str) -> float:
+        return statistics.median(self.ratios(peer))
+
+    def median(self, peer: str) -> float:
+        return statistics.median(self.seconds[peer])
+
+    @property
+    def disturbed(self) -> int:
+        """Rounds in which others were busy."""
+        return sum(share > BUSY for share in self.others)
+
+
+def measure(
+    case: Case,
+    peers: Sequence[PeerProcess],
+    plan: Plan,
+    probe: Callable[[], Probe],
+) -> Measured | None:
+    """Measure one case with all peers that do it; None if fewer than one does."""
+    ready, wrong = _prepare(case, peers)
+    contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]
+    if not contenders:
+        return None
+    contenders = _shortlist(contenders)
+    probes, shares = _race(contenders, plan, probe)
+    best: dict[str, Contender] = {}
+    for contender in sorted(contenders, key=Contender.median):
+        best.setdefault(contender.process.setting.name, contender)
+    seconds = {name: contender.seconds for name, contender in best.items()}
+    variants = {name: contender.label for name, contender in best.items()}
+    return Measured(case, seconds, variants, probes, shares, wrong)
+
+
+def _prepare(
+    case: Case, peers: Sequence[PeerProcess]
+) -> tuple[list[tuple[PeerProcess, list[str]]], list[str]]:
+    """Prepare all at once, and compare what the first call of each produced."""
+    for peer in peers:
+        peer.start_prepare(case)
+    ready, wrong = [], []
+    expected: list[float] = []
+    for peer in peers:
+        reply = peer.finish_prepare()
+        if isinstance(reply, str):
+            continue
+        variants, digest = reply
+        ready.append((peer, variants))
+        expected = expected or digest
+        if not _alike(expected, digest):
+            wrong.append(peer.setting.name)
+    return ready, wrong
+
+
+def _alike(a: list[float], b: list[float]) -> bool:
+    return len(a) == len(b) and all(
+        math.isclose(x, y, rel_tol=1e-3, abs_tol=1e-5) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _contenders(process: PeerProcess, variants: list[str], plan: Plan) -> list[Contender]:
+    found = []
+    for variant in variants:
+        process.run(variant, 2)
+        first = statistics.median(process.run(variant, plan.least))
+        repeats = int(min(max(plan.turn / first, plan.least), plan.most))
+        found.append(Contender(process, variant, repeats, first))
+    return found
+
+
+def _shortlist(contenders: list[Contender]) -> list[Contender]:
+    """Drop what is clearly slower than the same peer's best."""
+    best: dict[str, float] = {}
+    for c in contenders:
+        name = c.process.setting.name
+        best[name] = min(best.get(name, math.inf), c.first)
+    return [c for c in contenders if c.first <= CLOSE * best[c.process.setting.name]]
+
+
+def _race(
+    contenders: list[Contender], plan: Plan, probe: Callable[[], Probe]
+) -> tuple[list[Probe], list[float]]:
+    probes, shares = [probe()], []
+    others = Others([os.getpid(), *{c.process.pid for c in contenders}])
+    for number in range(plan.rounds + plan.spare):
+        others.start()
+        turn = number % len(contenders)
+        for contender in contenders[turn:] + contenders[:turn]:
+            contender.seconds.append(_turn(contender))
+        shares.append(others.share())
+        probes.append(probe())
+        if sum(not share > BUSY for share in shares) == plan.rounds:
+            break
+    _keep_quietest(contenders, shares, plan.rounds)
+    return probes, sorted(shares)[: plan.rounds]
+
+
+def _turn(contender: Contender) -> float:
+    """Median of a turn, after calls that bring the caches back."""
+    warm = max(1, contender.repeats // 10)
+    times = contender.process.run(contender.variant, warm + contender.repeats)
+    return statistics.median(times[warm:])
+
+
+def _keep_quietest(contenders: list[Contender], shares: list[float], rounds: int) -> None:
+    order = sorted(range(len(shares)), key=lambda i: shares[i])[:rounds]
+    for contender in contenders:
+        contender.seconds = [contender.seconds[i] for i in sorted(order)]
+
+
+__all__ = ["Measured", "PeerError", "Plan", "measure"]
