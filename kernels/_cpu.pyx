@@ -503,11 +503,15 @@ cdef tuple norms(object w, object m, object v, tuple params):
 
 cdef ptrdiff_t columns(object table, ptrdiff_t *n_rows) except -1:
     cdef cnp.ndarray a
+    cdef ptrdiff_t cols = 1
+    cdef int d
     if type(table) is not np.ndarray or (<cnp.ndarray>table).ndim < 1:
         raise TypeError("a table of rows is an ndarray with at least one dimension")
     a = <cnp.ndarray>table
     n_rows[0] = cnp.PyArray_DIM(a, 0)
-    return cnp.PyArray_SIZE(a) // n_rows[0] if n_rows[0] > 0 else 0
+    for d in range(1, cnp.PyArray_NDIM(a)):
+        cols *= cnp.PyArray_DIM(a, d)
+    return cols
 
 
 cdef int check_ids(const int64_t *ids, ptrdiff_t n, int64_t low, int64_t high) except -1:
