@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .. import pages
 from ..arrays import readable, same_type
-from ..errors import DTypeError, RowIndexError, ShapeError
+from ..errors import DTypeError, KVStoreError, RowIndexError, ShapeError
 from ..grouping import Key
 from ..kernels import cpu
 from ..sparse import RowSparseArray
@@ -94,15 +94,22 @@ def conversion(entry: Entry, out: Array) -> Deliver:
 
 def row_ids(entry: Entry, ids: Any) -> Array:
     """Sorted, unique row ids, checked; fractions are cut off as MXNet does."""
-    given = np.asarray(
-        ids if isinstance(ids, (list, tuple)) else readable(ids, f"row_ids of key {entry.key!r}")
-    )
-    if given.dtype.kind == "f" and not np.isfinite(given).all():
-        raise RowIndexError(f"row_ids of key {entry.key!r} are not all finite")
-    rows = cpu.unique_ids(given.astype(np.int64).ravel())
+    what = f"row_ids of key {entry.key!r}"
+    rows = cpu.unique_ids(_whole_numbers(ids, what))
     if len(rows) and (rows[0] < 0 or rows[-1] >= entry.shape[0]):
-        raise RowIndexError(
-            f"row_ids of key {entry.key!r} lie in [{rows[0]}, {rows[-1]}], "
-            f"the table has {entry.shape[0]} rows"
-        )
+        raise RowIndexError(f"{what} lie in [{rows[0]}, {rows[-1]}], the table has {entry.shape[0]} rows")
     return rows
+
+
+def _whole_numbers(ids: Any, what: str) -> Array:
+    try:
+        given = np.asarray(ids if isinstance(ids, (list, tuple)) else readable(ids, what))
+    except ValueError as error:
+        if isinstance(error, KVStoreError):
+            raise
+        raise ShapeError(f"{what} are no list of numbers: {error}") from error
+    if given.size and given.dtype.kind not in "iuf":
+        raise DTypeError(f"{what} must be numbers that fit 64 bits, not {given.dtype}")
+    if given.dtype.kind == "f" and not (np.abs(given) < 2.0**63).all():
+        raise RowIndexError(f"{what} are not all finite, or beyond any table")
+    return given.astype(np.int64).ravel()
