@@ -2,16 +2,24 @@
  * so that each array crosses the memory bus once. Included once per level.
  */
 
-/* Copy past the cache: for jobs that do not fit it, a plain store would first read the line it overwrites. */
-static void LV(stream)(size_t bytes, char *to, const char *from)
+/* Copy a block past the cache: for jobs that do not fit it, a plain store would first read the line it overwrites.
+ *
+ * Only whole lines go past it. The line that a block begins or ends within is left to the next block, which reads the
+ * bytes before `from` again: they must still be there unless the block is the `first` of its span. */
+static void LV(stream)(size_t bytes, char *to, const char *from, int first, int last)
 {
 #if KV_X86
-    size_t head = (size_t)(-(uintptr_t)to & 63u);
-    if (head > bytes)
-        head = bytes;
-    memcpy(to, from, head);
+    size_t before = (uintptr_t)to & (KV_LINE - 1), head = 0;
+    if (before && first) {
+        head = KV_LINE - before < bytes ? KV_LINE - before : bytes;
+        memcpy(to, from, head);
+    } else {
+        to -= before;
+        from -= before;
+        bytes += before;
+    }
     size_t i = head;
-    for (; i + 64 <= bytes; i += 64) {
+    for (; i + KV_LINE <= bytes; i += KV_LINE) {
 #if KV_LEVEL >= 4
         _mm512_stream_ps((float *)(to + i), _mm512_loadu_ps((const float *)(from + i)));
 #elif KV_LEVEL >= 3
@@ -24,7 +32,8 @@ static void LV(stream)(size_t bytes, char *to, const char *from)
         _mm_stream_ps((float *)(to + i + 48), _mm_loadu_ps((const float *)(from + i + 48)));
 #endif
     }
-    memcpy(to + i, from + i, bytes - i);
+    if (last)
+        memcpy(to + i, from + i, bytes - i);
 #else
     memcpy(to, from, bytes);
 #endif
@@ -65,7 +74,7 @@ static void LV(sum_block)(int dtype, ptrdiff_t n, char *to, const char *const *s
 static void LV(update_block)(int dtype, int rule, int k, ptrdiff_t n, ptrdiff_t at, char *w, char *master,
                              const char *const *src, char *const *states, int n_states, const double *p)
 {
-    _Alignas(64) char sum[KV_BLOCK * sizeof(double)];
+    _Alignas(KV_LINE) char sum[KV_BLOCK * sizeof(double)];
     const char *g = k == 1 ? src[0] : sum;
     if (k > 1)
         LV(sum_block)(dtype, n, sum, src, k);
@@ -106,62 +115,74 @@ static int LV(is_source)(const kv_item *it, const char *array)
     return 0;
 }
 
+/* A block on its way: where in the item it lies, and whether its span begins or ends with it. */
+typedef struct {
+    ptrdiff_t at, n;
+    size_t offset, bytes;
+    int first, last;
+} LV(place);
+
 /* Hand the block out. Lines of an array that was just read lie in the cache: a plain store is best there. */
-static void LV(emit)(const kv_item *it, size_t bytes, ptrdiff_t offset, const char *from)
+static void LV(emit)(const kv_item *it, const LV(place) *b, const char *from)
 {
     for (int j = 0; j < it->m; j++) {
-        char *to = it->out[j] + offset;
+        char *to = it->out[j] + b->offset;
         if (to == from)
             continue;
         if (it->stream && !LV(is_source)(it, it->out[j]))
-            LV(stream)(bytes, to, from);
+            LV(stream)(b->bytes, to, from, b->first, b->last);
         else
-            memcpy(to, from, bytes);
+            memcpy(to, from, b->bytes);
     }
 }
 
-static void LV(reduce_item_block)(const kv_item *it, size_t bytes, ptrdiff_t n, ptrdiff_t offset, const char *const *src)
+/* `sum` has room for a block, and before it for the line that `stream` may read again. */
+static void LV(reduce_item_block)(const kv_item *it, const LV(place) *b, const char *const *src, char *sum)
 {
-    _Alignas(64) char sum[KV_BLOCK * sizeof(double)];
     const char *from = src[0];
     if (it->dst && !it->stream) {
-        LV(sum_block)(it->dtype, n, it->dst + offset, src, it->k);
-        from = it->dst + offset;
+        LV(sum_block)(it->dtype, b->n, it->dst + b->offset, src, it->k);
+        from = it->dst + b->offset;
     } else if (it->k > 1) {
-        LV(sum_block)(it->dtype, n, sum, src, it->k);
+        LV(sum_block)(it->dtype, b->n, sum, src, it->k);
         from = sum;
     }
-    if (it->dst && it->stream && it->dst + offset != from)
-        LV(stream)(bytes, it->dst + offset, from);
-    LV(emit)(it, bytes, offset, from);
+    if (it->dst && it->stream && it->dst + b->offset != from)
+        LV(stream)(b->bytes, it->dst + b->offset, from, b->first, b->last);
+    LV(emit)(it, b, from);
+    if (from == sum && !b->last)
+        memcpy(sum - KV_LINE, sum + b->bytes - KV_LINE, KV_LINE);
 }
 
-static void LV(update_item_block)(const kv_item *it, size_t bytes, ptrdiff_t n, ptrdiff_t at, const char *const *src)
+static void LV(update_item_block)(const kv_item *it, const LV(place) *b, const char *const *src)
 {
     ptrdiff_t size = kv_itemsize[it->dtype], wide = it->master ? (ptrdiff_t)sizeof(float) : size;
-    char *states[KV_MAX_STATES], *w = it->dst + at * size;
+    char *states[KV_MAX_STATES], *w = it->dst + b->offset;
     for (int j = 0; j < it->n_states; j++)
-        states[j] = it->states[j] + at * wide;
-    LV(update_block)(it->dtype, it->rule, it->k, n, at, w, it->master ? it->master + at * wide : NULL, src, states,
-                     it->n_states, it->p);
-    LV(emit)(it, bytes, at * size, w);
+        states[j] = it->states[j] + b->at * wide;
+    LV(update_block)(it->dtype, it->rule, it->k, b->n, b->at, w, it->master ? it->master + b->at * wide : NULL, src,
+                     states, it->n_states, it->p);
+    LV(emit)(it, b, w);
 }
 
 static void LV(item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
 {
+    _Alignas(KV_LINE) char sum[KV_LINE + KV_BLOCK * sizeof(double)];
     const char *few[16];
     const char **src = it->k <= 16 ? few : (const char **)malloc((size_t)it->k * sizeof(char *));
     ptrdiff_t size = kv_itemsize[it->dtype];
     for (ptrdiff_t at = from; at < to;) {
-        ptrdiff_t end = at < it->lead ? it->lead + KV_BLOCK : at + KV_BLOCK, n = (end < to ? end : to) - at;
-        if (n > KV_BLOCK)
-            n = it->lead - at;
+        /* The first block is a little shorter, so that the others begin with a line of the first source. */
+        ptrdiff_t n = at < it->lead ? KV_BLOCK - KV_LINE / size + it->lead : KV_BLOCK;
+        if (n > to - at)
+            n = to - at;
+        LV(place) b = {at, n, (size_t)(at * size), (size_t)(n * size), at == from, at + n == to};
         for (int j = 0; j < it->k; j++)
-            src[j] = it->src[j] + at * size;
+            src[j] = it->src[j] + b.offset;
         if (it->rule < 0)
-            LV(reduce_item_block)(it, (size_t)(n * size), n, at * size, src);
+            LV(reduce_item_block)(it, &b, src, sum + KV_LINE);
         else
-            LV(update_item_block)(it, (size_t)(n * size), n, at, src);
+            LV(update_item_block)(it, &b, src);
         at += n;
     }
     if (src != few)

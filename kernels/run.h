@@ -47,7 +47,7 @@ static inline ptrdiff_t kv_chunk_elements(int dtype)
     return KV_CHUNK_BYTES / kv_itemsize[dtype];
 }
 
-/* Dense items: chunk c of an item begins at a cache line of dst, so that no line is written by two threads. */
+/* Dense items: all chunks of an item but the first begin with a cache line of the first source. */
 typedef struct {
     kv_item *items;
     ptrdiff_t n;
@@ -78,9 +78,9 @@ static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads
     for (ptrdiff_t i = 0; i < n; i++) {
         kv_item *it = &items[i];
         ptrdiff_t size = kv_itemsize[it->dtype];
-        const char *anchor = it->dst ? it->dst : it->m ? it->out[0] : NULL;
+        const char *anchor = it->k ? it->src[0] : it->dst;
         it->stream = bytes > kv_stream_bytes;
-        it->lead = (ptrdiff_t)(-(uintptr_t)anchor & 63u) / size;
+        it->lead = (ptrdiff_t)(-(uintptr_t)anchor & (KV_LINE - 1)) / size;
         it->first_chunk = chunks;
         ptrdiff_t rest = it->n - it->lead, chunk = kv_chunk_elements(it->dtype);
         chunks += rest > 0 ? (rest + chunk - 1) / chunk : it->n > 0;
