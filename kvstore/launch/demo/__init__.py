@@ -31,9 +31,10 @@ def run(settings: Settings) -> Outcome:
             f"kvstore demo needs the module {missing.name!r}; get it with: pip install 'kvstore-train[demo]'"
         ) from missing
     with _open(settings.store) as store:
-        with screen.progress(settings) as show:
+        first = store.rank == 0
+        with screen.progress(settings, visible=first) as show:
             outcome = train(store, settings, digits.load(), show)
-        if store.rank == 0:
+        if first:
             screen.report(settings, outcome)
     return outcome
 

@@ -13,7 +13,7 @@ from .training import Outcome, Settings
 
 
 @contextlib.contextmanager
-def progress(settings: Settings) -> Iterator[Callable[[float], None]]:
+def progress(settings: Settings, visible: bool) -> Iterator[Callable[[float], None]]:
     """Show a bar over the epochs; the function it gives moves it on and takes the accuracy so far."""
     columns = (
         TextColumn("{task.description}"),
@@ -22,7 +22,7 @@ def progress(settings: Settings) -> Iterator[Callable[[float], None]]:
         TextColumn("epochs, test accuracy {task.fields[accuracy]:.3f}"),
         TimeElapsedColumn(),
     )
-    bar = Progress(*columns, console=Console(stderr=True))
+    bar = Progress(*columns, console=Console(stderr=True), disable=not visible)
     task = bar.add_task("training", total=settings.epochs, accuracy=0.0)
 
     def show(accuracy: float) -> None:
