@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import kvstore as kv
 from kvstore.launch.cli import main
 from kvstore.launch.demo import Outcome, Settings, digits, network
-from kvstore.launch.demo.training import BATCH, TUNED, digest, train
+from kvstore.launch.demo.training import BATCH, TUNED, Stopwatch, digest, step, train
 
 
 def trained(**settings: object) -> Outcome:
@@ -114,3 +114,33 @@ def test_the_data_is_split_without_overlap() -> None:
     assert set(np.unique(data.test_labels)) == set(range(10))
     assert data.images.min() == 0
     assert data.images.max() == 1
+
+
+class Recorder:
+    """Stands for worker `rank` of a job: notes the gradients that it would push."""
+
+    def __init__(self, rank: int, num_workers: int) -> None:
+        self.rank, self.num_workers = rank, num_workers
+        self.pushed: list[list[np.ndarray]] = []
+
+    def push(self, names: list[str], values: list[list[np.ndarray]]) -> None:
+        self.pushed = values
+
+    def pull(self, names: list[str], out: list[list[np.ndarray]]) -> None:
+        pass
+
+
+def pushed(rank: int, num_workers: int, replicas: int) -> list[list[np.ndarray]]:
+    data, worker = digits.load(), Recorder(rank, num_workers)
+    copies = [network.initial(seed=0) for _ in range(replicas)]
+    step(worker, copies, data, np.arange(BATCH), Stopwatch())  # type: ignore[arg-type]
+    return worker.pushed
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_workers_share_a_batch_as_replicas_do(num_workers: int) -> None:
+    alone = pushed(rank=0, num_workers=1, replicas=4)
+    workers = [pushed(rank, num_workers, replicas=4 // num_workers) for rank in range(num_workers)]
+    for key, values in enumerate(alone):
+        together = [gradient for worker in workers for gradient in worker[key]]
+        np.testing.assert_array_equal(together, values)

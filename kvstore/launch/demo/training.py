@@ -98,7 +98,7 @@ def train(store: kv.KVStore, settings: Settings, data: Data, show: Callable[[flo
     for _ in range(settings.epochs):
         order = random.permutation(len(data.labels))[: steps * BATCH]
         for batch in np.split(order, steps):
-            _step(store, replicas, data, batch, watch)
+            step(store, replicas, data, batch, watch)
         with watch("evaluation"):
             accuracy = network.accuracy(replicas[0], data.test_images, data.test_labels)
         show(accuracy)
@@ -119,7 +119,7 @@ def _optimizer(settings: Settings, updates: int) -> kv.optimizer.Optimizer:
     )
 
 
-def _step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, watch: Stopwatch) -> None:
+def step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, watch: Stopwatch) -> None:
     """Take one batch: each replica the gradient of its shard, then push all keys, then pull all keys."""
     names = list(replicas[0])
     first = store.rank * len(replicas)
