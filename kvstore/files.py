@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     the disk fails, nothing is left behind.
     """
     target = Path(path).resolve()
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    beside = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
     try:
         yield beside
         _sync(beside, os.O_RDWR)

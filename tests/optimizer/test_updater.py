@@ -1,6 +1,5 @@
 """The updater: calling, planning, counts, row-sparse gradients."""
 
-
 import numpy as np
 import pytest
 
