@@ -14,10 +14,11 @@ typedef struct {
     int write;
 } kv_extent;
 
+/* Of those that begin together, writes come first: then every one of the others is compared with them. */
 static int kv_by_start(const void *a, const void *b)
 {
-    uintptr_t x = ((const kv_extent *)a)->start, y = ((const kv_extent *)b)->start;
-    return (x > y) - (x < y);
+    const kv_extent *x = (const kv_extent *)a, *y = (const kv_extent *)b;
+    return x->start != y->start ? (x->start > y->start) - (x->start < y->start) : y->write - x->write;
 }
 
 /* A call of one key has a handful of extents: insertion beats qsort there. */
@@ -30,7 +31,7 @@ static void kv_sort_extents(kv_extent *e, ptrdiff_t n)
     for (ptrdiff_t i = 1; i < n; i++) {
         kv_extent moved = e[i];
         ptrdiff_t j = i;
-        for (; j > 0 && e[j - 1].start > moved.start; j--)
+        for (; j > 0 && kv_by_start(&e[j - 1], &moved) > 0; j--)
             e[j] = e[j - 1];
         e[j] = moved;
     }
