@@ -1,0 +1,154 @@
+"""Kernels on rows of tables: merging ids, summing, gathering and updating rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from references import DTYPES, assert_same_bits, draw, dtype_of, knobs, total
+
+from kvstore.kernels import cpu
+
+Array = npt.NDArray[Any]
+
+ids_lists = st.lists(st.sets(st.integers(0, 30), max_size=20), min_size=1, max_size=18)
+
+
+def ascending(ids: set[int]) -> Array:
+    return np.array(sorted(ids), np.int64)
+
+
+@given(st.lists(st.sets(st.one_of(st.integers(0, 30), st.integers(0, 2**62))), max_size=18))
+def test_merge(sets: list[set[int]]) -> None:
+    lists = [ascending(ids) for ids in sets]
+    rows, maps = cpu.merge_ids(lists)
+    assert rows.tolist() == sorted(set().union(*sets))
+    assert len(maps) == len(lists)
+    for ids, positions in zip(lists, maps, strict=True):
+        assert positions.tolist() == [ids.tolist().index(r) if r in ids else -1 for r in rows.tolist()]
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
+def test_locate(have: set[int], wanted: set[int]) -> None:
+    positions = cpu.locate_ids(ascending(have), ascending(wanted))
+    assert positions.tolist() == [sorted(have).index(i) if i in have else -1 for i in sorted(wanted)]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)) | st.lists(st.integers(-2, 5)))
+def test_unique(ids: list[int]) -> None:
+    assert cpu.unique_ids(np.array(ids, np.int64)).tolist() == sorted(set(ids))
+
+
+@given(
+    sets=ids_lists,
+    name=st.sampled_from(DTYPES),
+    cols=st.sampled_from([0, 1, 3, 255, 256, 257, 600]),
+    level=st.sampled_from(cpu.levels()),
+    seed=st.integers(0, 99),
+)
+def test_sums_of_rows(sets: list[set[int]], name: str, cols: int, level: str, seed: int) -> None:
+    lists = [ascending(ids) for ids in sets]
+    datas = [
+        draw(name, len(ids) * cols, seed + i, True).reshape(len(ids), cols) for i, ids in enumerate(lists)
+    ]
+    rows, maps = cpu.merge_ids(lists)
+    dst = np.empty((len(rows), cols), dtype_of(name))
+    with knobs(level=level):
+        cpu.reduce_rows(datas, maps, dst)
+    for u, row in enumerate(rows.tolist()):
+        have = [data[sorted(ids).index(row)] for data, ids in zip(datas, sets, strict=True) if row in ids]
+        assert_same_bits(dst[u], total(have))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("name", DTYPES)
+def test_many_rows_on_several_threads(name: str, threads: int) -> None:
+    rng = np.random.default_rng(1)
+    n, cols = 3000, 40
+    lists = [np.flatnonzero(rng.random(n) < 0.7).astype(np.int64) for _ in range(3)]
+    tables = []
+    for i, ids in enumerate(lists):
+        table = np.zeros((n, cols), dtype_of(name))
+        table[ids] = draw(name, len(ids) * cols, i).reshape(len(ids), cols)
+        tables.append(table)
+    rows, maps = cpu.merge_ids(lists)
+    dst = np.empty((len(rows), cols), dtype_of(name))
+    with knobs(threads=threads):
+        cpu.reduce_rows([t[ids] for t, ids in zip(tables, lists, strict=True)], maps, dst)
+    np.testing.assert_array_equal(dst, total(tables)[rows])
+
+
+@pytest.mark.parametrize("level", cpu.levels())
+@pytest.mark.parametrize("cols", [1, 5, 257])
+def test_an_update_of_rows_is_an_update_of_their_sum(level: str, cols: int) -> None:
+    rule, params = cpu.rule_id("adam"), (0.05, 0.03, 0.25, 0.3, 0.8, 0.999, 1e-4)
+    lists = [np.array([1, 4, 6]), np.array([0, 4]), np.array([4, 7])]
+    datas = [draw("float32", len(ids) * cols, i).reshape(len(ids), cols) for i, ids in enumerate(lists)]
+    rows, maps = cpu.merge_ids(lists)
+    summed = np.empty((len(rows), cols), np.float32)
+    cpu.reduce_rows(datas, maps, summed)
+    tables = [draw("float32", 9 * cols, 50 + i).reshape(9, cols) for i in range(3)]
+    mine, wanted = [t.copy() for t in tables], [t.copy() for t in tables]
+    mine[2] = np.abs(mine[2])
+    wanted[2] = np.abs(wanted[2])
+    with knobs(level=level):
+        cpu.update_rows(rule, params, datas, maps, rows, mine[0], None, (mine[1], mine[2]))
+        for u, row in enumerate(rows):
+            w, m, v = (np.ascontiguousarray(t[row]) for t in wanted)
+            cpu.update([(rule, params, [summed[u].copy()], w, None, (m, v), [])])
+            for table, new in zip(wanted, (w, m, v), strict=True):
+                table[row] = new
+    for a, b in zip(mine, wanted, strict=True):
+        assert_same_bits(a, b)
+
+
+def test_rows_that_nobody_has_are_zero() -> None:
+    dst = np.full((2, 3), 7, np.float32)
+    cpu.reduce_rows([np.ones((1, 3), np.float32)], [np.array([-1, 0])], dst)
+    assert dst.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+def test_nothing_to_do(shape: tuple[int, int]) -> None:
+    dst = np.zeros(shape, np.float32)
+    cpu.reduce_rows([np.ones((4, shape[1]), np.float32)], [np.zeros(shape[0], np.int64)], dst)
+
+
+@pytest.mark.parametrize(
+    ("srcs", "maps", "error"),
+    [
+        ([np.ones((2, 3))], [], ValueError),
+        ([np.ones((2, 4))], [[0, 1]], ValueError),
+        ([np.ones((2, 3))], [[0, 1, 0]], ValueError),
+        ([np.ones((2, 3))], [[0, 2]], IndexError),
+        ([np.ones((2, 3))], [[0, -2]], IndexError),
+        ([np.ones((0, 3))], [[0, -1]], IndexError),
+        ([np.ones((2, 3), np.float32)], [[0, 1]], TypeError),
+        ([np.array(1.0)], [[0, 1]], TypeError),
+        ([[1.0]], [[0, 1]], TypeError),
+    ],
+)
+def test_no_map_leads_out_of_its_source(srcs: Any, maps: Any, error: type[Exception]) -> None:
+    dst = np.full((2, 3), 7.0)
+    with pytest.raises(error):
+        cpu.reduce_rows(srcs, [np.array(m, np.int64) for m in maps], dst)
+    assert (dst == 7).all()
+
+
+@pytest.mark.parametrize("rows", [[4], [-1], [2**40]])
+def test_no_update_leaves_its_table(rows: list[int]) -> None:
+    rule, params = cpu.rule_id("sgd"), (0.5, 0.0, 1.0, np.inf)
+    weight = np.ones((4, 2))
+    with pytest.raises(IndexError):
+        cpu.update_rows(
+            rule, params, [np.ones((1, 2))], [np.array([0])], np.array(rows, np.int64), weight, None, ()
+        )
+    with pytest.raises(IndexError):
+        cpu.group_adagrad(
+            (0.5, 0.0, 1.0, np.inf, 1e-5), np.ones((1, 2)), weight, np.zeros((4, 1)), np.array(rows, np.int64)
+        )
+    assert (weight == 1).all()
