@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ArrayError, DTypeError, MissingBackendError
+from .errors import ArrayError, DTypeError, KVStoreError, MissingBackendError
 from .kernels import cpu
 
 Array = npt.NDArray[Any]
@@ -86,8 +86,8 @@ def is_array(obj: Any) -> bool:
     """Whether `obj` speaks one of the array protocols (it may still lie on a device)."""
     if isinstance(obj, np.ndarray):
         return True
-    if isinstance(obj, (str, bytes, int, float, complex, list, tuple, dict, type(None))):
-        return False
+    if isinstance(obj, (str, bytes, int, float, complex, list, tuple, dict, type(None), np.generic)):
+        return False  # a NumPy scalar too: what is written to its view is lost
     names = ("__dlpack__", "__array_interface__", "__cuda_array_interface__", "to_dlpack_for_read")
     return any(hasattr(obj, name) for name in names) or _has_buffer(obj)
 
@@ -131,7 +131,7 @@ def _view(obj: Any, what: str, write: bool = False) -> Array:
     if hasattr(obj, "__cuda_array_interface__"):
         raise _on_device(obj, what)
     if hasattr(obj, "to_dlpack_for_read"):  # MXNet's NDArray; writing through it is what `write` asks for
-        return _made_writable(np.from_dlpack(_MXNetDLPack(obj, write)), write)
+        return _imported(_MXNetDLPack(obj, write), what, write)
     try:
         return np.asarray(obj) if hasattr(obj, "__array_interface__") else np.asarray(memoryview(obj))
     except (TypeError, ValueError, BufferError) as error:
@@ -166,13 +166,23 @@ def _on_device(obj: Any, what: str) -> MissingBackendError:
 def _from_dlpack(obj: Any, what: str, write: bool) -> Array:
     if getattr(obj, "requires_grad", False) and hasattr(obj, "detach"):
         obj = obj.detach()  # a torch parameter: its memory, without its place in the graph
-    if int(obj.__dlpack_device__()[0]) not in _DLPACK_HOST:
-        raise _on_device(obj, what)
+    if "bfloat16" in str(getattr(obj, "dtype", "")) and hasattr(obj, "data_ptr"):
+        return _bfloat16_view(obj, what)
+    return _imported(obj, what, write and not _immutable(obj))
+
+
+def _imported(obj: Any, what: str, write: bool) -> Array:
+    """Let NumPy import; whatever the producer raises, the caller gets our error."""
     try:
-        return _made_writable(np.from_dlpack(obj), write and not _immutable(obj))
-    except (TypeError, RuntimeError, BufferError) as error:
-        if "bfloat16" in str(getattr(obj, "dtype", "")):
-            return _bfloat16_view(obj, what)
+        if int(obj.__dlpack_device__()[0]) not in _DLPACK_HOST:
+            raise _on_device(obj, what)
+        view = np.from_dlpack(obj)
+        if write and not view.flags.writeable and not _says_who_may_write(obj):
+            return np.asarray(_Writable(view))
+        return view
+    except KVStoreError:
+        raise
+    except Exception as error:
         raise DTypeError(f"{what} cannot be viewed: {_describe(obj)} ({error})") from error
 
 
@@ -180,13 +190,25 @@ def _immutable(obj: Any) -> bool:
     return type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def _made_writable(view: Array, write: bool) -> Array:
-    """NumPy before 2.1 marks every DLPack import read-only; the producer's memory may be written."""
-    if not write or view.flags.writeable or np.lib.NumpyVersion(np.__version__) >= "2.1.0" or view.size == 0:
-        return view
-    if not view.flags.c_contiguous:
-        return view
-    return _at_address(view.ctypes.data, view.dtype, view.shape, view)
+def _says_who_may_write(obj: Any) -> bool:
+    """Whether it was the producer who marked its memory as read-only.
+
+    Since DLPack 1.0 a capsule can say so, and NumPy 2.1 listens. All other memory NumPy marks by itself.
+    """
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        return False
+    try:
+        return "dltensor_versioned" in repr(obj.__dlpack__(max_version=(1, 0)))
+    except TypeError:
+        return False
+
+
+class _Writable:
+    """The memory of a view, marked as writable; keeps the view alive."""
+
+    def __init__(self, view: Array) -> None:
+        self._view = view
+        self.__array_interface__ = {**view.__array_interface__, "data": (view.ctypes.data, False)}
 
 
 def _bfloat16_view(obj: Any, what: str) -> Array:
@@ -197,8 +219,6 @@ def _bfloat16_view(obj: Any, what: str) -> Array:
         raise DTypeError(
             f"{what} is bfloat16, which NumPy knows through ml_dtypes: pip install ml_dtypes"
         ) from None
-    if not hasattr(obj, "data_ptr"):
-        return np.asarray(obj)
     if not obj.is_contiguous():
         raise ArrayError(f"{what} is a strided bfloat16 tensor; pass a contiguous one")
     return _at_address(obj.data_ptr(), np.dtype(ml_dtypes.bfloat16), tuple(obj.shape), obj)
