@@ -172,7 +172,7 @@ static void LV(item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
     const char **src = it->k <= 16 ? few : (const char **)malloc((size_t)it->k * sizeof(char *));
     ptrdiff_t size = kv_itemsize[it->dtype];
     for (ptrdiff_t at = from; at < to;) {
-        /* The first block is a little shorter, so that the others begin with a line of the first source. */
+        /* The first block is a little shorter, so that the others begin with a cache line of the first out. */
         ptrdiff_t n = at < it->lead ? KV_BLOCK - KV_LINE / size + it->lead : KV_BLOCK;
         if (n > to - at)
             n = to - at;

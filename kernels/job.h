@@ -21,7 +21,7 @@ typedef struct {
     char **src, **out;
     char *states[KV_MAX_STATES];
     const double *p;
-    ptrdiff_t lead;          /* elements before the first source reaches a cache line */
+    ptrdiff_t lead;          /* elements before the first out (or dst) reaches a cache line */
     ptrdiff_t first_chunk;
 } kv_item;
 

@@ -47,7 +47,8 @@ static inline ptrdiff_t kv_chunk_elements(int dtype)
     return KV_CHUNK_BYTES / kv_itemsize[dtype];
 }
 
-/* Dense items: all chunks of an item but the first begin with a cache line of the first source. */
+/* Dense items: all chunks of an item but the first begin with a cache line of what is written (of the first out;
+ * the caller's arrays mostly lie alike). */
 typedef struct {
     kv_item *items;
     ptrdiff_t n;
@@ -78,7 +79,7 @@ static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads
     for (ptrdiff_t i = 0; i < n; i++) {
         kv_item *it = &items[i];
         ptrdiff_t size = kv_itemsize[it->dtype];
-        const char *anchor = it->k ? it->src[0] : it->dst;
+        const char *anchor = it->m ? it->out[0] : it->dst;
         it->stream = bytes > kv_stream_bytes;
         it->lead = (ptrdiff_t)(-(uintptr_t)anchor & (KV_LINE - 1)) / size;
         it->first_chunk = chunks;
