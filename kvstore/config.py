@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -50,8 +51,8 @@ class StoreConfig:
     on_peer_loss: str = "raise"
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ConfigError(f"timeout must be a positive number of seconds, got {self.timeout}")
+        if not 0 < self.timeout <= threading.TIMEOUT_MAX:
+            raise ConfigError(f"timeout must be a positive, finite number of seconds, got {self.timeout}")
         if self.threads < 0:
             raise ConfigError(f"threads must not be negative, got {self.threads}")
         if self.processes not in (0, 1):
