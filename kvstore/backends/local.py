@@ -62,7 +62,10 @@ class LocalBackend:
         known = [(key, values[0]) for key, values in groups if key in self._entries]
         self.init([(key, values) for key, values in groups if key not in self._entries])
         for key, value in known:
-            self._entries[key].assign(value)
+            entry = self._entries[key]
+            entry.assign(value)
+            if self.updater is not None and entry.dtype.itemsize == 2:
+                self.updater.follow(key, entry.weight())
 
     def forget(self, keys: list[Key]) -> None:
         """Undo the init of keys."""

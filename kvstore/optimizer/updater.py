@@ -151,6 +151,17 @@ class Updater:
         self._plans[index] = _Prepared(state, rule, kernels.cpu.rule_id(rule), master, arrays)
         return self._plans[index]
 
+    def follow(self, index: Index, weight: Array) -> None:
+        """Bring the float32 copy of a 16-bit weight, if there is one, in line with a weight set from outside.
+
+        Where the copy rounds to the weight it stays: it may have been loaded together with that weight.
+        """
+        state = self.states.get(index)
+        if state is not None and self.optimizer.keeps_master(weight):
+            master = arrays_of(state)[0]
+            changed = master.astype(weight.dtype) != weight
+            master[changed] = weight[changed]
+
     def snapshot_counts(self) -> Counts:
         """Return the counts of updates, for `restore_counts`."""
         optimizer = self.optimizer
