@@ -53,7 +53,7 @@ class Work:
         Exception
             What the operation itself raised.
         """
-        limit = self._timeout if timeout is None else timeout
+        limit = min(self._timeout if timeout is None else timeout, threading.TIMEOUT_MAX)
         if not self._wait_loudly(limit):
             raise TimeoutError(f"{self._what} is not complete after {limit:g} s; it goes on, wait again")
         self._seen = True
@@ -142,17 +142,31 @@ class Engine:
             self._ensure_thread()
         return work
 
+    def inside(self) -> bool:
+        """Whether the caller is part of an operation under way: an updater that calls its own store.
+
+        To wait for others would then be to wait for ever, for they wait for this one.
+        """
+        lock: Any = self.exclusive
+        return bool(lock._is_owned()) or threading.current_thread() is self._thread
+
+    def run_now(self, run: Callable[[], Any], what: str) -> Work:
+        """Run at once, ahead of everything that is queued; for calls from inside an operation."""
+        work = Work(what, self.timeout)
+        work._finish(_error_of(run))
+        return work
+
     def wait_for(self, keys: Iterable[Hashable]) -> None:
         """Block until all tasks so far on `keys` are complete; their errors stay with their handles."""
-        if threading.current_thread() is self._thread:
-            return  # an updater that calls its own store: what comes before is done
+        if self.inside():
+            return
         with self._lock:
             pending = [self._last[key].work for key in keys if key in self._last]
         self._wait_all(pending)
 
     def wait_all(self) -> None:
         """Block until every task submitted so far is complete."""
-        if threading.current_thread() is self._thread:
+        if self.inside():
             return
         with self._lock:
             pending = list({id(task): task.work for task in self._last.values()}.values())
@@ -188,12 +202,8 @@ class Engine:
 
     def _loop(self) -> None:
         while (task := self._take()) is not None:
-            error: BaseException | None = None
-            try:
-                task.run()
-            except BaseException as raised:
-                error = raised
-            self._complete(task, error)
+            self._complete(task, _error_of(task.run))
+            del task  # an idle thread must not hold on to the caller's arrays
 
     def _take(self) -> _Task | None:
         """Next ready task; None ends the thread: closed, or idle for a second."""
@@ -218,6 +228,16 @@ class Engine:
             self._unfinished -= 1
             self.busy = self._unfinished > 0
         task.work._finish(error)
+
+
+def _error_of(run: Callable[[], Any]) -> BaseException | None:
+    try:
+        run()
+    except BaseException as error:
+        # This frame would hold the error that holds this frame, and a lost handle would be noticed late.
+        assert error.__traceback__ is not None
+        return error.with_traceback(error.__traceback__.tb_next)
+    return None
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()

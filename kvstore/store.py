@@ -115,6 +115,7 @@ class KVStore(KVStoreBase):
         groups = group(key, value)
         self._pushes += 1
         if async_op:
+            groups = _with_own_lists(groups)
             return self._start("push", groups, partial(self._backend.push, groups), priority)
         self._do(groups, self._backend.push, groups)
         return None
@@ -143,10 +144,10 @@ class KVStore(KVStoreBase):
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         groups = group(key, out, "out")
         self._pulls += 1
-        run = partial(self._backend.pull, groups, ignore_sparse)
         if async_op:
-            return self._start("pull", groups, run, priority)
-        self._do(groups, run)
+            groups = _with_own_lists(groups)
+            return self._start("pull", groups, partial(self._backend.pull, groups, ignore_sparse), priority)
+        self._do(groups, self._backend.pull, groups, ignore_sparse)
         return None
 
     def pushpull(
@@ -176,6 +177,8 @@ class KVStore(KVStoreBase):
         self._pushes += 1
         self._pulls += 1
         if async_op:
+            groups = _with_own_lists(groups)
+            outs = None if outs is None else _with_own_lists(outs)
             return self._start("pushpull", groups, partial(self._backend.pushpull, groups, outs), priority)
         self._do(groups, self._backend.pushpull, groups, outs)
         return None
@@ -285,7 +288,8 @@ class KVStore(KVStoreBase):
         ----------
         updater : callable
             `merged` is the sum (row-sparse where row-sparse arrays were pushed) and good during the call
-            only; `stored` is the live weight as a NumPy array. Runs on one thread at a time.
+            only; `stored` is the live weight as a NumPy array. Runs on one thread at a time. It may call
+            this store; such calls run at once, ahead of asynchronous operations that wait.
         """
         if not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
@@ -510,6 +514,8 @@ class KVStore(KVStoreBase):
         self._check_open()
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
+        if self._engine.inside():
+            return self._engine.run_now(partial(self._locked, run), what)
         return self._engine.submit(keys, partial(self._locked, run), int(priority), what)
 
     def _locked(self, run: Callable[[], None]) -> None:
@@ -522,6 +528,11 @@ class KVStore(KVStoreBase):
         if updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
         return updater
+
+
+def _with_own_lists(groups: list[Group]) -> list[Group]:
+    """Copy the lists, not the arrays: the caller may use its lists again while the operation waits."""
+    return [(key, list(arrays)) for key, arrays in groups]
 
 
 def _wanted_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[RowSparseArray, Any]]]]:
