@@ -52,8 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
     with running(settings(options.mxnet_python, options.torch_python)) as peers:
         limit = [peer for peer in peers if peer.setting.name == "limit"]
         plan = Plan(options.rounds, options.rounds // 2, options.turn)
-        streams = list(_measured(cases.streams() if limit else [], limit, plan, prober))
-        measured = list(_measured(chosen, peers, plan, prober))
+        streams, measured = list[Measured](), list[Measured]()
+        try:
+            streams.extend(_measured(cases.streams() if limit else [], limit, plan, prober))
+            for result in _measured(chosen, peers, plan, prober):
+                measured.append(result)
+        except KeyboardInterrupt:
+            print("stopped; here is what there is", file=sys.stderr)
     text = report(measured, streams, time.time() - started)
     print(text)
     if options.write:

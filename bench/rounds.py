@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from .cases import Case
 from .machine import Others, Probe
-from .peers.process import PeerError, PeerProcess
+from .peers.process import PeerProcess
 
 BUSY = 0.10  # a round in which others took more of the machine than that is repeated
-CLOSE = 1.25  # variants up to that much slower than the best one stay in the race
+CLOSE = 1.25  # variants up to that much slower than the peer's best stay in the race,
+FIELD = 3  # and at most so many of a peer
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,12 @@ def _contenders(process: PeerProcess, variants: list[str], plan: Plan) -> list[C
 
 def _shortlist(contenders: list[Contender]) -> list[Contender]:
     """Drop what is clearly slower than the same peer's best."""
-    best: dict[str, float] = {}
-    for c in contenders:
-        name = c.process.setting.name
-        best[name] = min(best.get(name, math.inf), c.first)
-    return [c for c in contenders if c.first <= CLOSE * best[c.process.setting.name]]
+    kept: dict[str, list[Contender]] = {}
+    for c in sorted(contenders, key=lambda c: c.first):
+        rivals = kept.setdefault(c.process.setting.name, [])
+        if len(rivals) < FIELD and c.first <= CLOSE * (rivals or [c])[0].first:
+            rivals.append(c)
+    return [c for rivals in kept.values() for c in rivals]
 
 
 def _race(
@@ -177,6 +179,3 @@ def _keep_quietest(contenders: list[Contender], shares: list[float], rounds: int
     order = sorted(range(len(shares)), key=lambda i: shares[i])[:rounds]
     for contender in contenders:
         contender.seconds = [contender.seconds[i] for i in sorted(order)]
-
-
-__all__ = ["Measured", "PeerError", "Plan", "measure"]

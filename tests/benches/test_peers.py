@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bench import cases, compiled, local, table
+from bench import cases, compiled, figures, local, table
 from bench.cases import Case
 from bench.machine import Probe
 from bench.peers.base import Peer, Unsupported, digest
@@ -187,3 +187,10 @@ def test_rivals_of_other_environments(name: str) -> None:
             np.testing.assert_allclose(reply[1], digest(right), rtol=1e-4, atol=1e-6, err_msg=case.name)
             done += 1
     assert done
+
+
+def test_figures_for_the_readme() -> None:
+    case = {"case": "x", "goals": {"numpy": 1.5}, "seconds": {"ours": [1.0, 2.0], "numpy": [3.0, 4.0]}}
+    text = figures.section({"machine": "a machine", "cases": [case, {**case, "case": "y", "goals": {}}]})
+    assert "| x | 1.5 s |  | 2.50 [2.00-3.00] |  |  |" in text
+    assert "| y |" not in text
