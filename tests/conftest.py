@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,20 @@ def golden() -> Callable[[str], Any]:
         return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path)
 
     return read
+
+
+@pytest.fixture
+def body() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a function of procs.py in a process of its own; it must end well."""
+
+    def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        code = f"import sys; sys.path.insert(0, sys.argv[1]); import procs; procs.{name}(*sys.argv[2:])"
+        command = [sys.executable, "-c", code, str(DATA.parent), *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return ended
+
+    return run
 
 
 @pytest.fixture

@@ -1,0 +1,526 @@
+"""Asynchronous operations: order, priorities, errors, deadlines, threads, forks, the end of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import subprocess
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvstore as kv
+from kvstore.engine import Engine, Work
+
+Body = Callable[..., subprocess.CompletedProcess[str]]
+PATIENCE = 60.0  # seconds until a test that hangs gives up; nothing waits that long otherwise
+
+
+class Gate:
+    """A task that holds the engine's thread until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered, self._open = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        assert self._open.wait(PATIENCE)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine(timeout=PATIENCE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gate(engine: Engine) -> Iterator[Gate]:
+    """The engine's thread is busy until the gate opens."""
+    made = Gate()
+    engine.submit(["gate"], made, 0, "gate")
+    assert made.entered.wait(PATIENCE)
+    yield made
+    made.open()
+
+
+def submit(engine: Engine, log: list[Any], name: Any, keys: Any, priority: int = 0) -> Work:
+    return engine.submit(keys, lambda: log.append(name), priority, str(name))
+
+
+# ----------------------------------------------------------------------------------------------------- order
+
+
+def test_the_highest_priority_runs_first_and_among_equals_the_oldest(engine: Engine, gate: Gate) -> None:
+    log: list[Any] = []
+    for number, priority in enumerate([0, 5, -3, 5, 0, 7]):
+        submit(engine, log, number, [number], priority)
+    gate.open()
+    engine.wait_all()
+    assert log == [5, 1, 3, 0, 4, 2]
+
+
+def test_one_key_s_operations_run_in_call_order_whatever_their_priority(engine: Engine, gate: Gate) -> None:
+    log: list[Any] = []
+    for number in range(20):
+        submit(engine, log, number, ["k"], priority=number)
+    gate.open()
+    engine.wait_all()
+    assert log == list(range(20))
+
+
+def test_an_urgent_operation_does_not_overtake_what_its_keys_wait_for(engine: Engine, gate: Gate) -> None:
+    log: list[Any] = []
+    submit(engine, log, "a", ["a"], -9)
+    submit(engine, log, "ab", ["a", "b"], 9)
+    submit(engine, log, "c", ["c"], 0)
+    submit(engine, log, "b", ["b"], 99)
+    gate.open()
+    engine.wait_all()
+    assert log == ["c", "a", "ab", "b"]
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 4), max_size=3), st.integers(-3, 3)), max_size=25))
+def test_any_set_of_operations_keeps_the_order_of_each_key(plan: list[tuple[set[int], int]]) -> None:
+    engine, log, gate = Engine(timeout=PATIENCE), [], Gate()
+    engine.submit(["gate"], gate, 0, "gate")
+    works = [submit(engine, log, i, keys, priority) for i, (keys, priority) in enumerate(plan)]
+    gate.open()
+    engine.close()
+    assert sorted(log) == list(range(len(plan)))
+    assert all(work.done() for work in works)
+    for key in range(5):
+        touching = [i for i in log if key in plan[i][0]]
+        assert touching == sorted(touching)
+
+
+def test_waiting_for_some_keys_waits_for_no_others(engine: Engine) -> None:
+    log: list[Any] = []
+    submit(engine, log, "a", ["a"]).wait()
+    hold = Gate()
+    engine.submit(["b"], hold, 0, "b")
+    engine.wait_for(["a", "never seen"])
+    assert log == ["a"]
+    hold.open()
+    engine.wait_for(["b"])
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), kv.UpdaterError("no"), KeyboardInterrupt(), SystemExit(3)]
+)
+def test_an_error_reaches_wait_each_time(engine: Engine, error: BaseException) -> None:
+    work = engine.submit(["a"], failing(error), 0, "fail")
+    for _ in range(2):
+        with pytest.raises(type(error)) as caught:
+            work.wait()
+        assert caught.value is error
+    assert work.done()
+    assert work.exception() is error
+
+
+def test_a_failure_does_not_stop_what_follows(engine: Engine) -> None:
+    log: list[Any] = []
+    work = engine.submit(["a"], failing(ValueError("no")), 0, "fail")
+    submit(engine, log, "after", ["a"]).wait()
+    engine.wait_all()
+    assert log == ["after"]
+    assert isinstance(work.exception(), ValueError)
+
+
+def test_a_failure_that_nobody_waits_for_is_logged_at_once(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    gc.disable()  # the message must not depend on a collection of cycles
+    try:
+        engine.submit(["a"], failing(ValueError("such bad luck")), 0, "push of 'a'")
+        engine.wait_all()
+        engine.submit(["b"], lambda: None, 0, "next").wait()
+    finally:
+        gc.enable()
+    [record] = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.getMessage() == "push of 'a' failed and nobody waited for it: such bad luck"
+
+
+@pytest.mark.parametrize("look", [Work.exception, Work.wait])
+def test_a_failure_that_somebody_has_seen_is_not(
+    engine: Engine, caplog: pytest.LogCaptureFixture, look: Callable[[Work], Any]
+) -> None:
+    work = engine.submit(["a"], failing(ValueError("no")), 0, "fail")
+    engine.wait_all()
+    with contextlib.suppress(ValueError):
+        look(work)
+    del work
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_a_finished_operation_lets_its_arrays_go(engine: Engine) -> None:
+    class Value:
+        pass
+
+    value = Value()
+    gone = weakref.ref(value)
+    work = engine.submit(["a"], lambda held=value: None, 0, "use")  # type: ignore[misc]
+    del value
+    work.wait()
+    engine.submit(["b"], lambda: None, 0, "next").wait()
+    assert gone() is None
+
+
+# ------------------------------------------------------------------------------------------------- deadlines
+
+
+def test_a_wait_ends_at_its_deadline_and_may_be_repeated(engine: Engine, gate: Gate) -> None:
+    work = engine.submit(["gate"], lambda: None, 0, "push of 'w'")
+    for _ in range(2):
+        with pytest.raises(kv.TimeoutError, match=r"push of 'w' is not complete after 0.01 s.*wait again"):
+            work.wait(timeout=0.01)
+    with pytest.raises(TimeoutError):
+        work.wait(timeout=0)
+    assert not work.done()
+    assert work.exception() is None
+    assert "pending" in repr(work)
+    gate.open()
+    work.wait()
+    assert "done" in repr(work)
+
+
+def test_the_store_s_deadline_holds_where_none_is_given() -> None:
+    engine, gate = Engine(timeout=0.02), Gate()
+    work = engine.submit(["a"], gate, 0, "push of 'a'")
+    for wait in (work.wait, engine.wait_all, lambda: engine.wait_for(["a"])):
+        with pytest.raises(kv.TimeoutError, match=r"push of 'a' is not complete after 0.02 s"):
+            wait()
+    gate.open()
+    work.wait(PATIENCE)
+    engine.close()
+
+
+def test_a_long_wait_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine: Engine, gate: Gate
+) -> None:
+    monkeypatch.setattr("kvstore.engine._NOTICE_AFTER", 0.01)
+    work = engine.submit(["gate"], lambda: None, 0, "pull of 'w'")
+    with pytest.raises(kv.TimeoutError):
+        work.wait(0.05)
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "waiting for pull of 'w'" in record.getMessage()
+    threading.Timer(0.05, gate.open).start()
+    work.wait(float("inf"))
+
+
+# ----------------------------------------------------------------------------------------------------- close
+
+
+def test_close_waits_for_everything_and_then_refuses(engine: Engine) -> None:
+    log: list[Any] = []
+    hold = Gate()
+    engine.submit(["a"], hold, 0, "hold")
+    for number in range(5):
+        submit(engine, log, number, ["a"])
+    threading.Timer(0.02, hold.open).start()
+    engine.close()
+    assert log == list(range(5))
+    with pytest.raises(kv.ClosedError, match="push of 'a'"):
+        engine.submit(["a"], lambda: None, 0, "push of 'a'")
+    engine.close()
+
+
+def test_no_thread_before_the_first_operation_nor_after_close() -> None:
+    before = threading.enumerate()
+    engine = Engine(timeout=PATIENCE)
+    assert threading.enumerate() == before
+    engine.submit(["a"], lambda: None, 0, "a").wait()
+    engine.close()
+    assert threading.enumerate() == before
+
+
+def test_an_engine_that_nobody_closes_is_given_back() -> None:
+    engine = Engine(timeout=PATIENCE)
+    engine.submit(["a"], lambda: None, 0, "a").wait()
+    [thread] = [t for t in threading.enumerate() if t.name == "kvstore-engine"]
+    gone = weakref.ref(engine)
+    del engine
+    thread.join(PATIENCE)  # idle threads end by themselves
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_idle_engine_starts_again() -> None:
+    engine = Engine(timeout=PATIENCE)
+    for _ in range(2):
+        engine.submit(["a"], lambda: None, 0, "a").wait()
+        thread = engine._thread
+        if thread is not None:
+            thread.join(PATIENCE)
+        assert engine._thread is None
+    engine.close()
+
+
+def test_closing_from_inside_an_operation() -> None:
+    engine = Engine(timeout=PATIENCE)
+    engine.submit(["a"], engine.close, 0, "close").wait()
+    with pytest.raises(kv.ClosedError):
+        engine.submit(["a"], lambda: None, 0, "more")
+
+
+# ----------------------------------------------------------------------------------- the same through a store
+
+
+@pytest.fixture
+def calm() -> Iterator[kv.KVStore]:
+    """A store whose updater adds, and waits in the meantime where the key has a gate."""
+    with kv.create(timeout=PATIENCE) as store:
+        store.init(["a", "b", "c", "gate"], [np.zeros(3) for _ in range(4)])
+        yield store
+
+
+def hold(store: kv.KVStore, log: list[Any] | None = None) -> Gate:
+    """Keep the store busy with a push of "gate"; later pushes add up."""
+    gate = Gate()
+
+    def add(key: Any, merged: Any, stored: Any) -> None:
+        if key == "gate":
+            gate()
+        if log is not None:
+            log.append((key, merged[0]))
+        stored += merged
+
+    store.set_updater(add)
+    store.push("gate", np.ones(3), async_op=True)
+    assert gate.entered.wait(PATIENCE)
+    return gate
+
+
+def test_a_later_call_waits_for_earlier_asynchronous_ones_of_its_keys(calm: kv.KVStore) -> None:
+    gate = hold(calm)
+    for _ in range(4):
+        calm.push("a", np.ones(3), async_op=True, priority=-5)
+    threading.Timer(0.02, gate.open).start()
+    out = np.zeros(3)
+    calm.pull("a", out=out)
+    assert (out == 4).all()
+
+
+def test_priorities_decide_between_keys(calm: kv.KVStore) -> None:
+    log: list[Any] = []
+    gate = hold(calm, log)
+    for key, priority in (("a", -1), ("b", 5), ("c", 0)):
+        calm.push(key, np.ones(3), priority=priority, async_op=True)
+    calm.push("b", 2 * np.ones(3), priority=9, async_op=True)
+    gate.open()
+    calm.wait()
+    assert [entry for entry in log if entry[0] != "gate"] == [("b", 1), ("b", 2), ("c", 1), ("a", 1)]
+
+
+def test_asynchronous_operations_use_the_lists_of_the_call(calm: kv.KVStore) -> None:
+    gate = hold(calm)
+    values, outs, both = [np.ones(3), np.ones(3)], [np.zeros(3)], [np.full(3, 5.0)]
+    kept = [*outs, *both]
+    calm.push("a", values, async_op=True)
+    calm.pull("a", out=outs, async_op=True)
+    calm.pushpull("b", both, async_op=True)
+    calm.pushpull("c", values, out=outs, async_op=True)
+    for used in (values, outs, both):
+        used.clear()
+    gate.open()
+    calm.wait()
+    assert kept[1][0] == 5
+    assert kept[0][0] == 2
+    assert calm.view("a")[0] == 2
+
+
+def test_an_unwaited_failure_of_a_store_is_logged(calm: kv.KVStore, caplog: pytest.LogCaptureFixture) -> None:
+    calm.push(["a", "x"], [np.ones(3), np.ones(3)], async_op=True)
+    calm.wait()
+    calm.pull("a", out=np.zeros(3), async_op=True)
+    calm.wait()
+    assert any("push of 2 keys failed" in r.getMessage() and "'x'" in r.getMessage() for r in caplog.records)
+
+
+def test_an_updater_s_error_reaches_wait(calm: kv.KVStore) -> None:
+    calm.set_updater(lambda key, merged, stored: stored / merged.fill(0) or 1 // 0)
+    work = calm.pushpull("a", np.ones(3), async_op=True)
+    assert work is not None
+    with pytest.raises(kv.UpdaterError, match="'a'"):
+        work.wait()
+
+
+def test_settings_change_behind_what_is_under_way(calm: kv.KVStore) -> None:
+    gate = hold(calm)
+    work = calm.push("a", np.ones(3), async_op=True)
+    threading.Timer(0.02, gate.open).start()
+    calm.set_optimizer(kv.optimizer.SGD(learning_rate=1))
+    assert work is not None
+    assert work.done()
+    calm.push("a", np.ones(3))
+    assert (calm.view("a") == 0).all()
+
+
+def test_close_finishes_what_is_under_way() -> None:
+    store = kv.create(timeout=PATIENCE)
+    store.init(["a", "gate"], [np.zeros(3), np.zeros(3)])
+    gate = hold(store)
+    out = np.zeros(3)
+    works = [store.push("a", np.ones(3), async_op=True), store.pull("a", out=out, async_op=True)]
+    threading.Timer(0.02, gate.open).start()
+    store.close()
+    assert all(work is not None and work.done() for work in works)
+    assert (out == 1).all()
+
+
+def test_a_deadline_of_a_store() -> None:
+    store = kv.create(timeout=0.05)
+    store.init(["a", "gate"], [np.zeros(3), np.zeros(3)])
+    gate = hold(store)
+    work = store.push("a", np.ones(3), async_op=True)
+    assert work is not None
+    for wait in (work.wait, store.wait, store.keys, lambda: store.pull("a", out=np.zeros(3))):
+        with pytest.raises(kv.TimeoutError):
+            wait()
+    gate.open()
+    work.wait(PATIENCE)
+    store.close()
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_calls_of_many_threads_add_up(async_op: bool) -> None:
+    threads, rounds, n = 8, 30, 50_000
+    with kv.create(timeout=PATIENCE) as store:
+        store.init(["a", "b"], [np.zeros(n), np.zeros(n)])
+        store.set_updater(lambda key, merged, stored: np.add(stored, merged, out=stored))
+        start, failures = threading.Barrier(threads), []
+
+        def work(number: int) -> None:
+            try:
+                start.wait()
+                for _ in range(rounds):
+                    handle = store.push(["a", "b"], [np.ones(n), [np.ones(n)] * 2], async_op=async_op)
+                    if handle is not None:
+                        handle.wait()
+                    out = np.zeros(n)
+                    store.pull("a", out=out)
+                    assert out.min() == out.max()  # never half of an update
+            except BaseException as error:
+                failures.append(error)
+
+        team = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+        for thread in team:
+            thread.start()
+        for thread in team:
+            thread.join()
+        assert failures == []
+        assert (store.view("a") == threads * rounds).all()
+        assert (store.view("b") == 2 * threads * rounds).all()
+        assert store.statistics().pushes == threads * rounds
+
+
+def test_stores_of_many_threads_do_not_disturb_each_other() -> None:
+    failures = []
+
+    def work(number: int) -> None:
+        try:
+            with kv.create() as store:
+                store.init("a", np.zeros(100_000, np.float32))
+                for step in range(20):
+                    values = [np.full(100_000, number + step, np.float32)] * 3
+                    out = np.zeros(100_000, np.float32)
+                    store.pushpull("a", values, out=out)
+                    assert (out == 3 * (number + step)).all()
+        except BaseException as error:
+            failures.append(error)
+
+    team = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in team:
+        thread.start()
+    for thread in team:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_an_updater_may_call_its_own_store(outer: bool, inner: bool) -> None:
+    """Also where operations of the other key wait: nobody waits for the other until the deadline."""
+    with kv.create(timeout=PATIENCE) as store:
+        store.init(["a", "b", "c"], [np.zeros(3) for _ in range(3)])
+        seen = []
+
+        def updater(key: Any, merged: Any, stored: Any) -> None:
+            if key == "a":
+                queued.append(store.push("c", np.ones(3), async_op=True))
+                work = store.push("b", merged, async_op=inner)
+                if work is not None:
+                    work.wait()
+                out = np.zeros(3)
+                store.pull("b", out=out)
+                seen.append(out[0])
+                store.wait()
+                assert "b" in store.keys()  # noqa: SIM118 - a store is no dict
+            stored += merged
+
+        queued: list[Any] = []
+        store.set_updater(updater)
+        for _ in range(3):
+            work = store.push("a", np.ones(3), async_op=outer)
+            if work is not None:
+                work.wait()
+        store.wait()
+        assert seen == [1, 2, 3]
+        assert all(work.done() for work in queued)
+        assert [store.view(key)[0] for key in "abc"] == [3, 3, 3]
+
+
+def test_an_inner_error_is_the_updater_s() -> None:
+    with kv.create(timeout=PATIENCE) as store:
+        store.init("a", np.zeros(3))
+        store.set_updater(lambda key, merged, stored: store.pull("x", out=merged))
+        with pytest.raises(kv.UpdaterError, match="KeyNotFoundError on key 'a'"):
+            store.push("a", np.ones(3))
+
+
+# ------------------------------------------------------------------------------------------------- processes
+
+
+def test_a_process_ends_after_its_pending_work(body: Body, tmp_path: Path) -> None:
+    body("exit_with_work_pending", str(tmp_path / "log"))
+    assert (tmp_path / "log").read_text().split() == ["1", "2", "3"]
+
+
+def test_a_failure_is_logged_at_the_end_of_the_process_too(body: Body) -> None:
+    ended = body("exit_with_failed_work")
+    assert "push of 'nobody' failed and nobody waited for it" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["fork_with_helpers", "fork_while_another_thread_sums", "fork_with_work_under_way"]
+)
+def test_children_of_fork_go_on(body: Body, name: str) -> None:
+    body(name)
+
+
+def test_close_leaves_no_thread_and_no_file(body: Body) -> None:
+    body("close_leaves_nothing")
