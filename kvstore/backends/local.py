@@ -82,8 +82,7 @@ class LocalBackend:
         later: list[Deliver] = []
         batch: Batch = []
         tables: list[tuple[RowTable, RowSparseArray]] = []
-        for key, outs in groups:
-            entry = self._entry(key)
+        for entry, outs in self._by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
             if len(dense) < len(outs):
                 tables += self._sparse_outs(entry, outs, ignore_sparse)
@@ -97,6 +96,11 @@ class LocalBackend:
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, and hand the result out while it is in the cache."""
+        if outs is not None and not all(values for _, values in groups):  # some keys are pulled only
+            self._check_outs(outs)
+            self.push(groups)
+            self.pull(outs, ignore_sparse=True)
+            return
         later: list[Deliver] = []
         dense, sparse = self._sources(groups)
         targets = dict(groups if outs is None else outs)
@@ -170,6 +174,13 @@ class LocalBackend:
         self.set_updater(None)
 
     # ----------------------------------------------------------------------------------------- checks
+
+    def _by_number(self, groups: list[Group]) -> list[tuple[Entry, list[Any]]]:
+        """Entries in the order of updates, so that overlapping outs end the same way in pull and pushpull."""
+        found = [(self._entry(key), arrays) for key, arrays in groups]
+        if len(found) > 1:
+            found.sort(key=lambda pair: pair[0].number)
+        return found
 
     def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
         if key in self._entries:
