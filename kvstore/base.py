@@ -167,7 +167,7 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
 def _unknown(literal: str) -> str:
     known = sorted({*BACKENDS, *PLANNED, *KVStoreBase.kv_registry})
     near = difflib.get_close_matches(literal, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown store {literal!r}{hint} Known are: {', '.join(known)}"
 
 
