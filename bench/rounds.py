@@ -14,7 +14,7 @@ from .peers.process import PeerProcess
 
 BUSY = 0.10  # a round in which others took more of the machine than that is repeated
 CLOSE = 1.25  # variants up to that much slower than the peer's best stay in the race,
-FIELD = 3  # and at most so many of a peer
+FIELD = 2  # and at most so many of a peer
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Plan:
 
     rounds: int = 7
     spare: int = 3
-    turn: float = 0.08
+    turn: float = 0.06
     least: int = 3
-    most: int = 2000
+    most: int = 10_000
 
 
 @dataclass
@@ -125,9 +125,10 @@ def _prepare(
 
 
 def _alike(a: list[float], b: list[float]) -> bool:
-    return len(a) == len(b) and all(
-        math.isclose(x, y, rel_tol=1e-3, abs_tol=1e-5) for x, y in zip(a, b, strict=True)
-    )
+    def close(x: float, y: float) -> bool:
+        return math.isclose(x, y, rel_tol=1e-3, abs_tol=1e-5 if abs(x) > 1e-20 else 0.0)
+
+    return len(a) == len(b) and all(map(close, a, b))
 
 
 def _contenders(process: PeerProcess, variants: list[str], plan: Plan) -> list[Contender]:

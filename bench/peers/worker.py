@@ -12,6 +12,8 @@ import sys
 import traceback
 from typing import Any, TextIO
 
+import numpy as np
+
 from bench.cases import Case
 
 from .base import Peer, Unsupported, digest
@@ -64,6 +66,7 @@ def die_with_parent() -> None:
 def main() -> None:
     """Serve the peer named on the command line; what libraries print goes to standard error."""
     die_with_parent()
+    np.seterr(all="ignore")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(make(sys.argv[1]), sys.stdin, answers)

@@ -69,6 +69,11 @@ def expected_rows(case: Case) -> list[Array]:
     return [merged[ids] for ids in data.ids]
 
 
+def close(case: Case) -> float:
+    """Values summed in place are tiny."""
+    return 1e-7 if case.update or not case.in_place else 1e-36
+
+
 @pytest.fixture(scope="module", params=LOCAL)
 def peer(request: pytest.FixtureRequest) -> Peer:
     return make(request.param)
@@ -77,7 +82,7 @@ def peer(request: pytest.FixtureRequest) -> Peer:
 @pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
 def test_dense_result(peer: Peer, case: Case) -> None:
     for mine, right in zip(peer.prepare(case), expected(case), strict=True):
-        np.testing.assert_allclose(mine, right, rtol=2e-5, atol=1e-7)
+        np.testing.assert_allclose(mine, right, rtol=2e-5, atol=close(case))
     peer.release()
 
 
@@ -107,7 +112,7 @@ def test_every_way_of_the_compiled_limit(case: Case, monkeypatch: pytest.MonkeyP
             array.fill(-1)
         limit.run(variant, 1)
         for mine, right in zip(fresh, expected(case), strict=True):
-            np.testing.assert_allclose(mine, right, rtol=2e-5, atol=1e-7, err_msg=variant)
+            np.testing.assert_allclose(mine, right, rtol=2e-5, atol=close(case), err_msg=variant)
 
 
 @pytest.mark.skipif("limit" not in LOCAL, reason="needs a C compiler")
