@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import KeyKindError, ShapeError
+from .errors import ArrayError, KeyKindError, ShapeError
+from .sparse import RowSparseArray
 
 Key = int | str
 Group = tuple[Key, list[Any]]
@@ -58,7 +59,7 @@ def plain_key(key: Any) -> Key:
     if isinstance(key, (int, np.integer)):
         return _in_range(int(key))
     if isinstance(key, str):
-        return str(key)
+        return str.__str__(key)  # its text, whatever the subclass, an Enum for instance, prints for it
     raise KeyKindError(f"a key must be an int or a str, not {type(key).__name__}: {key!r}")
 
 
@@ -91,3 +92,33 @@ def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
 def _check_one_kind(groups: dict[Key, list[Any]]) -> None:
     if len({type(key) for key in groups}) > 1:
         raise KeyKindError("int and str keys in one call; a store uses one kind of key")
+
+
+def with_own_lists(groups: list[Group]) -> list[Group]:
+    """Copy the lists, not the arrays: the caller may use its lists again while the operation waits."""
+    return [(key, list(arrays)) for key, arrays in groups]
+
+
+def pair_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[RowSparseArray, Any]]]]:
+    """Pair every out with its row ids."""
+    if out is None or row_ids is None:
+        raise ArrayError("row_sparse_pull needs both `out` and `row_ids`")
+    wanted = []
+    for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_ids"), strict=True):
+        ids = _id_arrays(ids)
+        for one in outs:
+            if not isinstance(one, RowSparseArray):
+                raise ArrayError(f"out of key {name!r} must be a RowSparseArray, not {type(one).__name__}")
+        if len(ids) == 1:
+            ids = ids * len(outs)
+        if len(ids) != len(outs):
+            raise ShapeError(
+                f"key {name!r}: {len(outs)} outs with {len(ids)} row_ids; give one for each, or one for all"
+            )
+        wanted.append((name, list(zip(outs, ids, strict=True))))
+    return wanted
+
+
+def _id_arrays(ids: list[Any]) -> list[Any]:
+    """Plain numbers are one list of ids, not as many arrays."""
+    return [ids] if all(isinstance(one, (int, float, np.number)) for one in ids) else ids

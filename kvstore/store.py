@@ -10,8 +10,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from . import checkpoint
 from .backends.protocol import Backend
 from .base import KVStoreBase, check_capability
@@ -25,11 +23,10 @@ from .errors import (
     ClosedError,
     ConfigError,
     MissingBackendError,
-    ShapeError,
+    TimeoutError,
 )
-from .grouping import Group, Key, group, plain_key
+from .grouping import Group, Key, group, pair_rows, plain_key, with_own_lists
 from .optimizer import Optimizer, Updater
-from .sparse import RowSparseArray
 
 PathLike = str | os.PathLike[str]
 
@@ -115,7 +112,7 @@ class KVStore(KVStoreBase):
         groups = group(key, value)
         self._pushes += 1
         if async_op:
-            groups = _with_own_lists(groups)
+            groups = with_own_lists(groups)
             return self._start("push", groups, partial(self._backend.push, groups), priority)
         self._do(groups, self._backend.push, groups)
         return None
@@ -129,7 +126,8 @@ class KVStore(KVStoreBase):
         ----------
         key : int, str, or list of them
         out : array or list of arrays for each key
-            Of the key's shape. Another element type is converted to.
+            Of the key's shape. Another element type is converted to. Where outs of several keys overlap,
+            that of the highest key is written last (str keys count in the order of their init).
         priority, async_op
             As in `push`.
         ignore_sparse : bool
@@ -145,7 +143,7 @@ class KVStore(KVStoreBase):
         groups = group(key, out, "out")
         self._pulls += 1
         if async_op:
-            groups = _with_own_lists(groups)
+            groups = with_own_lists(groups)
             return self._start("pull", groups, partial(self._backend.pull, groups, ignore_sparse), priority)
         self._do(groups, self._backend.pull, groups, ignore_sparse)
         return None
@@ -177,8 +175,8 @@ class KVStore(KVStoreBase):
         self._pushes += 1
         self._pulls += 1
         if async_op:
-            groups = _with_own_lists(groups)
-            outs = None if outs is None else _with_own_lists(outs)
+            groups = with_own_lists(groups)
+            outs = None if outs is None else with_own_lists(outs)
             return self._start("pushpull", groups, partial(self._backend.pushpull, groups, outs), priority)
         self._do(groups, self._backend.pushpull, groups, outs)
         return None
@@ -229,7 +227,7 @@ class KVStore(KVStoreBase):
         ShapeError
             Numbers of outs and row_ids do not match, or shapes do not.
         """
-        wanted = _wanted_rows(key, out, row_ids)
+        wanted = pair_rows(key, out, row_ids)
         self._pulls += 1
         keys: list[Group] = [(name, []) for name, _ in wanted]
         run = partial(self._backend.row_sparse_pull, wanted)
@@ -457,9 +455,7 @@ class KVStore(KVStoreBase):
         if self._closed:
             return
         self._engine.close()
-        with self._engine.exclusive:
-            self._closed = True
-            self._backend.close()
+        self._exclusively(self._shut)
 
     def __enter__(self) -> KVStore:
         self._check_open()
@@ -489,6 +485,10 @@ class KVStore(KVStoreBase):
 
     # --------------------------------------------------------------------------------------- plumbing
 
+    def _shut(self) -> None:
+        self._closed = True
+        self._backend.close()
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"this {self._type!r} store is closed; create a new one")
@@ -497,64 +497,39 @@ class KVStore(KVStoreBase):
         """Run now, behind what is still under way for these keys."""
         if self._engine.busy:
             self._engine.wait_for(key for key, _ in groups)
-        with self._engine.exclusive:
-            if self._closed:
-                self._check_open()
-            return run(*args)
+        return self._exclusively(run, *args)
 
     def _do_all(self, run: Callable[[], Any]) -> Any:
         """Run now, behind everything that is still under way."""
         if self._engine.busy:
             self._engine.wait_all()
-        with self._engine.exclusive:
-            self._check_open()
-            return run()
+        return self._exclusively(run)
+
+    def _exclusively(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Run while no other thread touches the values."""
+        lock = self._engine.exclusive
+        if not lock.acquire(timeout=self._config.timeout):
+            raise TimeoutError(
+                f"another thread has been inside this {self._type!r} store for {self._config.timeout:g} s, "
+                "perhaps in an updater that waits for something"
+            )
+        try:
+            if self._closed:
+                self._check_open()
+            return run(*args)
+        finally:
+            lock.release()
 
     def _start(self, verb: str, groups: list[Group], run: Callable[[], None], priority: int) -> Work:
         self._check_open()
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
         if self._engine.inside():
-            return self._engine.run_now(partial(self._locked, run), what)
-        return self._engine.submit(keys, partial(self._locked, run), int(priority), what)
-
-    def _locked(self, run: Callable[[], None]) -> None:
-        with self._engine.exclusive:
-            self._check_open()
-            run()
+            return self._engine.run_now(partial(self._exclusively, run), what)
+        return self._engine.submit(keys, partial(self._exclusively, run), int(priority), what)
 
     def _updater_or_raise(self, verb: str) -> Updater:
         updater = self._backend.updater
         if updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
         return updater
-
-
-def _with_own_lists(groups: list[Group]) -> list[Group]:
-    """Copy the lists, not the arrays: the caller may use its lists again while the operation waits."""
-    return [(key, list(arrays)) for key, arrays in groups]
-
-
-def _wanted_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[RowSparseArray, Any]]]]:
-    """Pair every out with its row ids."""
-    if out is None or row_ids is None:
-        raise ArrayError("row_sparse_pull needs both `out` and `row_ids`")
-    wanted = []
-    for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_ids"), strict=True):
-        ids = _id_arrays(ids)
-        for one in outs:
-            if not isinstance(one, RowSparseArray):
-                raise ArrayError(f"out of key {name!r} must be a RowSparseArray, not {type(one).__name__}")
-        if len(ids) == 1:
-            ids = ids * len(outs)
-        if len(ids) != len(outs):
-            raise ShapeError(
-                f"key {name!r}: {len(outs)} outs with {len(ids)} row_ids; give one for each, or one for all"
-            )
-        wanted.append((name, list(zip(outs, ids, strict=True))))
-    return wanted
-
-
-def _id_arrays(ids: list[Any]) -> list[Any]:
-    """Plain numbers are one list of ids, not as many arrays."""
-    return [ids] if all(isinstance(one, (int, float, np.number)) for one in ids) else ids
