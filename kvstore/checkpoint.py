@@ -29,6 +29,7 @@ Value = Array | RowSparseArray
 
 def save(backend: Backend, path: str) -> None:
     """Write the values of all keys."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     tensors: dict[str, Array] = {}
@@ -36,7 +37,10 @@ def save(backend: Backend, path: str) -> None:
     manifest = [_describe(key, backend.view(key), tensors) for key in keys]
     metadata = {"format": _FORMAT, "version": _VERSION, "keys": json.dumps(manifest)}
     with replacing(path) as beside:
-        save_file(tensors, beside, metadata)
+        try:
+            save_file(tensors, beside, metadata)
+        except SafetensorError as error:  # no such folder, no space: what other writers call an OSError
+            raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def load(backend: Backend, path: str) -> None:
@@ -94,6 +98,8 @@ def _refuse_what_is_no_file_of_ours(path: str) -> None:
 
 def _manifest(text: str) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads(text)
+    if not isinstance(entries, list):
+        raise ValueError("the manifest is no list")
     kinds = {type(entry["key"]) for entry in entries}
     if not kinds <= {str} and not kinds <= {int}:
         raise ValueError("keys of two kinds")
