@@ -49,7 +49,7 @@ def measured(request: pytest.FixtureRequest) -> Iterator[list[Measured]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def bench_case(
+def test_case(
     benchmark: Any,
     case: Case,
     peers: list[PeerProcess],
