@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import threading
 from typing import Any
 
@@ -76,6 +77,14 @@ def _from_slab(nbytes: int) -> tuple[mmap.mmap, int]:
             _slab, offset = _map(_SLAB), 0
         _used = offset + nbytes
         return _slab, offset
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)  # a thread that is not in the child may have held the old one
 
 
 def _map(nbytes: int) -> mmap.mmap:
