@@ -144,8 +144,10 @@ class Called:
         np.copyto(before, weight)
         try:
             self._updater(entry.key, gradient, weight)
-        except Exception as error:
+        except BaseException as error:
             np.copyto(weight, before)
+            if not isinstance(error, Exception):  # Ctrl-C stays what it is
+                raise
             raise UpdaterError(
                 f"the updater raised {type(error).__name__} on key {entry.key!r} (worker 0): {error}"
             ) from error
