@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import kvstore as kv
+from kvstore import pages
 from kvstore.kernels import cpu
 
 BIG = 1_000_000
@@ -104,6 +105,12 @@ def fork_while_another_thread_sums() -> None:
         stop.set()
         thread.join()
     check_large_sum(store, "a")
+
+
+def fork_while_memory_is_cut() -> None:
+    """The lock on the slab that small arrays are cut from is held when the process forks."""
+    with pages._lock:
+        in_child(lambda: pages.empty((20_000,), np.uint8))
 
 
 def fork_with_work_under_way() -> None:

@@ -191,8 +191,17 @@ def test_outs_of_every_kind_and_another_type(store: kv.KVStore, kind: Callable[[
     np.testing.assert_array_equal(content(out), sample())
 
 
-# An old producer of DLPack cannot say that its memory is read-only, and refuses to hand it out.
-@pytest.mark.parametrize("kind", KINDS[:8] + KINDS[10:13], ids=NAMES[:8] + NAMES[10:13])
+# Before DLPack 1.0 a producer cannot say that its memory is read-only; NumPy then refuses to hand it out.
+TELLS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+MAY_BE_READ_ONLY = [
+    pytest.param(kind, id=name)
+    for kind, name in zip(KINDS, NAMES, strict=True)
+    if name not in ("old-dlpack", "pinned", "mxnet", "memoryview", "strided-memoryview")
+    and (TELLS or "dlpack" not in name)
+]
+
+
+@pytest.mark.parametrize("kind", MAY_BE_READ_ONLY)
 def test_read_only_arrays_are_values_and_no_outs(store: kv.KVStore, kind: Callable[[Array], Any]) -> None:
     value = kind(sample())
     getattr(value, "memory", value).flags.writeable = False

@@ -731,6 +731,21 @@ def test_an_updater_s_error_reaches_the_caller(store: kv.KVStore) -> None:
     assert [pulled(store, key)[0, 0] for key in (1, 2, 3)] == [2, 0, 0]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_updater_that_is_interrupted_leaves_the_weight_alone(
+    store: kv.KVStore, error: type[BaseException]
+) -> None:
+    def interrupted(key: Any, merged: Array, stored: Array) -> None:
+        stored += merged
+        raise error
+
+    store.init("a", full(1))
+    store.set_updater(interrupted)
+    with pytest.raises(error):
+        store.push("a", full(1))
+    assert equal(pulled(store, "a"), 1)
+
+
 def test_an_updater_may_spoil_what_it_is_given(store: kv.KVStore) -> None:
     store.init("a", full(1))
     value = full(2)

@@ -405,6 +405,23 @@ def test_a_deadline_of_a_store() -> None:
     store.close()
 
 
+def test_no_call_waits_for_ever_for_another_thread() -> None:
+    store = kv.create(timeout=0.05)
+    store.init(["a", "gate"], [np.zeros(3), np.zeros(3)])
+    gate = Gate()
+    store.set_updater(lambda key, merged, stored: gate())
+    thread = threading.Thread(target=store.push, args=("gate", np.ones(3)))
+    thread.start()
+    assert gate.entered.wait(PATIENCE)
+    calls = (store.keys, store.close, lambda: store.push("a", np.ones(3)), lambda: store.view("a"))
+    for call in calls:
+        with pytest.raises(kv.TimeoutError, match="another thread"):
+            call()
+    gate.open()
+    thread.join()
+    store.close()
+
+
 @pytest.mark.parametrize("async_op", [False, True])
 def test_calls_of_many_threads_add_up(async_op: bool) -> None:
     threads, rounds, n = 8, 30, 50_000
@@ -516,7 +533,13 @@ def test_a_failure_is_logged_at_the_end_of_the_process_too(body: Body) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["fork_with_helpers", "fork_while_another_thread_sums", "fork_with_work_under_way"]
+    "name",
+    [
+        "fork_with_helpers",
+        "fork_while_another_thread_sums",
+        "fork_while_memory_is_cut",
+        "fork_with_work_under_way",
+    ],
 )
 def test_children_of_fork_go_on(body: Body, name: str) -> None:
     body(name)
