@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from ..arrays import readable, writable
@@ -74,11 +75,17 @@ class LocalBackend:
 
     def push(self, groups: list[Group]) -> None:
         """Sum, then update or replace."""
+        if len(groups) == 1 and (work := self._plain_work(groups[0], ())) is not None:
+            self._apply.dense([work])
+            return
         dense, sparse = self._sources(groups)
         self._push([(entry, srcs, []) for entry, srcs in dense], sparse)
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Copy out."""
+        if len(groups) == 1 and (work := self._plain_pull(*groups[0])) is not None:
+            emit([work])
+            return
         later: list[Deliver] = []
         batch: Batch = []
         tables: list[tuple[RowTable, RowSparseArray]] = []
@@ -96,6 +103,12 @@ class LocalBackend:
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, and hand the result out while it is in the cache."""
+        if (
+            len(groups) == 1
+            and (work := self._plain_work(groups[0], groups if outs is None else outs)) is not None
+        ):
+            self._apply.dense([work])
+            return
         if outs is not None and not all(values for _, values in groups):  # some keys are pulled only
             self._check_outs(outs)
             self.push(groups)
@@ -112,6 +125,35 @@ class LocalBackend:
             deliver()
         if rest:
             self.pull(rest, ignore_sparse=True)
+
+    # The usual call, one dense key with plain arrays, in few steps; None: take the long way, which also explains.
+
+    def _plain_work(
+        self, pushed: Group, outs: Sequence[Group]
+    ) -> tuple[Entry, list[Array], list[Array]] | None:
+        key, values = pushed
+        entry = self._entries.get(key)
+        if (
+            entry is None
+            or entry.table is not None
+            or not values
+            or cpu.first_misfit(values, entry.value) >= 0
+        ):
+            return None
+        if not outs:
+            self._apply.check(entry)
+            return entry, values, []
+        pulled = self._plain_pull(*outs[0]) if len(outs) == 1 and outs[0][0] == key else None
+        if pulled is None:
+            return None
+        self._apply.check(entry)
+        return entry, values, pulled[2]
+
+    def _plain_pull(self, key: Key, outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:
+        entry = self._entries.get(key)
+        if entry is None or entry.table is not None or cpu.first_misfit(outs, entry.value) >= 0:
+            return None
+        return None if cpu.first_unwritable(outs) >= 0 else (entry, [], outs)
 
     def _push(self, batch: Batch, sparse: list[tuple[Entry, list[RowSparseArray]]]) -> None:
         if batch:
