@@ -85,6 +85,7 @@ cdef extern from "run.h" nogil:
     ptrdiff_t kv_merge(const int64_t **ids, const ptrdiff_t *n, int k, int64_t *out, int64_t **map, ptrdiff_t *at)
     void kv_locate(const int64_t *have, ptrdiff_t n_have, const int64_t *wanted, ptrdiff_t n, int64_t *position)
     ptrdiff_t kv_unique(int64_t *ids, ptrdiff_t n)
+    ptrdiff_t kv_unique_by_map(int64_t *ids, ptrdiff_t n, int64_t rows)
 
 cdef extern from *:
     """
@@ -686,11 +687,23 @@ def locate_ids(have, wanted):
     return positions
 
 
-def unique_ids(ids):
-    """Sort an int64 array in place, drop repetitions, and return the part of it that holds the result."""
+def unique_ids(ids, int64_t rows):
+    """Sort an int64 array in place, drop repetitions, and return the part of it that holds the result.
+
+    Raises IndexError, with the array as it was, if an id lies outside ``0 <= id < rows``.
+    """
     cdef int64_t *p = <int64_t *>pointer(ids, KV_I64, cnp.PyArray_SIZE(<cnp.ndarray?>ids), True)
-    cdef ptrdiff_t n = cnp.PyArray_SIZE(<cnp.ndarray>ids)
-    ids.sort()
-    with nogil:
-        n = kv_unique(p, n)
-    return ids[:n]
+    cdef ptrdiff_t n = cnp.PyArray_SIZE(<cnp.ndarray>ids), kept
+    if rows > 256 * <int64_t>n:  # a map of a huge table costs more than a sort of a few ids
+        check_ids(p, n, 0, rows)
+        ids.sort()
+        with nogil:
+            kept = kv_unique(p, n)
+    else:
+        with nogil:
+            kept = kv_unique_by_map(p, n, rows)
+    if kept == -2:
+        raise MemoryError()
+    if kept < 0:
+        raise IndexError(f"row ids must lie in [0, {rows})")
+    return ids[:kept]

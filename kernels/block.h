@@ -214,13 +214,40 @@ static void LV(row_piece)(const kv_rows *job, ptrdiff_t u, ptrdiff_t col, ptrdif
                      job->n_states, job->p);
 }
 
+/* Rows lie anywhere in a table, so the processor cannot guess which comes next: ask for it some rows ahead. */
+static void LV(prefetch_row)(const char *table, ptrdiff_t row, ptrdiff_t bytes)
+{
+    const char *p = table + row * bytes;
+    for (ptrdiff_t i = 0; i < bytes && i < KV_AHEAD_BYTES; i += KV_LINE)
+        __builtin_prefetch(p + i);
+}
+
+static void LV(prefetch_rows)(const kv_rows *job, ptrdiff_t u)
+{
+    ptrdiff_t bytes = job->cols * kv_itemsize[job->dtype];
+    for (int j = 0; j < job->k; j++)
+        if (job->map[j][u] >= 0)
+            LV(prefetch_row)(job->src[j], job->map[j][u], bytes);
+    if (job->rule < 0)
+        return;
+    ptrdiff_t wide = job->master ? job->cols * (ptrdiff_t)sizeof(float) : bytes;
+    LV(prefetch_row)(job->dst, job->dst_row[u], bytes);
+    if (job->master)
+        LV(prefetch_row)(job->master, job->dst_row[u], wide);
+    for (int j = 0; j < job->n_states; j++)
+        LV(prefetch_row)(job->states[j], job->dst_row[u], wide);
+}
+
 static void LV(rows_span)(const kv_rows *job, ptrdiff_t from, ptrdiff_t to)
 {
     const char *few[16];
     const char **have = job->k <= 16 ? few : (const char **)malloc((size_t)job->k * sizeof(char *));
-    for (ptrdiff_t u = from; u < to; u++)
+    for (ptrdiff_t u = from; u < to; u++) {
+        if (u + KV_AHEAD_ROWS < to)
+            LV(prefetch_rows)(job, u + KV_AHEAD_ROWS);
         for (ptrdiff_t col = 0; col < job->cols; col += KV_BLOCK)
             LV(row_piece)(job, u, col, job->cols - col < KV_BLOCK ? job->cols - col : KV_BLOCK, have);
+    }
     if (have != few)
         free(have);
 }

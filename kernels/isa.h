@@ -41,7 +41,9 @@ enum {
     KV_MAX_GROUP = 8,    /* values summed in one pass over a block */
     KV_BLOCK = 256,      /* elements: small enough that all arrays of a block share the first-level cache (docs/decisions/0003) */
     KV_MAX_STATES = 4,
-    KV_LINE = 64         /* bytes of a cache line */
+    KV_LINE = 64,        /* bytes of a cache line */
+    KV_AHEAD_ROWS = 6,   /* rows of a table that are asked for before their turn */
+    KV_AHEAD_BYTES = 1024
 };
 
 #endif

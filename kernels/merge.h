@@ -89,4 +89,24 @@ static ptrdiff_t kv_unique(int64_t *ids, ptrdiff_t n)
     return kept;
 }
 
+/* Sort ids and drop repetitions, in place, by marking them in a map of one bit for each of `rows` rows.
+ * Returns how many are left; -1: an id lies outside, nothing has changed; -2: no memory. */
+static ptrdiff_t kv_unique_by_map(int64_t *ids, ptrdiff_t n, int64_t rows)
+{
+    int64_t words = (rows + 63) / 64;
+    uint64_t *map = (uint64_t *)calloc((size_t)words + 1, sizeof *map);
+    ptrdiff_t kept = 0, outside = 0;
+    if (!map)
+        return -2;
+    for (ptrdiff_t i = 0; i < n; i++)
+        outside += (uint64_t)ids[i] >= (uint64_t)rows;
+    for (ptrdiff_t i = 0; i < n && !outside; i++)
+        map[ids[i] >> 6] |= (uint64_t)1 << (ids[i] & 63);
+    for (int64_t w = 0; w < words && !outside; w++)
+        for (uint64_t bits = map[w]; bits; bits &= bits - 1)
+            ids[kept++] = w * 64 + __builtin_ctzll(bits);
+    free(map);
+    return outside ? -1 : kept;
+}
+
 #endif

@@ -35,8 +35,11 @@ static struct {
     int watches_fork;
     kv_task task;
     void *context;
-    ptrdiff_t n;
-    atomic_ptrdiff_t next;
+    int shares;
+    struct {
+        _Alignas(64) atomic_ptrdiff_t next;
+        ptrdiff_t end;
+    } share[KV_MAX_HELPERS + 1];
 } kv_pool = {.owner = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 static inline void kv_pause(void)
@@ -48,11 +51,26 @@ static inline void kv_pause(void)
 #endif
 }
 
-static void kv_work(void)
+/* Each thread has a share of its own, the same in every call of a loop, so that its part of small arrays stays in its
+ * cache; when it is done it helps the others. */
+static void kv_work(int self)
 {
-    ptrdiff_t n = kv_pool.n, i;
-    while ((i = atomic_fetch_add(&kv_pool.next, 1)) < n)
-        kv_pool.task(kv_pool.context, i);
+    int shares = kv_pool.shares;
+    for (int turn = 0; turn < shares; turn++) {
+        int s = (self + turn) % shares;
+        ptrdiff_t end = kv_pool.share[s].end, i;
+        while ((i = atomic_fetch_add(&kv_pool.share[s].next, 1)) < end)
+            kv_pool.task(kv_pool.context, i);
+    }
+}
+
+static void kv_deal(ptrdiff_t n, int shares)
+{
+    kv_pool.shares = shares;
+    for (int s = 0; s < shares; s++) {
+        atomic_store_explicit(&kv_pool.share[s].next, n * s / shares, memory_order_relaxed);
+        kv_pool.share[s].end = n * (s + 1) / shares;
+    }
 }
 
 /* Wait until a gate newer than `seen` opens: spin first, then sleep. */
@@ -74,14 +92,15 @@ static uint64_t kv_next_gate(uint64_t seen)
     return gate;
 }
 
-static void *kv_helper(void *start)
+static void *kv_helper(void *number)
 {
-    uint64_t seen = (uint64_t)(uintptr_t)start * KV_GATE_STEP;
+    uint64_t seen = 0; /* an older gate: a job that is open now is joined at once */
+    int self = (int)(intptr_t)number;
     for (;;) {
         uint64_t gate = kv_next_gate(seen);
         while (gate & KV_GATE_OPEN)
             if (atomic_compare_exchange_weak(&kv_pool.gate, &gate, gate + 1)) {
-                kv_work();
+                kv_work(self);
                 atomic_fetch_sub(&kv_pool.gate, 1);
                 break;
             }
@@ -115,8 +134,7 @@ static void kv_pool_grow(int helpers)
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     while (kv_pool.helpers < helpers && kv_pool.helpers < KV_MAX_HELPERS) {
         pthread_t thread;
-        uintptr_t seen = (uintptr_t)(atomic_load(&kv_pool.gate) / KV_GATE_STEP);
-        if (pthread_create(&thread, &detached, kv_helper, (void *)seen) != 0)
+        if (pthread_create(&thread, &detached, kv_helper, (void *)(intptr_t)(kv_pool.helpers + 1)) != 0)
             break;
         kv_pool.helpers++;
     }
@@ -157,10 +175,9 @@ static void kv_parallel(kv_task task, void *context, ptrdiff_t n, int threads)
         kv_pool_grow(threads - 1);
     kv_pool.task = task;
     kv_pool.context = context;
-    kv_pool.n = n;
-    atomic_store(&kv_pool.next, 0);
+    kv_deal(n, kv_pool.helpers + 1 < threads ? kv_pool.helpers + 1 : threads);
     kv_open_gate();
-    kv_work();
+    kv_work(0);
     kv_shut_gate();
     pthread_mutex_unlock(&kv_pool.owner);
 }

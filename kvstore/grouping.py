@@ -81,8 +81,8 @@ def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
     if len(keys) != len(values):
         raise ShapeError(f"{len(keys)} keys with {len(values)} {what}s; they must be as many")
     for key, value in zip(keys, values):  # noqa: B905 - lengths are checked above
-        if type(key) is str:
-            yield key, _arrays(value)
+        if type(key) is str or type(key) is int:
+            yield _in_range(key), _arrays(value)
         elif isinstance(key, (list, tuple)):
             yield from _pairs(key, value, what)
         else:

@@ -95,10 +95,14 @@ def conversion(entry: Entry, out: Array) -> Deliver:
 def row_ids(entry: Entry, ids: Any) -> Array:
     """Sorted, unique row ids, checked; fractions are cut off as MXNet does."""
     what = f"row_ids of key {entry.key!r}"
-    rows = cpu.unique_ids(_whole_numbers(ids, what))
-    if len(rows) and (rows[0] < 0 or rows[-1] >= entry.shape[0]):
-        raise RowIndexError(f"{what} lie in [{rows[0]}, {rows[-1]}], the table has {entry.shape[0]} rows")
-    return rows
+    ids = _whole_numbers(ids, what)
+    try:
+        return cpu.unique_ids(ids, entry.shape[0])
+    except IndexError:
+        lowest, highest = ids.min(), ids.max()
+        raise RowIndexError(
+            f"{what} lie in [{lowest}, {highest}], the table has {entry.shape[0]} rows"
+        ) from None
 
 
 def _whole_numbers(ids: Any, what: str) -> Array:

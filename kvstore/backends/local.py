@@ -126,7 +126,7 @@ class LocalBackend:
         if rest:
             self.pull(rest, ignore_sparse=True)
 
-    # The usual call, one dense key with plain arrays, in few steps; None: take the long way, which also explains.
+    # The usual call, one dense key with plain arrays, in few steps. None: take the long way, which explains.
 
     def _plain_work(
         self, pushed: Group, outs: Sequence[Group]

@@ -38,9 +38,22 @@ def test_locate(have: set[int], wanted: set[int]) -> None:
     assert positions.tolist() == [sorted(have).index(i) if i in have else -1 for i in sorted(wanted)]
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1)) | st.lists(st.integers(-2, 5)))
-def test_unique(ids: list[int]) -> None:
-    assert cpu.unique_ids(np.array(ids, np.int64)).tolist() == sorted(set(ids))
+@given(st.lists(st.integers(0, 2**63 - 2)) | st.lists(st.integers(0, 5)), st.integers(0, 300))
+def test_unique(ids: list[int], beyond: int) -> None:
+    """Few rows are marked in a map, a huge table's ids are sorted: the same result either way."""
+    rows = min(max(ids, default=0) + 1 + beyond, 2**63 - 1)
+    assert cpu.unique_ids(np.array(ids, np.int64), rows).tolist() == sorted(set(ids))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1), st.sampled_from([-(2**63), -1, 6, 10**6, 2**63 - 1]))
+def test_ids_outside_the_table_are_refused_and_kept(ids: list[int], wrong: int) -> None:
+    for rows in (6, 10**6):
+        array = np.array([*ids, wrong, *ids], np.int64)
+        if 0 <= wrong < rows:
+            continue
+        with pytest.raises(IndexError):
+            cpu.unique_ids(array, rows)
+        assert array.tolist() == [*ids, wrong, *ids]
 
 
 @given(
