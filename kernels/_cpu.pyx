@@ -212,10 +212,10 @@ def is_plain(array):
             and code_of(cnp.PyArray_TYPE(<cnp.ndarray>array)) >= 0)
 
 
-def first_misfit(list values, cnp.ndarray like):
+def first_misfit(list values, cnp.ndarray like, bint write=False):
     """Index of the first value that is not a plain array of the shape and type of `like`, or -1.
 
-    `like` itself is a plain array.
+    With `write`, a read-only array does not fit either. `like` itself is a plain array.
     """
     cdef int num = cnp.PyArray_TYPE(like), ndim = cnp.PyArray_NDIM(like), d
     cdef Py_ssize_t i
@@ -226,18 +226,11 @@ def first_misfit(list values, cnp.ndarray like):
         a = <cnp.ndarray>values[i]
         if cnp.PyArray_TYPE(a) != num or cnp.PyArray_NDIM(a) != ndim or not cnp.PyArray_ISCARRAY_RO(a):
             return i
+        if write and not cnp.PyArray_ISWRITEABLE(a):
+            return i
         for d in range(ndim):
             if cnp.PyArray_DIM(a, d) != cnp.PyArray_DIM(like, d):
                 return i
-    return -1
-
-
-def first_unwritable(list values):
-    """Index of the first ndarray of `values` that is read-only, or -1."""
-    cdef Py_ssize_t i
-    for i in range(len(values)):
-        if not cnp.PyArray_ISWRITEABLE(<cnp.ndarray>values[i]):
-            return i
     return -1
 
 

@@ -117,7 +117,7 @@ class LocalBackend:
         later: list[Deliver] = []
         dense, sparse = self._sources(groups)
         targets = dict(groups if outs is None else outs)
-        batch = [(entry, srcs, self._fused_outs(entry, srcs, targets, later)) for entry, srcs in dense]
+        batch = [(entry, srcs, self._fused_outs(entry, targets, later)) for entry, srcs in dense]
         rest = [(key, arrays) for key, arrays in targets.items() if arrays]
         self._check_outs(rest)
         self._push(batch, sparse)
@@ -151,9 +151,9 @@ class LocalBackend:
 
     def _plain_pull(self, key: Key, outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:
         entry = self._entries.get(key)
-        if entry is None or entry.table is not None or cpu.first_misfit(outs, entry.value) >= 0:
+        if entry is None or entry.table is not None or cpu.first_misfit(outs, entry.value, True) >= 0:
             return None
-        return None if cpu.first_unwritable(outs) >= 0 else (entry, [], outs)
+        return entry, [], outs
 
     def _push(self, batch: Batch, sparse: list[tuple[Entry, list[RowSparseArray]]]) -> None:
         if batch:
@@ -272,7 +272,7 @@ class LocalBackend:
 
     def _outs(self, entry: Entry, outs: list[Any], later: list[Deliver]) -> list[Array]:
         """Arrays to fill; what must be converted or copied home is added to `later`."""
-        if entry.table is None and cpu.first_misfit(outs, entry.value) < 0 and cpu.first_unwritable(outs) < 0:
+        if entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0:
             return outs
         direct = []
         for out in outs:
@@ -286,19 +286,14 @@ class LocalBackend:
                 later.append(deliver)
         return direct
 
-    def _fused_outs(
-        self, entry: Entry, srcs: list[Array], targets: dict[Key, list[Any]], later: list[Deliver]
-    ) -> list[Array]:
+    def _fused_outs(self, entry: Entry, targets: dict[Key, list[Any]], later: list[Deliver]) -> list[Array]:
         """Take a key's outs out of `targets` where they can be filled together with the sum."""
         outs = targets.get(entry.key, [])
-        if outs is srcs and cpu.first_unwritable(srcs) < 0 and entry.table is None:
-            targets[entry.key] = []
-            return srcs
-        if entry.table is not None or any(isinstance(out, RowSparseArray) for out in outs):
+        usual = entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0
+        if not usual and (entry.table is not None or any(isinstance(out, RowSparseArray) for out in outs)):
             return []
-        direct = self._outs(entry, outs, later)
         targets[entry.key] = []
-        return direct
+        return outs if usual else self._outs(entry, outs, later)
 
     def _check_outs(self, rest: list[Group]) -> None:
         """Make sure, before the push, that the pull after it will work."""
