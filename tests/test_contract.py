@@ -635,6 +635,16 @@ def test_pushpull_of_row_sparse_keys_into_dense_outs(store: kv.KVStore) -> None:
     assert sparse.indices.tolist() == [5]
 
 
+def test_a_failed_pushpull_of_a_row_sparse_key_changes_nothing(store: kv.KVStore) -> None:
+    store.init("t", rows([0], 1))
+    fixed = full(7, (6, 2))
+    fixed.flags.writeable = False
+    for out in (full(7, (2, 6)), fixed, kv.RowSparseArray.zeros((6, 2)).todense, "text"):
+        with pytest.raises(kv.KVStoreError):
+            store.pushpull("t", rows([2], 5), out=out)
+    assert store.view("t").indices.tolist() == [0]
+
+
 def test_rows_of_any_number_of_dimensions(store: kv.KVStore) -> None:
     for key, shape in enumerate([(4,), (4, 1), (4, 2, 3), (4, 0), (0, 3)]):
         store.init(key, kv.RowSparseArray.zeros(shape))

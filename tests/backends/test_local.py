@@ -131,6 +131,32 @@ def test_counts_are_as_before_after_a_call_that_failed() -> None:
         np.testing.assert_array_equal(store.view(1), store.view(2))
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_states_that_do_not_fit_change_nothing(tmp_path: Any, sparse: bool) -> None:
+    def gradients(n: int) -> list[Any]:
+        dense = [np.ones((3, 1), np.float32), np.ones((n, 1), np.float32)]
+        return [kv.RowSparseArray(g, list(range(len(g))), g.shape) for g in dense] if sparse else dense
+
+    def made(n: int) -> kv.KVStore:
+        store = kv.create()
+        store.init(["a", "b"], gradients(n))
+        store.set_optimizer(kv.optimizer.create("adam", learning_rate=0.1))
+        return store
+
+    with made(4) as other, made(5) as store:
+        other.push(["a", "b"], gradients(4))
+        other.save_optimizer_states(tmp_path / "states")
+        store.load_optimizer_states(tmp_path / "states")
+        assert store._updater is not None
+        before = store._updater.snapshot_counts()
+        with pytest.raises(kv.ShapeError, match="'b'"):
+            store.push("b" if sparse else ["a", "b"], gradients(5)[1] if sparse else gradients(5))
+        assert store._updater.snapshot_counts() == before
+        for key in ("a", "b"):
+            value = store.view(key)
+            assert ((value.data if sparse else value) == 1).all()
+
+
 def test_nothing_is_left_after_close() -> None:
     backend = LocalBackend(StoreConfig())
     backend.init([("a", [np.zeros(3)])])
