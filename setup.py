@@ -18,7 +18,7 @@ FLAGS = [
     "-pthread",
 ]
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
-HEADERS = [f"kernels/{name}" for name in sorted(os.listdir("kernels")) if name.endswith(".h")]
+HEADERS = [f"kernels/{name}" for name in sorted(os.listdir("kernels")) if name.endswith((".h", ".pxi"))]
 
 if sys.platform == "win32":
     raise SystemExit("kvstore needs a POSIX system (Linux, macOS); on Windows use it inside WSL 2")

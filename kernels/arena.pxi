@@ -1,0 +1,70 @@
+# Pointers and numbers of one call. Part of _cpu.pyx.
+
+cdef class Arena:
+    """Memory for the pointers and numbers of one call, freed with it."""
+
+    cdef char *at
+    cdef char *memory
+    cdef char small[2048]
+
+    def __cinit__(self):
+        self.memory = NULL
+
+    def __dealloc__(self):
+        free(self.memory)
+
+    cdef int reserve(self, size_t size) except -1:
+        self.at = self.small
+        if size > sizeof(self.small):
+            self.memory = <char *>malloc(size)
+            if self.memory == NULL:
+                raise MemoryError()
+            self.at = self.memory
+        return 0
+
+    cdef void *take(self, size_t size) noexcept:
+        cdef void *piece = self.at
+        self.at += (size + 7) & ~<size_t>7
+        return piece
+
+
+cdef char **take_pointers(Arena arena, list arrays, int dtype, ptrdiff_t n, bint write) except? NULL:
+    cdef char **pointers = <char **>arena.take(len(arrays) * sizeof(char *))
+    cdef Py_ssize_t i
+    for i in range(len(arrays)):
+        pointers[i] = pointer(arrays[i], dtype, n, write)
+    return pointers
+
+
+cdef inline size_t doubles_size(tuple params) noexcept:
+    return max(<size_t>len(params), <size_t>MIN_PARAMS) * sizeof(double)
+
+
+cdef double *take_doubles(Arena arena, tuple params) except? NULL:
+    """The parameters of a rule; those that are not given are zero, so that no rule reads past them."""
+    cdef double *p = <double *>arena.take(doubles_size(params))
+    cdef Py_ssize_t i
+    for i in range(MIN_PARAMS):
+        p[i] = 0
+    for i in range(len(params)):
+        p[i] = params[i]
+    return p
+
+
+cdef int take_states(char **into, tuple states, int rule, int dtype, ptrdiff_t n) except -1:
+    cdef Py_ssize_t i
+    if rule < 0 or rule >= kv_n_rules:
+        raise ValueError(f"no rule has the id {rule}")
+    if len(states) != kv_rule_states[rule]:
+        raise ValueError(f"rule {kv_rule_names[rule].decode()} wants {kv_rule_states[rule]} states, got {len(states)}")
+    for i in range(len(states)):
+        into[i] = pointer(states[i], dtype, n, True)
+    return 0
+
+
+cdef int check_rule_dtype(int dtype, object master) except -1:
+    if dtype != KV_F32 and dtype != KV_F64 and dtype != KV_F16 and dtype != KV_BF16:
+        raise TypeError("update rules need floating-point weights")
+    if master is not None and dtype != KV_F16 and dtype != KV_BF16:
+        raise TypeError("only 16-bit weights have a float32 master copy")
+    return 0

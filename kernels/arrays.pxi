@@ -1,0 +1,85 @@
+# What may go to a kernel, and where its memory is. Part of _cpu.pyx.
+
+cdef inline int code_of(int num) noexcept:
+    """Our number of a NumPy element type, or -1."""
+    if num == cnp.NPY_FLOAT: return KV_F32
+    if num == cnp.NPY_DOUBLE: return KV_F64
+    if num == NPY_HALF: return KV_F16
+    if num == bfloat16_num: return KV_BF16
+    if num == cnp.NPY_BYTE: return KV_I8
+    if num == cnp.NPY_UBYTE: return KV_U8
+    if num == cnp.NPY_INT: return KV_I32
+    if num == cnp.NPY_LONG and sizeof(long) == 8: return KV_I64
+    if num == cnp.NPY_LONG and sizeof(long) == 4: return KV_I32
+    if num == cnp.NPY_LONGLONG: return KV_I64
+    return -1
+
+
+def accept_bfloat16(dtype):
+    """Tell the kernels which NumPy dtype is bfloat16 (that of ml_dtypes, once somebody has imported it)."""
+    global bfloat16_num
+    if dtype.name != "bfloat16" or dtype.itemsize != 2:
+        raise TypeError(f"{dtype} is not bfloat16")
+    bfloat16_num = (<cnp.dtype>dtype).type_num
+
+
+def supported(dtype):
+    """Whether the kernels take arrays of this NumPy dtype."""
+    return code_of((<cnp.dtype>dtype).type_num) >= 0 and dtype.isnative
+
+
+def is_plain(array):
+    """Whether `array` can go to a kernel as it is: an exact ndarray, contiguous, aligned, of a supported type."""
+    return (type(array) is np.ndarray and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>array)
+            and code_of(cnp.PyArray_TYPE(<cnp.ndarray>array)) >= 0)
+
+
+def first_misfit(list values, cnp.ndarray like, bint write=False):
+    """Index of the first value that is not a plain array of the shape and type of `like`, or -1.
+
+    With `write`, a read-only array does not fit either. `like` itself is a plain array.
+    """
+    cdef int num = cnp.PyArray_TYPE(like), ndim = cnp.PyArray_NDIM(like), d
+    cdef Py_ssize_t i
+    cdef cnp.ndarray a
+    for i in range(len(values)):
+        if type(values[i]) is not np.ndarray:
+            return i
+        a = <cnp.ndarray>values[i]
+        if cnp.PyArray_TYPE(a) != num or cnp.PyArray_NDIM(a) != ndim or not cnp.PyArray_ISCARRAY_RO(a):
+            return i
+        if write and not cnp.PyArray_ISWRITEABLE(a):
+            return i
+        for d in range(ndim):
+            if cnp.PyArray_DIM(a, d) != cnp.PyArray_DIM(like, d):
+                return i
+    return -1
+
+
+cdef char *pointer(object array, int dtype, ptrdiff_t n, bint write) except? NULL:
+    """The data of an array that has `n` elements of type `dtype`."""
+    cdef cnp.ndarray a
+    if type(array) is not np.ndarray:
+        raise TypeError(f"a kernel takes numpy.ndarray, not {type(array).__name__}")
+    a = <cnp.ndarray>array
+    if not cnp.PyArray_ISCARRAY_RO(a) or code_of(cnp.PyArray_TYPE(a)) != dtype:
+        raise TypeError(f"array of type {a.dtype} is not contiguous, not aligned, or not of the type of its key")
+    if cnp.PyArray_SIZE(a) != n:
+        raise ValueError(f"array has {a.size} elements where {n} are needed")
+    if write and not cnp.PyArray_ISWRITEABLE(a):
+        raise ValueError("output array is read-only")
+    return <char *>cnp.PyArray_DATA(a)
+
+
+cdef int dtype_of(object array) except -1:
+    cdef int code
+    if type(array) is not np.ndarray:
+        raise TypeError(f"a kernel takes numpy.ndarray, not {type(array).__name__}")
+    code = code_of(cnp.PyArray_TYPE(<cnp.ndarray>array))
+    if code < 0:
+        raise TypeError(f"no kernel for {array.dtype}")
+    return code
+
+
+cdef const int64_t *ids_of(object array) except? NULL:
+    return <const int64_t *>pointer(array, KV_I64, cnp.PyArray_SIZE(<cnp.ndarray?>array), False)

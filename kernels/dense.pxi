@@ -1,0 +1,120 @@
+# Sums and updates of whole arrays. Part of _cpu.pyx.
+
+def reduce(list items):
+    """Sum arrays key by key, all keys in one parallel job.
+
+    Parameters
+    ----------
+    items : list of (srcs, dst, outs)
+        `srcs`: list of one or more arrays; `dst`: array or None; `outs`: list of arrays; all of one type and size.
+        ``dst = outs[j] = ((srcs[0] + srcs[1]) + srcs[2]) + ...``; 16-bit floats are summed in float32 and rounded
+        once, integers wrap. An out may be one of the sources. Where arrays overlap otherwise, all sums are made in
+        the order of the items before any out is written.
+    """
+    cdef Arena arena = Arena()
+    cdef Py_ssize_t i, n_items = len(items)
+    cdef size_t need = n_items * sizeof(kv_item)
+    cdef ptrdiff_t n_bytes = 0
+    cdef kv_item *list_ = NULL
+    cdef kv_item *it
+    cdef list srcs, outs
+    cdef object dst
+    for i in range(n_items):
+        srcs, dst, outs = <tuple?>items[i]
+        need += (len(srcs) + len(outs)) * sizeof(char *)
+    arena.reserve(need)
+    list_ = <kv_item *>arena.take(n_items * sizeof(kv_item))
+    for i in range(n_items):
+        srcs, dst, outs = <tuple>items[i]
+        if not srcs:
+            raise ValueError("a sum needs at least one array")
+        it = &list_[i]
+        it.dtype = dtype_of(srcs[0])
+        it.n = cnp.PyArray_SIZE(<cnp.ndarray>srcs[0])
+        it.rule = -1
+        it.n_states = 0
+        it.k = <int>len(srcs)
+        it.m = <int>len(outs)
+        it.master = NULL
+        it.dst = NULL
+        if dst is not None:
+            it.dst = pointer(dst, it.dtype, it.n, True)
+        it.src = take_pointers(arena, srcs, it.dtype, it.n, False)
+        it.out = take_pointers(arena, outs, it.dtype, it.n, True)
+        n_bytes += it.n * kv_itemsize[it.dtype] * (it.k + it.m + (dst is not None))
+    run_dense(list_, n_items, n_bytes)
+
+
+def update(list items):
+    """Sum the gradients of each key and apply its rule, in one pass over memory and one parallel job.
+
+    Parameters
+    ----------
+    items : list of (rule, params, srcs, weight, master, states, outs)
+        `rule`: id; `params`: tuple of float; `srcs`: list of gradients, summed as by `reduce`; `weight`: updated in
+        place; `master`: float32 copy behind a 16-bit weight, or None; `states`: tuple of arrays of the weight's type
+        (float32 where there is a master); `outs`: list of arrays that receive the new weight.
+    """
+    cdef Arena arena = Arena()
+    cdef Py_ssize_t i, n_items = len(items)
+    cdef size_t need = n_items * sizeof(kv_item)
+    cdef ptrdiff_t n_bytes = 0
+    cdef kv_item *list_ = NULL
+    cdef kv_item *it
+    cdef int rule
+    cdef tuple params, states
+    cdef list srcs, outs
+    cdef object weight, master
+    for i in range(n_items):
+        rule, params, srcs, weight, master, states, outs = <tuple?>items[i]
+        need += (len(srcs) + len(outs)) * sizeof(char *) + doubles_size(params)
+    arena.reserve(need)
+    list_ = <kv_item *>arena.take(n_items * sizeof(kv_item))
+    for i in range(n_items):
+        rule, params, srcs, weight, master, states, outs = <tuple>items[i]
+        it = &list_[i]
+        it.dtype = dtype_of(weight)
+        check_rule_dtype(it.dtype, master)
+        it.n = cnp.PyArray_SIZE(<cnp.ndarray>weight)
+        it.rule = rule
+        it.n_states = <int>len(states)
+        it.k = <int>len(srcs)
+        it.m = <int>len(outs)
+        it.dst = pointer(weight, it.dtype, it.n, True)
+        it.master = NULL
+        if master is not None:
+            it.master = pointer(master, KV_F32, it.n, True)
+        it.src = take_pointers(arena, srcs, it.dtype, it.n, False)
+        it.out = take_pointers(arena, outs, it.dtype, it.n, True)
+        it.p = take_doubles(arena, params)
+        take_states(it.states, states, rule, KV_F32 if master is not None else it.dtype, it.n)
+        n_bytes += it.n * kv_itemsize[it.dtype] * (it.k + it.m + 2 + 2 * it.n_states)
+    run_dense(list_, n_items, n_bytes)
+
+
+cdef int run_dense(kv_item *items, Py_ssize_t n, ptrdiff_t n_bytes) except -1:
+    cdef int failed, n_threads = default_threads
+    if n_bytes < GIL_BYTES:
+        failed = kv_run_dense(items, n, n_bytes, 1)
+    else:
+        with nogil:
+            failed = kv_run_dense(items, n, n_bytes, n_threads)
+    if failed:
+        raise MemoryError()
+    return 0
+
+
+def cast(src, dst):
+    """Convert between float16, bfloat16 and float32, rounding to nearest even; ``dst[...] = src``."""
+    cdef kv_cast_job job
+    cdef int n_threads = default_threads
+    job.from_dtype = dtype_of(src)
+    job.to_dtype = dtype_of(dst)
+    for code in (job.from_dtype, job.to_dtype):
+        if code != KV_F32 and code != KV_F16 and code != KV_BF16:
+            raise TypeError(f"no cast from {src.dtype} to {dst.dtype}")
+    job.n = cnp.PyArray_SIZE(<cnp.ndarray>src)
+    job.from_ = pointer(src, job.from_dtype, job.n, False)
+    job.to = pointer(dst, job.to_dtype, job.n, True)
+    with nogil:
+        kv_run_cast(&job, n_threads)
