@@ -30,7 +30,7 @@
 #undef KV_LEVEL_NAME
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx,avx2,bmi,bmi2,f16c,fma,lzcnt,movbe,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,prefer-vector-width=512"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx,avx2,bmi,bmi2,f16c,fma,lzcnt,movbe,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
@@ -51,11 +51,18 @@
 
 static const kv_level *const kv_all_levels[] = {&level_v1, &level_v3, &level_v4};
 
+/* Clang has no name for F16C here; every processor with AVX2 and FMA has it. */
+#if defined(__clang__)
+#define KV_HAS_F16C 1
+#else
+#define KV_HAS_F16C __builtin_cpu_supports("f16c")
+#endif
+
 static int kv_usable_levels(void)
 {
     __builtin_cpu_init();
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c")))
+          __builtin_cpu_supports("bmi2") && KV_HAS_F16C))
         return 1;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
