@@ -108,7 +108,10 @@ def _typed(name: str, value: Any, source: str) -> Any:
     wanted = _TYPES[name]
     if wanted is str and not isinstance(value, str):
         raise ArgumentError(f"{source} must be a str, not {value!r}")
+    whole = wanted is not int or isinstance(value, str) or hasattr(value, "__index__")
     try:
+        if isinstance(value, bool) or not whole:
+            raise TypeError
         return wanted(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"{source} must be of type {wanted.__name__}, not {value!r}") from None

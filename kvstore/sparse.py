@@ -133,7 +133,8 @@ def _checked_shape(shape: tuple[int, ...], rows: npt.NDArray[Any]) -> tuple[int,
 
 
 def _checked_ids(indices: Any, rows: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.int64]:
-    ids = np.asarray(indices if isinstance(indices, (list, tuple)) else readable(indices, "indices"))
+    known = isinstance(indices, (list, tuple, np.ndarray))
+    ids = np.asarray(indices if known else readable(indices, "indices"))
     if ids.size == 0:
         ids = ids.astype(np.int64)
     if ids.dtype.kind not in "iu":
@@ -156,9 +157,11 @@ def _canonical(
     unique = np.unique(ids)
     if len(unique) == len(ids):
         return np.ascontiguousarray(rows[order]), unique
-    merged = np.zeros((len(unique), *rows.shape[1:]), rows.dtype)
-    np.add.at(merged, np.searchsorted(unique, ids), rows)
-    return merged, unique
+    # 16-bit floats are summed in float32 and rounded once, as in a push.
+    wide = np.float32 if rows.dtype.itemsize == 2 else rows.dtype
+    merged = np.zeros((len(unique), *rows.shape[1:]), wide)
+    np.add.at(merged, np.searchsorted(unique, ids), rows.astype(wide, copy=False))
+    return merged.astype(rows.dtype, copy=False), unique
 
 
 def is_sparse(obj: object) -> bool:

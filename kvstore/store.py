@@ -279,17 +279,18 @@ class KVStore(KVStoreBase):
         """
         self._do_all(partial(self._updater_or_raise("set_learning_rate").optimizer.set_learning_rate, lr))
 
-    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+    def set_updater(self, updater: Callable[[Key, Any, Any], None] | None) -> None:
         """Call ``updater(key, merged, stored)`` for each pushed key; it changes `stored` in place.
 
         Parameters
         ----------
-        updater : callable
+        updater : callable or None
             `merged` is the sum (row-sparse where row-sparse arrays were pushed) and good during the call
             only; `stored` is the live weight as a NumPy array. Runs on one thread at a time. It may call
-            this store; such calls run at once, ahead of asynchronous operations that wait.
+            this store; such calls run at once, ahead of asynchronous operations that wait. None goes back
+            to plain sums.
         """
-        if not callable(updater):
+        if updater is not None and not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
         self._do_all(partial(self._backend.set_updater, updater))
 

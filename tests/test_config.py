@@ -133,3 +133,9 @@ def test_a_store_without_the_option_leaves_the_threads_alone(kernel_settings: No
     cpu.set_threads(3)
     with kv.create():
         assert cpu.threads() == 3
+
+
+@pytest.mark.parametrize("threads", [2.7, True, None, [2], "two"])
+def test_threads_are_a_whole_number(threads: Any) -> None:
+    with pytest.raises(TypeError, match="threads"):
+        store_config({"threads": threads}, {})

@@ -770,7 +770,15 @@ def test_an_updater_may_spoil_what_it_is_given(store: kv.KVStore) -> None:
     assert equal(pulled(store, "a"), 3)
 
 
-@pytest.mark.parametrize("updater", [None, 3, "sgd"])
+def test_without_an_updater_the_sum_replaces_again(store: kv.KVStore) -> None:
+    store.init("a", full(1))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
+    store.set_updater(None)
+    store.push("a", full(5))
+    assert equal(pulled(store, "a"), 5)
+
+
+@pytest.mark.parametrize("updater", [3, "sgd"])
 def test_what_is_no_updater(store: kv.KVStore, updater: Any) -> None:
     with pytest.raises(TypeError, match="callable"):
         store.set_updater(updater)

@@ -155,3 +155,15 @@ def test_an_out_may_be_pushed_again() -> None:
         assert store.view("t").data.tolist() == [[4, 6], [12, 14]]
         store.row_sparse_pull("t", out=out, row_ids=[3])
         assert store.view("t").indices.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "uint16", "uint32", "uint64", "int64"])
+def test_ids_of_any_integer_type(kind: str) -> None:
+    table = kv.RowSparseArray(np.ones((2, 3), np.float32), np.array([4, 1], kind), (5, 3))
+    assert table.indices.tolist() == [1, 4]
+
+
+def test_repeated_half_precision_rows_are_summed_in_float32() -> None:
+    rows = np.array([[2048.0], [1.0], [1.0]], np.float16)
+    table = kv.RowSparseArray(rows, [0, 0, 0], (1, 1))
+    assert table.data.tolist() == [[2050.0]]

@@ -107,7 +107,7 @@ def row_ids(entry: Entry, ids: Any) -> Array:
 
 def _whole_numbers(ids: Any, what: str) -> Array:
     try:
-        given = np.asarray(ids if isinstance(ids, (list, tuple)) else readable(ids, what))
+        given = np.asarray(ids if isinstance(ids, (list, tuple, np.ndarray)) else readable(ids, what))
     except ValueError as error:
         if isinstance(error, KVStoreError):
             raise
