@@ -170,10 +170,10 @@ static void LV(item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
     _Alignas(KV_LINE) char sum[KV_LINE + KV_BLOCK * sizeof(double)];
     const char *few[16];
     const char **src = it->k <= 16 ? few : (const char **)malloc((size_t)it->k * sizeof(char *));
-    ptrdiff_t size = kv_itemsize[it->dtype];
+    ptrdiff_t size = kv_itemsize[it->dtype], block = it->stream ? KV_STREAM_BLOCK : KV_BLOCK;
     for (ptrdiff_t at = from; at < to;) {
         /* The first block is a little shorter, so that the others begin with a cache line of the first out. */
-        ptrdiff_t n = at < it->lead ? KV_BLOCK - KV_LINE / size + it->lead : KV_BLOCK;
+        ptrdiff_t n = at < it->lead ? block - KV_LINE / size + it->lead : block;
         if (n > to - at)
             n = to - at;
         LV(place) b = {at, n, (size_t)(at * size), (size_t)(n * size), at == from, at + n == to};

@@ -39,7 +39,8 @@ static const int kv_itemsize[KV_N_DTYPES] = {4, 8, 2, 2, 1, 1, 4, 8};
 
 enum {
     KV_MAX_GROUP = 8,    /* values summed in one pass over a block */
-    KV_BLOCK = 256,      /* elements: small enough that all arrays of a block share the first-level cache (docs/decisions/0003) */
+    KV_BLOCK = 512,        /* elements: all arrays of a block share the first-level cache (docs/decisions/0003) */
+    KV_STREAM_BLOCK = 256, /* the same where arrays come from memory: shorter turns keep more of them open */
     KV_MAX_STATES = 4,
     KV_LINE = 64,        /* bytes of a cache line */
     KV_AHEAD_ROWS = 6,   /* rows of a table that are asked for before their turn */

@@ -12,7 +12,7 @@ from references import DTYPES, assert_same_bits, draw, dtype_of, knobs, placed, 
 
 from kvstore.kernels import cpu
 
-BLOCK = 256  # elements that a kernel sums at a time
+BLOCK = 512  # elements that a kernel sums at a time
 CHUNK = 128 * 1024  # bytes that a thread takes at a time
 SERIAL = 192 * 1024  # bytes below which a call stays on its thread
 NEVER, ALWAYS = 2**62, 0
