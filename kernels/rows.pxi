@@ -205,3 +205,14 @@ def unique_ids(ids, int64_t rows):
     if kept < 0:
         raise IndexError(f"row ids must lie in [0, {rows})")
     return ids[:kept]
+
+
+def ascending_ids(ids, int64_t rows):
+    """Whether the int64 `ids` ascend, none twice, within ``0 <= id < rows``."""
+    cdef const int64_t *p = ids_of(ids)
+    cdef ptrdiff_t i, n = cnp.PyArray_SIZE(<cnp.ndarray>ids)
+    cdef bint wrong = n > 0 and (p[0] < 0 or p[n - 1] >= rows)
+    with nogil:
+        for i in range(1, n):
+            wrong |= p[i] <= p[i - 1]
+    return not wrong

@@ -13,15 +13,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import KeyKindError, StateFileError
-from .files import replacing
-from .grouping import Key
+from .errors import KeyKindError, KVStoreError, StateFileError
+from .files import checksum, replacing
+from .grouping import Key, plain_key
 from .sparse import RowSparseArray
 
 if TYPE_CHECKING:
     from .backends.protocol import Backend
 
 _FORMAT, _VERSION = "kvstore.values", "1"
+
+# What reading a file that somebody has changed may raise.
+_DAMAGE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    ImportError,
+)
 
 Array = npt.NDArray[Any]
 Value = Array | RowSparseArray
@@ -35,7 +47,8 @@ def save(backend: Backend, path: str) -> None:
     tensors: dict[str, Array] = {}
     keys = backend.keys()
     manifest = [_describe(key, backend.view(key), tensors) for key in keys]
-    metadata = {"format": _FORMAT, "version": _VERSION, "keys": json.dumps(manifest)}
+    listed = json.dumps(manifest)
+    metadata = {"format": _FORMAT, "version": _VERSION, "keys": listed, "checksum": checksum(listed, tensors)}
     with replacing(path) as beside:
         try:
             save_file(tensors, beside, metadata)
@@ -82,10 +95,13 @@ def _read(path: str) -> dict[Key, Value]:
                 raise StateFileError(
                     f"{path} holds no values of a kvstore (format {metadata.get('format')!r})"
                 )
-            return {entry["key"]: _value(entry, file) for entry in _manifest(metadata["keys"])}
-    except (SafetensorError, KeyError, TypeError, ValueError, IndexError, ImportError) as error:
-        if isinstance(error, StateFileError):
-            raise
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            if metadata["checksum"] != checksum(metadata["keys"], tensors):
+                raise StateFileError(f"{path} is damaged: its checksum is wrong")
+            return {entry["key"]: _value(entry, tensors) for entry in _manifest(metadata["keys"])}
+    except StateFileError:
+        raise
+    except (SafetensorError, KVStoreError, *_DAMAGE) as error:
         raise StateFileError(f"{path} is damaged or no file of values: {error}") from error
 
 
@@ -100,15 +116,17 @@ def _manifest(text: str) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads(text)
     if not isinstance(entries, list):
         raise ValueError("the manifest is no list")
+    for entry in entries:
+        plain_key(entry["key"])
     kinds = {type(entry["key"]) for entry in entries}
     if not kinds <= {str} and not kinds <= {int}:
         raise ValueError("keys of two kinds")
     return entries
 
 
-def _value(entry: dict[str, Any], file: Any) -> Value:
+def _value(entry: dict[str, Any], tensors: dict[str, Array]) -> Value:
     key, shape = entry["key"], tuple(entry["shape"])
-    parts = {part: file.get_tensor(f"{part}/{key}") for part in entry["parts"]}
+    parts = {part: tensors[f"{part}/{key}"] for part in entry["parts"]}
     if "value" in parts:
         return _typed(parts["value"], entry["dtype"], shape)
     if "table" in parts:

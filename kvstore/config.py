@@ -25,6 +25,9 @@ _WITHOUT_MEANING = {
 }
 
 
+_MOST_THREADS = 4096
+
+
 @dataclass(frozen=True)
 class StoreConfig:
     """Options of `kvstore.create`.
@@ -53,8 +56,8 @@ class StoreConfig:
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= threading.TIMEOUT_MAX:
             raise ConfigError(f"timeout must be a positive, finite number of seconds, got {self.timeout}")
-        if self.threads < 0:
-            raise ConfigError(f"threads must not be negative, got {self.threads}")
+        if not 0 <= self.threads <= _MOST_THREADS:
+            raise ConfigError(f"threads must lie between 0 and {_MOST_THREADS}, got {self.threads}")
         if self.processes not in (0, 1):
             raise ConfigError(f"processes must be 1 (this process) or 0 (as launched), got {self.processes}")
         if self.on_peer_loss not in ("raise", "continue"):
@@ -113,7 +116,7 @@ def _typed(name: str, value: Any, source: str) -> Any:
         if isinstance(value, bool) or not whole:
             raise TypeError
         return wanted(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentError(f"{source} must be of type {wanted.__name__}, not {value!r}") from None
 
 

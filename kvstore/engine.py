@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from .errors import ClosedError, TimeoutError
+from .errors import ClosedError, KVStoreError, TimeoutError
 
 log = logging.getLogger("kvstore.engine")
 
@@ -81,6 +81,14 @@ class Work:
         self._error = error
         self._finished.set()
 
+    def _disown(self) -> None:
+        """In the child of a fork: the operation goes on in the parent, and nothing here will complete it."""
+        self._finished = threading.Event()
+        self._seen = True
+        self._finish(
+            KVStoreError(f"{self._what} was started before this process was forked; its parent runs it")
+        )
+
     def __del__(self) -> None:
         error = getattr(self, "_error", None)
         if error is not None and not self._seen:
@@ -117,7 +125,7 @@ class Engine:
         self._lock = threading.Condition()
         self._last: dict[Hashable, _Task] = {}
         self._ready: list[tuple[int, int, _Task]] = []
-        self._unfinished = 0
+        self._pending: set[_Task] = set()
         self._sequence = 0
         self._thread: threading.Thread | None = None
         #: True while any task is unfinished; read without the lock by callers that only want to skip a wait.
@@ -130,16 +138,16 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{what}: the store is closed")
+            self._ensure_thread(what)
             before = {id(t): t for t in map(self._last.get, task.keys) if t is not None}
             for earlier in before.values():
                 earlier.followers.append(task)
             task.waits_for = len(before)
             self._last.update(dict.fromkeys(task.keys, task))
-            self._unfinished += 1
+            self._pending.add(task)
             self.busy = True
             if not before:
                 self._push(task)
-            self._ensure_thread()
         return work
 
     def inside(self) -> bool:
@@ -181,8 +189,8 @@ class Engine:
                 self._closed = True
                 self._lock.notify_all()
                 thread = self._thread
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(self.timeout)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(self.timeout)
 
     def _wait_all(self, pending: list[Work]) -> None:
         deadline = time.monotonic() + self.timeout
@@ -195,22 +203,34 @@ class Engine:
         heapq.heappush(self._ready, (-task.priority, self._sequence, task))
         self._lock.notify()
 
-    def _ensure_thread(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._loop, name="kvstore-engine", daemon=True)
-            self._thread.start()
+    def _ensure_thread(self, what: str) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            return
+        thread = threading.Thread(target=self._loop, name="kvstore-engine", daemon=True)
+        self._thread = thread
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            raise KVStoreError(
+                f"{what}: no background thread can be started ({error}); "
+                "free some threads, or call without async_op"
+            ) from error
 
     def _loop(self) -> None:
         while (task := self._take()) is not None:
-            self._complete(task, _error_of(task.run))
-            del task  # an idle thread must not hold on to the caller's arrays
+            error = _error_of(task.run)
+            if self._thread is not threading.current_thread():
+                return  # an updater forked: this is the child, and the task is the parent's
+            self._complete(task, error)
+            del task, error  # an idle thread must not hold on to the caller's arrays
 
     def _take(self) -> _Task | None:
         """Next ready task; None ends the thread: closed, or idle for a second."""
         with self._lock:
             while not self._ready:
                 if self._closed or (not self._lock.wait(1.0) and not self._ready):
-                    if self._unfinished and not self._closed:
+                    if self._pending and not self._closed:
                         continue
                     self._thread = None
                     return None
@@ -225,8 +245,8 @@ class Engine:
                 follower.waits_for -= 1
                 if follower.waits_for == 0:
                     self._push(follower)
-            self._unfinished -= 1
-            self.busy = self._unfinished > 0
+            self._pending.discard(task)
+            self.busy = bool(self._pending)
         task.work._finish(error)
 
 
@@ -245,7 +265,10 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 def _reset_in_child() -> None:
     for engine in list(_engines):
+        lost = engine._pending
         engine._reset()
+        for task in lost:
+            task.work._disown()
 
 
 def _finish_at_exit() -> None:

@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a new path beside `path` to write to; in the end it takes the place of `path`.
 
-    By then its content has reached the disk. A symbolic link keeps pointing where it did. If the body or
-    the disk fails, nothing is left behind.
+    By then its content has reached the disk. A symbolic link keeps pointing where it did, a file that is
+    replaced keeps its permissions. If the body or the disk fails, nothing is left behind; a process that is
+    killed meanwhile leaves a file ``.NAME.*.tmp``.
     """
     target = Path(path).resolve()
-    beside = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
+    beside = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
+    mode = _mode_of(target)
     try:
+        beside.touch(exist_ok=False)
+        mode = beside.stat().st_mode if mode is None else mode
         yield beside
+        beside.chmod(stat.S_IMODE(mode))
         _sync(beside, os.O_RDWR)
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
     _sync(target.parent, os.O_RDONLY)
+
+
+def checksum(text: str, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """CRC-32 over a text and named arrays, as eight hexadecimal digits."""
+    total = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        total = zlib.crc32(f"{name}:{array.dtype.name}:{array.shape}".encode(), total)
+        total = zlib.crc32(array.reshape(-1).view("u1").data, total) if array.size else total
+    return f"{total:08x}"
+
+
+def _mode_of(target: Path) -> int | None:
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "this is no regular file, so it is not replaced", os.fspath(target))
+    return mode
 
 
 def _sync(path: Path, flags: int) -> None:

@@ -47,7 +47,7 @@ def group(key: Any, value: Any, what: str = "value") -> list[Group]:
         if known is None:
             groups[name] = arrays
         else:
-            groups[name] = known + arrays  # never extend: the list may be the caller's own
+            known += arrays
     _check_one_kind(groups)
     return list(groups.items())
 
@@ -70,9 +70,8 @@ def _in_range(key: Key) -> Key:
 
 
 def _arrays(value: Any) -> list[Any]:
-    if type(value) is list:
-        return value
-    return list(value) if isinstance(value, tuple) else [value]
+    """Return a list of our own: another thread may empty the caller's while a kernel reads the arrays."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
@@ -92,11 +91,6 @@ def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
 def _check_one_kind(groups: dict[Key, list[Any]]) -> None:
     if len({type(key) for key in groups}) > 1:
         raise KeyKindError("int and str keys in one call; a store uses one kind of key")
-
-
-def with_own_lists(groups: list[Group]) -> list[Group]:
-    """Copy the lists, not the arrays: the caller may use its lists again while the operation waits."""
-    return [(key, list(arrays)) for key, arrays in groups]
 
 
 def pair_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[RowSparseArray, Any]]]]:

@@ -20,9 +20,9 @@ _SMALL = 16 * 1024  # below this, NumPy's own allocation
 _LARGE = 2 * 1024 * 1024  # from here on, pages of its own
 _SLAB = 8 * 1024 * 1024
 _LINE = 64
-# Arrays that start at the same place of a page compete for lines of the first-level cache, and a load waits for
-# a store to the same place of another page. These places, in turn, were the best of thirteen that were measured
-# beside arrays of NumPy, which start 16 bytes into a page.
+# Arrays that start at the same place of a page compete for lines of the first-level cache, and a load waits
+# for a store to the same place of another page. These places, in turn, were the best of thirteen that were
+# measured beside arrays of NumPy, which start 16 bytes into a page.
 _PLACES = (56 * _LINE, 17 * _LINE, 24 * _LINE, 40 * _LINE)
 
 _lock = threading.Lock()
@@ -90,7 +90,10 @@ os.register_at_fork(after_in_child=_new_lock)  # a thread that is not in the chi
 
 
 def _map(nbytes: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {nbytes} bytes of values or states") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

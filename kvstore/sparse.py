@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from .arrays import readable
 from .errors import ArrayError, DTypeError, RowIndexError, ShapeError
+from .kernels import cpu
 
 
 class RowSparseArray:
@@ -73,7 +75,8 @@ class RowSparseArray:
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> RowSparseArray:
         """Return a table with no stored rows, for instance as an output to pull into."""
-        return cls(np.zeros((0, *shape[1:]), dtype), np.zeros(0, np.int64), shape)
+        full = _plain_shape(shape)
+        return cls(np.zeros((0, *full[1:]), dtype), np.zeros(0, np.int64), full)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -120,13 +123,20 @@ class RowSparseArray:
         )
 
 
-def _checked_shape(shape: tuple[int, ...], rows: npt.NDArray[Any]) -> tuple[int, ...]:
+def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     try:
-        full = tuple(int(n) for n in shape)
+        full = tuple(operator.index(n) for n in shape)
     except TypeError:
         raise ShapeError(f"shape must be a tuple of ints, not {shape!r}") from None
-    if not full or min(full) < 0:
-        raise ShapeError(f"a row-sparse shape needs at least one dimension and no negative one, got {full}")
+    if not full or min(full) < 0 or max(full) >= 2**63:
+        raise ShapeError(
+            f"a row-sparse shape has at least one dimension, each from 0 to 2**63 - 1, not {full}"
+        )
+    return full
+
+
+def _checked_shape(shape: tuple[int, ...], rows: npt.NDArray[Any]) -> tuple[int, ...]:
+    full = _plain_shape(shape)
     if rows.ndim != len(full) or rows.shape[1:] != full[1:]:
         raise ShapeError(f"data of shape {rows.shape} cannot be rows of a table of shape {full}")
     return full
@@ -162,6 +172,22 @@ def _canonical(
     merged = np.zeros((len(unique), *rows.shape[1:]), wide)
     np.add.at(merged, np.searchsorted(unique, ids), rows.astype(wide, copy=False))
     return merged.astype(rows.dtype, copy=False), unique
+
+
+def checked(value: RowSparseArray) -> RowSparseArray:
+    """Return `value`, or what its constructor makes of it, or raises, where its parts were changed since."""
+    data, ids = value.data, value.indices
+    if (
+        cpu.is_plain(data)
+        and cpu.is_plain(ids)
+        and ids.dtype == np.int64
+        and data.ndim == len(value.shape)
+        and data.shape[1:] == value.shape[1:]
+        and ids.shape == data.shape[:1]
+        and cpu.ascending_ids(ids, value.shape[0])
+    ):
+        return value
+    return RowSparseArray(data, ids, value.shape)
 
 
 def is_sparse(obj: object) -> bool:

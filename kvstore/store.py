@@ -25,7 +25,7 @@ from .errors import (
     MissingBackendError,
     TimeoutError,
 )
-from .grouping import Group, Key, group, pair_rows, plain_key, with_own_lists
+from .grouping import Group, Key, group, pair_rows, plain_key
 from .optimizer import Optimizer, Updater
 
 PathLike = str | os.PathLike[str]
@@ -112,7 +112,7 @@ class KVStore(KVStoreBase):
         groups = group(key, value)
         self._pushes += 1
         if async_op:
-            groups = with_own_lists(groups)
+            groups = groups
             return self._start("push", groups, partial(self._backend.push, groups), priority)
         self._do(groups, self._backend.push, groups)
         return None
@@ -143,7 +143,7 @@ class KVStore(KVStoreBase):
         groups = group(key, out, "out")
         self._pulls += 1
         if async_op:
-            groups = with_own_lists(groups)
+            groups = groups
             return self._start("pull", groups, partial(self._backend.pull, groups, ignore_sparse), priority)
         self._do(groups, self._backend.pull, groups, ignore_sparse)
         return None
@@ -175,8 +175,8 @@ class KVStore(KVStoreBase):
         self._pushes += 1
         self._pulls += 1
         if async_op:
-            groups = with_own_lists(groups)
-            outs = None if outs is None else with_own_lists(outs)
+            groups = groups
+            outs = None if outs is None else outs
             return self._start("pushpull", groups, partial(self._backend.pushpull, groups, outs), priority)
         self._do(groups, self._backend.pushpull, groups, outs)
         return None
@@ -351,7 +351,7 @@ class KVStore(KVStoreBase):
             No optimizer is set.
         """
         updater = self._updater_or_raise("load_optimizer_states")
-        self._do_all(partial(updater.load, os.fspath(fname)))
+        self._do_all(lambda: updater.load(os.fspath(fname), self._backend.stand_ins()))
 
     def save(self, path: PathLike) -> None:
         """Write the values of all keys to a safetensors file, atomically."""
@@ -458,6 +458,9 @@ class KVStore(KVStoreBase):
         self._engine.close()
         self._exclusively(self._shut)
 
+    def __copy__(self) -> KVStore:
+        raise ArgumentError("a store cannot be copied; create another one and save and load the values")
+
     def __enter__(self) -> KVStore:
         self._check_open()
         return self
@@ -509,17 +512,24 @@ class KVStore(KVStoreBase):
     def _exclusively(self, run: Callable[..., Any], *args: Any) -> Any:
         """Run while no other thread touches the values."""
         lock = self._engine.exclusive
-        if not lock.acquire(timeout=self._config.timeout):
-            raise TimeoutError(
-                f"another thread has been inside this {self._type!r} store for {self._config.timeout:g} s, "
-                "perhaps in an updater that waits for something"
-            )
+        if lock._is_owned():  # type: ignore[attr-defined]
+            self._check_open()
+            return run(*args)
         try:
+            if not lock.acquire(timeout=self._config.timeout):
+                raise TimeoutError(
+                    f"another thread has been inside this {self._type!r} store for "
+                    f"{self._config.timeout:g} s, perhaps in an updater that waits for something"
+                )
             if self._closed:
                 self._check_open()
             return run(*args)
         finally:
-            lock.release()
+            # One step, whether we got it or not: Ctrl-C may come between any two.
+            try:  # noqa: SIM105 - a context manager is a step of its own
+                lock.release()
+            except RuntimeError:
+                pass
 
     def _start(self, verb: str, groups: list[Group], run: Callable[[], None], priority: int) -> Work:
         self._check_open()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from ..errors import DTypeError, UpdaterError
+from ..errors import DTypeError, KVStoreError, UpdaterError
 from ..grouping import Key
 from ..kernels import cpu
 from ..optimizer import Updater
+from ..optimizer.updater import Counts
 from ..sparse import RowSparseArray
 from .entry import Array, Entry, dense_of
 from .rows import merge, merged
@@ -95,9 +96,8 @@ class Compiled:
                 rule, params, master, states = plan(entry.key, weight)
                 items.append((rule, params, srcs, weight, master, states, outs))
             cpu.update(items)
-        except BaseException:
-            self._updater.restore_counts(counts)
-            raise
+        except BaseException as error:
+            self._give_up(counts, error)
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Only the rows that were pushed, or all of them where absent ones feel decay and momentum too."""
@@ -110,9 +110,16 @@ class Compiled:
             rule, params, master, states = self._updater.plan(entry.key, weight)
             rows, maps, datas = merge(sources)
             cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
-        except BaseException:
-            self._updater.restore_counts(counts)
-            raise
+        except BaseException as error:
+            self._give_up(counts, error)
+
+    def _give_up(self, counts: Counts, error: BaseException) -> NoReturn:
+        """Count no update; what a schedule or a setting of the user raised is an error of the updater."""
+        self._updater.restore_counts(counts)
+        if isinstance(error, (KVStoreError, MemoryError)) or not isinstance(error, Exception):
+            raise error
+        what = type(self._updater.optimizer).__name__
+        raise UpdaterError(f"{what} raised {type(error).__name__} (worker 0): {error}") from error
 
 
 class Called:
@@ -129,9 +136,9 @@ class Called:
     def dense(self, batch: Batch) -> None:
         """Sum and call, key by key in their order; then fill the outs."""
         for entry, srcs, _ in batch:
-            total = entry.scratch_like("merged")
-            cpu.reduce([(srcs, total, [])])
-            self._call(entry, total)
+            with entry.scratch("merged") as total:
+                cpu.reduce([(srcs, total, [])])
+                self._call(entry, total)
         emit(batch)
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
@@ -140,14 +147,21 @@ class Called:
 
     def _call(self, entry: Entry, gradient: Array | RowSparseArray) -> None:
         weight = entry.weight()
-        before = entry.scratch_like("before")
-        np.copyto(before, weight)
-        try:
-            self._updater(entry.key, gradient, weight)
-        except BaseException as error:
-            np.copyto(weight, before)
-            if not isinstance(error, Exception):  # Ctrl-C stays what it is
-                raise
-            raise UpdaterError(
-                f"the updater raised {type(error).__name__} on key {entry.key!r} (worker 0): {error}"
-            ) from error
+        with entry.scratch("before") as before:
+            np.copyto(before, weight)
+            try:
+                self._updater(entry.key, _view(gradient), weight.view())
+            except BaseException as error:
+                np.copyto(weight, before)
+                if not isinstance(error, Exception):  # Ctrl-C stays what it is
+                    raise
+                raise _updater_error(error, entry) from error
+
+
+def _view(gradient: Array | RowSparseArray) -> Array | RowSparseArray:
+    """Let an updater change the attributes of its array as it likes: they are not the store's."""
+    return gradient if isinstance(gradient, RowSparseArray) else gradient.view()
+
+
+def _updater_error(error: Exception, entry: Entry) -> UpdaterError:
+    return UpdaterError(f"the updater raised {type(error).__name__} on key {entry.key!r} (worker 0): {error}")

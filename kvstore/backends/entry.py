@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..arrays import readable, same_type
 from ..errors import DTypeError, KVStoreError, RowIndexError, ShapeError
 from ..grouping import Key
 from ..kernels import cpu
-from ..sparse import RowSparseArray
+from ..sparse import RowSparseArray, checked
 from .rows import RowTable
 
 Array = npt.NDArray[Any]
@@ -23,7 +24,7 @@ Deliver = Callable[[], None]
 class Entry:
     """What is stored for a key: a dense array, or a row table."""
 
-    __slots__ = ("dtype", "key", "number", "scratch", "shape", "table", "value")
+    __slots__ = ("_spare", "dtype", "key", "number", "shape", "table", "value")
 
     def __init__(self, key: Key, number: int, value: Array | RowSparseArray) -> None:
         self.key = key
@@ -33,7 +34,7 @@ class Entry:
         self.table = RowTable(value) if isinstance(value, RowSparseArray) else None
         self.value: Array = np.empty(0) if isinstance(value, RowSparseArray) else pages.copy(value)
         #: Memory for a merged gradient or for a weight to go back to; made when first needed.
-        self.scratch: dict[str, Array] = {}
+        self._spare: dict[str, Array] = {}
 
     def assign(self, value: Array | RowSparseArray) -> None:
         """Overwrite with a value of the same shape, type and storage."""
@@ -46,11 +47,16 @@ class Entry:
         """Return the live dense weight; a row table gets all its rows."""
         return self.value if self.table is None else self.table.fill()
 
-    def scratch_like(self, name: str) -> Array:
-        """Return reusable memory of the key's shape and type."""
-        if name not in self.scratch:
-            self.scratch[name] = pages.empty(self.shape, self.dtype)
-        return self.scratch[name]
+    @contextmanager
+    def scratch(self, name: str) -> Iterator[Array]:
+        """Lend memory of the key's shape and type; a call within the call gets its own."""
+        memory = self._spare.pop(name, None)
+        if memory is None:
+            memory = pages.empty(self.shape, self.dtype)
+        try:
+            yield memory
+        finally:
+            self._spare[name] = memory
 
 
 def check_shape(entry: Entry, array: Array | RowSparseArray, what: str) -> None:
@@ -67,6 +73,7 @@ def check_dtype(entry: Entry, dtype: np.dtype[Any]) -> None:
 
 def sparse_source(entry: Entry, value: RowSparseArray) -> RowSparseArray:
     """Return `value` if it can be pushed to the key."""
+    value = checked(value)
     check_dtype(entry, value.dtype)
     check_shape(entry, value, "value")
     return value

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..arrays import readable, writable
 from ..config import StoreConfig
 from ..errors import (
@@ -17,7 +19,7 @@ from ..errors import (
 from ..grouping import Group, Key
 from ..kernels import cpu
 from ..optimizer import Optimizer, Updater
-from ..sparse import RowSparseArray
+from ..sparse import RowSparseArray, checked
 from .apply import Batch, UserUpdater, apply_with, emit
 from .entry import (
     Array,
@@ -55,8 +57,8 @@ class LocalBackend:
     def init(self, groups: list[Group]) -> None:
         """Copy one value for each new key."""
         new = [(key, self._first_value(key, values)) for key, values in groups if values]
-        for number, (key, value) in enumerate(new, start=len(self._entries)):
-            self._entries[key] = Entry(key, number, value)
+        first = len(self._entries)
+        self._entries.update({key: Entry(key, first + i, value) for i, (key, value) in enumerate(new)})
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys and initialise others; an init that fails comes before any change."""
@@ -200,6 +202,10 @@ class LocalBackend:
         view.flags.writeable = False
         return view
 
+    def stand_ins(self) -> dict[Key, Array]:
+        """For each key an array of its shape and type that takes no memory; to see what would fit it."""
+        return {key: np.broadcast_to(np.zeros((), e.dtype), e.shape) for key, e in self._entries.items()}
+
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Everything lies in this process."""
         sizes = {
@@ -231,7 +237,9 @@ class LocalBackend:
             raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
         self._check_kind(key)
         value = values[0]
-        return value if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
+        return (
+            checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
+        )
 
     def _check_kind(self, key: Key) -> None:
         some = next(iter(self._entries), key)

@@ -56,6 +56,9 @@ class Backend(Protocol):
     def view(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
         """Live, read-only memory of a key."""
 
+    def stand_ins(self) -> dict[Key, npt.NDArray[Any]]:
+        """For each key an array of its shape and type, whose content means nothing."""
+
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Where each key lies: pairs of place and bytes."""
 

@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..errors import ConfigError
 
 Check = Callable[[str, Any], Any]
@@ -15,9 +17,12 @@ Settings = Mapping[str, Check]
 
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float that is neither infinite nor NaN."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, got {value!r}")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an int beyond any float
+        pass
+    raise ConfigError(f"{name} must be a finite number, got {value!r}")
 
 
 def non_negative(name: str, value: Any) -> float:
@@ -38,14 +43,14 @@ def fraction(name: str, value: Any) -> float:
 
 def count(name: str, value: Any) -> int:
     """Return `value` as an int that is zero or more."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise ConfigError(f"{name} must be an integer of zero or more, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) < 2**63:
+        raise ConfigError(f"{name} must be an integer of zero or more that fits 64 bits, got {value!r}")
     return int(value)
 
 
 def flag(name: str, value: Any) -> bool:
     """Return `value` as a bool; 0 and 1 are taken too."""
-    if value not in (False, True):
+    if not isinstance(value, (bool, np.bool_, numbers.Real)) or float(value) not in (0.0, 1.0):
         raise ConfigError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors.numpy import load, save
 
 from .. import pages
 from ..errors import ConfigError, KVStoreError, StateFileError
-from ..files import replacing
+from ..files import checksum, replacing
 from .optimizer import Array, Index, Optimizer, State
 
 _FORMAT = "kvstore.optimizer_states"
@@ -69,8 +68,8 @@ def pack(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bo
             "optimizer": optimizer.describe() if dump_optimizer else None,
         }
     )
-    checksum = _checksum(content, tensors)
-    return save(tensors, {"format": _FORMAT, "version": _VERSION, "content": content, "checksum": checksum})
+    metadata = {"format": _FORMAT, "version": _VERSION, "content": content}
+    return save(tensors, {**metadata, "checksum": checksum(content, tensors)})
 
 
 def _key(key: Index) -> Index:
@@ -105,15 +104,6 @@ def _tensor_name(path: tuple[int, ...], key: Index) -> str:
     return f"state/{'.'.join(map(str, path)) or 'v'}/{key}"
 
 
-def _checksum(content: str, tensors: Mapping[str, Array]) -> str:
-    total = zlib.crc32(content.encode())
-    for name in sorted(tensors):
-        array = tensors[name]
-        total = zlib.crc32(f"{name}:{array.dtype.name}:{array.shape}".encode(), total)
-        total = zlib.crc32(array.reshape(-1).view(np.uint8).data, total) if array.size else total
-    return f"{total:08x}"
-
-
 # ---------------------------------------------------------------------------------------------- unpacking
 
 
@@ -143,6 +133,7 @@ def unpack(data: bytes) -> Content:
         TypeError,
         ValueError,
         RecursionError,
+        OverflowError,
         ImportError,
         KVStoreError,
     ) as error:
@@ -175,7 +166,7 @@ def _foreign(data: bytes) -> str:
 
 def _content(metadata: Mapping[str, Any], tensors: dict[str, Array]) -> Content:
     text = metadata["content"]
-    if metadata["checksum"] != _checksum(text, tensors):
+    if metadata["checksum"] != checksum(text, tensors):
         raise StateFileError("the checksum of the optimizer states is wrong: the file is damaged")
     content = json.loads(text)
     key_type = {"int": int, "str": str}[content["key_type"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .. import kernels
@@ -202,8 +202,14 @@ class Updater:
         """Write `get_states` to a file, which holds either its old or its new content whatever happens."""
         states.write(path, self.get_states(dump_optimizer))
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], weights: Mapping[Index, Array] | None = None) -> None:
         """Read a file of `save`; see `set_states`.
+
+        Parameters
+        ----------
+        path : path
+        weights : dict, optional
+            Arrays of the shape and type of each key's weight; states that do not fit them are refused.
 
         Raises
         ------
@@ -212,7 +218,9 @@ class Updater:
         OSError
             If the file cannot be read.
         """
-        self._adopt(states.read(path))
+        content = states.read(path)
+        _check_content(content, content.optimizer or self.optimizer, weights or {})
+        self._adopt(content)
 
     def _adopt(self, content: states.Content) -> None:
         optimizer = content.optimizer or self.optimizer
@@ -223,6 +231,28 @@ class Updater:
             )
         self.optimizer, self.states, self._plans = optimizer, content.states, {}
         self.restore_counts((content.counts, content.num_update))
+
+
+def _check_content(content: states.Content, optimizer: Optimizer, weights: Mapping[Index, Array]) -> None:
+    """Refuse loaded states that belong to keys of another kind, or to weights of another shape or type."""
+    kinds = {isinstance(key, str) for key in (*content.states, *content.counts, *weights)}
+    if weights and len(kinds) > 1:
+        raise StateFileError("the optimizer states belong to keys of the other kind (int or str)")
+    if content.rule != type(optimizer).__name__.lower():
+        return  # refused when they are adopted, in better words
+    for key in content.states.keys() & weights.keys():
+        fresh = optimizer.create_state_multi_precision(key, weights[key])
+        if _form(fresh) != _form(content.states[key]):
+            raise StateFileError(
+                f"the optimizer states of key {key!r} do not fit: they are {_form(content.states[key])} and "
+                f"{type(optimizer).__name__}, as it is set, keeps {_form(fresh)}"
+            )
+
+
+def _form(state: State) -> Any:
+    if isinstance(state, tuple):
+        return tuple(_form(part) for part in state)
+    return None if state is None else f"{state.dtype}{state.shape}"
 
 
 def _plain_key(index: Any) -> Index:

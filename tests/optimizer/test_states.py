@@ -284,7 +284,7 @@ def forged(**changes):
     tensors = load(data)
     content = {**json.loads(header["content"]), **changes}
     text = json.dumps(content)
-    return save(tensors, {**header, "content": text, "checksum": states._checksum(text, tensors)})
+    return save(tensors, {**header, "content": text, "checksum": states.checksum(text, tensors)})
 
 
 @pytest.mark.parametrize(
