@@ -187,8 +187,10 @@ def _plain() -> Iterator[Case]:
             most = 8.0 if size == "4 KB" and k < 8 else 0.0
             yield _dense("pushpull", "pushpull", size, k, goals=goals, most_us=most)
     for size in ("4 KB", "4 MB", "64 MB"):
+        most = 8.0 if size == "4 KB" else 0.0
         for k in (2, 4):
-            yield _dense("pushpull in place", "pushpull", size, k, in_place=True)
+            goals = _ONE_CALL.get(size, {})
+            yield _dense("pushpull in place", "pushpull", size, k, goals=goals, most_us=most, in_place=True)
 
 
 def _apart() -> Iterator[Case]:
@@ -218,7 +220,7 @@ def _resnet() -> Iterator[Case]:
         yield case("pushpull", "pushpull", k, goals=_BIG if k < 8 else {})
     yield case("push, then pull", "pair", 2)
     for k in (2, 4):
-        yield case("pushpull in place", "pushpull", k, in_place=True)
+        yield case("pushpull in place", "pushpull", k, goals=_BIG, in_place=True)
     for k, least in ((2, 5.0), (4, 3.5)):
         yield case("pushpull SGD-momentum", "pushpull", k, update="sgd_momentum", goals={"mxnet": least})
     yield case("pushpull Adam", "pushpull", 2, update="adam")
