@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -537,10 +538,17 @@ class KVStore(KVStoreBase):
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
         if self._engine.inside():
             return self._engine.run_now(partial(self._exclusively, run), what)
-        return self._engine.submit(keys, partial(self._exclusively, run), int(priority), what)
+        return self._engine.submit(keys, partial(self._exclusively, run), _whole(priority), what)
 
     def _updater_or_raise(self, verb: str) -> Updater:
         updater = self._backend.updater
         if updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
         return updater
+
+
+def _whole(priority: Any) -> int:
+    try:
+        return operator.index(priority)
+    except TypeError:
+        raise ArgumentError(f"priority must be an int, not {priority!r}") from None

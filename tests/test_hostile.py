@@ -300,3 +300,11 @@ while True:
         with kv.create() as store:
             store.load(path)
             assert store.view("w").all()
+
+
+@pytest.mark.parametrize("priority", ["x", float("inf"), None, 1.5])
+def test_a_priority_that_is_no_number(store: kv.KVStore, priority: Any) -> None:
+    store.init("w", np.zeros(3, F))
+    with pytest.raises(TypeError, match="priority"):
+        store.push("w", np.ones(3, F), priority=priority, async_op=True)
+    assert not store.view("w").any()
