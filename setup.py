@@ -18,7 +18,7 @@ FLAGS = [
     "-pthread",
 ]
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
-HEADERS = [f"kernels/{name}" for name in sorted(os.listdir("kernels")) if name.endswith((".h", ".pxi"))]
+PARTS = [f"kernels/{name}" for name in sorted(os.listdir("kernels")) if name.endswith((".h", ".pxi"))]
 
 if sys.platform == "win32":
     raise SystemExit("kvstore needs a POSIX system (Linux, macOS); on Windows use it inside WSL 2")
@@ -27,7 +27,7 @@ cpu = Extension(
     "kvstore.kernels._cpu",
     ["kernels/_cpu.pyx"],
     include_dirs=["kernels", numpy.get_include()],
-    depends=HEADERS,
+    depends=PARTS,
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
     extra_compile_args=FLAGS + QUIET,
     extra_link_args=["-pthread"],

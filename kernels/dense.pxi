@@ -8,8 +8,8 @@ def reduce(list items):
     items : list of (srcs, dst, outs)
         `srcs`: list of one or more arrays; `dst`: array or None; `outs`: list of arrays; all of one type and size.
         ``dst = outs[j] = ((srcs[0] + srcs[1]) + srcs[2]) + ...``; 16-bit floats are summed in float32 and rounded
-        once, integers wrap. An out may be one of the sources. Where arrays overlap otherwise, all sums are made in
-        the order of the items before any out is written.
+        once, integers wrap. An out may be one of the sources. Where arrays overlap otherwise, the sums of all items
+        that have a dst are made in the order of the items before any out is written.
     """
     cdef Arena arena = Arena()
     cdef Py_ssize_t i, n_items = len(items)

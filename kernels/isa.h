@@ -29,7 +29,6 @@
 #endif
 
 #define KV_INLINE static inline __attribute__((always_inline, unused))
-#define KV_LIKELY(x) __builtin_expect(!!(x), 1)
 
 #define KV_PASTE2(a, b) a##_##b
 #define KV_PASTE(a, b) KV_PASTE2(a, b)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -250,8 +249,6 @@ class _MXNetDLPack:
 
 
 def _has_buffer(obj: Any) -> bool:
-    if "numpy" not in sys.modules or isinstance(obj, (set, frozenset)):
-        return False
     try:
         memoryview(obj).release()
     except (TypeError, BufferError):

@@ -190,11 +190,6 @@ def checked(value: RowSparseArray) -> RowSparseArray:
     return RowSparseArray(data, ids, value.shape)
 
 
-def is_sparse(obj: object) -> bool:
-    """Whether `obj` is a row-sparse array of ours."""
-    return isinstance(obj, RowSparseArray)
-
-
 def refuse_foreign_sparse(obj: object, what: str) -> None:
     """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
     kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.sparse import is_sparse
 
 
 def rows(ids: Any, shape: tuple[int, ...] = (6, 2)) -> kv.RowSparseArray:
@@ -24,8 +23,6 @@ def test_what_it_holds() -> None:
     assert table.indices.dtype == np.int64
     assert table.todense().tolist() == [[0, 0], [0, 1], [0, 0], [0, 0], [2, 3], [0, 0]]
     assert repr(table) == "RowSparseArray(2 of 6 rows, shape=(6, 2), dtype=float32)"
-    assert is_sparse(table)
-    assert not is_sparse(table.todense())
 
 
 def test_memory_is_kept_where_it_fits() -> None:
