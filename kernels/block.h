@@ -165,8 +165,43 @@ static void LV(update_item_block)(const kv_item *it, const LV(place) *b, const c
     LV(emit)(it, b, w);
 }
 
+/* A sum whose outs are all among its sources goes from registers to memory, without a buffer in between.
+ * Returns how far it came: the rest, and whatever does not fit, is the blocks' work. */
+static ptrdiff_t LV(in_place_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
+{
+#if KV_X86
+    char *out[KV_MAX_GROUP];
+    const char *src[KV_MAX_GROUP];
+    ptrdiff_t size = kv_itemsize[it->dtype], at = from * size, n = to - from;
+    if (it->rule >= 0 || !it->stream || !it->dst || it->k > KV_MAX_GROUP || it->m > KV_MAX_GROUP)
+        return from;
+    for (int j = 0; j < it->m; j++) {
+        if (!LV(is_source)(it, it->out[j]))
+            return from;
+        out[j] = it->out[j] + at;
+    }
+    for (int j = 0; j < it->k; j++)
+        src[j] = it->src[j] + at;
+    char *dst = it->dst + at;
+    if ((uintptr_t)dst & (KV_LINE - 1) || LV(is_source)(it, it->dst))
+        return from;
+    switch (it->dtype) {
+#define KV_PAST(T) KV_PASTE(LV(sum_past), T)(n, (T *)dst, (const T *const *)src, it->k, (T *const *)out, it->m)
+    case KV_F32: return from + KV_PAST(float);
+    case KV_F64: return from + KV_PAST(double);
+    case KV_I8:
+    case KV_U8: return from + KV_PAST(uint8_t);
+    case KV_I32: return from + KV_PAST(uint32_t);
+    case KV_I64: return from + KV_PAST(uint64_t);
+#undef KV_PAST
+    }
+#endif
+    return from;
+}
+
 static void LV(item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
 {
+    from = LV(in_place_span)(it, from, to);
     _Alignas(KV_LINE) char sum[KV_LINE + KV_BLOCK * sizeof(double)];
     const char *few[16];
     const char **src = it->k <= 16 ? few : (const char **)malloc((size_t)it->k * sizeof(char *));

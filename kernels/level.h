@@ -2,6 +2,19 @@
 
 #include "half.h"
 
+#if KV_X86
+#if KV_LEVEL >= 4
+#define KV_VECTOR 64
+#define KV_STREAM_VECTOR(to, v) _mm512_stream_ps((float *)(to), (__m512)(v))
+#elif KV_LEVEL >= 3
+#define KV_VECTOR 32
+#define KV_STREAM_VECTOR(to, v) _mm256_stream_ps((float *)(to), (__m256)(v))
+#else
+#define KV_VECTOR 16
+#define KV_STREAM_VECTOR(to, v) _mm_stream_ps((float *)(to), (__m128)(v))
+#endif
+#endif
+
 #define TN(name) KV_PASTE(LV(name), T)
 #define T float
 #include "sum.h"
@@ -51,6 +64,9 @@ static const kv_rule_f64 LV(rules_f64)[] = {KV_RULES(KV_ROW)};
 
 #include "block.h"
 #include "norms.h"
+
+#undef KV_VECTOR
+#undef KV_STREAM_VECTOR
 
 static void LV(fence)(void)
 {

@@ -73,15 +73,27 @@ static void kv_dense_task(void *context, ptrdiff_t chunk)
         kv_now->fence();
 }
 
+/* What should begin with a cache line: the first array that is written and not read. */
+static const char *kv_anchor(const kv_item *it)
+{
+    for (int i = 0; i < it->m; i++) {
+        int j = 0;
+        while (j < it->k && it->src[j] != it->out[i])
+            j++;
+        if (j == it->k)
+            return it->out[i];
+    }
+    return it->dst ? it->dst : it->out[0];
+}
+
 static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     ptrdiff_t chunks = 0;
     for (ptrdiff_t i = 0; i < n; i++) {
         kv_item *it = &items[i];
         ptrdiff_t size = kv_itemsize[it->dtype];
-        const char *anchor = it->m ? it->out[0] : it->dst;
         it->stream = bytes > kv_stream_bytes;
-        it->lead = (ptrdiff_t)(-(uintptr_t)anchor & (KV_LINE - 1)) / size;
+        it->lead = (ptrdiff_t)(-(uintptr_t)kv_anchor(it) & (KV_LINE - 1)) / size;
         it->first_chunk = chunks;
         ptrdiff_t rest = it->n - it->lead, chunk = kv_chunk_elements(it->dtype);
         chunks += rest > 0 ? (rest + chunk - 1) / chunk : it->n > 0;

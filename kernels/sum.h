@@ -48,6 +48,47 @@ static void TN(sum)(ptrdiff_t n, T *acc, const T *const *src, int k)
     }
 }
 
+#if KV_X86
+/* The same sum held in registers and written from there: past the cache to dst, which begins with a cache line, and to
+ * every out, whose lines are in the cache because each out is a source too. Returns how many elements it did. */
+typedef T TN(lanes) __attribute__((vector_size(KV_VECTOR), aligned(1), may_alias));
+
+KV_INLINE ptrdiff_t TN(sum_step)(ptrdiff_t n, T *dst, const T *const *s, const int k, T *const *out, int m)
+{
+    enum { WIDTH = KV_VECTOR / sizeof(T), STEP = 4 * WIDTH };
+    ptrdiff_t i = 0;
+    for (; i + STEP <= n; i += STEP) {
+        TN(lanes) sum[4];
+        for (int l = 0; l < 4; l++)
+            sum[l] = *(const TN(lanes) *)(s[0] + i + l * WIDTH);
+        for (int j = 1; j < k; j++)
+            for (int l = 0; l < 4; l++)
+                sum[l] += *(const TN(lanes) *)(s[j] + i + l * WIDTH);
+        for (int l = 0; l < 4; l++)
+            KV_STREAM_VECTOR(dst + i + l * WIDTH, sum[l]);
+        for (int j = 0; j < m; j++)
+            for (int l = 0; l < 4; l++)
+                *(TN(lanes) *)(out[j] + i + l * WIDTH) = sum[l];
+    }
+    return i;
+}
+
+static ptrdiff_t TN(sum_past)(ptrdiff_t n, T *dst, const T *const *src, int k, T *const *out, int m)
+{
+    switch (k) {
+    case 1: return TN(sum_step)(n, dst, src, 1, out, m);
+    case 2: return TN(sum_step)(n, dst, src, 2, out, m);
+    case 3: return TN(sum_step)(n, dst, src, 3, out, m);
+    case 4: return TN(sum_step)(n, dst, src, 4, out, m);
+    case 5: return TN(sum_step)(n, dst, src, 5, out, m);
+    case 6: return TN(sum_step)(n, dst, src, 6, out, m);
+    case 7: return TN(sum_step)(n, dst, src, 7, out, m);
+    case 8: return TN(sum_step)(n, dst, src, 8, out, m);
+    default: return 0;
+    }
+}
+#endif
+
 #undef KV_S1
 #undef KV_S2
 #undef KV_S3
