@@ -105,6 +105,8 @@ cdef extern from *:
 cdef ptrdiff_t GIL_BYTES = 32 * 1024
 cdef enum:
     MIN_PARAMS = 16  # more than any rule reads
+    SMALL_VALUES = 16  # arrays of one key in a call that is made in few steps
+cdef object np_ndarray = np.ndarray  # a name of the module costs a look-up at every use
 cdef int default_threads
 cdef int bfloat16_num = -1
 

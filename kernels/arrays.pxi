@@ -34,25 +34,32 @@ def is_plain(array):
             and code_of(cnp.PyArray_TYPE(<cnp.ndarray>array)) >= 0)
 
 
+cdef inline bint fits(object value, cnp.ndarray like, bint write) noexcept:
+    """Whether `value` is a plain array of the shape and type of `like`."""
+    cdef cnp.ndarray a
+    cdef int d, ndim = cnp.PyArray_NDIM(like)
+    if type(value) is not np_ndarray:
+        return False
+    a = <cnp.ndarray>value
+    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(like) or cnp.PyArray_NDIM(a) != ndim:
+        return False
+    if not cnp.PyArray_ISCARRAY_RO(a) or (write and not cnp.PyArray_ISWRITEABLE(a)):
+        return False
+    for d in range(ndim):
+        if cnp.PyArray_DIM(a, d) != cnp.PyArray_DIM(like, d):
+            return False
+    return True
+
+
 def first_misfit(list values, cnp.ndarray like, bint write=False):
     """Index of the first value that is not a plain array of the shape and type of `like`, or -1.
 
     With `write`, a read-only array does not fit either. `like` itself is a plain array.
     """
-    cdef int num = cnp.PyArray_TYPE(like), ndim = cnp.PyArray_NDIM(like), d
     cdef Py_ssize_t i
-    cdef cnp.ndarray a
     for i in range(len(values)):
-        if type(values[i]) is not np.ndarray:
+        if not fits(values[i], like, write):
             return i
-        a = <cnp.ndarray>values[i]
-        if cnp.PyArray_TYPE(a) != num or cnp.PyArray_NDIM(a) != ndim or not cnp.PyArray_ISCARRAY_RO(a):
-            return i
-        if write and not cnp.PyArray_ISWRITEABLE(a):
-            return i
-        for d in range(ndim):
-            if cnp.PyArray_DIM(a, d) != cnp.PyArray_DIM(like, d):
-                return i
     return -1
 
 

@@ -113,7 +113,6 @@ class KVStore(KVStoreBase):
         groups = group(key, value)
         self._pushes += 1
         if async_op:
-            groups = groups
             return self._start("push", groups, partial(self._backend.push, groups), priority)
         self._do(groups, self._backend.push, groups)
         return None
@@ -144,7 +143,6 @@ class KVStore(KVStoreBase):
         groups = group(key, out, "out")
         self._pulls += 1
         if async_op:
-            groups = groups
             return self._start("pull", groups, partial(self._backend.pull, groups, ignore_sparse), priority)
         self._do(groups, self._backend.pull, groups, ignore_sparse)
         return None
@@ -171,13 +169,13 @@ class KVStore(KVStoreBase):
         UpdaterError
             The updater raised; the key it raised on is unchanged.
         """
+        if not async_op and self._quickly(key, value, out):
+            return None
         groups = group(key, value)
         outs = None if out is None else group(key, out, "out")
         self._pushes += 1
         self._pulls += 1
         if async_op:
-            groups = groups
-            outs = None if outs is None else outs
             return self._start("pushpull", groups, partial(self._backend.pushpull, groups, outs), priority)
         self._do(groups, self._backend.pushpull, groups, outs)
         return None
@@ -503,6 +501,24 @@ class KVStore(KVStoreBase):
         if self._engine.busy:
             self._engine.wait_for(key for key, _ in groups)
         return self._exclusively(run, *args)
+
+    def _quickly(self, key: Any, value: Any, out: Any) -> bool:
+        """Do a `pushpull` in few steps, if it is a usual one, nothing is under way and no other thread is inside."""
+        kind = type(key)
+        if (kind is not str and kind is not int) or self._engine.busy:
+            return False
+        lock = self._engine.exclusive
+        try:
+            if not (lock.acquire(False) and self._backend.quick_pushpull(key, value, out)):
+                return False
+            self._pushes += 1
+            self._pulls += 1
+            return True
+        finally:
+            try:  # noqa: SIM105 - a context manager is a step of its own
+                lock.release()
+            except RuntimeError:
+                pass
 
     def _do_all(self, run: Callable[[], Any]) -> Any:
         """Run now, behind everything that is still under way."""

@@ -30,6 +30,9 @@ class Apply(Protocol):
     def dense(self, batch: Batch) -> None:
         """Apply the sums of dense values, and fill the outs."""
 
+    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+        """Apply the sum for one small key where all is plain; False: nothing has happened."""
+
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Apply the sum of row-sparse values."""
 
@@ -65,6 +68,10 @@ class Replace:
         """All keys in one pass over memory."""
         cpu.reduce([(srcs, entry.weight(), outs) for entry, srcs, outs in batch])
 
+    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+        """In one call of the kernels."""
+        return cpu.reduce_small(value, entry.value, out)
+
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Keep the union of the rows; a dense key gets zeros elsewhere."""
         if entry.table is not None:
@@ -98,6 +105,10 @@ class Compiled:
             cpu.update(items)
         except BaseException as error:
             self._give_up(counts, error)
+
+    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+        """Leave it to `dense`."""
+        return False
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Only the rows that were pushed, or all of them where absent ones feel decay and momentum too."""
@@ -140,6 +151,10 @@ class Called:
                 cpu.reduce([(srcs, total, [])])
                 self._call(entry, total)
         emit(batch)
+
+    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+        """Leave it to `dense`."""
+        return False
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Hand over the row-sparse sum."""

@@ -128,6 +128,11 @@ class LocalBackend:
         if rest:
             self.pull(rest, ignore_sparse=True)
 
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+        """One small dense key with plain arrays."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.table is None and self._apply.small(entry, value, out)
+
     # The usual call, one dense key with plain arrays, in few steps. None: take the long way, which explains.
 
     def _plain_work(

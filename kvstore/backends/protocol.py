@@ -41,6 +41,12 @@ class Backend(Protocol):
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, then pull into `outs`, or where that is None into the values themselves."""
 
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+        """Do a `pushpull` of one key with arrays as the caller wrote them, where that takes few steps.
+
+        False: nothing has happened, and the long way decides.
+        """
+
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """For each (out, row ids) of each key, fill `out` with these rows, sorted and unique."""
 
