@@ -503,7 +503,7 @@ class KVStore(KVStoreBase):
         return self._exclusively(run, *args)
 
     def _quickly(self, key: Any, value: Any, out: Any) -> bool:
-        """Do a `pushpull` in few steps, if it is a usual one, nothing is under way and no other thread is inside."""
+        """Do a usual `pushpull` in few steps, if nothing is under way and no other thread is inside."""
         kind = type(key)
         if (kind is not str and kind is not int) or self._engine.busy:
             return False
