@@ -103,6 +103,7 @@ cdef extern from *:
 
 # Below this many bytes, giving up the GIL and taking it again costs more than the work.
 cdef ptrdiff_t GIL_BYTES = 32 * 1024
+cdef ptrdiff_t SMALL_BYTES = 64 * 1024  # up to here a call of one key keeps it: some microseconds at most
 cdef enum:
     MIN_PARAMS = 16  # more than any rule reads
     SMALL_VALUES = 16  # arrays of one key in a call that is made in few steps

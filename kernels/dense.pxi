@@ -68,7 +68,7 @@ def reduce_small(value, cnp.ndarray dst, out):
     it.n = cnp.PyArray_SIZE(dst)
     it.k = small_pointers(value, dst, src, out is None)
     it.m = it.k if out is None else small_pointers(out, dst, outs, True)
-    if it.k <= 0 or it.m <= 0 or it.n * kv_itemsize[it.dtype] * (it.k + it.m + 1) >= GIL_BYTES:
+    if it.k <= 0 or it.m <= 0 or it.n * kv_itemsize[it.dtype] * (it.k + it.m + 1) > SMALL_BYTES:
         return False
     it.rule = -1
     it.n_states = 0
