@@ -18,7 +18,12 @@ FLAGS = [
     "-pthread",
 ]
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
-PARTS = [f"kernels/{name}" for name in sorted(os.listdir("kernels")) if name.endswith((".h", ".pxi"))]
+
+
+def parts(folder):
+    """Sources that are included by others."""
+    return [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith((".h", ".pxi"))]
+
 
 if sys.platform == "win32":
     raise SystemExit("kvstore needs a POSIX system (Linux, macOS); on Windows use it inside WSL 2")
@@ -27,10 +32,24 @@ cpu = Extension(
     "kvstore.kernels._cpu",
     ["kernels/_cpu.pyx"],
     include_dirs=["kernels", numpy.get_include()],
-    depends=PARTS,
+    depends=parts("kernels"),
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
     extra_compile_args=FLAGS + QUIET,
     extra_link_args=["-pthread"],
 )
 
-setup(ext_modules=cythonize([cpu]))
+extensions = [cpu]
+if sys.platform == "linux":  # futexes, memfd and pidfd are its own
+    extensions.append(
+        Extension(
+            "kvstore.memory._shared",
+            ["kvstore/memory/_shared.pyx"],
+            include_dirs=["kvstore/memory", "kernels", numpy.get_include()],
+            depends=parts("kvstore/memory") + parts("kernels"),
+            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)],
+            extra_compile_args=FLAGS + QUIET,
+            extra_link_args=["-pthread"],
+        )
+    )
+
+setup(ext_modules=cythonize(extensions, include_path=["kernels"]))

@@ -8,6 +8,7 @@ depend neither on the number of threads nor on the instruction set.
 
 cimport cython
 cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
@@ -177,6 +178,17 @@ def set_stream_bytes(ptrdiff_t n):
     kv_stream_bytes = n
 
 
+def level_pointer():
+    """For other compiled modules: a capsule with the address of the level in use."""
+    return PyCapsule_New(<void *>&kv_now, "kvstore.level", NULL)
+
+
+def stream_pointer():
+    """For other compiled modules: a capsule with the address of what `stream_bytes` returns."""
+    return PyCapsule_New(<void *>&kv_stream_bytes, "kvstore.stream", NULL)
+
+
+include "fits.pxi"
 include "arrays.pxi"
 include "arena.pxi"
 include "dense.pxi"

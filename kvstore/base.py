@@ -17,7 +17,6 @@ K = TypeVar("K", bound=type)
 
 _LOCAL = ("local", "LocalBackend")
 _NOT_BUILT: dict[str, str] = {
-    "several processes of one machine": "shared",
     "NCCL": "nccl",
     "MPI": "mpi",
     "Horovod": "horovod",
@@ -30,6 +29,7 @@ _NOT_BUILT: dict[str, str] = {
 BACKENDS: dict[str, tuple[str, str]] = dict.fromkeys(
     ("local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device"), _LOCAL
 )
+BACKENDS["shared"] = ("shared", "SharedBackend")
 #: Literal name -> what it runs on; known, and not built yet.
 PLANNED: dict[str, str] = {name: engine for engine, names in _NOT_BUILT.items() for name in names.split()}
 

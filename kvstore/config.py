@@ -45,6 +45,9 @@ class StoreConfig:
         1 keeps a `local` store in this process, also under a launcher; 0 leaves it to the launcher.
     on_peer_loss : str
         ``"raise"`` or ``"continue"``: what the survivors of a lost worker do.
+    spin : float
+        Seconds that a wait for other processes spins before it sleeps: a wake-up costs tens of microseconds.
+        KVSTORE_SPIN.
     """
 
     timeout: float = 300.0
@@ -52,6 +55,7 @@ class StoreConfig:
     group: str = "default"
     processes: int = 0
     on_peer_loss: str = "raise"
+    spin: float = 50e-6
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= threading.TIMEOUT_MAX:
@@ -60,6 +64,8 @@ class StoreConfig:
             raise ConfigError(f"threads must lie between 0 and {_MOST_THREADS}, got {self.threads}")
         if self.processes not in (0, 1):
             raise ConfigError(f"processes must be 1 (this process) or 0 (as launched), got {self.processes}")
+        if not 0 <= self.spin <= threading.TIMEOUT_MAX:
+            raise ConfigError(f"spin must be a number of seconds, 0 or more, got {self.spin}")
         if self.on_peer_loss not in ("raise", "continue"):
             raise ConfigError(f"on_peer_loss must be 'raise' or 'continue', got {self.on_peer_loss!r}")
 
@@ -67,6 +73,7 @@ class StoreConfig:
 _VARIABLES: dict[str, tuple[str, ...]] = {
     "timeout": ("KVSTORE_TIMEOUT",),
     "threads": ("KVSTORE_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
+    "spin": ("KVSTORE_SPIN",),
 }
 _TYPES: dict[str, Callable[[Any], Any]] = {
     "timeout": float,
@@ -74,6 +81,7 @@ _TYPES: dict[str, Callable[[Any], Any]] = {
     "group": str,
     "processes": int,
     "on_peer_loss": str,
+    "spin": float,
 }
 
 

@@ -11,7 +11,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from . import checkpoint
+from .arrays import readable
 from .backends.protocol import Backend
 from .base import KVStoreBase, check_capability
 from .compression import parameters
@@ -24,6 +27,7 @@ from .errors import (
     ClosedError,
     ConfigError,
     MissingBackendError,
+    ShapeError,
     TimeoutError,
 )
 from .grouping import Group, Key, group, pair_rows, plain_key
@@ -266,7 +270,8 @@ class KVStore(KVStoreBase):
         ConfigError
             No optimizer is set, or a name or value is wrong; nothing has changed then.
         """
-        self._do_all(partial(self._updater_or_raise("update_optimizer").optimizer.configure, **changes))
+        self._updater_or_raise("update_optimizer")
+        self._do_all(partial(self._backend.configure, changes))
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the learning rate, from the next push of each key on.
@@ -276,7 +281,8 @@ class KVStore(KVStoreBase):
         ConfigError
             No optimizer is set, or it follows a schedule.
         """
-        self._do_all(partial(self._updater_or_raise("set_learning_rate").optimizer.set_learning_rate, lr))
+        self._updater_or_raise("set_learning_rate")
+        self._do_all(partial(self._backend.set_learning_rate, lr))
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None] | None) -> None:
         """Call ``updater(key, merged, stored)`` for each pushed key; it changes `stored` in place.
@@ -336,8 +342,8 @@ class KVStore(KVStoreBase):
         ConfigError
             No optimizer is set.
         """
-        updater = self._updater_or_raise("save_optimizer_states")
-        self._do_all(partial(updater.save, os.fspath(fname), dump_optimizer))
+        self._updater_or_raise("save_optimizer_states")
+        self._do_all(partial(self._backend.save_states, os.fspath(fname), dump_optimizer))
 
     def load_optimizer_states(self, fname: PathLike) -> None:
         """Read what `save_optimizer_states` wrote. The states in place stay if the file is not usable.
@@ -349,8 +355,8 @@ class KVStore(KVStoreBase):
         ConfigError
             No optimizer is set.
         """
-        updater = self._updater_or_raise("load_optimizer_states")
-        self._do_all(lambda: updater.load(os.fspath(fname), self._backend.stand_ins()))
+        self._updater_or_raise("load_optimizer_states")
+        self._do_all(partial(self._backend.load_states, os.fspath(fname)))
 
     def save(self, path: PathLike) -> None:
         """Write the values of all keys to a safetensors file, atomically."""
@@ -396,16 +402,19 @@ class KVStore(KVStoreBase):
 
     def num_dead_nodes(self, timeout: float = 60) -> int:
         """Count processes of the job not heard of for `timeout` seconds; 0 where there is one process."""
-        return 0
+        self._check_open()
+        return self._backend.num_dead_nodes(timeout)
 
     def barrier(self) -> None:
         """Wait until every worker has called it; asynchronous operations may still be under way."""
-        self._check_open()
-        self._backend.barrier()
+        self._exclusively(self._backend.barrier)
 
     def join(self) -> None:
-        """Say that this worker has no more batches; rounds no longer wait for it."""
-        self._check_open()
+        """Say that this worker has no more batches; rounds no longer wait for it.
+
+        It can still pull, save and close, and push no more. In a store of one process nothing happens.
+        """
+        self._do_all(self._backend.join)
 
     def send_command_to_servers(self, head: int, body: str) -> None:
         """Send a command to every server; without servers nothing happens."""
@@ -427,6 +436,37 @@ class KVStore(KVStoreBase):
         """
         name = plain_key(key)
         return self._do([(name, [])], self._backend.view, name)
+
+    def empty(self, key: Key) -> Any:
+        """Return a new array of the key's shape and element type, of any content, where the store works best.
+
+        With `shared` it lies in the memory that the workers share, so that pushing it moves nothing: it is then
+        the store's from the push until the round is pulled, and ``pushpull(key, array)`` leaves the sum in it.
+        Each call makes another array; its memory is given back when the last reference to it is gone.
+
+        Raises
+        ------
+        KeyNotFoundError
+            The key was never initialised.
+        ArrayError
+            The key is row-sparse.
+        """
+        name = plain_key(key)
+        return self._do([(name, [])], self._backend.empty, name)
+
+    def attach(self, key: Key, array: Any) -> Any:
+        """Return an array as from `empty` that holds what `array` holds; use it in its place.
+
+        Raises
+        ------
+        KeyNotFoundError, ArrayError, ShapeError
+        """
+        home = self.empty(key)
+        source = readable(array, f"array for key {key!r}")
+        if source.shape != home.shape:
+            raise ShapeError(f"array for key {key!r} has shape {source.shape}, the key has {home.shape}")
+        np.copyto(home, source, casting="same_kind")
+        return home
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Where each key lies: pairs of place and bytes."""

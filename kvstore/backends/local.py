@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import pages
 from ..arrays import readable, writable
 from ..config import StoreConfig
 from ..errors import (
@@ -192,6 +193,28 @@ class LocalBackend:
         """Use an optimizer, with fresh states."""
         self.set_updater(Updater(optimizer))
 
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Change settings of the optimizer."""
+        self._optimizer().configure(**changes)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Change the rate of the optimizer."""
+        self._optimizer().set_learning_rate(lr)
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Write the optimizer's states."""
+        assert self.updater is not None
+        self.updater.save(path, dump_optimizer)
+
+    def load_states(self, path: str) -> None:
+        """Read the optimizer's states."""
+        assert self.updater is not None
+        self.updater.load(path, self.stand_ins())
+
+    def _optimizer(self) -> Optimizer:
+        assert self.updater is not None
+        return self.updater.optimizer
+
     # ------------------------------------------------------------------------------------- inspection
 
     def keys(self) -> list[Key]:
@@ -207,6 +230,13 @@ class LocalBackend:
         view.flags.writeable = False
         return view
 
+    def empty(self, key: Key) -> Array:
+        """Memory on large pages."""
+        entry = self._entry(key)
+        if entry.table is not None:
+            raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
+        return pages.empty(entry.shape, entry.dtype)
+
     def stand_ins(self) -> dict[Key, Array]:
         """For each key an array of its shape and type that takes no memory; to see what would fit it."""
         return {key: np.broadcast_to(np.zeros((), e.dtype), e.shape) for key, e in self._entries.items()}
@@ -217,6 +247,13 @@ class LocalBackend:
             key: e.value.nbytes if e.table is None else e.table.nbytes for key, e in self._entries.items()
         }
         return {key: [("worker 0", size)] for key, size in sizes.items()}
+
+    def num_dead_nodes(self, timeout: float) -> int:
+        """There are no others."""
+        return 0
+
+    def join(self) -> None:
+        """There is nobody who would wait."""
 
     def barrier(self) -> None:
         """There is nobody to wait for."""

@@ -21,7 +21,10 @@ class Backend(Protocol):
     rank: int
     local_rank: int
     num_workers: int
-    updater: Updater | None
+
+    @property
+    def updater(self) -> Updater | None:
+        """The optimizer with its states, if one is set."""
 
     def init(self, groups: list[Group]) -> None:
         """Take one value for each key; all keys are new."""
@@ -56,17 +59,38 @@ class Backend(Protocol):
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """From now on update with `optimizer`, with fresh states."""
 
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Change settings of the optimizer that is set."""
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Change the rate of the optimizer that is set."""
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Write the states of the optimizer that is set."""
+
+    def load_states(self, path: str) -> None:
+        """Read the states of the optimizer that is set."""
+
     def keys(self) -> list[Key]:
         """All keys, in the order of their init."""
 
     def view(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
         """Live, read-only memory of a key."""
 
+    def empty(self, key: Key) -> npt.NDArray[Any]:
+        """Return a new array of a dense key's shape and type, where the store works best."""
+
     def stand_ins(self) -> dict[Key, npt.NDArray[Any]]:
         """For each key an array of its shape and type, whose content means nothing."""
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Where each key lies: pairs of place and bytes."""
+
+    def num_dead_nodes(self, timeout: float) -> int:
+        """Count other processes that are lost, or silent for so many seconds."""
+
+    def join(self) -> None:
+        """Take part in no more rounds; the others do not wait for this worker."""
 
     def barrier(self) -> None:
         """Wait for all workers."""

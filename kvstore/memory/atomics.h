@@ -1,0 +1,67 @@
+/* The few atomic steps that the shared region is worked on with.
+ *
+ * KV_STEP stands before each of them: a test defines it to hand over to another worker there, so that the very
+ * code that runs in a job is run through any number of interleavings (tests/memory/interleave.c).
+ */
+#ifndef KV_ATOMICS_H
+#define KV_ATOMICS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#ifndef KV_STEP
+#define KV_STEP() ((void)0)
+#endif
+
+static inline uint64_t kv_get(const _Atomic uint64_t *word)
+{
+    KV_STEP();
+    return atomic_load_explicit(word, memory_order_acquire);
+}
+
+static inline void kv_put(_Atomic uint64_t *word, uint64_t value)
+{
+    KV_STEP();
+    atomic_store_explicit(word, value, memory_order_release);
+}
+
+static inline int kv_swap(_Atomic uint64_t *word, uint64_t expected, uint64_t value)
+{
+    KV_STEP();
+    return atomic_compare_exchange_strong(word, &expected, value);
+}
+
+static inline uint64_t kv_set_bits(_Atomic uint64_t *word, uint64_t bits)
+{
+    KV_STEP();
+    return atomic_fetch_or(word, bits);
+}
+
+static inline uint64_t kv_clear_bits(_Atomic uint64_t *word, uint64_t bits)
+{
+    KV_STEP();
+    return atomic_fetch_and(word, ~bits);
+}
+
+static inline uint64_t kv_add(_Atomic uint64_t *word, uint64_t more)
+{
+    KV_STEP();
+    return atomic_fetch_add(word, more);
+}
+
+/* What stands before is seen by everybody before what stands after is looked at. */
+static inline void kv_fence(void)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+static inline void kv_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,316 @@
+# A process's seat in a job, and memory of the region. Part of _shared.pyx.
+
+cdef class Piece:
+    """Memory of the region that arrays lie in; given back with the last of them."""
+
+    cdef Job job
+    cdef uint64_t offset, size
+    cdef bint pinned
+
+    def __dealloc__(self):
+        if self.job is not None and not self.pinned and not self.job.closed:
+            self.job.give(self.offset, self.size)
+
+
+cdef class Job:
+    """One process's seat.
+
+    Parameters
+    ----------
+    fd : int
+        Of the region; the job's from now on.
+    rank, size : int
+    window : int
+        Bytes of address space to map.
+    found : bool
+        Write the header: the region is new, and its first `HEADER_BYTES` and some are reserved.
+    go_on : bool
+        The loss of a worker is no error.
+    spin : float
+        Seconds that a wait spins before it sleeps.
+    """
+
+    cdef kv_self *me
+    cdef readonly bint closed
+    cdef readonly dict handles
+    cdef object __weakref__
+
+    def __cinit__(self, int fd, int rank, int size, uint64_t window, uint64_t reserved, bint found, bint go_on,
+                  double spin):
+        cdef int w
+        self.me = <kv_self *>calloc(1, sizeof(kv_self))
+        if self.me == NULL:
+            raise MemoryError()
+        self.closed = True
+        self.handles = {}
+        self.me.fd = -1
+        self.me.rank, self.me.size = rank, size
+        for w in range(KV_MAX_WORKERS):
+            self.me.pidfd[w] = -1
+        self.me.word = KV_MAGIC
+        self.me.spin = <uint64_t>(spin * 1e9)
+        self.me.crowded = size > len(os.sched_getaffinity(0))
+        self.me.level = <const kv_level *const *>PyCapsule_GetPointer(cpu.level_pointer(), "kvstore.level")
+        self.me.stream_bytes = <const ptrdiff_t *>PyCapsule_GetPointer(cpu.stream_pointer(), "kvstore.stream")
+        self.me.bounce = <char *>malloc(size * (KV_SHARE_BYTES + 256))
+        if self.me.bounce == NULL:
+            raise MemoryError()
+        if kv_map_region(self.me, fd, window, max(reserved, <uint64_t>KV_HEADER_BYTES)):
+            raise MemoryError(f"no address space for {reserved} bytes of shared memory (RLIMIT_AS?)")
+        if found and kv_found_region(self.me, reserved):
+            raise MemoryError("no memory for the job's table of keys")
+        if found:
+            kv_put(&self.me.head.go_on, go_on)
+        if not kv_is_region(self.me):
+            raise ValueError("this is no region of a job, or one of another version of kvstore")
+        self.me.go_on = <int>kv_get(&self.me.head.go_on)
+
+    def __dealloc__(self):
+        # The mapping stays: arrays may look into it to the end of the process.
+        if self.me != NULL:
+            if not self.closed:
+                self.leave(False)
+            free(self.me.bounce)
+            free(self.me)
+
+    @property
+    def size(self):
+        """Number of workers as the founder has it."""
+        return kv_get(&self.me.head.n_workers)
+
+    @property
+    def goes_on(self):
+        """Whether the loss of a worker is no error, as the founder has it."""
+        return bool(self.me.go_on)
+
+    def sit_down(self):
+        """Take the rank; False: a living process has it."""
+        cdef uint64_t scratch
+        if kv_sit_down(self.me):
+            return False
+        if not self.me.worker.log.scratch:
+            self.me.worker.log.scratch = self.take(KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096)
+        if kv_start_pulse(self.me):
+            raise MemoryError("no thread can be started for the heartbeat")
+        self.closed = False
+        return True
+
+    def returned(self):
+        """Whether another process had this rank before."""
+        return self.me.incarnation > 1
+
+    def enlist(self):
+        """Be a member from now on: rounds wait for this worker."""
+        kv_put(&self.me.worker.state, KV_ALIVE)
+        kv_clear_bits(&self.me.head.lost, <uint64_t>1 << self.me.rank)
+        kv_set_bits(&self.me.head.members, <uint64_t>1 << self.me.rank)
+        kv_add(&self.me.head.epoch, 1)
+        kv_tell(self.me)
+
+    def come_back(self):
+        """Take the place of an earlier process of this rank: join the round after the next of each key."""
+        cdef uint64_t i, n = kv_get(&self.me.head.n_keys)
+        self.lock()
+        for i in range(n):
+            kv_clean_up(self.me, kv_entry_at(self.me, i))
+        kv_put(&self.me.worker.log.entry, 0)
+        kv_unlock_region(self.me)
+        # Barriers that others wait at go on without it, too.
+        kv_put(&self.me.worker.gates, max([kv_get(&self.me.head.worker[w].gates) for w in range(self.me.size)]))
+        self.enlist()
+        for i in range(kv_get(&self.me.head.n_keys)):
+            kv_rejoin(self.me, kv_entry_at(self.me, i))
+
+    def wait_for_all(self):
+        """Wait until every rank has been taken."""
+        cdef int outcome
+        with nogil:
+            outcome = kv_wait(self.me, kv_seated, self.me)
+        return outcome
+
+    def probe(self):
+        """Find out whether this process can read the others' memory; if not, nobody does so in this job."""
+        cdef int w
+        for w in range(self.me.size):
+            if w != self.me.rank and self.state(w) == KV_ALIVE and not kv_can_peek(self.me, w):
+                kv_put(&self.me.head.no_peeking, 1)
+
+    def peeking(self):
+        """Whether workers read each other's memory."""
+        return not kv_get(&self.me.head.no_peeking)
+
+    def arrive_at_gate(self):
+        """Reach the next barrier; returns its number."""
+        cdef uint64_t gate = kv_get(&self.me.worker.gates) + 1
+        kv_put(&self.me.worker.gates, gate)
+        kv_tell(self.me)
+        return gate
+
+    def wait_at_gate(self, uint64_t gate):
+        """Wait until every member has reached barrier number `gate`."""
+        cdef kv_gate context
+        cdef int outcome
+        context.me, context.gate = self.me, gate
+        with nogil:
+            outcome = kv_wait(self.me, kv_gate_open, &context)
+        return outcome
+
+    def late_for_gate(self, uint64_t gate):
+        """Ranks that have not reached a barrier."""
+        members = kv_get(&self.me.head.members)
+        return [w for w in range(self.me.size)
+                if members >> w & 1 and kv_get(&self.me.head.worker[w].gates) < gate]
+
+    def stop_taking_part(self):
+        """Rounds and barriers no longer wait for this worker."""
+        kv_stand_up(self.me, KV_JOINED)
+
+    def leave(self, bint lost):
+        """End this process's part; with `lost`, the others are to take it for dead. A second call does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        if not self.me.forked:
+            kv_stop_pulse(self.me)
+            if not lost:
+                kv_stand_up(self.me, KV_LEFT)
+        for w in range(KV_MAX_WORKERS):
+            if self.me.pidfd[w] >= 0:
+                os.close(self.me.pidfd[w])
+                self.me.pidfd[w] = -1
+        os.close(self.me.fd)
+
+    def note_fork(self):
+        """Say that this is a child of the process that sat down: the seat is the parent's."""
+        self.me.forked = 1
+
+    @property
+    def forked(self):
+        """Whether this is a child of the process that sat down."""
+        return bool(self.me.forked)
+
+    def standing(self):
+        """`READY` while this worker may take part."""
+        return kv_standing(self.me)
+
+    def look_around(self):
+        """Notice who is gone."""
+        kv_look_around(self.me)
+
+    def state(self, int w):
+        """Where a rank stands: 0 absent, 1 alive, 2 joined, 3 left, 4 lost."""
+        return kv_get(&self.me.head.worker[w].state)
+
+    def pid(self, int w):
+        """Process of a rank."""
+        return kv_get(&self.me.head.worker[w].pid)
+
+    def silence(self, int w):
+        """Seconds since a rank's last heartbeat."""
+        return max(<int64_t>0, <int64_t>(kv_now_ns() - kv_get(&self.me.head.worker[w].beat))) / 1e9
+
+    def lost(self):
+        """Ranks that died and have not come back."""
+        bits = kv_get(&self.me.head.lost)
+        return [w for w in range(self.me.size) if bits >> w & 1]
+
+    def members(self):
+        """Ranks that rounds wait for."""
+        bits = kv_get(&self.me.head.members)
+        return [w for w in range(self.me.size) if bits >> w & 1]
+
+    def reserved(self):
+        """Bytes of memory that the job holds."""
+        return kv_get(&self.me.head.reserved)
+
+    # ------------------------------------------------------------------------------------------ memory
+
+    cdef int lock(self) except -1:
+        cdef int outcome = KV_TICK
+        while outcome == KV_TICK:
+            with nogil:
+                outcome = kv_lock_region(self.me)
+            if outcome == KV_TICK:
+                check_signals()
+        if outcome != KV_READY:
+            raise InterruptedError("fenced")
+        return 0
+
+    cdef uint64_t take(self, uint64_t size) except 0:
+        cdef uint64_t offset
+        self.lock()
+        with nogil:
+            offset = kv_take_locked(self.me, size)
+            kv_unlock_region(self.me)
+        if not offset:
+            raise no_memory(size)
+        return offset
+
+    cdef give(self, uint64_t offset, uint64_t size):
+        if self.me.forked:
+            return
+        try:
+            self.lock()
+        except InterruptedError:
+            return
+        kv_give_locked(self.me, offset, size)
+        kv_unlock_region(self.me)
+
+    cdef array(self, uint64_t offset, shape, dtype, object base):
+        """An array over memory of the region."""
+        memory = np_ndarray(shape, dtype, buffer=Window.over(self, self.me.base + offset, shape, dtype, base))
+        return memory
+
+    def empty(self, shape, dtype):
+        """A new array that lives in the region; other workers reach it without a copy."""
+        cdef Piece piece = Piece()
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        piece.offset = self.take(max(size, 1))
+        piece.size = max(size, 1)
+        piece.job = self
+        return self.array(piece.offset, shape, dtype, piece)
+
+    def offset_of(self, cnp.ndarray a):
+        """Where in the region a contiguous array lies; 0: it does not."""
+        cdef char *data = <char *>cnp.PyArray_DATA(a)
+        if data < self.me.base or data >= self.me.base + kv_get(&self.me.head.top):
+            return 0
+        return data - self.me.base
+
+
+cdef class Window:
+    """A buffer over memory of the region that keeps its owner alive."""
+
+    cdef object owner, job
+    cdef char *data
+    cdef Py_ssize_t size
+
+    @staticmethod
+    cdef Window over(Job job, char *data, shape, dtype, object owner):
+        cdef Window self = Window()
+        self.job, self.owner, self.data = job, owner, data
+        self.size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return self
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
+
+    def __releasebuffer__(self, Py_buffer *view):
+        pass
+
+
+cdef extern from "Python.h":
+    int PyBuffer_FillInfo(Py_buffer *view, object owner, void *data, Py_ssize_t size, int readonly, int flags) except -1
+    int PyErr_CheckSignals() except -1
+
+
+cdef int check_signals() except -1:
+    return PyErr_CheckSignals()
+
+
+def no_memory(size):
+    """The error of a region that cannot grow."""
+    return MemoryError(
+        f"no memory for {size} more bytes of the job's shared region: the machine, its cgroup or a limit of this "
+        "process (RLIMIT_AS, RLIMIT_FSIZE) has no more"
+    )

@@ -1,0 +1,294 @@
+# Keys in the region. Part of _shared.pyx.
+
+cdef class Handle:
+    """A key as this process sees it."""
+
+    cdef kv_entry *e
+    cdef Job job
+    cdef readonly object key, dtype
+    cdef readonly tuple shape
+    cdef list arrays  # over the two values
+    cdef readonly cnp.ndarray like  # of the key's shape and type, without content
+
+    @property
+    def number(self):
+        """Place in the order of init."""
+        return self.e.number
+
+    @property
+    def sparse(self):
+        """Whether the key is row-sparse."""
+        return bool(self.e.sparse)
+
+    @property
+    def nbytes(self):
+        """Bytes of the value."""
+        return self.e.nbytes
+
+    @property
+    def small(self):
+        """Whether each worker sums this key for itself."""
+        return self.e.nbytes <= KV_SMALL_KEY
+
+    @property
+    def phase(self):
+        """Round and step, as one number."""
+        return kv_get(&self.e.phase)
+
+    @property
+    def complete(self):
+        """The last complete round."""
+        return kv_complete_round(kv_get(&self.e.phase))
+
+    @property
+    def arrived(self):
+        """The last round that this process pushed into; 0: none."""
+        return pushed_round(self)
+
+    @property
+    def failed(self):
+        """The last round that came to nothing; 0: none did."""
+        return kv_get(&self.e.failed)
+
+    def missing(self, uint64_t round):
+        """Ranks that a round still waits for."""
+        cdef kv_part *part = kv_parts(self.job.me, self.e)
+        members = kv_get(&self.job.me.head.members)
+        return [w for w in range(self.job.me.size)
+                if members >> w & 1 and kv_get(&part[w].first) <= round and kv_get(&part[w].arrived) < round]
+
+    def value(self, other=False):
+        """The value in use, or the other one, as a writable array."""
+        cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
+        if self.arrays[i] is None:
+            if not self.e.value[i]:
+                self.e.value[i] = self.job.take(max(self.e.nbytes, 1))
+            self.arrays[i] = self.job.array(self.e.value[i], self.shape, self.dtype, None)
+        return self.arrays[i]
+
+    def rows(self, other=False):
+        """Row-sparse: how many rows the value holds (-1: all), and memory for their ids."""
+        cdef uint64_t at = self.rows_at(other)
+        ids = self.job.array(at + 8, (self.shape[0],), dtypes[7], None)
+        return (<int64_t *>(self.job.me.base + at))[0], ids
+
+    def set_rows(self, other, int64_t n):
+        """Note how many rows the value holds."""
+        (<int64_t *>(self.job.me.base + self.rows_at(other)))[0] = n
+
+    cdef uint64_t rows_at(self, other):
+        cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
+        return self.e.rows_of + i * (8 + 8 * <uint64_t>self.shape[0])
+
+    def borrow(self):
+        """Hold the key as who opens its next round does, until `close_opened`; False: it is not to be had now.
+
+        `close_opened` then makes a round of it that nobody pushed into; `take_back` does not.
+        """
+        cdef uint64_t phase = kv_get(&self.e.phase)
+        return bool(kv_borrow(self.job.me, self.e, phase))
+
+    def give_back(self, bint other):
+        """End `borrow`; with `other`, the other value is in use from now on."""
+        kv_return(self.job.me, self.e, other)
+
+    def spoil(self, uint64_t round, str text):
+        """Make a round come to nothing; the text says why, to whoever waits for it."""
+        cdef bytes data = text.encode()[:4000]
+        cdef uint64_t offset = self.job.take(len(data) + 8)
+        (<uint64_t *>(self.job.me.base + offset))[0] = len(data)
+        memcpy(self.job.me.base + offset + 8, <char *>data, len(data))
+        kv_put(&self.e.error, offset)
+        kv_put(&self.e.failed, round)
+
+    def why(self):
+        """The text of `spoil`, or None."""
+        cdef uint64_t offset = kv_get(&self.e.error)
+        if not offset:
+            return None
+        n = (<uint64_t *>(self.job.me.base + offset))[0]
+        return (self.job.me.base + offset + 8)[:n].decode()
+
+    # --------------------------------------------------------------------------------------- optimizer
+
+    @property
+    def updates(self):
+        """Updates of the optimizer that are complete."""
+        return kv_get(&self.e.updates)
+
+    @updates.setter
+    def updates(self, uint64_t n):
+        kv_put(&self.e.updates, n)
+
+    @property
+    def record_at(self):
+        """Where the description of the states is; it moves when they change. 0: there are none."""
+        return kv_get(&self.e.record)
+
+    def record(self):
+        """Where the description of the states is, and the description; (0, b"") where there are none."""
+        cdef uint64_t offset = kv_get(&self.e.record)
+        if not offset:
+            return 0, b""
+        return offset, (self.job.me.base + offset)[:kv_get(&self.e.record_bytes)]
+
+    def set_record(self, bytes text):
+        """Put the description of the states down; only for who opens a round, or holds all of them."""
+        cdef uint64_t offset = self.job.take(max(len(text), 1))
+        memcpy(self.job.me.base + offset, <char *>text, len(text))
+        kv_put(&self.e.record_bytes, len(text))
+        kv_put(&self.e.record, offset)
+
+    def state_array(self, uint64_t offset, shape, dtype):
+        """An array over a state that a description names."""
+        return self.job.array(offset, shape, dtype, None)
+
+    def new_state(self, shape, dtype):
+        """Memory for a state: its offset, and an array over it."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        offset = self.job.take(max(size, 1))
+        return offset, self.job.array(offset, shape, dtype, None)
+
+
+cdef uint64_t pushed_round(Handle h) noexcept:
+    cdef kv_part *part = &kv_parts(h.job.me, h.e)[h.job.me.rank]
+    cdef uint64_t arrived = kv_get(&part.arrived)
+    return arrived if arrived >= kv_get(&part.first) else 0
+
+
+cdef bytes text_of(object key):
+    """The bytes of a str key, None for an int key."""
+    return (<str>key).encode("utf-8", "surrogatepass") if isinstance(key, str) else None
+
+
+cdef uint64_t look_up(Job job, object key, bytes text):
+    if text is None:
+        return kv_find(job.me, NULL, 0, <int64_t>key)
+    return kv_find(job.me, <char *>text, len(text), 0)
+
+
+cdef class Keys:
+    """The keys of a job, by name."""
+
+    cdef Job job
+
+    def __cinit__(self, Job job):
+        self.job = job
+
+    def __len__(self):
+        return kv_get(&self.job.me.head.n_keys)
+
+    def find(self, key):
+        """The key's handle, or None."""
+        handle = self.job.handles.get(key)
+        if handle is not None:
+            return handle
+        cdef uint64_t found = look_up(self.job, key, text_of(key))
+        return self.handle(found - 1) if found else None
+
+    def handle(self, uint64_t number):
+        """The handle of key number `number` in the order of init."""
+        cdef Handle h = Handle.__new__(Handle)
+        cdef kv_entry *e = kv_entry_at(self.job.me, number)
+        h.e, h.job = e, self.job
+        h.key = e.int_key
+        if e.is_text:
+            h.key = (self.job.me.base + e.name)[:e.name_bytes].decode("utf-8", "surrogatepass")
+        known = self.job.handles.get(h.key)
+        if known is not None:
+            return known
+        h.shape = tuple([(<int64_t *>(self.job.me.base + e.shape))[i] for i in range(e.ndim)])
+        h.dtype = dtype_of_code(e.dtype)
+        h.arrays = [None, None]
+        h.like = np.broadcast_to(np.empty((), h.dtype), h.shape)
+        self.job.handles[h.key] = h
+        return h
+
+    def all(self):
+        """Handles of all keys in the order of init."""
+        return [self.handle(i) for i in range(len(self))]
+
+    def wait_for_more(self, uint64_t n):
+        """Wait until there are more than `n` keys; an outcome."""
+        cdef kv_growth context
+        cdef int outcome
+        context.me, context.n = self.job.me, n
+        with nogil:
+            outcome = kv_wait(self.job.me, kv_has_grown, &context)
+        return outcome
+
+    @property
+    def kind(self):
+        """0: no key yet, 1: int keys, 2: str keys."""
+        return kv_get(&self.job.me.head.text_keys)
+
+    def add(self, key, cnp.ndarray value, int dtype, cnp.ndarray ids=None):
+        """Make a key with a copy of `value`; None if it is there already.
+
+        With `ids`, it is row-sparse: `value` is the whole table, and its first rows are those of `ids`.
+        """
+        cdef bytes text = text_of(key)
+        cdef kv_entry *e
+        cdef uint64_t number
+        self.job.lock()
+        try:
+            if look_up(self.job, key, text):
+                return None
+            e = kv_new_entry(self.job.me)
+            if e == NULL or self.fill(e, text, 0 if text is not None else key, value, dtype, ids):
+                raise no_memory(value.nbytes)
+            kv_put(&self.job.me.head.text_keys, 2 if text is not None else 1)
+            kv_publish(self.job.me, e)
+            number = e.number
+        finally:
+            kv_unlock_region(self.job.me)
+        return self.handle(number)
+
+    cdef int fill(self, kv_entry *e, bytes text, int64_t int_key, cnp.ndarray value, int dtype, cnp.ndarray ids):
+        cdef kv_self *me = self.job.me
+        cdef uint64_t size, i, per
+        e.is_text = text is not None
+        e.int_key = int_key
+        e.name_bytes = len(text) if text is not None else 0
+        e.hash = kv_hash(<char *>text, e.name_bytes, 0) if text is not None else kv_hash(NULL, 0, int_key)
+        e.dtype, e.sparse = dtype, ids is not None
+        e.n, e.nbytes, e.ndim = value.size, value.nbytes, value.ndim
+        per = KV_SHARE_BYTES // kv_itemsize[dtype]
+        e.chunks = max(<uint64_t>1, (e.n + per - 1) // per)
+        size = 8 * e.ndim + e.name_bytes
+        e.shape = kv_take_locked(me, size + 8)
+        e.parts = kv_take_locked(me, me.size * sizeof(kv_part))
+        e.map = kv_take_locked(me, 8 * e.chunks)
+        e.value[0] = kv_take_locked(me, max(<uint64_t>1, e.nbytes))
+        if e.nbytes <= KV_SMALL_KEY:
+            e.value[1] = kv_take_locked(me, max(<uint64_t>1, e.nbytes))
+        if not (e.shape and e.parts and e.map and e.value[0] and (e.value[1] or e.nbytes > KV_SMALL_KEY)):
+            return -1
+        if ids is not None:
+            e.rows_of = kv_take_locked(me, 2 * (8 + 8 * <uint64_t>value.shape[0]))
+            if not e.rows_of:
+                return -1
+            (<int64_t *>(me.base + e.rows_of))[0] = -1 if ids.size == value.shape[0] else ids.size
+            memcpy(me.base + e.rows_of + 8, cnp.PyArray_DATA(ids), ids.nbytes)
+        e.name = e.shape + 8 * e.ndim
+        for i in range(e.ndim):
+            (<int64_t *>(me.base + e.shape))[i] = value.shape[i]
+        if text is not None:
+            memcpy(me.base + e.name, <char *>text, e.name_bytes)
+        memset(me.base + e.parts, 0, me.size * sizeof(kv_part))
+        memset(me.base + e.map, 0, 8 * e.chunks)
+        memcpy(me.base + e.value[0], cnp.PyArray_DATA(value), e.nbytes)
+        return 0
+
+
+cdef list dtypes = [np.dtype(name) for name in
+                    ("float32", "float64", "float16", "float16", "int8", "uint8", "int32", "int64")]
+
+
+cdef dtype_of_code(int code):
+    if code != 3:
+        return dtypes[code]
+    from ml_dtypes import bfloat16
+
+    cpu.accept_bfloat16(np.dtype(bfloat16))
+    return np.dtype(bfloat16)

@@ -1,0 +1,141 @@
+/* What lies in the region of memory that the workers of a job share.
+ *
+ * Places are offsets from the beginning of the region, for each process maps it where it likes. Nothing in it is ever
+ * moved. A worker may die between any two instructions: the order of the stores is what keeps the rest whole.
+ */
+#ifndef KV_LAYOUT_H
+#define KV_LAYOUT_H
+
+#include <pthread.h>
+#include <stddef.h>
+
+#include "atomics.h"
+#include "job.h"
+
+enum {
+    KV_LAYOUT_VERSION = 1,
+    KV_MAX_WORKERS = 64,
+    KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
+    KV_MAX_KEY_BLOCKS = 16384,
+    KV_SIZE_CLASSES = 256,
+    KV_SMALL_KEY = 64 * 1024,  /* bytes: up to here each worker sums for itself */
+    KV_SHARE_BYTES = 128 * 1024, /* of each array, in one chunk of work */
+    KV_LOG_ELEMENTS = 2048,    /* updated, then copied home, at a time */
+    KV_LOG_ARRAYS = 2 + KV_MAX_STATES
+};
+
+#define KV_MAGIC 0x4b5653746f726531ull
+
+enum kv_state { KV_ABSENT, KV_ALIVE, KV_JOINED, KV_LEFT, KV_LOST };
+
+/* A chunk under way: enough for another worker to finish it. The updated block waits in `scratch`; once it is
+ * `committed` it is copied home, which may be done twice, and before that nothing at home has changed. */
+typedef struct {
+    _Atomic uint64_t entry;     /* offset; 0: nothing is under way */
+    _Atomic uint64_t committed; /* number of the first element behind the block that waits; 0: none waits */
+    uint64_t round, chunk, at;
+    uint64_t scratch;
+} kv_log;
+
+typedef struct {
+    _Atomic uint64_t state;
+    _Atomic uint64_t incarnation; /* how often the rank was taken */
+    _Atomic uint64_t pid, started; /* together they name a process for good */
+    _Atomic uint64_t beat;        /* nanoseconds of CLOCK_MONOTONIC */
+    _Atomic uint64_t gates;       /* barriers reached */
+    _Atomic uint64_t probe;       /* address of a word in its own memory that holds KV_MAGIC */
+    _Alignas(128) _Atomic uint32_t bell; /* sleeps here */
+    _Alignas(128) kv_log log;
+} kv_worker;
+
+/* One worker's part in a key; only that worker writes it. */
+typedef struct {
+    _Alignas(64) _Atomic uint64_t arrived;  /* last round it pushed into */
+    _Atomic uint64_t first;    /* first round that waits for it */
+    uint64_t source[2];        /* by parity of the round */
+    uint32_t kind[2];
+    uint64_t slot[2];          /* memory for copies of what it pushes; 0: none yet */
+} kv_part;
+
+enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS };
+
+/* A key. */
+typedef struct {
+    _Alignas(64) _Atomic uint64_t phase; /* see round.h */
+    _Atomic uint64_t failed;   /* round that came to nothing */
+    uint64_t mask;             /* who is in the open round */
+    int32_t dtype, rule, n_states, sparse;
+    uint64_t n, nbytes, chunks;
+    uint64_t value[2];         /* the one in use is said by the phase; the other takes the next sum */
+    uint64_t parts, map;
+    uint64_t master, states[KV_MAX_STATES];
+    double params[16];
+    /* What Python keeps here. */
+    uint64_t number, name, name_bytes, shape, ndim;
+    int64_t int_key;
+    uint64_t is_text, hash;
+    _Atomic uint64_t updates;  /* of the optimizer, complete */
+    uint64_t next_updates;     /* and when the open round is */
+    _Atomic uint64_t error;    /* offset of the text for `failed` */
+    _Atomic uint64_t record, record_bytes;  /* description of the states, as text */
+    uint64_t rows_of;          /* row-sparse: for each value, the number of its rows (-1: all) and their ids */
+} kv_entry;
+
+typedef struct {
+    uint64_t magic, version, size, n_workers;
+    _Atomic uint64_t members;  /* bit by rank: rounds wait for these */
+    _Atomic uint64_t lost;     /* bit by rank: dead, and not back */
+    _Atomic uint64_t asleep;   /* bit by rank: wants its bell rung */
+    _Atomic uint64_t epoch;
+    _Atomic uint64_t go_on;    /* the loss of a worker is no error */
+    _Atomic uint64_t lock;     /* rank + 1 of the holder */
+    _Atomic uint64_t no_peeking; /* process_vm_readv does not work between some two workers */
+    _Atomic uint64_t mode;     /* what a round does to the value: see round.h */
+    _Atomic uint64_t settings, settings_bytes, settings_version;
+    _Atomic uint64_t num_update;
+    _Atomic uint64_t text_keys; /* 0: no key yet, 1: int keys, 2: str keys */
+    _Atomic uint64_t top, reserved; /* used and reserved bytes of the region */
+    _Atomic uint64_t index;    /* of the hash table: offset | log2 of its length */
+    _Atomic uint64_t n_keys;
+    uint64_t free[KV_SIZE_CLASSES];
+    uint64_t blocks[KV_MAX_KEY_BLOCKS];
+    kv_worker worker[KV_MAX_WORKERS];
+} kv_header;
+
+/* One process's view of the job. */
+typedef struct {
+    char *base;
+    kv_header *head;
+    kv_worker *worker; /* its own */
+    uint64_t window;   /* bytes mapped */
+    int rank, size, fd;
+    int forked;        /* this is a child of the process that joined */
+    int go_on;         /* the loss of a peer is no error */
+    int crowded;       /* more workers than processors */
+    uint64_t mode, tried; /* the mode that this process can carry out, and that it tried to */
+    uint64_t incarnation, spin, looked;
+    int pidfd[KV_MAX_WORKERS];
+    uint64_t pidfd_of[KV_MAX_WORKERS];
+    const kv_level *const *level;
+    const ptrdiff_t *stream_bytes;
+    char *bounce;
+    uint64_t word; /* for `probe` */
+    pthread_t pulse; /* the heartbeat's thread */
+    pthread_mutex_t pulse_lock;
+    pthread_cond_t pulse_wake;
+    int pulsing, pulse_stop;
+} kv_self;
+
+static const uint64_t KV_HEADER_BYTES = sizeof(kv_header);
+
+static inline void *kv_at(const kv_self *me, uint64_t offset)
+{
+    return me->base + offset;
+}
+
+static inline uint64_t kv_bit(int rank)
+{
+    return 1ull << rank;
+}
+
+#endif

@@ -1,0 +1,206 @@
+/* Beginning and end: making the region, taking a rank in it, the heartbeat. */
+#ifndef KV_REGION_H
+#define KV_REGION_H
+
+#include <signal.h>
+
+#include "round.h"
+
+enum { KV_BEAT = 250 /* milliseconds */, KV_FIRST_INDEX = 8 /* log2 of the first hash table's length */ };
+
+static uint64_t kv_round_up(uint64_t bytes)
+{
+    return (bytes + KV_PAGE - 1) & ~(KV_PAGE - 1);
+}
+
+/* Map as much of the region's future as the process may address; what is not reserved yet is not touched. */
+static int kv_map_region(kv_self *me, int fd, uint64_t window, uint64_t least)
+{
+    for (; window >= least; window /= 2) {
+        void *base = mmap(NULL, window, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+        if (base != MAP_FAILED) {
+            me->base = (char *)base;
+            me->head = (kv_header *)base;
+            me->window = window;
+            me->fd = fd;
+            return 0;
+        }
+    }
+    return -1;
+}
+
+/* Write the header into a new region whose first bytes are reserved. The magic comes last. */
+static int kv_found_region(kv_self *me, uint64_t reserved)
+{
+    kv_header *head = me->head;
+    head->version = KV_LAYOUT_VERSION;
+    head->size = sizeof(kv_header);
+    head->n_workers = (uint64_t)me->size;
+    kv_put(&head->reserved, reserved);
+    kv_put(&head->top, kv_round_up(sizeof(kv_header)));
+    if (kv_grow_table(me, KV_FIRST_INDEX))
+        return -1;
+    kv_put((_Atomic uint64_t *)&head->magic, KV_MAGIC);
+    return 0;
+}
+
+static int kv_is_region(const kv_self *me)
+{
+    return kv_get((const _Atomic uint64_t *)&me->head->magic) == KV_MAGIC &&
+           me->head->version == KV_LAYOUT_VERSION && me->head->size == sizeof(kv_header);
+}
+
+/* The heartbeat has a thread of its own: a long computation that holds the interpreter does not stop it. */
+static void *kv_pulse(void *self)
+{
+    kv_self *me = (kv_self *)self;
+    pthread_mutex_lock(&me->pulse_lock);
+    while (!me->pulse_stop) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += KV_BEAT * 1000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        kv_put(&me->worker->beat, kv_now_ns());
+        pthread_cond_timedwait(&me->pulse_wake, &me->pulse_lock, &until);
+    }
+    pthread_mutex_unlock(&me->pulse_lock);
+    return NULL;
+}
+
+static int kv_start_pulse(kv_self *me)
+{
+    sigset_t all, before;
+    pthread_condattr_t clock;
+    kv_put(&me->worker->beat, kv_now_ns());
+    pthread_mutex_init(&me->pulse_lock, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&me->pulse_wake, &clock);
+    pthread_condattr_destroy(&clock);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the program's own threads */
+    me->pulse_stop = 0;
+    me->pulsing = pthread_create(&me->pulse, NULL, kv_pulse, me) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return me->pulsing ? 0 : -1;
+}
+
+static void kv_stop_pulse(kv_self *me)
+{
+    if (!me->pulsing || me->forked)
+        return;
+    pthread_mutex_lock(&me->pulse_lock);
+    me->pulse_stop = 1;
+    pthread_cond_signal(&me->pulse_wake);
+    pthread_mutex_unlock(&me->pulse_lock);
+    pthread_join(me->pulse, NULL);
+    me->pulsing = 0;
+}
+
+/* Take the rank. 1: another living process has it. */
+static int kv_sit_down(kv_self *me)
+{
+    kv_worker *w = &me->head->worker[me->rank];
+    uint64_t state = kv_get(&w->state);
+    me->worker = w;
+    if (kv_here(state) && !kv_ended(me, me->rank))
+        return 1;
+    if (kv_here(state))
+        kv_mark_lost(me, me->rank);
+    me->incarnation = kv_get(&w->incarnation) + 1;
+    kv_put(&w->pid, (uint64_t)getpid());
+    kv_put(&w->started, kv_started((uint64_t)getpid()));
+    kv_put(&w->probe, (uint64_t)(uintptr_t)&me->word);
+    kv_put(&w->beat, kv_now_ns());
+    kv_put(&w->incarnation, me->incarnation);
+    return 0;
+}
+
+/* A rank comes back, first step, while it still counts as lost: end what its earlier process was in the middle of. */
+static void kv_clean_up(kv_self *me, kv_entry *e)
+{
+    kv_call call = {.entry = e};
+    uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
+    kv_log *log = &me->worker->log;
+    if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank)
+        kv_return(me, e, 0);
+    for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
+        if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))
+            continue;
+        if (kv_get(&log->entry) == here && log->round == round && log->chunk == c)
+            kv_finish_chunk(me, &call, log, phase);
+        else
+            kv_do_chunk(me, &call, log, phase, c);
+    }
+}
+
+/* Second step, once it is a member again: every round that anybody has pushed into goes on without it. Who finds a
+ * round complete has pushed into it before looking at the members; so no round from here on is missed. */
+static void kv_rejoin(kv_self *me, kv_entry *e)
+{
+    kv_part *part = kv_parts(me, e);
+    uint64_t latest = 0;
+    for (int w = 0; w < me->size; w++) {
+        uint64_t arrived = kv_get(&part[w].arrived);
+        latest = arrived > latest ? arrived : latest;
+    }
+    kv_put(&part[me->rank].first, latest + 1);
+    kv_put(&part[me->rank].arrived, latest);
+    kv_tell(me);
+}
+
+/* Whether this worker can read another's own memory. */
+static int kv_can_peek(kv_self *me, int w)
+{
+    uint64_t word = 0;
+    return kv_peek(me, w, kv_get(&me->head->worker[w].probe), (char *)&word, sizeof word) == 0 && word == KV_MAGIC;
+}
+
+typedef struct {
+    kv_self *me;
+    uint64_t gate, epoch;
+} kv_gate;
+
+static int kv_gate_open(void *context)
+{
+    const kv_gate *gate = (const kv_gate *)context;
+    uint64_t members = kv_get(&gate->me->head->members);
+    for (int w = 0; w < gate->me->size; w++)
+        if (members >> w & 1 && kv_get(&gate->me->head->worker[w].gates) < gate->gate)
+            return 0;
+    return 1;
+}
+
+typedef struct {
+    kv_self *me;
+    uint64_t n;
+} kv_growth;
+
+static int kv_has_grown(void *context)
+{
+    const kv_growth *growth = (const kv_growth *)context;
+    return kv_get(&growth->me->head->n_keys) > growth->n;
+}
+
+static int kv_seated(void *context)
+{
+    kv_self *me = (kv_self *)context;
+    for (int w = 0; w < me->size; w++)
+        if (kv_get(&me->head->worker[w].state) == KV_ABSENT)
+            return 0;
+    return 1;
+}
+
+/* Leave, or stop taking part in rounds; the others go on without this worker. */
+static void kv_stand_up(kv_self *me, enum kv_state state)
+{
+    uint64_t now = kv_get(&me->worker->state);
+    if (kv_here(now) && kv_get(&me->worker->incarnation) == me->incarnation && kv_swap(&me->worker->state, now, state)) {
+        kv_clear_bits(&me->head->members, kv_bit(me->rank));
+        kv_add(&me->head->epoch, 1);
+        kv_tell(me);
+    }
+}
+
+#endif

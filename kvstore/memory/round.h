@@ -1,0 +1,668 @@
+/* Rounds: every worker pushes into a key once, and whoever waits does the work.
+ *
+ * A key's phase is one word: the round, who opened it, which of the two values is in use, and the step.
+ *
+ *   CLOSED(r)    round r is complete. Once every member has arrived at r + 1, one of them makes it
+ *   OPENING(r+1) and prepares the work: which workers take part, what is summed, what the rule's numbers are; then
+ *   OPEN(r+1)    every waiting worker takes chunks; whoever finds all chunks complete makes it CLOSED(r+1).
+ *
+ * Who is in round r: those who pushed into it, { w : first[w] <= r <= arrived[w] }. A member that dies stops being
+ * waited for after its last arrival is written, so everybody who finds the round complete finds the same set.
+ *
+ * A sum goes to the value that is not in use, and closing the round puts it in use: a round that comes to nothing
+ * leaves the last one readable. An update works on the weights in place, block by block through a log.
+ */
+#ifndef KV_ROUND_H
+#define KV_ROUND_H
+
+#include <sys/uio.h>
+
+#include "table.h"
+
+enum kv_step { KV_CLOSED, KV_OPENING, KV_OPEN };
+
+/* What a round does to the value: an even mode replaces it by the sum, an odd one is planned by Python. A mode's other
+ * bits count how often it was set, so that a worker that has not caught up does not open rounds. */
+static inline int kv_sums(const kv_self *me)
+{
+    return !(kv_get(&me->head->mode) & 1);
+}
+
+static inline uint64_t kv_phase(uint64_t round, int rank, uint64_t current, enum kv_step step)
+{
+    return round << 16 | (uint64_t)rank << 8 | current << 4 | (uint64_t)step;
+}
+
+static inline uint64_t kv_round_of(uint64_t phase) { return phase >> 16; }
+static inline int kv_opener_of(uint64_t phase) { return (int)(phase >> 8 & 0xff); }
+static inline uint64_t kv_current_of(uint64_t phase) { return phase >> 4 & 1; }
+static inline enum kv_step kv_step_of(uint64_t phase) { return (enum kv_step)(phase & 0xf); }
+static inline uint64_t kv_complete_round(uint64_t phase)
+{
+    return kv_step_of(phase) == KV_CLOSED ? kv_round_of(phase) : kv_round_of(phase) - 1;
+}
+
+/* One key of one call of this process. */
+typedef struct {
+    kv_entry *entry;
+    uint64_t round;
+    const char *own;   /* the source, if it is in this process's own memory only; else NULL */
+    char **outs;       /* arrays of this process that receive the result */
+    int n_outs;
+    int stream;        /* the call is larger than the cache */
+    unsigned char *delivered; /* by chunk: the outs have it already; may be NULL */
+} kv_call;
+
+static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)
+{
+    return (kv_part *)kv_at(me, e->parts);
+}
+
+static inline char *kv_value(kv_self *me, const kv_entry *e)
+{
+    return (char *)kv_at(me, e->value[kv_current_of(kv_get(&e->phase))]);
+}
+
+/* Whether every member that `round` waits for has arrived, and who is in it. */
+static int kv_everyone(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
+{
+    const kv_part *part = kv_parts(me, e);
+    uint64_t members = kv_get(&me->head->members), arrived = 0;
+    for (int w = 0; w < me->size; w++) {
+        int first = kv_get(&part[w].first) <= round;
+        if (first && kv_get(&part[w].arrived) >= round)
+            arrived |= kv_bit(w);
+        else if (first && members & kv_bit(w))
+            return 0;
+    }
+    *in = arrived;
+    return arrived != 0;
+}
+
+/* This worker's source of its next round is in place. */
+static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t source)
+{
+    kv_part *part = &kv_parts(me, e)[me->rank];
+    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;
+    part->source[round & 1] = source;
+    part->kind[round & 1] = kind;
+    kv_put(&part->arrived, round);
+    kv_fence();
+    uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
+    if (asleep && kv_everyone(me, e, round, &in))
+        kv_ring(me, asleep);
+}
+
+/* ------------------------------------------------------------------------------------------------ the work */
+
+static inline ptrdiff_t kv_chunk_size(const kv_entry *e)
+{
+    return KV_SHARE_BYTES / kv_itemsize[e->dtype];
+}
+
+static int kv_in_place_now(const kv_self *me, const kv_part *part, int parity)
+{
+    return part->kind[parity] == KV_IN_PLACE && !me->go_on;
+}
+
+/* The sum of one chunk, from arrays that this process can reach, into the value that is not in use, the arrays in the
+ * region that want it, and this process's own outs. `shift` bytes are taken off the sources in `src`. */
+static void kv_sum_here(kv_self *me, const kv_call *call, char *to, char **src, int k, char **out, int m, ptrdiff_t from,
+                        ptrdiff_t end)
+{
+    kv_item it = {.dtype = call->entry->dtype, .rule = -1, .k = k, .m = m, .n = (ptrdiff_t)call->entry->n};
+    it.stream = call->stream;
+    it.dst = to;
+    it.src = src;
+    it.out = out;
+    (*me->level)->item_span(&it, from, end);
+    if (it.stream)
+        (*me->level)->fence();
+}
+
+/* Read a block of another worker's own memory. */
+static int kv_peek(kv_self *me, int w, uint64_t address, char *to, size_t bytes)
+{
+    pid_t pid = (pid_t)kv_get(&me->head->worker[w].pid);
+    while (bytes) {
+        struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
+        ssize_t got = process_vm_readv(pid, &here, 1, &there, 1, 0);
+        if (got <= 0)
+            return -1;
+        to += got;
+        address += (uint64_t)got;
+        bytes -= (size_t)got;
+    }
+    return 0;
+}
+
+static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t bytes)
+{
+    if (w != me->rank)
+        return kv_peek(me, w, address, to, (size_t)bytes);
+    memcpy(to, (const void *)(uintptr_t)address, (size_t)bytes);
+    return 0;
+}
+
+/* Everything that goes into a sum, in the order of the ranks. */
+typedef struct {
+    char *src[KV_MAX_WORKERS], *out[2 * KV_MAX_WORKERS + 16];
+    int worker[KV_MAX_WORKERS], peeked[KV_MAX_WORKERS];
+    uint64_t address[KV_MAX_WORKERS];
+    int k, m, n_peeked;
+} kv_sources;
+
+static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, kv_sources *s)
+{
+    const kv_entry *e = call->entry;
+    const kv_part *part = kv_parts(me, e);
+    int parity = (int)(round & 1), mine = round == call->round;
+    s->k = s->m = s->n_peeked = 0;
+    for (int w = 0; w < me->size; w++) {
+        if (!(mask >> w & 1))
+            continue;
+        int i = s->k++;
+        s->worker[i] = w;
+        s->peeked[i] = 0;
+        s->address[i] = part[w].source[parity];
+        if (part[w].kind[parity] != KV_PRIVATE) {
+            s->src[i] = (char *)kv_at(me, s->address[i]);
+            if (kv_in_place_now(me, &part[w], parity) && kv_sums(me))
+                s->out[s->m++] = s->src[i];
+        } else if (w == me->rank) {
+            s->src[i] = (char *)(uintptr_t)s->address[i];
+        } else {
+            s->peeked[i] = 1;
+            s->n_peeked++;
+        }
+    }
+    if (mine && call->delivered)
+        for (int j = 0; j < call->n_outs; j++)
+            s->out[s->m++] = call->outs[j];
+}
+
+/* Blocks of what lies in other processes go through a buffer that stays in the cache. */
+static int kv_sum_peeking(kv_self *me, const kv_call *call, kv_sources *s, char *to, ptrdiff_t from, ptrdiff_t end)
+{
+    ptrdiff_t size = kv_itemsize[call->entry->dtype];
+    char *buffer = me->bounce;
+    for (int i = 0; i < s->k; i++) {
+        if (!s->peeked[i])
+            continue;
+        size_t bytes = (size_t)((end - from) * size);
+        if (kv_peek(me, s->worker[i], s->address[i] + (uint64_t)(from * size), buffer, bytes))
+            return KV_UNREADABLE;
+        s->src[i] = buffer - from * size;
+        buffer += KV_SHARE_BYTES + 256;
+    }
+    kv_sum_here(me, call, to, s->src, s->k, s->out, s->m, from, end);
+    return KV_READY;
+}
+
+static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, uint64_t current,
+                        ptrdiff_t from, ptrdiff_t end)
+{
+    kv_sources s;
+    kv_gather(me, call, round, mask, &s);
+    char *to = (char *)kv_at(me, call->entry->value[1 - current]);
+    if (s.n_peeked)
+        return kv_sum_peeking(me, call, &s, to, from, end);
+    kv_sum_here(me, call, to, s.src, s.k, s.out, s.m, from, end);
+    return KV_READY;
+}
+
+/* The sum of an opened round, into memory of this process. */
+static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
+{
+    kv_call call = {.entry = e};
+    kv_sources s;
+    kv_gather(me, &call, round, e->mask, &s);
+    s.m = 0;
+    for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n; at += size) {
+        ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
+        if (!s.n_peeked)
+            kv_sum_here(me, &call, to, s.src, s.k, s.out, 0, at, end);
+        else if (kv_sum_peeking(me, &call, &s, to, at, end) != KV_READY)
+            kv_put(&e->failed, round);
+    }
+}
+
+/* What an update works on: weight, float32 copy, states, each with its place in the log's scratch. */
+typedef struct {
+    char *home[KV_LOG_ARRAYS];
+    ptrdiff_t size[KV_LOG_ARRAYS];
+    int n;
+} kv_homes;
+
+static void kv_find_homes(kv_self *me, const kv_entry *e, uint64_t current, kv_homes *h)
+{
+    ptrdiff_t size = kv_itemsize[e->dtype], wide = e->master ? (ptrdiff_t)sizeof(float) : size;
+    h->n = 0;
+    h->home[h->n] = (char *)kv_at(me, e->value[current]);
+    h->size[h->n++] = size;
+    if (e->master) {
+        h->home[h->n] = (char *)kv_at(me, e->master);
+        h->size[h->n++] = wide;
+    }
+    for (int j = 0; j < e->n_states; j++) {
+        h->home[h->n] = (char *)kv_at(me, e->states[j]);
+        h->size[h->n++] = wide;
+    }
+}
+
+static char *kv_scratch(kv_self *me, const kv_log *log, int i)
+{
+    return (char *)kv_at(me, log->scratch) + (size_t)i * KV_LOG_ELEMENTS * sizeof(double) + (size_t)(i % 4) * 1088;
+}
+
+static void kv_bring_home(kv_self *me, const kv_log *log, const kv_homes *h, uint64_t from, uint64_t end)
+{
+    for (int i = 0; i < h->n; i++)
+        memcpy(h->home[i] + from * (uint64_t)h->size[i], kv_scratch(me, log, i), (end - from) * (uint64_t)h->size[i]);
+}
+
+/* Update elements `from` to `end` in the log's scratch. */
+static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, const kv_log *log, const kv_homes *h,
+                           ptrdiff_t from, ptrdiff_t end)
+{
+    const kv_entry *e = call->entry;
+    kv_sources s;
+    char *place[KV_LOG_ARRAYS], *buffer = me->bounce;
+    ptrdiff_t size = kv_itemsize[e->dtype];
+    kv_gather(me, call, round, e->mask, &s);
+    for (int i = 0; i < s.k; i++)
+        if (s.peeked[i]) {
+            if (kv_peek(me, s.worker[i], s.address[i] + (uint64_t)(from * size), buffer, (size_t)((end - from) * size)))
+                return KV_UNREADABLE;
+            s.src[i] = buffer - from * size;
+            buffer += KV_SHARE_BYTES + 256;
+        }
+    for (int i = 0; i < h->n; i++) {
+        memcpy(kv_scratch(me, log, i), h->home[i] + from * h->size[i], (size_t)((end - from) * h->size[i]));
+        place[i] = kv_scratch(me, log, i) - from * h->size[i];
+    }
+    kv_item it = {.dtype = e->dtype, .rule = e->rule, .k = s.k, .n = (ptrdiff_t)e->n, .n_states = e->n_states};
+    it.src = s.src;
+    it.dst = place[0];
+    it.master = e->master ? place[1] : NULL;
+    for (int j = 0; j < e->n_states; j++)
+        it.states[j] = place[j + (e->master ? 2 : 1)];
+    it.p = e->params;
+    (*me->level)->item_span(&it, from, end);
+    return KV_READY;
+}
+
+static int kv_update_chunk(kv_self *me, const kv_call *call, kv_log *log, uint64_t current, ptrdiff_t end)
+{
+    kv_homes h;
+    kv_find_homes(me, call->entry, current, &h);
+    uint64_t committed = kv_get(&log->committed);
+    while (committed || (ptrdiff_t)log->at < end) {
+        if (!committed) {
+            ptrdiff_t to = (ptrdiff_t)log->at + KV_LOG_ELEMENTS < end ? (ptrdiff_t)log->at + KV_LOG_ELEMENTS : end;
+            int outcome = kv_update_block(me, call, log->round, log, &h, (ptrdiff_t)log->at, to);
+            if (outcome != KV_READY)
+                return outcome;
+            committed = (uint64_t)to;
+            kv_put(&log->committed, committed);
+        }
+        kv_bring_home(me, log, &h, log->at, committed);
+        log->at = committed;
+        kv_put(&log->committed, 0);
+        committed = 0;
+    }
+    return KV_READY;
+}
+
+/* ----------------------------------------------------------------------------------------------- the chunks */
+
+/* Each chunk has a word: the last round that took it, by whom, and whether it is done. */
+enum kv_taken { KV_TAKEN = 1, KV_DONE = 2 };
+
+static inline uint64_t kv_chunk_word(uint64_t round, int rank, enum kv_taken how)
+{
+    return round << 16 | (uint64_t)rank << 8 | (uint64_t)how;
+}
+
+static inline _Atomic uint64_t *kv_map(kv_self *me, const kv_entry *e)
+{
+    return (_Atomic uint64_t *)kv_at(me, e->map);
+}
+
+static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    const _Atomic uint64_t *map = kv_map(me, e);
+    for (uint64_t c = 0; c < e->chunks; c++) {
+        uint64_t word = kv_get(&map[c]);
+        if (word >> 16 != round || (word & 0xff) != KV_DONE)
+            return 0;
+    }
+    return 1;
+}
+
+/* The chunk that the log names, to its end. What cannot be read spoils the round, and the round goes on. */
+static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase)
+{
+    kv_entry *e = call->entry;
+    ptrdiff_t size = kv_chunk_size(e), from = (ptrdiff_t)log->chunk * size;
+    ptrdiff_t end = from + size < (ptrdiff_t)e->n ? from + size : (ptrdiff_t)e->n;
+    int outcome = e->rule < 0 ? kv_sum_chunk(me, call, log->round, e->mask, kv_current_of(phase), from, end)
+                              : kv_update_chunk(me, call, log, kv_current_of(phase), end);
+    if (outcome != KV_READY)
+        kv_put(&e->failed, log->round);
+    else if (e->rule < 0 && call->delivered && log->round == call->round)
+        call->delivered[log->chunk] = 1;
+    kv_put(&kv_map(me, e)[log->chunk], kv_chunk_word(log->round, me->rank, KV_DONE));
+    kv_put(&log->entry, 0);
+    return KV_READY;
+}
+
+static int kv_do_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase, uint64_t chunk)
+{
+    log->round = kv_round_of(phase);
+    log->chunk = chunk;
+    log->at = chunk * (uint64_t)kv_chunk_size(call->entry);
+    kv_put(&log->committed, 0);
+    kv_put(&log->entry, (uint64_t)((char *)call->entry - me->base));
+    return kv_finish_chunk(me, call, log, phase);
+}
+
+static int kv_take_chunk(kv_self *me, const kv_entry *e, uint64_t round, uint64_t chunk)
+{
+    _Atomic uint64_t *word = &kv_map(me, e)[chunk];
+    uint64_t now = kv_get(word);
+    return now >> 16 < round && kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));
+}
+
+/* Take chunks until none is left: of the own share first, so that its memory stays in this core's cache; of the
+ * others' from behind, where their owners come last. */
+static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
+{
+    uint64_t chunks = call->entry->chunks, size = (uint64_t)me->size, round = kv_round_of(phase);
+    for (int i = 0; i < me->size; i++) {
+        uint64_t w = (uint64_t)((me->rank + i) % me->size), begin = chunks * w / size, end = chunks * (w + 1) / size;
+        for (uint64_t j = begin; j < end; j++) {
+            uint64_t chunk = i ? end - 1 - (j - begin) : j;
+            if (kv_take_chunk(me, call->entry, round, chunk))
+                kv_do_chunk(me, call, &me->worker->log, phase, chunk);
+        }
+    }
+    return KV_READY;
+}
+
+/* Finish what the dead have taken: each chunk in its owner's log, so that another can go on should this worker die
+ * too. A chunk without a log was not begun. */
+static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
+{
+    kv_entry *e = call->entry;
+    uint64_t round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
+    int outcome = kv_lock_region(me);
+    if (outcome != KV_READY)
+        return outcome;
+    for (uint64_t c = 0; c < e->chunks && kv_get(&e->phase) == phase; c++) {
+        uint64_t word = kv_get(&kv_map(me, e)[c]);
+        kv_worker *owner = &me->head->worker[word >> 8 & 0xff];
+        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_get(&owner->state) != KV_LOST)
+            continue;
+        if (kv_get(&owner->log.entry) == here && owner->log.round == round && owner->log.chunk == c)
+            kv_finish_chunk(me, call, &owner->log, phase);
+        else
+            kv_do_chunk(me, call, &owner->log, phase, c);
+    }
+    kv_unlock_region(me);
+    return KV_READY;
+}
+
+/* --------------------------------------------------------------------------------------------- the phases */
+
+/* Make the round of an opened or opening phase complete; `current` is the value that is in use from now on. */
+static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
+{
+    if (!kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), current, KV_CLOSED)))
+        return 0;
+    kv_tell(me);
+    return 1;
+}
+
+/* The other value and the chunks' bookkeeping, made when they are first needed. The lock is not held. */
+static int kv_make_room(kv_self *me, kv_entry *e)
+{
+    for (int i = 0; i < 2; i++)
+        if (!e->value[i]) {
+            uint64_t offset;
+            int outcome = kv_take(me, e->nbytes, &offset);
+            if (outcome != KV_READY)
+                return outcome;
+            e->value[i] = offset;
+        }
+    return KV_READY;
+}
+
+/* Put the work of an opening round out for everybody. `rule` < 0: a sum. */
+static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
+{
+    e->rule = rule;
+    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), kv_current_of(phase), KV_OPEN));
+    kv_tell(me);
+}
+
+/* Hold a closed key, so that nobody opens its next round; for changes from outside of rounds. */
+static int kv_borrow(kv_self *me, kv_entry *e, uint64_t phase)
+{
+    return kv_step_of(phase) == KV_CLOSED &&
+           kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) + 1, me->rank, kv_current_of(phase), KV_OPENING));
+}
+
+static void kv_return(kv_self *me, kv_entry *e, int other)
+{
+    uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
+    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) - 1, 0, other ? 1 - current : current, KV_CLOSED));
+    kv_tell(me);
+}
+
+/* Whether a source of the opened round is a list of rows: Python adds those up. */
+static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    const kv_part *part = kv_parts(me, e);
+    for (int w = 0; w < me->size; w++)
+        if (e->mask >> w & 1 && part[w].kind[round & 1] == KV_ROWS)
+            return 1;
+    return e->sparse;
+}
+
+/* The round was opened by this worker, or taken over from a dead one: prepare its work.
+ * KV_PLAN: Python does, and then calls kv_put_out, kv_close or kv_take_back. */
+static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
+{
+    kv_entry *e = call->entry;
+    if (!kv_everyone(me, e, kv_round_of(phase), &e->mask)) {
+        kv_return(me, e, 0);
+        return KV_READY;
+    }
+    if (!kv_sums(me) || kv_has_rows(me, e, kv_round_of(phase)))
+        return KV_PLAN;
+    int outcome = kv_make_room(me, e);
+    if (outcome != KV_READY) {
+        kv_return(me, e, 0);
+        return outcome;
+    }
+    if (e->nbytes > KV_SMALL_KEY) {
+        kv_put_out(me, e, phase, -1);
+        return KV_READY;
+    }
+    uint64_t current = kv_current_of(phase);
+    kv_sum_chunk(me, call, kv_round_of(phase), e->mask, current, 0, (ptrdiff_t)e->n);
+    if (call->delivered && kv_round_of(phase) == call->round)
+        call->delivered[0] = 1;
+    kv_close(me, e, phase, 1 - current);
+    return KV_READY;
+}
+
+static int kv_in_step(const kv_self *me)
+{
+    return kv_sums(me) || me->mode == kv_get(&me->head->mode);
+}
+
+typedef struct {
+    kv_self *me;
+    const kv_entry *entry;
+    uint64_t phase, epoch;
+} kv_watch;
+
+/* Whether there is something to do, or to look at again, in a key that was seen in a phase. */
+static int kv_changed(void *context)
+{
+    const kv_watch *watch = (const kv_watch *)context;
+    const kv_entry *e = watch->entry;
+    uint64_t in;
+    if (kv_get(&e->phase) != watch->phase || kv_get(&watch->me->head->epoch) != watch->epoch)
+        return 1;
+    if (kv_step_of(watch->phase) == KV_CLOSED)
+        return kv_in_step(watch->me) && kv_everyone(watch->me, e, kv_round_of(watch->phase) + 1, &in);
+    return kv_step_of(watch->phase) == KV_OPEN && kv_all_done(watch->me, e, kv_round_of(watch->phase));
+}
+
+/* Whether this worker may open the next round, or take over the opening of a dead one. */
+static int kv_may_open(kv_self *me, const kv_entry *e, uint64_t phase)
+{
+    uint64_t in;
+    if (!kv_in_step(me))
+        return 0;
+    if (kv_step_of(phase) == KV_CLOSED)
+        return kv_everyone(me, e, kv_round_of(phase) + 1, &in);
+    int opener = kv_opener_of(phase);
+    return opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state));
+}
+
+static int kv_open(kv_self *me, kv_call *call, uint64_t phase)
+{
+    uint64_t round = kv_round_of(phase) + (kv_step_of(phase) == KV_CLOSED);
+    uint64_t opening = kv_phase(round, me->rank, kv_current_of(phase), KV_OPENING);
+    return kv_swap(&call->entry->phase, phase, opening) ? kv_prepare(me, call, opening) : KV_READY;
+}
+
+/* An open round: work, then see it closed, or what the dead have left of it finished. */
+static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
+{
+    kv_entry *e = call->entry;
+    uint64_t round = kv_round_of(phase), current = kv_current_of(phase);
+    kv_work(me, call, phase);
+    if (!kv_all_done(me, e, round) && kv_get(&me->head->lost)) {
+        int outcome = kv_recover(me, call, phase);
+        if (outcome != KV_READY)
+            return outcome;
+    }
+    if (kv_all_done(me, e, round)) {
+        if (e->rule >= 0)
+            kv_put(&e->updates, e->next_updates);
+        kv_close(me, e, phase, e->rule < 0 && kv_get(&e->failed) != round ? 1 - current : current);
+    }
+    return KV_READY;
+}
+
+/* Bring the key forward until the call's round is complete. */
+static int kv_advance(kv_self *me, kv_call *call)
+{
+    kv_entry *e = call->entry;
+    for (;;) {
+        kv_watch watch = {me, e, 0, kv_get(&me->head->epoch)};
+        uint64_t phase = watch.phase = kv_get(&e->phase);
+        int outcome = KV_READY;
+        if (kv_complete_round(phase) >= call->round)
+            return KV_READY;
+        if (!kv_in_step(me) && me->tried != kv_get(&me->head->mode))
+            return KV_CATCH_UP;
+        if (kv_step_of(phase) == KV_OPEN)
+            outcome = kv_bring_to_close(me, call, phase);
+        else if (kv_may_open(me, e, phase))
+            outcome = kv_open(me, call, phase);
+        if (outcome != KV_READY)
+            return outcome;
+        if (kv_get(&e->phase) != phase)
+            continue;
+        outcome = kv_wait(me, kv_changed, &watch);
+        /* An open round can be brought to its end by those who are left, and is. */
+        if (outcome == KV_PEER_LOST && kv_step_of(phase) == KV_OPEN)
+            continue;
+        if (outcome != KV_READY)
+            return outcome;
+    }
+}
+
+typedef struct {
+    kv_self *me;
+    const kv_entry *entry;
+    uint64_t round, in, epoch;
+} kv_arrivals;
+
+static int kv_have_arrived(void *context)
+{
+    kv_arrivals *a = (kv_arrivals *)context;
+    return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_complete_round(kv_get(&a->entry->phase)) >= a->round ||
+           kv_get(&a->me->head->epoch) != a->epoch;
+}
+
+/* A small key that is only summed: nobody waits for the work of another. As soon as all have arrived, each sums for
+ * itself; one of them puts the sum away. The sources of this round are not touched before round + 2. */
+static int kv_sum_small(kv_self *me, kv_call *call)
+{
+    kv_entry *e = call->entry;
+    kv_arrivals a = {me, e, call->round, 0, kv_get(&me->head->epoch)};
+    int outcome = kv_wait(me, kv_have_arrived, &a);
+    uint64_t phase;
+    if (outcome != KV_READY)
+        return outcome;
+    if (!a.in || !kv_sums(me) || !call->n_outs)
+        return kv_advance(me, call);
+    kv_sources s;
+    kv_gather(me, call, call->round, a.in, &s);
+    kv_sum_here(me, call, NULL, s.src, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
+    call->delivered[0] = 1;
+    phase = kv_get(&e->phase);
+    if (kv_complete_round(phase) + 1 < call->round)
+        return kv_advance(me, call);
+    if (kv_step_of(phase) != KV_CLOSED || kv_round_of(phase) >= call->round)
+        return KV_READY;
+    uint64_t opening = kv_phase(call->round, me->rank, kv_current_of(phase), KV_OPENING);
+    if (kv_swap(&e->phase, phase, opening)) {
+        e->mask = a.in;
+        memcpy(kv_at(me, e->value[1 - kv_current_of(phase)]), call->outs[0], e->nbytes);
+        kv_close(me, e, opening, 1 - kv_current_of(phase));
+    }
+    return KV_READY;
+}
+
+/* Push number `arrived + 1` needs the memory of the push before the last: see that round complete. */
+static int kv_make_way(kv_self *me, kv_entry *e)
+{
+    uint64_t arrived = kv_get(&kv_parts(me, e)[me->rank].arrived);
+    if (arrived < 2 || kv_complete_round(kv_get(&e->phase)) + 1 >= arrived)
+        return KV_READY;
+    kv_call call = {.entry = e, .round = arrived - 1};
+    return kv_advance(me, &call);
+}
+
+/* After the round: the result into those outs and chunks that do not have it yet. KV_TICK: the value changed meanwhile
+ * (which only a worker that is no member can see); try again. */
+static int kv_deliver(kv_self *me, kv_call *call)
+{
+    kv_entry *e = call->entry;
+    if (!call->n_outs)
+        return KV_READY;
+    uint64_t phase = kv_get(&e->phase);
+    char *from = (char *)kv_at(me, e->value[kv_current_of(phase)]);
+    ptrdiff_t size = kv_chunk_size(e);
+    for (uint64_t c = 0; c < e->chunks; c++) {
+        ptrdiff_t at = (ptrdiff_t)c * size, end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
+        if (call->delivered && call->delivered[c])
+            continue;
+        kv_sum_here(me, call, NULL, &from, 1, call->outs, call->n_outs, at, end);
+    }
+    atomic_thread_fence(memory_order_acquire);
+    uint64_t now = kv_get(&e->phase);
+    int calm = now == phase || (kv_step_of(phase) == KV_CLOSED && kv_current_of(now) == kv_current_of(phase) &&
+                                kv_round_of(now) == kv_round_of(phase));
+    return calm && kv_step_of(phase) == KV_CLOSED ? KV_READY : KV_TICK;
+}
+
+#endif

@@ -1,0 +1,282 @@
+# Rounds of keys. Part of _shared.pyx.
+
+cdef class Call:
+    """A round of a key that this process waits for, and the arrays that receive its result."""
+
+    cdef kv_call c
+    cdef readonly Handle handle
+    cdef list keep
+    cdef char *few[8]
+    cdef char **many
+    cdef unsigned char *delivered
+
+    def __dealloc__(self):
+        free(self.many)
+        free(self.delivered)
+
+    def __init__(self, Handle handle, list outs, bint large):
+        """`outs`: plain arrays of the key's shape and type. `large`: the call of which this is a part is."""
+        cdef Py_ssize_t i, n = len(outs)
+        cdef char **into = self.few
+        self.handle, self.keep = handle, outs
+        if n > 8:
+            into = self.many = <char **>malloc(n * sizeof(char *))
+        if n:
+            self.delivered = <unsigned char *>calloc(handle.e.chunks, 1)
+        if into == NULL or (n and self.delivered == NULL):
+            raise MemoryError()
+        for i in range(n):
+            into[i] = <char *>cnp.PyArray_DATA(<cnp.ndarray>outs[i])
+        self.c.entry = handle.e
+        self.c.round = pushed_round(handle)
+        self.c.outs, self.c.n_outs = into, <int>n
+        self.c.delivered = self.delivered
+        self.c.stream = large
+
+    @property
+    def round(self):
+        """The round."""
+        return self.c.round
+
+    def advance(self):
+        """Bring the round towards its end, working on it; an outcome."""
+        cdef int outcome
+        cdef kv_self *me = self.handle.job.me
+        with nogil:
+            if self.c.n_outs and self.c.entry.nbytes <= KV_SMALL_KEY and not self.c.delivered[0]:
+                outcome = kv_sum_small(me, &self.c)
+            else:
+                outcome = kv_advance(me, &self.c)
+        return outcome
+
+    def deliver(self):
+        """Write the result to the arrays that do not have it yet; an outcome."""
+        cdef int outcome
+        if self.c.entry.nbytes <= KV_SMALL_KEY and self.c.n_outs and self.c.delivered[0]:
+            return KV_READY
+        with nogil:
+            outcome = kv_deliver(self.handle.job.me, &self.c)
+        return outcome
+
+
+def make_way(Handle handle):
+    """See the round complete whose memory the next push needs; an outcome."""
+    cdef int outcome
+    with nogil:
+        outcome = kv_make_way(handle.job.me, handle.e)
+    return outcome
+
+
+def slot(Handle handle):
+    """The memory that this worker's next push of the key is copied to, as an array."""
+    cdef kv_self *me = handle.job.me
+    cdef kv_part *part = &kv_parts(me, handle.e)[me.rank]
+    return handle.job.array(slot_of(handle, part), handle.shape, handle.dtype, None)
+
+
+cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:
+    cdef uint64_t parity = kv_get(&part.arrived) + 1 & 1
+    if not part.slot[parity]:
+        part.slot[parity] = handle.job.take(max(<uint64_t>1, handle.e.nbytes))
+    return part.slot[parity]
+
+
+def arrive_with_slot(Handle handle):
+    """Push what is in the slot."""
+    cdef kv_self *me = handle.job.me
+    kv_arrive(me, handle.e, KV_SLOT, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))
+
+
+def arrive_in_region(Handle handle, uint64_t offset, bint in_place):
+    """Push an array that lives in the region; with `in_place`, it receives the sum."""
+    kv_arrive(handle.job.me, handle.e, KV_IN_PLACE if in_place else KV_SLOT, offset)
+
+
+def arrive_privately(Handle handle, cnp.ndarray array):
+    """Push an array that the others will read from this process's memory while it waits."""
+    kv_arrive(handle.job.me, handle.e, KV_PRIVATE, <uintptr_t>cnp.PyArray_DATA(array))
+
+
+def arrive_with_rows(Handle handle, uint64_t offset):
+    """Push rows of a table: number, ids and data lie at `offset`."""
+    kv_arrive(handle.job.me, handle.e, KV_ROWS, offset)
+
+
+def opened_with_rows(Handle handle):
+    """Whether rows were pushed into the round that this worker has opened."""
+    return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase))))
+
+
+def opened_sources(Handle handle):
+    """What was pushed into the round that this worker has opened, by rank: arrays, or for rows their offset."""
+    cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
+    cdef kv_part *part = kv_parts(handle.job.me, handle.e)
+    cdef int w, parity = round & 1
+    found = []
+    for w in range(handle.job.me.size):
+        if not handle.e.mask >> w & 1:
+            continue
+        if part[w].kind[parity] == KV_ROWS:
+            found.append(part[w].source[parity])
+        elif part[w].kind[parity] == KV_PRIVATE:
+            array = np.empty(handle.shape, handle.dtype)
+            if kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
+                raise OSError(f"the memory of worker {w} could not be read")
+            found.append(array)
+        else:
+            found.append(handle.job.array(part[w].source[parity], handle.shape, handle.dtype, None))
+    return found
+
+
+def quick_pushpull(Job job, key, value, out):
+    """A `pushpull` of one small dense key; None where the long way must be taken, else an outcome or a `Call`.
+
+    `READY`: it is done. A `Call`: this worker has arrived, and the call must be waited for.
+    """
+    handle = job.handles.get(key)
+    if handle is None or job.closed or job.me.forked:
+        return None
+    cdef Handle h = handle
+    cdef kv_self *me = job.me
+    cdef kv_part *part
+    cdef kv_call c
+    cdef char *target[1]
+    cdef unsigned char delivered = 0
+    cdef int outcome
+    if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_get(&me.head.mode) & 1:
+        return None
+    if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):
+        return None
+    if kv_standing(me) != KV_READY or kv_make_way(me, h.e) != KV_READY:
+        return None
+    part = &kv_parts(me, h.e)[me.rank]
+    if not part.slot[kv_get(&part.arrived) + 1 & 1]:
+        return None
+    memcpy(me.base + slot_of(h, part), cnp.PyArray_DATA(<cnp.ndarray>value), h.e.nbytes)
+    kv_arrive(me, h.e, KV_SLOT, slot_of(h, part))
+    target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray>(value if out is None else out))
+    memset(&c, 0, sizeof(c))
+    c.entry, c.round = h.e, kv_get(&part.arrived)
+    c.outs, c.n_outs = &target[0], 1
+    c.delivered = &delivered
+    with nogil:
+        outcome = kv_sum_small(me, &c)
+        if outcome == KV_READY and not delivered:
+            outcome = kv_deliver(me, &c)
+    if outcome == KV_READY and h.e.failed != c.round:
+        return KV_READY
+    return Call(h, [value if out is None else out], False)
+
+
+# ------------------------------------------------------------------------------------------- updates by Python
+
+def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t updates):
+    """Give the work of the round that this worker has opened to everybody: an update by a compiled rule."""
+    cdef kv_entry *e = handle.e
+    cdef int i
+    for i in range(16):
+        e.params[i] = params[i] if i < len(params) else 0
+    e.master = handle.job.offset_of(master) if master is not None else 0
+    e.n_states = <int>len(states)
+    for i in range(e.n_states):
+        e.states[i] = handle.job.offset_of(states[i])
+    e.next_updates = updates
+    kv_put_out(handle.job.me, e, kv_get(&e.phase), rule)
+
+
+def sum_opened(Handle handle, cnp.ndarray to):
+    """The sum of the round that this worker has opened, into an array of its own."""
+    cdef uint64_t phase = kv_get(&handle.e.phase)
+    cdef char *data = <char *>cnp.PyArray_DATA(to)
+    with nogil:
+        kv_sum_private(handle.job.me, handle.e, kv_round_of(phase), data)
+
+
+def close_opened(Handle handle, bint other, updates=None):
+    """Complete the round that this worker has opened; with `other`, the other value is in use from now on."""
+    cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
+    if updates is not None:
+        kv_put(&handle.e.updates, updates)
+    kv_close(handle.job.me, handle.e, phase, 1 - current if other else current)
+
+
+def take_back(Handle handle):
+    """Give an opened round back as it was."""
+    kv_return(handle.job.me, handle.e, 0)
+
+
+# ------------------------------------------------------------------------------------------- the job's settings
+
+def mode(Job job):
+    """The mode of the job: odd where an updater or optimizer is set."""
+    return kv_get(&job.me.head.mode)
+
+
+def catch_up(Job job, uint64_t mode, bint able):
+    """Say which mode this process can carry out, or that it cannot carry out that one."""
+    job.me.tried = mode
+    if able:
+        job.me.mode = mode
+
+
+def set_mode(Job job, uint64_t mode):
+    """Change the mode of the job; the caller holds `Lock`."""
+    kv_put(&job.me.head.mode, mode)
+    kv_tell(job.me)
+
+
+def settings_version(Job job):
+    """Changes with every change of the settings."""
+    return kv_get(&job.me.head.settings_version)
+
+
+def settings(Job job):
+    """The description of the optimizer; the caller holds `Lock`."""
+    cdef uint64_t offset = kv_get(&job.me.head.settings)
+    return (job.me.base + offset)[:kv_get(&job.me.head.settings_bytes)] if offset else b""
+
+
+def set_settings(Job job, bytes text):
+    """Put down the description of the optimizer; the caller holds `Lock`."""
+    cdef uint64_t old = kv_get(&job.me.head.settings), size = kv_get(&job.me.head.settings_bytes)
+    cdef uint64_t offset = kv_take_locked(job.me, max(len(text), 1))
+    if not offset:
+        raise no_memory(len(text))
+    memcpy(job.me.base + offset, <char *>text, len(text))
+    kv_put(&job.me.head.settings_bytes, len(text))
+    kv_put(&job.me.head.settings, offset)
+    kv_add(&job.me.head.settings_version, 1)
+    if old:
+        kv_give_locked(job.me, old, max(size, <uint64_t>1))
+
+
+def num_update(Job job):
+    """The largest count of updates over all keys."""
+    return kv_get(&job.me.head.num_update)
+
+
+def raise_num_update(Job job, uint64_t n):
+    """Make the largest count at least `n`."""
+    cdef uint64_t now = kv_get(&job.me.head.num_update)
+    while now < n and not kv_swap(&job.me.head.num_update, now, n):
+        now = kv_get(&job.me.head.num_update)
+
+
+def set_num_update(Job job, uint64_t n):
+    """Set the largest count."""
+    kv_put(&job.me.head.num_update, n)
+
+
+cdef class Lock:
+    """The region's lock, as a context; short, and never around a wait."""
+
+    cdef Job job
+
+    def __cinit__(self, Job job):
+        self.job = job
+
+    def __enter__(self):
+        self.job.lock()
+
+    def __exit__(self, *_):
+        kv_unlock_region(self.job.me)

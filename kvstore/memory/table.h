@@ -1,0 +1,104 @@
+/* Keys by name: a hash table with open addressing, of numbers of entries, that grows while others read it.
+ *
+ * A table is filled before it is published, and an entry before its number is: a reader needs no lock, and what a
+ * dying writer leaves half done is not seen. Old tables stay: all of them together are no larger than the last.
+ */
+#ifndef KV_TABLE_H
+#define KV_TABLE_H
+
+#include "arena.h"
+
+static uint64_t kv_hash(const char *text, uint64_t bytes, int64_t number)
+{
+    uint64_t h = 0x9e3779b97f4a7c15ull ^ (uint64_t)number * 0xff51afd7ed558ccdull;
+    for (uint64_t i = 0; i < bytes; i++)
+        h = (h ^ (unsigned char)text[i]) * 0x100000001b3ull;
+    h ^= h >> 32;
+    h *= 0xd6e8feb86659fd93ull;
+    return h ^ h >> 29;
+}
+
+static inline kv_entry *kv_entry_at(kv_self *me, uint64_t number)
+{
+    uint64_t block = me->head->blocks[number / KV_BLOCK_KEYS];
+    return (kv_entry *)kv_at(me, block) + number % KV_BLOCK_KEYS;
+}
+
+static int kv_same_key(kv_self *me, const kv_entry *e, const char *text, uint64_t bytes, int64_t number, uint64_t hash)
+{
+    if (e->hash != hash || e->is_text != (text != NULL))
+        return 0;
+    if (!text)
+        return e->int_key == number;
+    return e->name_bytes == bytes && memcmp(kv_at(me, e->name), text, bytes) == 0;
+}
+
+/* The number of a key's entry plus one; 0: there is none. */
+static uint64_t kv_find(kv_self *me, const char *text, uint64_t bytes, int64_t number)
+{
+    uint64_t index = kv_get(&me->head->index), log = index & 63, hash = kv_hash(text, bytes, number);
+    const _Atomic uint64_t *slot = (const _Atomic uint64_t *)kv_at(me, index & ~63ull);
+    for (uint64_t i = hash, mask = (1ull << log) - 1;; i++) {
+        uint64_t found = kv_get(&slot[i & mask]);
+        if (!found)
+            return 0;
+        if (kv_same_key(me, kv_entry_at(me, found - 1), text, bytes, number, hash))
+            return found;
+    }
+}
+
+static void kv_put_number(_Atomic uint64_t *slot, uint64_t log, uint64_t hash, uint64_t number)
+{
+    uint64_t mask = (1ull << log) - 1, i = hash;
+    while (kv_get(&slot[i & mask]))
+        i++;
+    kv_put(&slot[i & mask], number + 1);
+}
+
+/* A table of twice the length; the lock is held. */
+static int kv_grow_table(kv_self *me, uint64_t log)
+{
+    uint64_t bytes = 8ull << log, offset = kv_take_locked(me, bytes);
+    if (!offset)
+        return -1;
+    _Atomic uint64_t *slot = (_Atomic uint64_t *)kv_at(me, offset);
+    memset((void *)slot, 0, bytes);
+    uint64_t n = kv_get(&me->head->n_keys);
+    for (uint64_t i = 0; i < n; i++)
+        kv_put_number(slot, log, kv_entry_at(me, i)->hash, i);
+    kv_put(&me->head->index, offset | log);
+    return 0;
+}
+
+/* The next entry, empty; NULL: no memory. The lock is held. It is nobody's until `kv_publish`. */
+static kv_entry *kv_new_entry(kv_self *me)
+{
+    kv_header *head = me->head;
+    uint64_t n = kv_get(&head->n_keys), log = kv_get(&head->index) & 63;
+    if (n / KV_BLOCK_KEYS >= KV_MAX_KEY_BLOCKS)
+        return NULL;
+    if (2 * (n + 1) > 1ull << log && kv_grow_table(me, log + 1))
+        return NULL;
+    if (!head->blocks[n / KV_BLOCK_KEYS]) {
+        uint64_t block = kv_take_locked(me, KV_BLOCK_KEYS * sizeof(kv_entry));
+        if (!block)
+            return NULL;
+        atomic_thread_fence(memory_order_release);
+        head->blocks[n / KV_BLOCK_KEYS] = block;
+    }
+    kv_entry *e = kv_entry_at(me, n);
+    memset((void *)e, 0, sizeof *e);
+    e->number = n;
+    e->rule = -1;
+    return e;
+}
+
+static void kv_publish(kv_self *me, kv_entry *e)
+{
+    uint64_t index = kv_get(&me->head->index);
+    kv_put(&me->head->n_keys, e->number + 1);
+    kv_put_number((_Atomic uint64_t *)kv_at(me, index & ~63ull), index & 63, e->hash, e->number);
+    kv_tell(me);
+}
+
+#endif

@@ -1,0 +1,208 @@
+/* Waiting for other workers: spin a little, then sleep; and see it when one of them dies. */
+#ifndef KV_WAIT_H
+#define KV_WAIT_H
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "layout.h"
+
+enum kv_outcome { KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED, KV_PLAN, KV_CATCH_UP, KV_NO_MEMORY, KV_UNREADABLE };
+
+#define KV_MILLISECOND 1000000ull
+enum {
+    KV_NAP = 20,          /* milliseconds of one sleep: how late a death may be noticed */
+    KV_TICK_AFTER = 100,  /* milliseconds after which the caller may look for signals */
+    KV_SILENCE = 5000     /* milliseconds without a heartbeat after which a worker counts as lost */
+};
+
+static inline uint64_t kv_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+static void kv_ring(kv_self *me, uint64_t whom)
+{
+    for (int w = 0; whom >> w; w++)
+        if (whom >> w & 1) {
+            _Atomic uint32_t *bell = &me->head->worker[w].bell;
+            atomic_fetch_add(bell, 1);
+            syscall(SYS_futex, bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+        }
+}
+
+/* Wake everybody who sleeps, after something has changed that they may wait for. */
+static inline void kv_tell(kv_self *me)
+{
+    kv_fence();
+    uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
+    if (asleep)
+        kv_ring(me, asleep);
+}
+
+/* When the process began, in clock ticks; 0: there is no such process. The number of a dead process is used again. */
+static uint64_t kv_started(uint64_t pid)
+{
+    char path[48], text[1024];
+    snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return 0;
+    size_t n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = 0;
+    char *at = strrchr(text, ')'); /* the name may hold anything, blanks and brackets too */
+    unsigned long long ticks = 0;
+    if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
+        return 0;
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    if (at)
+        sscanf(at, " %llu", &ticks);
+    return ticks;
+}
+
+/* A descriptor that becomes readable when the worker's process ends; -1: it has ended already. */
+static int kv_pidfd(kv_self *me, int w)
+{
+    kv_worker *peer = &me->head->worker[w];
+    uint64_t incarnation = kv_get(&peer->incarnation);
+    if (me->pidfd[w] >= 0 && me->pidfd_of[w] == incarnation)
+        return me->pidfd[w];
+    if (me->pidfd[w] >= 0)
+        close(me->pidfd[w]);
+    uint64_t pid = kv_get(&peer->pid);
+    int fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+    if (fd >= 0 && kv_started(pid) != kv_get(&peer->started)) {
+        close(fd);
+        fd = -1;
+        errno = ESRCH;
+    }
+    me->pidfd[w] = fd;
+    me->pidfd_of[w] = incarnation;
+    return fd;
+}
+
+static int kv_ended(kv_self *me, int w)
+{
+    int fd = kv_pidfd(me, w);
+    if (fd < 0) /* no descriptor to be had: ask the process table */
+        return errno == ESRCH || kv_started(kv_get(&me->head->worker[w].pid)) != kv_get(&me->head->worker[w].started);
+    struct pollfd one = {fd, POLLIN, 0};
+    return poll(&one, 1, 0) > 0;
+}
+
+static int kv_silent(kv_self *me, int w, uint64_t now)
+{
+    uint64_t beat = kv_get(&me->head->worker[w].beat);
+    return now > beat && now - beat > KV_SILENCE * KV_MILLISECOND;
+}
+
+static int kv_here(uint64_t state)
+{
+    return state == KV_ALIVE || state == KV_JOINED;
+}
+
+static void kv_mark_lost(kv_self *me, int w)
+{
+    kv_header *head = me->head;
+    uint64_t state = kv_get(&head->worker[w].state);
+    if (!kv_here(state) || !kv_swap(&head->worker[w].state, state, KV_LOST))
+        return;
+    kv_set_bits(&head->lost, kv_bit(w));
+    kv_clear_bits(&head->members, kv_bit(w));
+    kv_add(&head->epoch, 1);
+    kv_tell(me);
+}
+
+/* See who is gone. A worker that is stopped within a chunk could write later: it is ended, so that it cannot. */
+static void kv_look_around(kv_self *me)
+{
+    uint64_t now = kv_now_ns();
+    me->looked = now;
+    for (int w = 0; w < me->size; w++) {
+        kv_worker *peer = &me->head->worker[w];
+        if (w == me->rank || !kv_here(kv_get(&peer->state)))
+            continue;
+        int gone = kv_ended(me, w);
+        if (!gone && kv_silent(me, w, now)) {
+            if (kv_get(&peer->log.entry) && me->pidfd[w] >= 0)
+                syscall(SYS_pidfd_send_signal, me->pidfd[w], 9, NULL, 0);
+            gone = 1;
+        }
+        if (gone)
+            kv_mark_lost(me, w);
+    }
+}
+
+/* KV_READY while this worker may take part. */
+static int kv_standing(kv_self *me)
+{
+    if (!kv_here(kv_get(&me->worker->state)) || kv_get(&me->worker->incarnation) != me->incarnation)
+        return KV_FENCED;
+    if (!me->go_on && kv_get(&me->head->lost))
+        return KV_PEER_LOST;
+    return KV_READY;
+}
+
+typedef int (*kv_condition)(void *context);
+
+static int kv_spin(kv_self *me, kv_condition ready, void *context)
+{
+    for (int i = 0; i < 64; i++)
+        if (ready(context))
+            return 1;
+    if (!me->spin)
+        return 0;
+    uint64_t end = kv_now_ns() + me->spin;
+    do {
+        if (me->crowded)
+            sched_yield();
+        for (int i = 0; i < (me->crowded ? 1 : 32); i++) {
+            if (ready(context))
+                return 1;
+            if (!me->crowded)
+                kv_relax();
+        }
+    } while (kv_now_ns() < end);
+    return 0;
+}
+
+/* Wait until the condition holds. KV_TICK comes now and then, for the caller to look for signals and deadlines;
+ * other outcomes only while the condition does not hold. */
+static int kv_wait(kv_self *me, kv_condition ready, void *context)
+{
+    if (kv_spin(me, ready, context))
+        return KV_READY;
+    uint64_t start = kv_now_ns();
+    const struct timespec nap = {0, KV_NAP * 1000000};
+    for (;;) {
+        uint32_t bell = atomic_load(&me->worker->bell);
+        kv_set_bits(&me->head->asleep, kv_bit(me->rank));
+        kv_fence();
+        int held = ready(context);
+        if (!held)
+            syscall(SYS_futex, &me->worker->bell, FUTEX_WAIT, bell, &nap, NULL, 0);
+        kv_clear_bits(&me->head->asleep, kv_bit(me->rank));
+        if (held || ready(context))
+            return KV_READY;
+        uint64_t now = kv_now_ns();
+        if (now - me->looked > KV_NAP / 2 * KV_MILLISECOND)
+            kv_look_around(me);
+        int standing = kv_standing(me);
+        if (standing != KV_READY)
+            return ready(context) ? KV_READY : standing;
+        if (now - start > KV_TICK_AFTER * KV_MILLISECOND)
+            return KV_TICK;
+    }
+}
+
+#endif
