@@ -25,7 +25,7 @@ settings.register_profile(
 settings.load_profile("house")
 
 # The names that the contract holds for. A new kind of store is added here and must pass test_contract.py.
-STORES = ("local", "device")
+STORES = ("local", "device", "shared")
 
 
 @pytest.fixture(params=STORES)

@@ -40,7 +40,7 @@ from ..memory.seat import Seat
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray, checked
 from .entry import Array, Deliver, check_shape, dense_source, sparse_source
-from .shared_rows import Rows
+from .shared_rows import Rows, with_all_rows
 from .shared_updates import Updates
 
 log = logging.getLogger("kvstore.shared")
@@ -64,7 +64,7 @@ class SharedBackend:
         self._mine: set[Key] = set()  # keys that this process has initialised
         self._joined = self._told = False
         self._told_sparse: set[Key] = set()
-        self._updates = Updates(self._job, self._keys)
+        self._updates = Updates(self._job, self._keys, self.rank)
         self._rows = Rows(self._job, self._updates)
         if config.threads:
             cpu.set_threads(config.threads)
@@ -113,6 +113,7 @@ class SharedBackend:
         self._copy_to_slots([pair for pair in dense if not self._push_from_region(*pair)])
         for handle, sources in sparse:
             self._push_rows(handle, sources)
+        self._help([handle for handle, _ in self._by_order([*dense, *sparse])])
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Wait for the rounds that this worker has pushed into, and copy."""
@@ -145,7 +146,7 @@ class SharedBackend:
             self.pull([(key, arrays) for key, arrays in targets.items() if arrays], ignore_sparse=True)
             return
         later: list[Deliver] = []
-        wanted = [(h, values, self._outs(h, targets[h.key], later)) for h, values in dense]
+        wanted = [(h, values, self._outs(h, targets[h.key], later)) for h, values in self._by_order(dense)]
         self._check_writing()
         large = self._large([(handle, values + arrays) for handle, values, arrays in wanted])
         slots, private, homes = [], [], []
@@ -382,10 +383,14 @@ class SharedBackend:
         raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
 
     def _by_number(self, groups: list[Group]) -> list[tuple[Handle, list[Any]]]:
-        found = [(self._handle(key), arrays) for key, arrays in groups]
-        if len(found) > 1:
-            found.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
-        return found
+        return self._by_order([(self._handle(key), arrays) for key, arrays in groups])
+
+    @staticmethod
+    def _by_order(pairs: list[tuple[Handle, Any]]) -> list[tuple[Handle, Any]]:
+        """In the order of updates: int keys ascend, str keys follow the order of their init."""
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
+        return pairs
 
     def _sources(
         self, groups: list[Group]
@@ -409,7 +414,7 @@ class SharedBackend:
     def _row_source(self, handle: Handle, value: Any) -> RowSparseArray:
         if isinstance(value, RowSparseArray):
             return sparse_source(handle, value)
-        return RowSparseArray.from_dense(dense_source(handle, value))
+        return with_all_rows(dense_source(handle, value))
 
     def _outs(self, handle: Handle, outs: list[Any], later: list[Deliver]) -> list[Array]:
         if cpu.first_misfit(outs, handle.like, True) < 0:
@@ -472,11 +477,7 @@ class SharedBackend:
 
     def _push_rows(self, handle: Handle, sources: list[RowSparseArray]) -> None:
         self._wait(lambda: shm.make_way(handle), handle)
-        if handle.sparse:
-            self._rows.arrive(handle, sources)
-        else:
-            cpu.reduce([([source.todense() for source in sources], shm.slot(handle), [])])
-            shm.arrive_with_slot(handle)
+        self._rows.arrive(handle, sources)
 
     @staticmethod
     def _large(pairs: list[tuple[Handle, list[Any]]]) -> bool:
@@ -518,6 +519,27 @@ class SharedBackend:
             return
         self._complete(calls, set())
 
+    def _help(self, handles: list[Handle]) -> None:
+        """Where this worker was the last to arrive, begin the work; never wait."""
+        errors: list[KVStoreError] = []
+        for handle in handles:
+            call = shm.Call(handle, [], False)
+            while (outcome := call.help()) in (shm.PLAN, shm.CATCH_UP):
+                self._prepare(outcome, handle)
+            if outcome not in (shm.READY, shm.TICK):
+                self._raise(outcome, handle, [])
+            if handle.failed == call.round:
+                errors.append(self._failure(handle))
+        if errors:
+            raise errors[0]
+
+    def _prepare(self, outcome: int, handle: Handle | None) -> None:
+        if outcome == shm.CATCH_UP:
+            self._updates.catch_up()
+        else:
+            assert handle is not None
+            self._updates.carry_out(handle, self._rows)
+
     def _settle(self, handle: Handle) -> None:
         """See the rounds complete that this worker has pushed into."""
         if not self._told and (handle.complete < handle.arrived or handle.failed == handle.arrived > 0):
@@ -556,11 +578,8 @@ class SharedBackend:
         outcome = step() if first == shm.TICK else first
         start, told = time.monotonic(), False
         while outcome != shm.READY:
-            if outcome == shm.PLAN:
-                assert handle is not None
-                self._updates.carry_out(handle, self._rows)
-            elif outcome == shm.CATCH_UP:
-                self._updates.catch_up()
+            if outcome in (shm.PLAN, shm.CATCH_UP):
+                self._prepare(outcome, handle)
             elif outcome != shm.TICK:
                 self._raise(outcome, handle, self._absent(handle, missing))
             waited = time.monotonic() - start

@@ -98,7 +98,7 @@ class Rows:
 
     def _source(self, handle: Handle, source: int | Array) -> RowSparseArray:
         if not isinstance(source, int):
-            return RowSparseArray.from_dense(source)
+            return with_all_rows(source)
         n = int(handle.state_array(source, (1,), np.dtype(np.int64))[0])
         ids = handle.state_array(source + 8, (n,), np.dtype(np.int64))
         data = handle.state_array(source + _line_up(8 + 8 * n), (n, *handle.shape[1:]), handle.dtype)
@@ -179,6 +179,11 @@ class Rows:
         """Put the rows of `value` at the place that is not in use."""
         handle.value(other=True)[: len(value.indices)] = value.data
         self._note_rows(handle, value.indices)
+
+
+def with_all_rows(table: Array) -> RowSparseArray:
+    """A dense array as a row-sparse one that holds every row, those of zeros too."""
+    return RowSparseArray._trusted(table, np.arange(len(table), dtype=np.int64), table.shape)
 
 
 def _line_up(nbytes: int) -> int:

@@ -29,8 +29,8 @@ Handle = shm.Handle
 class Updates:
     """The updater of a job, as one process carries it out."""
 
-    def __init__(self, job: shm.Job, keys: shm.Keys) -> None:
-        self._job, self._keys = job, keys
+    def __init__(self, job: shm.Job, keys: shm.Keys, rank: int) -> None:
+        self._job, self._keys, self._rank = job, keys, rank
         self.updater: Updater | None = None
         self._call: Callable[..., None] | None = None
         self._set = 0  # how often this process has set one
@@ -138,7 +138,9 @@ class Updates:
             else:
                 self._do(handle)
         except Exception as error:
-            handle.spoil(handle.complete + 1, _told(error, self._name(), self._job))
+            kind = type(error).__name__
+            text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
+            handle.spoil(handle.complete + 1, text)
             shm.close_opened(handle, False)
         except BaseException:
             shm.take_back(handle)
@@ -284,10 +286,6 @@ def _built(text: bytes) -> Optimizer | None:
         return Optimizer.from_config(made["name"], made["config"])
     except ConfigError:
         return None
-
-
-def _told(error: Exception, name: str, job: shm.Job) -> str:
-    return f"{name} raised {type(error).__name__} on a worker: {error}"
 
 
 def _leaves(state: State) -> Iterator[Array]:

@@ -2093,7 +2093,7 @@ struct __pyx_obj_7kvstore_6memory_7_shared_Call {
 };
 
 
-/* "kvstore/memory/rounds.pxi":270
+/* "kvstore/memory/rounds.pxi":277
  * 
  * 
  * cdef class Lock:             # <<<<<<<<<<<<<<
@@ -3647,10 +3647,11 @@ static void __pyx_pf_7kvstore_6memory_7_shared_4Call___dealloc__(struct __pyx_ob
 static int __pyx_pf_7kvstore_6memory_7_shared_4Call_2__init__(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self, struct __pyx_obj_7kvstore_6memory_7_shared_Handle *__pyx_v_handle, PyObject *__pyx_v_outs, int __pyx_v_large); /* proto */
 static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_5round___get__(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self); /* proto */
 static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_4advance(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self); /* proto */
-static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self); /* proto */
+static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6help(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self); /* proto */
+static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_8deliver(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self); /* proto */
 static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6handle___get__(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self); /* proto */
-static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_8__reduce_cython__(CYTHON_UNUSED struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self); /* proto */
-static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_10__setstate_cython__(CYTHON_UNUSED struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self, CYTHON_UNUSED PyObject *__pyx_v___pyx_state); /* proto */
+static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_10__reduce_cython__(CYTHON_UNUSED struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self); /* proto */
+static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_12__setstate_cython__(CYTHON_UNUSED struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self, CYTHON_UNUSED PyObject *__pyx_v___pyx_state); /* proto */
 static PyObject *__pyx_pf_7kvstore_6memory_7_shared_2make_way(CYTHON_UNUSED PyObject *__pyx_self, struct __pyx_obj_7kvstore_6memory_7_shared_Handle *__pyx_v_handle); /* proto */
 static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4slot(CYTHON_UNUSED PyObject *__pyx_self, struct __pyx_obj_7kvstore_6memory_7_shared_Handle *__pyx_v_handle); /* proto */
 static PyObject *__pyx_pf_7kvstore_6memory_7_shared_6arrive_with_slot(CYTHON_UNUSED PyObject *__pyx_self, struct __pyx_obj_7kvstore_6memory_7_shared_Handle *__pyx_v_handle); /* proto */
@@ -3905,8 +3906,8 @@ namespace {
     __Pyx_CachedCFunction __pyx_umethod_PyDict_Type_pop;
     __Pyx_CachedCFunction __pyx_umethod_PyDict_Type_values;
     PyObject *__pyx_tuple[6];
-    PyObject *__pyx_codeobj_tab[83];
-    PyObject *__pyx_string_tab[363];
+    PyObject *__pyx_codeobj_tab[84];
+    PyObject *__pyx_string_tab[366];
     PyObject *__pyx_number_tab[4];
 /* #### Code section: module_state_contents ### */
 /* CommonTypesMetaclass.module_state_decls */
@@ -3984,336 +3985,339 @@ static __pyx_mstatetype * const __pyx_mstate_global = &__pyx_mstate_global_stati
 #define __pyx_n_u_Call___setstate_cython __pyx_string_tab[30]
 #define __pyx_n_u_Call_advance __pyx_string_tab[31]
 #define __pyx_n_u_Call_deliver __pyx_string_tab[32]
-#define __pyx_n_u_FENCED __pyx_string_tab[33]
-#define __pyx_n_u_HEADER_BYTES __pyx_string_tab[34]
-#define __pyx_n_u_Handle __pyx_string_tab[35]
-#define __pyx_n_u_Handle___reduce_cython __pyx_string_tab[36]
-#define __pyx_n_u_Handle___setstate_cython __pyx_string_tab[37]
-#define __pyx_n_u_Handle_borrow __pyx_string_tab[38]
-#define __pyx_n_u_Handle_give_back __pyx_string_tab[39]
-#define __pyx_n_u_Handle_missing __pyx_string_tab[40]
-#define __pyx_n_u_Handle_new_state __pyx_string_tab[41]
-#define __pyx_n_u_Handle_record __pyx_string_tab[42]
-#define __pyx_n_u_Handle_rows __pyx_string_tab[43]
-#define __pyx_n_u_Handle_set_record __pyx_string_tab[44]
-#define __pyx_n_u_Handle_set_rows __pyx_string_tab[45]
-#define __pyx_n_u_Handle_spoil __pyx_string_tab[46]
-#define __pyx_n_u_Handle_state_array __pyx_string_tab[47]
-#define __pyx_n_u_Handle_value __pyx_string_tab[48]
-#define __pyx_n_u_Handle_why __pyx_string_tab[49]
-#define __pyx_n_u_IN_PLACE __pyx_string_tab[50]
-#define __pyx_n_u_Job __pyx_string_tab[51]
-#define __pyx_n_u_Job___reduce_cython __pyx_string_tab[52]
-#define __pyx_n_u_Job___setstate_cython __pyx_string_tab[53]
-#define __pyx_n_u_Job_arrive_at_gate __pyx_string_tab[54]
-#define __pyx_n_u_Job_come_back __pyx_string_tab[55]
-#define __pyx_n_u_Job_empty __pyx_string_tab[56]
-#define __pyx_n_u_Job_enlist __pyx_string_tab[57]
-#define __pyx_n_u_Job_late_for_gate __pyx_string_tab[58]
-#define __pyx_n_u_Job_leave __pyx_string_tab[59]
-#define __pyx_n_u_Job_look_around __pyx_string_tab[60]
-#define __pyx_n_u_Job_lost __pyx_string_tab[61]
-#define __pyx_n_u_Job_members __pyx_string_tab[62]
-#define __pyx_n_u_Job_note_fork __pyx_string_tab[63]
-#define __pyx_n_u_Job_offset_of __pyx_string_tab[64]
-#define __pyx_n_u_Job_peeking __pyx_string_tab[65]
-#define __pyx_n_u_Job_pid __pyx_string_tab[66]
-#define __pyx_n_u_Job_probe __pyx_string_tab[67]
-#define __pyx_n_u_Job_reserved __pyx_string_tab[68]
-#define __pyx_n_u_Job_returned __pyx_string_tab[69]
-#define __pyx_n_u_Job_silence __pyx_string_tab[70]
-#define __pyx_n_u_Job_sit_down __pyx_string_tab[71]
-#define __pyx_n_u_Job_standing __pyx_string_tab[72]
-#define __pyx_n_u_Job_state __pyx_string_tab[73]
-#define __pyx_n_u_Job_stop_taking_part __pyx_string_tab[74]
-#define __pyx_n_u_Job_wait_at_gate __pyx_string_tab[75]
-#define __pyx_n_u_Job_wait_for_all __pyx_string_tab[76]
-#define __pyx_n_u_Keys __pyx_string_tab[77]
-#define __pyx_n_u_Keys___reduce_cython __pyx_string_tab[78]
-#define __pyx_n_u_Keys___setstate_cython __pyx_string_tab[79]
-#define __pyx_n_u_Keys_add __pyx_string_tab[80]
-#define __pyx_n_u_Keys_all __pyx_string_tab[81]
-#define __pyx_n_u_Keys_find __pyx_string_tab[82]
-#define __pyx_n_u_Keys_handle __pyx_string_tab[83]
-#define __pyx_n_u_Keys_wait_for_more __pyx_string_tab[84]
-#define __pyx_n_u_Lock __pyx_string_tab[85]
-#define __pyx_n_u_Lock___enter __pyx_string_tab[86]
-#define __pyx_n_u_Lock___exit __pyx_string_tab[87]
-#define __pyx_n_u_Lock___reduce_cython __pyx_string_tab[88]
-#define __pyx_n_u_Lock___setstate_cython __pyx_string_tab[89]
-#define __pyx_n_u_MAX_WORKERS __pyx_string_tab[90]
-#define __pyx_n_u_NO_MEMORY __pyx_string_tab[91]
-#define __pyx_n_u_PEER_LOST __pyx_string_tab[92]
-#define __pyx_n_u_PLAN __pyx_string_tab[93]
-#define __pyx_n_u_PRIVATE __pyx_string_tab[94]
-#define __pyx_n_u_Piece __pyx_string_tab[95]
-#define __pyx_n_u_Piece___reduce_cython __pyx_string_tab[96]
-#define __pyx_n_u_Piece___setstate_cython __pyx_string_tab[97]
-#define __pyx_n_u_READY __pyx_string_tab[98]
-#define __pyx_n_u_SLOT __pyx_string_tab[99]
-#define __pyx_n_u_SMALL_KEY __pyx_string_tab[100]
-#define __pyx_n_u_TICK __pyx_string_tab[101]
-#define __pyx_n_u_Window __pyx_string_tab[102]
-#define __pyx_n_u_Window___reduce_cython __pyx_string_tab[103]
-#define __pyx_n_u_Window___setstate_cython __pyx_string_tab[104]
-#define __pyx_n_u__4 __pyx_string_tab[105]
-#define __pyx_n_u_Pyx_PyDict_NextRef __pyx_string_tab[106]
-#define __pyx_n_u_annotate __pyx_string_tab[107]
-#define __pyx_n_u_dict __pyx_string_tab[108]
-#define __pyx_n_u_enter __pyx_string_tab[109]
-#define __pyx_n_u_exit __pyx_string_tab[110]
-#define __pyx_n_u_func __pyx_string_tab[111]
-#define __pyx_n_u_getstate __pyx_string_tab[112]
-#define __pyx_n_u_main __pyx_string_tab[113]
-#define __pyx_n_u_module __pyx_string_tab[114]
-#define __pyx_n_u_name __pyx_string_tab[115]
-#define __pyx_n_u_new __pyx_string_tab[116]
-#define __pyx_n_u_pyx_checksum __pyx_string_tab[117]
-#define __pyx_n_u_pyx_result __pyx_string_tab[118]
-#define __pyx_n_u_pyx_state __pyx_string_tab[119]
-#define __pyx_n_u_pyx_type __pyx_string_tab[120]
-#define __pyx_n_u_pyx_unpickle_Piece __pyx_string_tab[121]
-#define __pyx_n_u_pyx_unpickle_Window __pyx_string_tab[122]
-#define __pyx_n_u_pyx_vtable __pyx_string_tab[123]
-#define __pyx_n_u_qualname __pyx_string_tab[124]
-#define __pyx_n_u_reduce __pyx_string_tab[125]
-#define __pyx_n_u_reduce_cython __pyx_string_tab[126]
-#define __pyx_n_u_reduce_ex __pyx_string_tab[127]
-#define __pyx_n_u_set_name __pyx_string_tab[128]
-#define __pyx_n_u_setstate __pyx_string_tab[129]
-#define __pyx_n_u_setstate_cython __pyx_string_tab[130]
-#define __pyx_n_u_test __pyx_string_tab[131]
-#define __pyx_n_u_dict_2 __pyx_string_tab[132]
-#define __pyx_n_u_is_coroutine __pyx_string_tab[133]
-#define __pyx_n_u_a __pyx_string_tab[134]
-#define __pyx_n_u_able __pyx_string_tab[135]
-#define __pyx_n_u_accept_bfloat16 __pyx_string_tab[136]
-#define __pyx_n_u_add __pyx_string_tab[137]
-#define __pyx_n_u_advance __pyx_string_tab[138]
-#define __pyx_n_u_all __pyx_string_tab[139]
-#define __pyx_n_u_array __pyx_string_tab[140]
-#define __pyx_n_u_arrive_at_gate __pyx_string_tab[141]
-#define __pyx_n_u_arrive_in_region __pyx_string_tab[142]
-#define __pyx_n_u_arrive_privately __pyx_string_tab[143]
-#define __pyx_n_u_arrive_with_rows __pyx_string_tab[144]
-#define __pyx_n_u_arrive_with_slot __pyx_string_tab[145]
-#define __pyx_n_u_asyncio_coroutines __pyx_string_tab[146]
-#define __pyx_n_u_at __pyx_string_tab[147]
-#define __pyx_n_u_bfloat16 __pyx_string_tab[148]
-#define __pyx_n_u_bits __pyx_string_tab[149]
-#define __pyx_n_u_borrow __pyx_string_tab[150]
-#define __pyx_n_u_broadcast_to __pyx_string_tab[151]
-#define __pyx_n_u_buffer __pyx_string_tab[152]
-#define __pyx_n_u_c __pyx_string_tab[153]
-#define __pyx_n_u_catch_up __pyx_string_tab[154]
-#define __pyx_n_u_cline_in_traceback __pyx_string_tab[155]
-#define __pyx_n_u_close __pyx_string_tab[156]
-#define __pyx_n_u_close_opened __pyx_string_tab[157]
-#define __pyx_n_u_come_back __pyx_string_tab[158]
-#define __pyx_n_u_context __pyx_string_tab[159]
-#define __pyx_n_u_cpu __pyx_string_tab[160]
-#define __pyx_n_u_current __pyx_string_tab[161]
-#define __pyx_n_u_data __pyx_string_tab[162]
-#define __pyx_n_u_deliver __pyx_string_tab[163]
-#define __pyx_n_u_delivered __pyx_string_tab[164]
-#define __pyx_n_u_dtype __pyx_string_tab[165]
-#define __pyx_n_u_e __pyx_string_tab[166]
-#define __pyx_n_u_empty __pyx_string_tab[167]
-#define __pyx_n_u_enlist __pyx_string_tab[168]
-#define __pyx_n_u_fd __pyx_string_tab[169]
-#define __pyx_n_u_fenced __pyx_string_tab[170]
-#define __pyx_n_u_find __pyx_string_tab[171]
-#define __pyx_n_u_float16 __pyx_string_tab[172]
-#define __pyx_n_u_float32 __pyx_string_tab[173]
-#define __pyx_n_u_float64 __pyx_string_tab[174]
-#define __pyx_n_u_found __pyx_string_tab[175]
-#define __pyx_n_u_gate __pyx_string_tab[176]
-#define __pyx_n_u_get __pyx_string_tab[177]
-#define __pyx_n_u_give_back __pyx_string_tab[178]
-#define __pyx_n_u_go_on __pyx_string_tab[179]
-#define __pyx_n_u_h __pyx_string_tab[180]
-#define __pyx_n_u_handle __pyx_string_tab[181]
-#define __pyx_n_u_i __pyx_string_tab[182]
-#define __pyx_n_u_ids __pyx_string_tab[183]
-#define __pyx_n_u_in_place __pyx_string_tab[184]
-#define __pyx_n_u_int32 __pyx_string_tab[185]
-#define __pyx_n_u_int64 __pyx_string_tab[186]
-#define __pyx_n_u_int8 __pyx_string_tab[187]
-#define __pyx_n_u_items __pyx_string_tab[188]
-#define __pyx_n_u_itemsize __pyx_string_tab[189]
-#define __pyx_n_u_job __pyx_string_tab[190]
-#define __pyx_n_u_kernels __pyx_string_tab[191]
-#define __pyx_n_u_key __pyx_string_tab[192]
-#define __pyx_n_u_known __pyx_string_tab[193]
-#define __pyx_n_u_kvstore_memory__shared __pyx_string_tab[194]
-#define __pyx_n_u_large __pyx_string_tab[195]
-#define __pyx_n_u_late_for_gate __pyx_string_tab[196]
-#define __pyx_n_u_leave __pyx_string_tab[197]
-#define __pyx_n_u_level_pointer __pyx_string_tab[198]
-#define __pyx_n_u_look_around __pyx_string_tab[199]
-#define __pyx_n_u_lost __pyx_string_tab[200]
-#define __pyx_n_u_make_way __pyx_string_tab[201]
-#define __pyx_n_u_master __pyx_string_tab[202]
-#define __pyx_n_u_max __pyx_string_tab[203]
-#define __pyx_n_u_me __pyx_string_tab[204]
-#define __pyx_n_u_members __pyx_string_tab[205]
-#define __pyx_n_u_missing __pyx_string_tab[206]
-#define __pyx_n_u_ml_dtypes __pyx_string_tab[207]
-#define __pyx_n_u_mode __pyx_string_tab[208]
-#define __pyx_n_u_n __pyx_string_tab[209]
-#define __pyx_n_u_nbytes __pyx_string_tab[210]
-#define __pyx_n_u_ndarray __pyx_string_tab[211]
-#define __pyx_n_u_new_state __pyx_string_tab[212]
-#define __pyx_n_u_no_memory __pyx_string_tab[213]
-#define __pyx_n_u_note_fork __pyx_string_tab[214]
-#define __pyx_n_u_now __pyx_string_tab[215]
-#define __pyx_n_u_np __pyx_string_tab[216]
-#define __pyx_n_u_num_update __pyx_string_tab[217]
-#define __pyx_n_u_number __pyx_string_tab[218]
-#define __pyx_n_u_numpy __pyx_string_tab[219]
-#define __pyx_n_u_offset __pyx_string_tab[220]
-#define __pyx_n_u_offset_of __pyx_string_tab[221]
-#define __pyx_n_u_old __pyx_string_tab[222]
-#define __pyx_n_u_opened_sources __pyx_string_tab[223]
-#define __pyx_n_u_opened_with_rows __pyx_string_tab[224]
-#define __pyx_n_u_os __pyx_string_tab[225]
-#define __pyx_n_u_other __pyx_string_tab[226]
-#define __pyx_n_u_out __pyx_string_tab[227]
-#define __pyx_n_u_outcome __pyx_string_tab[228]
-#define __pyx_n_u_outs __pyx_string_tab[229]
-#define __pyx_n_u_params __pyx_string_tab[230]
-#define __pyx_n_u_parity __pyx_string_tab[231]
-#define __pyx_n_u_part __pyx_string_tab[232]
-#define __pyx_n_u_peeking __pyx_string_tab[233]
-#define __pyx_n_u_phase __pyx_string_tab[234]
-#define __pyx_n_u_pid __pyx_string_tab[235]
-#define __pyx_n_u_piece __pyx_string_tab[236]
-#define __pyx_n_u_pop __pyx_string_tab[237]
-#define __pyx_n_u_probe __pyx_string_tab[238]
-#define __pyx_n_u_prod __pyx_string_tab[239]
-#define __pyx_n_u_put_out __pyx_string_tab[240]
-#define __pyx_n_u_quick_pushpull __pyx_string_tab[241]
-#define __pyx_n_u_raise_num_update __pyx_string_tab[242]
-#define __pyx_n_u_rank __pyx_string_tab[243]
-#define __pyx_n_u_record __pyx_string_tab[244]
-#define __pyx_n_u_reserved __pyx_string_tab[245]
-#define __pyx_n_u_returned __pyx_string_tab[246]
-#define __pyx_n_u_round __pyx_string_tab[247]
-#define __pyx_n_u_rows __pyx_string_tab[248]
-#define __pyx_n_u_rule __pyx_string_tab[249]
-#define __pyx_n_u_sched_getaffinity __pyx_string_tab[250]
-#define __pyx_n_u_scratch __pyx_string_tab[251]
-#define __pyx_n_u_self __pyx_string_tab[252]
-#define __pyx_n_u_set_mode __pyx_string_tab[253]
-#define __pyx_n_u_set_num_update __pyx_string_tab[254]
-#define __pyx_n_u_set_record __pyx_string_tab[255]
-#define __pyx_n_u_set_rows __pyx_string_tab[256]
-#define __pyx_n_u_set_settings __pyx_string_tab[257]
-#define __pyx_n_u_setdefault __pyx_string_tab[258]
-#define __pyx_n_u_settings __pyx_string_tab[259]
-#define __pyx_n_u_settings_version __pyx_string_tab[260]
-#define __pyx_n_u_shape __pyx_string_tab[261]
-#define __pyx_n_u_silence __pyx_string_tab[262]
-#define __pyx_n_u_sit_down __pyx_string_tab[263]
-#define __pyx_n_u_size __pyx_string_tab[264]
-#define __pyx_n_u_slot __pyx_string_tab[265]
-#define __pyx_n_u_spin __pyx_string_tab[266]
-#define __pyx_n_u_spoil __pyx_string_tab[267]
-#define __pyx_n_u_standing __pyx_string_tab[268]
-#define __pyx_n_u_state __pyx_string_tab[269]
-#define __pyx_n_u_state_array __pyx_string_tab[270]
-#define __pyx_n_u_states __pyx_string_tab[271]
-#define __pyx_n_u_stop_taking_part __pyx_string_tab[272]
-#define __pyx_n_u_stream_pointer __pyx_string_tab[273]
-#define __pyx_n_u_sum_opened __pyx_string_tab[274]
-#define __pyx_n_u_take_back __pyx_string_tab[275]
-#define __pyx_n_u_target __pyx_string_tab[276]
-#define __pyx_n_u_text __pyx_string_tab[277]
-#define __pyx_n_u_to __pyx_string_tab[278]
-#define __pyx_n_u_uint8 __pyx_string_tab[279]
-#define __pyx_n_u_update __pyx_string_tab[280]
-#define __pyx_n_u_updates __pyx_string_tab[281]
-#define __pyx_n_u_use_setstate __pyx_string_tab[282]
-#define __pyx_n_u_value __pyx_string_tab[283]
-#define __pyx_n_u_values __pyx_string_tab[284]
-#define __pyx_n_u_w __pyx_string_tab[285]
-#define __pyx_n_u_wait_at_gate __pyx_string_tab[286]
-#define __pyx_n_u_wait_for_all __pyx_string_tab[287]
-#define __pyx_n_u_wait_for_more __pyx_string_tab[288]
-#define __pyx_n_u_weakref __pyx_string_tab[289]
-#define __pyx_n_u_why __pyx_string_tab[290]
-#define __pyx_n_u_window __pyx_string_tab[291]
-#define __pyx_kp_b__2 __pyx_string_tab[292]
-#define __pyx_kp_b_iso88591_Q __pyx_string_tab[293]
-#define __pyx_kp_b_iso88591_1F __pyx_string_tab[294]
-#define __pyx_kp_b_iso88591_AV1 __pyx_string_tab[295]
-#define __pyx_kp_b_iso88591_s_1_q_3ha __pyx_string_tab[296]
-#define __pyx_kp_b_iso88591_1Cs_wa_1Cq __pyx_string_tab[297]
-#define __pyx_kp_b_iso88591_1Cs_A __pyx_string_tab[298]
-#define __pyx_kp_b_iso88591_4q_1F_e6_q_rQR __pyx_string_tab[299]
-#define __pyx_kp_b_iso88591_6_3c_a __pyx_string_tab[300]
-#define __pyx_kp_b_iso88591_a_2 __pyx_string_tab[301]
-#define __pyx_kp_b_iso88591_QfD_V4q __pyx_string_tab[302]
-#define __pyx_kp_b_iso88591_QfD_V4y __pyx_string_tab[303]
-#define __pyx_kp_b_iso88591_QfD_V4_aq __pyx_string_tab[304]
-#define __pyx_kp_b_iso88591_QfD_V4_nIQ __pyx_string_tab[305]
-#define __pyx_kp_b_iso88591_vQ_U_1_fAV2Rs_ZvT_1KwgZq_c_U_1A __pyx_string_tab[306]
-#define __pyx_kp_b_iso88591_vT_Qd_IWAXQhat6_ARq __pyx_string_tab[307]
-#define __pyx_kp_b_iso88591_vT_4vS_1_6_V1G1HG6_xq __pyx_string_tab[308]
-#define __pyx_kp_b_iso88591_aq_3e1_b_d_3c_m5_fAQc_E __pyx_string_tab[309]
-#define __pyx_kp_b_iso88591_aq_3e_fAQc_EQR_Yc_t1_iq_1A_3c_r __pyx_string_tab[310]
-#define __pyx_kp_b_iso88591_k_aq_avT_fD_1HA __pyx_string_tab[311]
-#define __pyx_kp_b_iso88591_QfAQfBa_E_q_r_A_U_6_S_4vRvS_A_4 __pyx_string_tab[312]
-#define __pyx_kp_b_iso88591_6_3c_a_1Cs_6_3c_6K_WX __pyx_string_tab[313]
-#define __pyx_kp_b_iso88591_q_0_kQR_5_7_q_a_1 __pyx_string_tab[314]
-#define __pyx_kp_b_iso88591_q_0_kQR_6_7_1 __pyx_string_tab[315]
-#define __pyx_kp_b_iso88591_QfD_V1_1 __pyx_string_tab[316]
-#define __pyx_kp_b_iso88591_V4y_IT_q_l_vWE_Q_q_t5_q_q_d_7_W __pyx_string_tab[317]
-#define __pyx_kp_b_iso88591_WD_d_a_q_l_vWE_Q_q_t5_uCt7_q_t1 __pyx_string_tab[318]
-#define __pyx_kp_b_iso88591_S_AQ_wc_c_HCs_Q_q_A_s_1_q_M_ARx __pyx_string_tab[319]
-#define __pyx_kp_b_iso88591_A_D_Q __pyx_string_tab[320]
-#define __pyx_kp_b_iso88591_A_T __pyx_string_tab[321]
-#define __pyx_kp_b_iso88591_A_4q_Ja_4t3a_a_t1_1D_Q_E_aq_t3fA __pyx_string_tab[322]
-#define __pyx_kp_b_iso88591_A_Cz __pyx_string_tab[323]
-#define __pyx_kp_b_iso88591_A_aq_Cwha_Qat3e7_Bc_S_1AT_E_Rs_c __pyx_string_tab[324]
-#define __pyx_kp_b_iso88591_A_q_G1Ct5_Qc __pyx_string_tab[325]
-#define __pyx_kp_b_iso88591_A_s_2U_7_2U_T_e6_xt4vQhgWA __pyx_string_tab[326]
-#define __pyx_kp_b_iso88591_A_t3m2Q __pyx_string_tab[327]
-#define __pyx_kp_b_iso88591_A_t4vQhgWA __pyx_string_tab[328]
-#define __pyx_kp_b_iso88591_A_t6_4s_q __pyx_string_tab[329]
-#define __pyx_kp_b_iso88591_A_vQat3e1 __pyx_string_tab[330]
-#define __pyx_kp_b_iso88591_A_vQat3e1_q_e5_S_s_s_Ba __pyx_string_tab[331]
-#define __pyx_kp_b_iso88591_A_vQat3e7_2Q __pyx_string_tab[332]
-#define __pyx_kp_b_iso88591_A_4q __pyx_string_tab[333]
-#define __pyx_kp_b_iso88591_A_d_t4q __pyx_string_tab[334]
-#define __pyx_kp_b_iso88591_A_T_Qa_7_1_gQd_WAQ_t7_6_6_A __pyx_string_tab[335]
-#define __pyx_kp_b_iso88591_A_c_a_q_e5_S_83b_D_aq_CuG1BhbPQ __pyx_string_tab[336]
-#define __pyx_kp_b_iso88591_A_1D_Q __pyx_string_tab[337]
-#define __pyx_kp_b_iso88591_A_9Cz_RvQat3e7RSSUU_a __pyx_string_tab[338]
-#define __pyx_kp_b_iso88591_A_at1 __pyx_string_tab[339]
-#define __pyx_kp_b_iso88591_A_haq_at4uA_QgS_A_1A_XT_S_b_r_gQ __pyx_string_tab[340]
-#define __pyx_kp_b_iso88591_A_gRr_t4uAS_r_d_c_r_s_1_at4s_3hf __pyx_string_tab[341]
-#define __pyx_kp_b_iso88591_A_1_5_c_s_s_c_r_q_S_Q_1_uBd_Q __pyx_string_tab[342]
-#define __pyx_kp_b_iso88591_A_5_s_2U_7_2U_Zt5_V1_q_WA_t6_y_w __pyx_string_tab[343]
-#define __pyx_kp_b_iso88591_A_V1AT_E_E_E_aq_q_E_AT_a_aq_Cwd __pyx_string_tab[344]
-#define __pyx_kp_b_iso88591_A_V1AT_G82Q_aq_Cwha_q_A_q __pyx_string_tab[345]
-#define __pyx_kp_b_iso88591_A_XQd_e4q_d_U_q_e5_T_A_83b_D_aq __pyx_string_tab[346]
-#define __pyx_kp_b_iso88591_A_t4uE_AWA_at4s_1A_aq_BoS_aq_Biq __pyx_string_tab[347]
-#define __pyx_kp_b_iso88591_A_vQat2Q_4q_1_d_V2XQa_D_6_7_Bb __pyx_string_tab[348]
-#define __pyx_kp_b_iso88591_A_vQat2Q_4q_3a_y_D_6_7_F_1D __pyx_string_tab[349]
-#define __pyx_kp_b_iso88591_A_T_S_b_HAXQe1 __pyx_string_tab[350]
-#define __pyx_kp_b_iso88591_A_4r_xs_t4r_T_UVVW_1_j_WD_Qd_q __pyx_string_tab[351]
-#define __pyx_kp_b_iso88591_A_at1_1_4t3gT_7_k_U_DTTVVXXZZ_bb __pyx_string_tab[352]
-#define __pyx_kp_b_iso88591_A_E_at3a_r_D_6_T_q_3it4_RSSWW_aq __pyx_string_tab[353]
-#define __pyx_kp_b_iso88591_A_4wd_t2XT_RvXS_T_TQSS___at1D_AT __pyx_string_tab[354]
-#define __pyx_kp_b_iso88591_A_gQd_a_q __pyx_string_tab[355]
-#define __pyx_kp_b_iso88591_A_uG5_D_Q_gQd_e_q __pyx_string_tab[356]
-#define __pyx_kp_b_iso88591_A_uG84uA_gQd_Qa_q __pyx_string_tab[357]
-#define __pyx_kp_b_iso88591_A_fAQd_A_t1IQd_e4t1 __pyx_string_tab[358]
-#define __pyx_kp_b_iso88591_A_1_xwa_aq_b_AV4uF_gRr_Kq __pyx_string_tab[359]
-#define __pyx_kp_b_iso88591_4xq_d_fAS_d_vQd_q_D_CvRt1D __pyx_string_tab[360]
-#define __pyx_kp_b_iso88591_q_aq_Bir_4qPQ_4was_Q_t4r_q_BfAU __pyx_string_tab[361]
-#define __pyx_kp_b_iso88591_EQ_D_Q_wat6_a_q_AT_Q_r_E_D_Qc_u __pyx_string_tab[362]
+#define __pyx_n_u_Call_help __pyx_string_tab[33]
+#define __pyx_n_u_FENCED __pyx_string_tab[34]
+#define __pyx_n_u_HEADER_BYTES __pyx_string_tab[35]
+#define __pyx_n_u_Handle __pyx_string_tab[36]
+#define __pyx_n_u_Handle___reduce_cython __pyx_string_tab[37]
+#define __pyx_n_u_Handle___setstate_cython __pyx_string_tab[38]
+#define __pyx_n_u_Handle_borrow __pyx_string_tab[39]
+#define __pyx_n_u_Handle_give_back __pyx_string_tab[40]
+#define __pyx_n_u_Handle_missing __pyx_string_tab[41]
+#define __pyx_n_u_Handle_new_state __pyx_string_tab[42]
+#define __pyx_n_u_Handle_record __pyx_string_tab[43]
+#define __pyx_n_u_Handle_rows __pyx_string_tab[44]
+#define __pyx_n_u_Handle_set_record __pyx_string_tab[45]
+#define __pyx_n_u_Handle_set_rows __pyx_string_tab[46]
+#define __pyx_n_u_Handle_spoil __pyx_string_tab[47]
+#define __pyx_n_u_Handle_state_array __pyx_string_tab[48]
+#define __pyx_n_u_Handle_value __pyx_string_tab[49]
+#define __pyx_n_u_Handle_why __pyx_string_tab[50]
+#define __pyx_n_u_IN_PLACE __pyx_string_tab[51]
+#define __pyx_n_u_Job __pyx_string_tab[52]
+#define __pyx_n_u_Job___reduce_cython __pyx_string_tab[53]
+#define __pyx_n_u_Job___setstate_cython __pyx_string_tab[54]
+#define __pyx_n_u_Job_arrive_at_gate __pyx_string_tab[55]
+#define __pyx_n_u_Job_come_back __pyx_string_tab[56]
+#define __pyx_n_u_Job_empty __pyx_string_tab[57]
+#define __pyx_n_u_Job_enlist __pyx_string_tab[58]
+#define __pyx_n_u_Job_late_for_gate __pyx_string_tab[59]
+#define __pyx_n_u_Job_leave __pyx_string_tab[60]
+#define __pyx_n_u_Job_look_around __pyx_string_tab[61]
+#define __pyx_n_u_Job_lost __pyx_string_tab[62]
+#define __pyx_n_u_Job_members __pyx_string_tab[63]
+#define __pyx_n_u_Job_note_fork __pyx_string_tab[64]
+#define __pyx_n_u_Job_offset_of __pyx_string_tab[65]
+#define __pyx_n_u_Job_peeking __pyx_string_tab[66]
+#define __pyx_n_u_Job_pid __pyx_string_tab[67]
+#define __pyx_n_u_Job_probe __pyx_string_tab[68]
+#define __pyx_n_u_Job_reserved __pyx_string_tab[69]
+#define __pyx_n_u_Job_returned __pyx_string_tab[70]
+#define __pyx_n_u_Job_silence __pyx_string_tab[71]
+#define __pyx_n_u_Job_sit_down __pyx_string_tab[72]
+#define __pyx_n_u_Job_standing __pyx_string_tab[73]
+#define __pyx_n_u_Job_state __pyx_string_tab[74]
+#define __pyx_n_u_Job_stop_taking_part __pyx_string_tab[75]
+#define __pyx_n_u_Job_wait_at_gate __pyx_string_tab[76]
+#define __pyx_n_u_Job_wait_for_all __pyx_string_tab[77]
+#define __pyx_n_u_Keys __pyx_string_tab[78]
+#define __pyx_n_u_Keys___reduce_cython __pyx_string_tab[79]
+#define __pyx_n_u_Keys___setstate_cython __pyx_string_tab[80]
+#define __pyx_n_u_Keys_add __pyx_string_tab[81]
+#define __pyx_n_u_Keys_all __pyx_string_tab[82]
+#define __pyx_n_u_Keys_find __pyx_string_tab[83]
+#define __pyx_n_u_Keys_handle __pyx_string_tab[84]
+#define __pyx_n_u_Keys_wait_for_more __pyx_string_tab[85]
+#define __pyx_n_u_Lock __pyx_string_tab[86]
+#define __pyx_n_u_Lock___enter __pyx_string_tab[87]
+#define __pyx_n_u_Lock___exit __pyx_string_tab[88]
+#define __pyx_n_u_Lock___reduce_cython __pyx_string_tab[89]
+#define __pyx_n_u_Lock___setstate_cython __pyx_string_tab[90]
+#define __pyx_n_u_MAX_WORKERS __pyx_string_tab[91]
+#define __pyx_n_u_NO_MEMORY __pyx_string_tab[92]
+#define __pyx_n_u_PEER_LOST __pyx_string_tab[93]
+#define __pyx_n_u_PLAN __pyx_string_tab[94]
+#define __pyx_n_u_PRIVATE __pyx_string_tab[95]
+#define __pyx_n_u_Piece __pyx_string_tab[96]
+#define __pyx_n_u_Piece___reduce_cython __pyx_string_tab[97]
+#define __pyx_n_u_Piece___setstate_cython __pyx_string_tab[98]
+#define __pyx_n_u_READY __pyx_string_tab[99]
+#define __pyx_n_u_SLOT __pyx_string_tab[100]
+#define __pyx_n_u_SMALL_KEY __pyx_string_tab[101]
+#define __pyx_n_u_TICK __pyx_string_tab[102]
+#define __pyx_n_u_Window __pyx_string_tab[103]
+#define __pyx_n_u_Window___reduce_cython __pyx_string_tab[104]
+#define __pyx_n_u_Window___setstate_cython __pyx_string_tab[105]
+#define __pyx_n_u__4 __pyx_string_tab[106]
+#define __pyx_n_u_Pyx_PyDict_NextRef __pyx_string_tab[107]
+#define __pyx_n_u_annotate __pyx_string_tab[108]
+#define __pyx_n_u_dict __pyx_string_tab[109]
+#define __pyx_n_u_enter __pyx_string_tab[110]
+#define __pyx_n_u_exit __pyx_string_tab[111]
+#define __pyx_n_u_func __pyx_string_tab[112]
+#define __pyx_n_u_getstate __pyx_string_tab[113]
+#define __pyx_n_u_main __pyx_string_tab[114]
+#define __pyx_n_u_module __pyx_string_tab[115]
+#define __pyx_n_u_name __pyx_string_tab[116]
+#define __pyx_n_u_new __pyx_string_tab[117]
+#define __pyx_n_u_pyx_checksum __pyx_string_tab[118]
+#define __pyx_n_u_pyx_result __pyx_string_tab[119]
+#define __pyx_n_u_pyx_state __pyx_string_tab[120]
+#define __pyx_n_u_pyx_type __pyx_string_tab[121]
+#define __pyx_n_u_pyx_unpickle_Piece __pyx_string_tab[122]
+#define __pyx_n_u_pyx_unpickle_Window __pyx_string_tab[123]
+#define __pyx_n_u_pyx_vtable __pyx_string_tab[124]
+#define __pyx_n_u_qualname __pyx_string_tab[125]
+#define __pyx_n_u_reduce __pyx_string_tab[126]
+#define __pyx_n_u_reduce_cython __pyx_string_tab[127]
+#define __pyx_n_u_reduce_ex __pyx_string_tab[128]
+#define __pyx_n_u_set_name __pyx_string_tab[129]
+#define __pyx_n_u_setstate __pyx_string_tab[130]
+#define __pyx_n_u_setstate_cython __pyx_string_tab[131]
+#define __pyx_n_u_test __pyx_string_tab[132]
+#define __pyx_n_u_dict_2 __pyx_string_tab[133]
+#define __pyx_n_u_is_coroutine __pyx_string_tab[134]
+#define __pyx_n_u_a __pyx_string_tab[135]
+#define __pyx_n_u_able __pyx_string_tab[136]
+#define __pyx_n_u_accept_bfloat16 __pyx_string_tab[137]
+#define __pyx_n_u_add __pyx_string_tab[138]
+#define __pyx_n_u_advance __pyx_string_tab[139]
+#define __pyx_n_u_all __pyx_string_tab[140]
+#define __pyx_n_u_array __pyx_string_tab[141]
+#define __pyx_n_u_arrive_at_gate __pyx_string_tab[142]
+#define __pyx_n_u_arrive_in_region __pyx_string_tab[143]
+#define __pyx_n_u_arrive_privately __pyx_string_tab[144]
+#define __pyx_n_u_arrive_with_rows __pyx_string_tab[145]
+#define __pyx_n_u_arrive_with_slot __pyx_string_tab[146]
+#define __pyx_n_u_asyncio_coroutines __pyx_string_tab[147]
+#define __pyx_n_u_at __pyx_string_tab[148]
+#define __pyx_n_u_bfloat16 __pyx_string_tab[149]
+#define __pyx_n_u_bits __pyx_string_tab[150]
+#define __pyx_n_u_borrow __pyx_string_tab[151]
+#define __pyx_n_u_broadcast_to __pyx_string_tab[152]
+#define __pyx_n_u_buffer __pyx_string_tab[153]
+#define __pyx_n_u_c __pyx_string_tab[154]
+#define __pyx_n_u_catch_up __pyx_string_tab[155]
+#define __pyx_n_u_cline_in_traceback __pyx_string_tab[156]
+#define __pyx_n_u_close __pyx_string_tab[157]
+#define __pyx_n_u_close_opened __pyx_string_tab[158]
+#define __pyx_n_u_come_back __pyx_string_tab[159]
+#define __pyx_n_u_context __pyx_string_tab[160]
+#define __pyx_n_u_cpu __pyx_string_tab[161]
+#define __pyx_n_u_current __pyx_string_tab[162]
+#define __pyx_n_u_data __pyx_string_tab[163]
+#define __pyx_n_u_deliver __pyx_string_tab[164]
+#define __pyx_n_u_delivered __pyx_string_tab[165]
+#define __pyx_n_u_dtype __pyx_string_tab[166]
+#define __pyx_n_u_e __pyx_string_tab[167]
+#define __pyx_n_u_empty __pyx_string_tab[168]
+#define __pyx_n_u_enlist __pyx_string_tab[169]
+#define __pyx_n_u_fd __pyx_string_tab[170]
+#define __pyx_n_u_fenced __pyx_string_tab[171]
+#define __pyx_n_u_find __pyx_string_tab[172]
+#define __pyx_n_u_float16 __pyx_string_tab[173]
+#define __pyx_n_u_float32 __pyx_string_tab[174]
+#define __pyx_n_u_float64 __pyx_string_tab[175]
+#define __pyx_n_u_found __pyx_string_tab[176]
+#define __pyx_n_u_gate __pyx_string_tab[177]
+#define __pyx_n_u_get __pyx_string_tab[178]
+#define __pyx_n_u_give_back __pyx_string_tab[179]
+#define __pyx_n_u_go_on __pyx_string_tab[180]
+#define __pyx_n_u_h __pyx_string_tab[181]
+#define __pyx_n_u_handle __pyx_string_tab[182]
+#define __pyx_n_u_help __pyx_string_tab[183]
+#define __pyx_n_u_i __pyx_string_tab[184]
+#define __pyx_n_u_ids __pyx_string_tab[185]
+#define __pyx_n_u_in_place __pyx_string_tab[186]
+#define __pyx_n_u_int32 __pyx_string_tab[187]
+#define __pyx_n_u_int64 __pyx_string_tab[188]
+#define __pyx_n_u_int8 __pyx_string_tab[189]
+#define __pyx_n_u_items __pyx_string_tab[190]
+#define __pyx_n_u_itemsize __pyx_string_tab[191]
+#define __pyx_n_u_job __pyx_string_tab[192]
+#define __pyx_n_u_kernels __pyx_string_tab[193]
+#define __pyx_n_u_key __pyx_string_tab[194]
+#define __pyx_n_u_known __pyx_string_tab[195]
+#define __pyx_n_u_kvstore_memory__shared __pyx_string_tab[196]
+#define __pyx_n_u_large __pyx_string_tab[197]
+#define __pyx_n_u_late_for_gate __pyx_string_tab[198]
+#define __pyx_n_u_leave __pyx_string_tab[199]
+#define __pyx_n_u_level_pointer __pyx_string_tab[200]
+#define __pyx_n_u_look_around __pyx_string_tab[201]
+#define __pyx_n_u_lost __pyx_string_tab[202]
+#define __pyx_n_u_make_way __pyx_string_tab[203]
+#define __pyx_n_u_master __pyx_string_tab[204]
+#define __pyx_n_u_max __pyx_string_tab[205]
+#define __pyx_n_u_me __pyx_string_tab[206]
+#define __pyx_n_u_members __pyx_string_tab[207]
+#define __pyx_n_u_missing __pyx_string_tab[208]
+#define __pyx_n_u_ml_dtypes __pyx_string_tab[209]
+#define __pyx_n_u_mode __pyx_string_tab[210]
+#define __pyx_n_u_n __pyx_string_tab[211]
+#define __pyx_n_u_nbytes __pyx_string_tab[212]
+#define __pyx_n_u_ndarray __pyx_string_tab[213]
+#define __pyx_n_u_new_state __pyx_string_tab[214]
+#define __pyx_n_u_no_memory __pyx_string_tab[215]
+#define __pyx_n_u_note_fork __pyx_string_tab[216]
+#define __pyx_n_u_now __pyx_string_tab[217]
+#define __pyx_n_u_np __pyx_string_tab[218]
+#define __pyx_n_u_num_update __pyx_string_tab[219]
+#define __pyx_n_u_number __pyx_string_tab[220]
+#define __pyx_n_u_numpy __pyx_string_tab[221]
+#define __pyx_n_u_offset __pyx_string_tab[222]
+#define __pyx_n_u_offset_of __pyx_string_tab[223]
+#define __pyx_n_u_old __pyx_string_tab[224]
+#define __pyx_n_u_opened_sources __pyx_string_tab[225]
+#define __pyx_n_u_opened_with_rows __pyx_string_tab[226]
+#define __pyx_n_u_os __pyx_string_tab[227]
+#define __pyx_n_u_other __pyx_string_tab[228]
+#define __pyx_n_u_out __pyx_string_tab[229]
+#define __pyx_n_u_outcome __pyx_string_tab[230]
+#define __pyx_n_u_outs __pyx_string_tab[231]
+#define __pyx_n_u_params __pyx_string_tab[232]
+#define __pyx_n_u_parity __pyx_string_tab[233]
+#define __pyx_n_u_part __pyx_string_tab[234]
+#define __pyx_n_u_peeking __pyx_string_tab[235]
+#define __pyx_n_u_phase __pyx_string_tab[236]
+#define __pyx_n_u_pid __pyx_string_tab[237]
+#define __pyx_n_u_piece __pyx_string_tab[238]
+#define __pyx_n_u_pop __pyx_string_tab[239]
+#define __pyx_n_u_probe __pyx_string_tab[240]
+#define __pyx_n_u_prod __pyx_string_tab[241]
+#define __pyx_n_u_put_out __pyx_string_tab[242]
+#define __pyx_n_u_quick_pushpull __pyx_string_tab[243]
+#define __pyx_n_u_raise_num_update __pyx_string_tab[244]
+#define __pyx_n_u_rank __pyx_string_tab[245]
+#define __pyx_n_u_record __pyx_string_tab[246]
+#define __pyx_n_u_reserved __pyx_string_tab[247]
+#define __pyx_n_u_returned __pyx_string_tab[248]
+#define __pyx_n_u_round __pyx_string_tab[249]
+#define __pyx_n_u_rows __pyx_string_tab[250]
+#define __pyx_n_u_rule __pyx_string_tab[251]
+#define __pyx_n_u_sched_getaffinity __pyx_string_tab[252]
+#define __pyx_n_u_scratch __pyx_string_tab[253]
+#define __pyx_n_u_self __pyx_string_tab[254]
+#define __pyx_n_u_set_mode __pyx_string_tab[255]
+#define __pyx_n_u_set_num_update __pyx_string_tab[256]
+#define __pyx_n_u_set_record __pyx_string_tab[257]
+#define __pyx_n_u_set_rows __pyx_string_tab[258]
+#define __pyx_n_u_set_settings __pyx_string_tab[259]
+#define __pyx_n_u_setdefault __pyx_string_tab[260]
+#define __pyx_n_u_settings __pyx_string_tab[261]
+#define __pyx_n_u_settings_version __pyx_string_tab[262]
+#define __pyx_n_u_shape __pyx_string_tab[263]
+#define __pyx_n_u_silence __pyx_string_tab[264]
+#define __pyx_n_u_sit_down __pyx_string_tab[265]
+#define __pyx_n_u_size __pyx_string_tab[266]
+#define __pyx_n_u_slot __pyx_string_tab[267]
+#define __pyx_n_u_spin __pyx_string_tab[268]
+#define __pyx_n_u_spoil __pyx_string_tab[269]
+#define __pyx_n_u_standing __pyx_string_tab[270]
+#define __pyx_n_u_state __pyx_string_tab[271]
+#define __pyx_n_u_state_array __pyx_string_tab[272]
+#define __pyx_n_u_states __pyx_string_tab[273]
+#define __pyx_n_u_stop_taking_part __pyx_string_tab[274]
+#define __pyx_n_u_stream_pointer __pyx_string_tab[275]
+#define __pyx_n_u_sum_opened __pyx_string_tab[276]
+#define __pyx_n_u_take_back __pyx_string_tab[277]
+#define __pyx_n_u_target __pyx_string_tab[278]
+#define __pyx_n_u_text __pyx_string_tab[279]
+#define __pyx_n_u_to __pyx_string_tab[280]
+#define __pyx_n_u_uint8 __pyx_string_tab[281]
+#define __pyx_n_u_update __pyx_string_tab[282]
+#define __pyx_n_u_updates __pyx_string_tab[283]
+#define __pyx_n_u_use_setstate __pyx_string_tab[284]
+#define __pyx_n_u_value __pyx_string_tab[285]
+#define __pyx_n_u_values __pyx_string_tab[286]
+#define __pyx_n_u_w __pyx_string_tab[287]
+#define __pyx_n_u_wait_at_gate __pyx_string_tab[288]
+#define __pyx_n_u_wait_for_all __pyx_string_tab[289]
+#define __pyx_n_u_wait_for_more __pyx_string_tab[290]
+#define __pyx_n_u_weakref __pyx_string_tab[291]
+#define __pyx_n_u_why __pyx_string_tab[292]
+#define __pyx_n_u_window __pyx_string_tab[293]
+#define __pyx_kp_b__2 __pyx_string_tab[294]
+#define __pyx_kp_b_iso88591_Q __pyx_string_tab[295]
+#define __pyx_kp_b_iso88591_1F __pyx_string_tab[296]
+#define __pyx_kp_b_iso88591_AV1 __pyx_string_tab[297]
+#define __pyx_kp_b_iso88591_s_1_q_3ha __pyx_string_tab[298]
+#define __pyx_kp_b_iso88591_1Cs_wa_1Cq __pyx_string_tab[299]
+#define __pyx_kp_b_iso88591_1Cs_A __pyx_string_tab[300]
+#define __pyx_kp_b_iso88591_4q_1F_e6_q_rQ_aaccd __pyx_string_tab[301]
+#define __pyx_kp_b_iso88591_6_3c_a __pyx_string_tab[302]
+#define __pyx_kp_b_iso88591_a_2 __pyx_string_tab[303]
+#define __pyx_kp_b_iso88591_QfD_V4q __pyx_string_tab[304]
+#define __pyx_kp_b_iso88591_QfD_V4y __pyx_string_tab[305]
+#define __pyx_kp_b_iso88591_QfD_V4_aq __pyx_string_tab[306]
+#define __pyx_kp_b_iso88591_QfD_V4_nIQ __pyx_string_tab[307]
+#define __pyx_kp_b_iso88591_vQ_U_1_fAV2Rs_ZvT_1KwgZq_c_U_1A __pyx_string_tab[308]
+#define __pyx_kp_b_iso88591_vT_Qd_IWAXQhat6_ARq __pyx_string_tab[309]
+#define __pyx_kp_b_iso88591_vT_4vS_1_6_V1G1HG6_xq __pyx_string_tab[310]
+#define __pyx_kp_b_iso88591_aq_3e1_b_d_3c_m5_fAQc_E __pyx_string_tab[311]
+#define __pyx_kp_b_iso88591_aq_3e_fAQc_EQR_Yc_t1_iq_1A_3c_r __pyx_string_tab[312]
+#define __pyx_kp_b_iso88591_k_aq_avT_fD_1HA __pyx_string_tab[313]
+#define __pyx_kp_b_iso88591_QfAQfBa_E_q_r_A_U_6_S_4vRvS_A_4 __pyx_string_tab[314]
+#define __pyx_kp_b_iso88591_6_3c_a_1Cs_6_3c_6K_WX __pyx_string_tab[315]
+#define __pyx_kp_b_iso88591_q_0_kQR_5_7_q_a_1 __pyx_string_tab[316]
+#define __pyx_kp_b_iso88591_q_0_kQR_6_7_1 __pyx_string_tab[317]
+#define __pyx_kp_b_iso88591_QfD_V1_1 __pyx_string_tab[318]
+#define __pyx_kp_b_iso88591_V4y_IT_q_l_vWE_Q_q_t5_q_q_d_7_W __pyx_string_tab[319]
+#define __pyx_kp_b_iso88591_WD_d_a_q_l_vWE_Q_q_t5_uCt7_q_t1 __pyx_string_tab[320]
+#define __pyx_kp_b_iso88591_S_AQ_wc_c_HCs_Q_q_A_s_1_q_M_ARx __pyx_string_tab[321]
+#define __pyx_kp_b_iso88591_A_D_Q __pyx_string_tab[322]
+#define __pyx_kp_b_iso88591_A_T __pyx_string_tab[323]
+#define __pyx_kp_b_iso88591_A_4q_Ja_4t3a_a_t1_1D_Q_E_aq_t3fA __pyx_string_tab[324]
+#define __pyx_kp_b_iso88591_A_Cz __pyx_string_tab[325]
+#define __pyx_kp_b_iso88591_A_aq_Cwha_Qat3e7_Bc_S_1AT_E_Rs_c __pyx_string_tab[326]
+#define __pyx_kp_b_iso88591_A_q_G1Ct5_Qc __pyx_string_tab[327]
+#define __pyx_kp_b_iso88591_A_s_2U_7_2U_T_e6_xt4vQhgWA __pyx_string_tab[328]
+#define __pyx_kp_b_iso88591_A_t3m2Q __pyx_string_tab[329]
+#define __pyx_kp_b_iso88591_A_t4vQhgWA __pyx_string_tab[330]
+#define __pyx_kp_b_iso88591_A_t6_4s_q __pyx_string_tab[331]
+#define __pyx_kp_b_iso88591_A_vQat3e1 __pyx_string_tab[332]
+#define __pyx_kp_b_iso88591_A_vQat3e1_q_e5_S_s_s_Ba __pyx_string_tab[333]
+#define __pyx_kp_b_iso88591_A_vQat3e7_2Q __pyx_string_tab[334]
+#define __pyx_kp_b_iso88591_A_4q __pyx_string_tab[335]
+#define __pyx_kp_b_iso88591_A_d_t4q __pyx_string_tab[336]
+#define __pyx_kp_b_iso88591_A_T_Qa_7_1_gQd_WAQ_t7_6_6_A __pyx_string_tab[337]
+#define __pyx_kp_b_iso88591_A_c_a_q_e5_S_83b_D_aq_CuG1BhbPQ __pyx_string_tab[338]
+#define __pyx_kp_b_iso88591_A_1D_Q __pyx_string_tab[339]
+#define __pyx_kp_b_iso88591_A_9Cz_RvQat3e7RSSUU_a __pyx_string_tab[340]
+#define __pyx_kp_b_iso88591_A_at1 __pyx_string_tab[341]
+#define __pyx_kp_b_iso88591_A_haq_at4uA_QgS_A_1A_XT_S_b_r_gQ __pyx_string_tab[342]
+#define __pyx_kp_b_iso88591_A_gRr_t4uAS_r_d_c_r_s_1_at4s_3hf __pyx_string_tab[343]
+#define __pyx_kp_b_iso88591_A_1_5_c_s_s_c_r_q_S_Q_1_uBd_Q __pyx_string_tab[344]
+#define __pyx_kp_b_iso88591_A_5_s_2U_7_2U_Zt5_V1_q_WA_t6_y_w __pyx_string_tab[345]
+#define __pyx_kp_b_iso88591_A_V1AT_E_E_E_aq_q_E_AT_a_aq_Cwd __pyx_string_tab[346]
+#define __pyx_kp_b_iso88591_A_V1AT_G82Q_aq_Cwha_q_A_q __pyx_string_tab[347]
+#define __pyx_kp_b_iso88591_A_XQd_e4q_d_U_q_e5_T_A_83b_D_aq __pyx_string_tab[348]
+#define __pyx_kp_b_iso88591_A_t4uE_AWA_at4s_1A_aq_BoS_aq_Biq __pyx_string_tab[349]
+#define __pyx_kp_b_iso88591_A_vQat2Q_4q_1_d_V2XQa_D_6_7_Bb __pyx_string_tab[350]
+#define __pyx_kp_b_iso88591_A_vQat2Q_4q_3a_y_D_6_7_F_1D __pyx_string_tab[351]
+#define __pyx_kp_b_iso88591_A_T_S_b_HAXQe1 __pyx_string_tab[352]
+#define __pyx_kp_b_iso88591_A_4r_xs_t4r_T_UVVW_1_j_WD_Qd_q __pyx_string_tab[353]
+#define __pyx_kp_b_iso88591_A_at1_1_4t3gT_7_k_U_DTTVVXXZZ_bb __pyx_string_tab[354]
+#define __pyx_kp_b_iso88591_A_E_at3a_r_D_6_T_q_3it4_RSSWW_aq __pyx_string_tab[355]
+#define __pyx_kp_b_iso88591_A_4wd_t2XT_RvXS_T_TQSS___at1D_AT __pyx_string_tab[356]
+#define __pyx_kp_b_iso88591_A_gQd_a_q __pyx_string_tab[357]
+#define __pyx_kp_b_iso88591_A_at7_e1D_A_q __pyx_string_tab[358]
+#define __pyx_kp_b_iso88591_A_uG5_D_Q_gQd_e_q __pyx_string_tab[359]
+#define __pyx_kp_b_iso88591_A_uG84uA_gQd_Qa_q __pyx_string_tab[360]
+#define __pyx_kp_b_iso88591_A_fAQd_A_t1IQd_e4t1 __pyx_string_tab[361]
+#define __pyx_kp_b_iso88591_A_1_xwa_aq_b_AV4uF_gRr_Kq __pyx_string_tab[362]
+#define __pyx_kp_b_iso88591_4xq_d_fAS_d_vQd_q_D_CvRt1D __pyx_string_tab[363]
+#define __pyx_kp_b_iso88591_q_aq_Bir_4qPQ_4was_Q_t4r_q_BfAU __pyx_string_tab[364]
+#define __pyx_kp_b_iso88591_EQ_D_Q_wat6_a_q_AT_Q_r_E_D_Qc_u __pyx_string_tab[365]
 #define __pyx_int_0 __pyx_number_tab[0]
 #define __pyx_int_1 __pyx_number_tab[1]
 #define __pyx_int_2858056 __pyx_number_tab[2]
@@ -4367,8 +4371,8 @@ static CYTHON_SMALL_CODE int __pyx_m_clear(PyObject *m) {
   Py_CLEAR(clear_module_state->__pyx_umethod_PyDict_Type_pop.method);
   Py_CLEAR(clear_module_state->__pyx_umethod_PyDict_Type_values.method);
   for (int i=0; i<6; ++i) { Py_CLEAR(clear_module_state->__pyx_tuple[i]); }
-  for (int i=0; i<83; ++i) { Py_CLEAR(clear_module_state->__pyx_codeobj_tab[i]); }
-  for (int i=0; i<363; ++i) { Py_CLEAR(clear_module_state->__pyx_string_tab[i]); }
+  for (int i=0; i<84; ++i) { Py_CLEAR(clear_module_state->__pyx_codeobj_tab[i]); }
+  for (int i=0; i<366; ++i) { Py_CLEAR(clear_module_state->__pyx_string_tab[i]); }
   for (int i=0; i<4; ++i) { Py_CLEAR(clear_module_state->__pyx_number_tab[i]); }
 /* #### Code section: module_state_clear_contents ### */
 /* CommonTypesMetaclass.module_state_clear */
@@ -4427,8 +4431,8 @@ static CYTHON_SMALL_CODE int __pyx_m_traverse(PyObject *m, visitproc visit, void
   Py_VISIT(traverse_module_state->__pyx_umethod_PyDict_Type_pop.method);
   Py_VISIT(traverse_module_state->__pyx_umethod_PyDict_Type_values.method);
   for (int i=0; i<6; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_tuple[i]); }
-  for (int i=0; i<83; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_codeobj_tab[i]); }
-  for (int i=0; i<363; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_string_tab[i]); }
+  for (int i=0; i<84; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_codeobj_tab[i]); }
+  for (int i=0; i<366; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_string_tab[i]); }
   for (int i=0; i<4; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_number_tab[i]); }
 /* #### Code section: module_state_traverse_contents ### */
 /* CommonTypesMetaclass.module_state_traverse */
@@ -21392,7 +21396,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_4advance(struct __pyx_
  *                 outcome = kv_advance(me, &self.c)
  *         return outcome             # <<<<<<<<<<<<<<
  * 
- *     def deliver(self):
+ *     def help(self):
 */
   __pyx_t_4 = __Pyx_PyLong_From_int(__pyx_v_outcome); if (unlikely(!__pyx_t_4)) __PYX_ERR(5, 50, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
@@ -21431,22 +21435,163 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_4advance(struct __pyx_
 /* "kvstore/memory/rounds.pxi":52
  *         return outcome
  * 
- *     def deliver(self):             # <<<<<<<<<<<<<<
- *         """Write the result to the arrays that do not have it yet; an outcome."""
+ *     def help(self):             # <<<<<<<<<<<<<<
+ *         """Do what can be done for the round without waiting for anybody; an outcome."""
  *         cdef int outcome
 */
 
 /* Python wrapper */
-static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_7deliver(PyObject *__pyx_v_self, 
+static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_7help(PyObject *__pyx_v_self, 
 #if CYTHON_VECTORCALL
 PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
 #else
 PyObject *__pyx_args, PyObject *__pyx_kwds
 #endif
 ); /*proto*/
-PyDoc_STRVAR(__pyx_doc_7kvstore_6memory_7_shared_4Call_6deliver, "Write the result to the arrays that do not have it yet; an outcome.");
-static PyMethodDef __pyx_mdef_7kvstore_6memory_7_shared_4Call_7deliver = {"deliver", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_7deliver, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_7kvstore_6memory_7_shared_4Call_6deliver};
-static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_7deliver(PyObject *__pyx_v_self, 
+PyDoc_STRVAR(__pyx_doc_7kvstore_6memory_7_shared_4Call_6help, "Do what can be done for the round without waiting for anybody; an outcome.");
+static PyMethodDef __pyx_mdef_7kvstore_6memory_7_shared_4Call_7help = {"help", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_7help, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_7kvstore_6memory_7_shared_4Call_6help};
+static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_7help(PyObject *__pyx_v_self, 
+#if CYTHON_VECTORCALL
+PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
+#else
+PyObject *__pyx_args, PyObject *__pyx_kwds
+#endif
+) {
+  #if !CYTHON_VECTORCALL
+  CYTHON_UNUSED Py_ssize_t __pyx_nargs;
+  #endif
+  CYTHON_UNUSED PyObject *const *__pyx_kwvalues;
+  PyObject *__pyx_r = 0;
+  __Pyx_RefNannyDeclarations
+  __Pyx_RefNannySetupContext("help (wrapper)", 0);
+  #if !CYTHON_VECTORCALL
+  #if CYTHON_ASSUME_SAFE_SIZE
+  __pyx_nargs = PyTuple_GET_SIZE(__pyx_args);
+  #else
+  __pyx_nargs = PyTuple_Size(__pyx_args); if (unlikely(__pyx_nargs < 0)) return NULL;
+  #endif
+  #endif
+  __pyx_kwvalues = __Pyx_KwValues_FASTCALL(__pyx_args, __pyx_nargs);
+  if (unlikely(__pyx_nargs > 0)) { __Pyx_RaiseArgtupleInvalid("help", 1, 0, 0, __pyx_nargs); return NULL; }
+  const Py_ssize_t __pyx_kwds_len = unlikely(__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
+  if (unlikely(__pyx_kwds_len < 0)) return NULL;
+  if (unlikely(__pyx_kwds_len > 0)) {__Pyx_RejectKeywords("help", __pyx_kwds); return NULL;}
+  __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4Call_6help(((struct __pyx_obj_7kvstore_6memory_7_shared_Call *)__pyx_v_self));
+
+  /* function exit code */
+  __Pyx_RefNannyFinishContext();
+  return __pyx_r;
+}
+
+static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6help(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self) {
+  int __pyx_v_outcome;
+  PyObject *__pyx_r = NULL;
+  __Pyx_RefNannyDeclarations
+  PyObject *__pyx_t_1 = NULL;
+  int __pyx_lineno = 0;
+  const char *__pyx_filename = NULL;
+  int __pyx_clineno = 0;
+  __Pyx_RefNannySetupContext("help", 0);
+
+  /* "kvstore/memory/rounds.pxi":55
+ *         """Do what can be done for the round without waiting for anybody; an outcome."""
+ *         cdef int outcome
+ *         with nogil:             # <<<<<<<<<<<<<<
+ *             outcome = kv_bring_forward(self.handle.job.me, &self.c, 0)
+ *         return outcome
+*/
+  {
+      PyThreadState * _save;
+      _save = PyEval_SaveThread();
+      __Pyx_FastGIL_Remember();
+      /*try:*/ {
+
+        /* "kvstore/memory/rounds.pxi":56
+ *         cdef int outcome
+ *         with nogil:
+ *             outcome = kv_bring_forward(self.handle.job.me, &self.c, 0)             # <<<<<<<<<<<<<<
+ *         return outcome
+ * 
+*/
+        __pyx_v_outcome = kv_bring_forward(__pyx_v_self->handle->job->me, (&__pyx_v_self->c), 0);
+      }
+
+      /* "kvstore/memory/rounds.pxi":55
+ *         """Do what can be done for the round without waiting for anybody; an outcome."""
+ *         cdef int outcome
+ *         with nogil:             # <<<<<<<<<<<<<<
+ *             outcome = kv_bring_forward(self.handle.job.me, &self.c, 0)
+ *         return outcome
+*/
+      /*finally:*/ {
+        /*normal exit:*/{
+          __Pyx_FastGIL_Forget();
+          PyEval_RestoreThread(_save);
+          goto __pyx_L5;
+        }
+        __pyx_L5:;
+      }
+  }
+
+  /* "kvstore/memory/rounds.pxi":57
+ *         with nogil:
+ *             outcome = kv_bring_forward(self.handle.job.me, &self.c, 0)
+ *         return outcome             # <<<<<<<<<<<<<<
+ * 
+ *     def deliver(self):
+*/
+  __pyx_t_1 = __Pyx_PyLong_From_int(__pyx_v_outcome); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 57, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_1);
+  {
+    PyObject *__pyx_temp;
+    {
+      __pyx_temp = __pyx_r;
+      __pyx_r = __pyx_t_1;
+    }
+    __Pyx_XDECREF(__pyx_temp);
+  }
+  __pyx_t_1 = 0;
+  goto __pyx_L0;
+
+  /* "kvstore/memory/rounds.pxi":52
+ *         return outcome
+ * 
+ *     def help(self):             # <<<<<<<<<<<<<<
+ *         """Do what can be done for the round without waiting for anybody; an outcome."""
+ *         cdef int outcome
+*/
+
+  /* function exit code */
+  __pyx_L1_error:;
+  __Pyx_XDECREF(__pyx_t_1);
+  __Pyx_AddTraceback("kvstore.memory._shared.Call.help", __pyx_clineno, __pyx_lineno, __pyx_filename);
+  __pyx_r = NULL;
+  __pyx_L0:;
+
+  __Pyx_XGIVEREF(__pyx_r);
+  __Pyx_RefNannyFinishContext();
+  return __pyx_r;
+}
+
+/* "kvstore/memory/rounds.pxi":59
+ *         return outcome
+ * 
+ *     def deliver(self):             # <<<<<<<<<<<<<<
+ *         """Write the result to the arrays that do not have it yet; an outcome."""
+ *         cdef int outcome
+*/
+
+/* Python wrapper */
+static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_9deliver(PyObject *__pyx_v_self, 
+#if CYTHON_VECTORCALL
+PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
+#else
+PyObject *__pyx_args, PyObject *__pyx_kwds
+#endif
+); /*proto*/
+PyDoc_STRVAR(__pyx_doc_7kvstore_6memory_7_shared_4Call_8deliver, "Write the result to the arrays that do not have it yet; an outcome.");
+static PyMethodDef __pyx_mdef_7kvstore_6memory_7_shared_4Call_9deliver = {"deliver", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_9deliver, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_7kvstore_6memory_7_shared_4Call_8deliver};
+static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_9deliver(PyObject *__pyx_v_self, 
 #if CYTHON_VECTORCALL
 PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
 #else
@@ -21472,14 +21617,14 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   const Py_ssize_t __pyx_kwds_len = unlikely(__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
   if (unlikely(__pyx_kwds_len < 0)) return NULL;
   if (unlikely(__pyx_kwds_len > 0)) {__Pyx_RejectKeywords("deliver", __pyx_kwds); return NULL;}
-  __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(((struct __pyx_obj_7kvstore_6memory_7_shared_Call *)__pyx_v_self));
+  __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4Call_8deliver(((struct __pyx_obj_7kvstore_6memory_7_shared_Call *)__pyx_v_self));
 
   /* function exit code */
   __Pyx_RefNannyFinishContext();
   return __pyx_r;
 }
 
-static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self) {
+static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_8deliver(struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self) {
   int __pyx_v_outcome;
   PyObject *__pyx_r = NULL;
   __Pyx_RefNannyDeclarations
@@ -21491,7 +21636,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("deliver", 0);
 
-  /* "kvstore/memory/rounds.pxi":55
+  /* "kvstore/memory/rounds.pxi":62
  *         """Write the result to the arrays that do not have it yet; an outcome."""
  *         cdef int outcome
  *         if self.c.entry.nbytes <= KV_SMALL_KEY and self.c.n_outs and self.c.delivered[0]:             # <<<<<<<<<<<<<<
@@ -21527,14 +21672,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_
   if (__pyx_t_1) {
 
 
-    /* "kvstore/memory/rounds.pxi":56
+    /* "kvstore/memory/rounds.pxi":63
  *         cdef int outcome
  *         if self.c.entry.nbytes <= KV_SMALL_KEY and self.c.n_outs and self.c.delivered[0]:
  *             return KV_READY             # <<<<<<<<<<<<<<
  *         with nogil:
  *             outcome = kv_deliver(self.handle.job.me, &self.c)
 */
-    __pyx_t_3 = __Pyx_PyLong_From___pyx_anon_enum(KV_READY); if (unlikely(!__pyx_t_3)) __PYX_ERR(5, 56, __pyx_L1_error)
+    __pyx_t_3 = __Pyx_PyLong_From___pyx_anon_enum(KV_READY); if (unlikely(!__pyx_t_3)) __PYX_ERR(5, 63, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_3);
     {
       PyObject *__pyx_temp;
@@ -21547,7 +21692,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_
     __pyx_t_3 = 0;
     goto __pyx_L0;
 
-    /* "kvstore/memory/rounds.pxi":55
+    /* "kvstore/memory/rounds.pxi":62
  *         """Write the result to the arrays that do not have it yet; an outcome."""
  *         cdef int outcome
  *         if self.c.entry.nbytes <= KV_SMALL_KEY and self.c.n_outs and self.c.delivered[0]:             # <<<<<<<<<<<<<<
@@ -21556,7 +21701,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":57
+  /* "kvstore/memory/rounds.pxi":64
  *         if self.c.entry.nbytes <= KV_SMALL_KEY and self.c.n_outs and self.c.delivered[0]:
  *             return KV_READY
  *         with nogil:             # <<<<<<<<<<<<<<
@@ -21569,7 +21714,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_
       __Pyx_FastGIL_Remember();
       /*try:*/ {
 
-        /* "kvstore/memory/rounds.pxi":58
+        /* "kvstore/memory/rounds.pxi":65
  *             return KV_READY
  *         with nogil:
  *             outcome = kv_deliver(self.handle.job.me, &self.c)             # <<<<<<<<<<<<<<
@@ -21579,7 +21724,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_
         __pyx_v_outcome = kv_deliver(__pyx_v_self->handle->job->me, (&__pyx_v_self->c));
       }
 
-      /* "kvstore/memory/rounds.pxi":57
+      /* "kvstore/memory/rounds.pxi":64
  *         if self.c.entry.nbytes <= KV_SMALL_KEY and self.c.n_outs and self.c.delivered[0]:
  *             return KV_READY
  *         with nogil:             # <<<<<<<<<<<<<<
@@ -21596,14 +21741,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_
       }
   }
 
-  /* "kvstore/memory/rounds.pxi":59
+  /* "kvstore/memory/rounds.pxi":66
  *         with nogil:
  *             outcome = kv_deliver(self.handle.job.me, &self.c)
  *         return outcome             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_3 = __Pyx_PyLong_From_int(__pyx_v_outcome); if (unlikely(!__pyx_t_3)) __PYX_ERR(5, 59, __pyx_L1_error)
+  __pyx_t_3 = __Pyx_PyLong_From_int(__pyx_v_outcome); if (unlikely(!__pyx_t_3)) __PYX_ERR(5, 66, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_3);
   {
     PyObject *__pyx_temp;
@@ -21616,7 +21761,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6deliver(struct __pyx_
   __pyx_t_3 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":52
+  /* "kvstore/memory/rounds.pxi":59
  *         return outcome
  * 
  *     def deliver(self):             # <<<<<<<<<<<<<<
@@ -21710,15 +21855,15 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_6handle___get__(struct
 */
 
 /* Python wrapper */
-static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_9__reduce_cython__(PyObject *__pyx_v_self, 
+static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_11__reduce_cython__(PyObject *__pyx_v_self, 
 #if CYTHON_VECTORCALL
 PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
 #else
 PyObject *__pyx_args, PyObject *__pyx_kwds
 #endif
 ); /*proto*/
-static PyMethodDef __pyx_mdef_7kvstore_6memory_7_shared_4Call_9__reduce_cython__ = {"__reduce_cython__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_9__reduce_cython__, __Pyx_METH_FASTCALL|METH_KEYWORDS, 0};
-static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_9__reduce_cython__(PyObject *__pyx_v_self, 
+static PyMethodDef __pyx_mdef_7kvstore_6memory_7_shared_4Call_11__reduce_cython__ = {"__reduce_cython__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_11__reduce_cython__, __Pyx_METH_FASTCALL|METH_KEYWORDS, 0};
+static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_11__reduce_cython__(PyObject *__pyx_v_self, 
 #if CYTHON_VECTORCALL
 PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
 #else
@@ -21744,14 +21889,14 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   const Py_ssize_t __pyx_kwds_len = unlikely(__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
   if (unlikely(__pyx_kwds_len < 0)) return NULL;
   if (unlikely(__pyx_kwds_len > 0)) {__Pyx_RejectKeywords("__reduce_cython__", __pyx_kwds); return NULL;}
-  __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4Call_8__reduce_cython__(((struct __pyx_obj_7kvstore_6memory_7_shared_Call *)__pyx_v_self));
+  __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4Call_10__reduce_cython__(((struct __pyx_obj_7kvstore_6memory_7_shared_Call *)__pyx_v_self));
 
   /* function exit code */
   __Pyx_RefNannyFinishContext();
   return __pyx_r;
 }
 
-static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_8__reduce_cython__(CYTHON_UNUSED struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self) {
+static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_10__reduce_cython__(CYTHON_UNUSED struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self) {
   PyObject *__pyx_r = NULL;
   __Pyx_RefNannyDeclarations
   int __pyx_lineno = 0;
@@ -21791,15 +21936,15 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_8__reduce_cython__(CYT
 */
 
 /* Python wrapper */
-static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_11__setstate_cython__(PyObject *__pyx_v_self, 
+static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_13__setstate_cython__(PyObject *__pyx_v_self, 
 #if CYTHON_VECTORCALL
 PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
 #else
 PyObject *__pyx_args, PyObject *__pyx_kwds
 #endif
 ); /*proto*/
-static PyMethodDef __pyx_mdef_7kvstore_6memory_7_shared_4Call_11__setstate_cython__ = {"__setstate_cython__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_11__setstate_cython__, __Pyx_METH_FASTCALL|METH_KEYWORDS, 0};
-static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_11__setstate_cython__(PyObject *__pyx_v_self, 
+static PyMethodDef __pyx_mdef_7kvstore_6memory_7_shared_4Call_13__setstate_cython__ = {"__setstate_cython__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_13__setstate_cython__, __Pyx_METH_FASTCALL|METH_KEYWORDS, 0};
+static PyObject *__pyx_pw_7kvstore_6memory_7_shared_4Call_13__setstate_cython__(PyObject *__pyx_v_self, 
 #if CYTHON_VECTORCALL
 PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
 #else
@@ -21865,7 +22010,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4Call_10__setstate_cython__(((struct __pyx_obj_7kvstore_6memory_7_shared_Call *)__pyx_v_self), __pyx_v___pyx_state);
+  __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4Call_12__setstate_cython__(((struct __pyx_obj_7kvstore_6memory_7_shared_Call *)__pyx_v_self), __pyx_v___pyx_state);
 
   /* function exit code */
   for (Py_ssize_t __pyx_temp=0; __pyx_temp < (Py_ssize_t)(sizeof(values)/sizeof(values[0])); ++__pyx_temp) {
@@ -21875,7 +22020,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   return __pyx_r;
 }
 
-static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_10__setstate_cython__(CYTHON_UNUSED struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self, CYTHON_UNUSED PyObject *__pyx_v___pyx_state) {
+static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_12__setstate_cython__(CYTHON_UNUSED struct __pyx_obj_7kvstore_6memory_7_shared_Call *__pyx_v_self, CYTHON_UNUSED PyObject *__pyx_v___pyx_state) {
   PyObject *__pyx_r = NULL;
   __Pyx_RefNannyDeclarations
   int __pyx_lineno = 0;
@@ -21907,7 +22052,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Call_10__setstate_cython__(
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":62
+/* "kvstore/memory/rounds.pxi":69
  * 
  * 
  * def make_way(Handle handle):             # <<<<<<<<<<<<<<
@@ -21955,32 +22100,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 62, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 69, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 62, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 69, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "make_way", 0) < (0)) __PYX_ERR(5, 62, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "make_way", 0) < (0)) __PYX_ERR(5, 69, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("make_way", 1, 1, 1, i); __PYX_ERR(5, 62, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("make_way", 1, 1, 1, i); __PYX_ERR(5, 69, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 62, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 69, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("make_way", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 62, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("make_way", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 69, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -21991,7 +22136,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 62, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 69, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_2make_way(__pyx_self, __pyx_v_handle);
 
   /* function exit code */
@@ -22021,7 +22166,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_2make_way(CYTHON_UNUSED PyOb
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("make_way", 0);
 
-  /* "kvstore/memory/rounds.pxi":65
+  /* "kvstore/memory/rounds.pxi":72
  *     """See the round complete whose memory the next push needs; an outcome."""
  *     cdef int outcome
  *     with nogil:             # <<<<<<<<<<<<<<
@@ -22034,7 +22179,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_2make_way(CYTHON_UNUSED PyOb
       __Pyx_FastGIL_Remember();
       /*try:*/ {
 
-        /* "kvstore/memory/rounds.pxi":66
+        /* "kvstore/memory/rounds.pxi":73
  *     cdef int outcome
  *     with nogil:
  *         outcome = kv_make_way(handle.job.me, handle.e)             # <<<<<<<<<<<<<<
@@ -22044,7 +22189,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_2make_way(CYTHON_UNUSED PyOb
         __pyx_v_outcome = kv_make_way(__pyx_v_handle->job->me, __pyx_v_handle->e);
       }
 
-      /* "kvstore/memory/rounds.pxi":65
+      /* "kvstore/memory/rounds.pxi":72
  *     """See the round complete whose memory the next push needs; an outcome."""
  *     cdef int outcome
  *     with nogil:             # <<<<<<<<<<<<<<
@@ -22061,14 +22206,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_2make_way(CYTHON_UNUSED PyOb
       }
   }
 
-  /* "kvstore/memory/rounds.pxi":67
+  /* "kvstore/memory/rounds.pxi":74
  *     with nogil:
  *         outcome = kv_make_way(handle.job.me, handle.e)
  *     return outcome             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_1 = __Pyx_PyLong_From_int(__pyx_v_outcome); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 67, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyLong_From_int(__pyx_v_outcome); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 74, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   {
     PyObject *__pyx_temp;
@@ -22081,7 +22226,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_2make_way(CYTHON_UNUSED PyOb
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":62
+  /* "kvstore/memory/rounds.pxi":69
  * 
  * 
  * def make_way(Handle handle):             # <<<<<<<<<<<<<<
@@ -22101,7 +22246,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_2make_way(CYTHON_UNUSED PyOb
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":70
+/* "kvstore/memory/rounds.pxi":77
  * 
  * 
  * def slot(Handle handle):             # <<<<<<<<<<<<<<
@@ -22149,32 +22294,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 70, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 77, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 70, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 77, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "slot", 0) < (0)) __PYX_ERR(5, 70, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "slot", 0) < (0)) __PYX_ERR(5, 77, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("slot", 1, 1, 1, i); __PYX_ERR(5, 70, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("slot", 1, 1, 1, i); __PYX_ERR(5, 77, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 70, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 77, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("slot", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 70, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("slot", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 77, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -22185,7 +22330,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 70, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 77, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4slot(__pyx_self, __pyx_v_handle);
 
   /* function exit code */
@@ -22220,7 +22365,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4slot(CYTHON_UNUSED PyObject
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("slot", 0);
 
-  /* "kvstore/memory/rounds.pxi":72
+  /* "kvstore/memory/rounds.pxi":79
  * def slot(Handle handle):
  *     """The memory that this worker's next push of the key is copied to, as an array."""
  *     cdef kv_self *me = handle.job.me             # <<<<<<<<<<<<<<
@@ -22231,7 +22376,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4slot(CYTHON_UNUSED PyObject
 
   __pyx_v_me = __pyx_t_1;
 
-  /* "kvstore/memory/rounds.pxi":73
+  /* "kvstore/memory/rounds.pxi":80
  *     """The memory that this worker's next push of the key is copied to, as an array."""
  *     cdef kv_self *me = handle.job.me
  *     cdef kv_part *part = &kv_parts(me, handle.e)[me.rank]             # <<<<<<<<<<<<<<
@@ -22240,19 +22385,19 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4slot(CYTHON_UNUSED PyObject
 */
   __pyx_v_part = (&(kv_parts(__pyx_v_me, __pyx_v_handle->e)[__pyx_v_me->rank]));
 
-  /* "kvstore/memory/rounds.pxi":74
+  /* "kvstore/memory/rounds.pxi":81
  *     cdef kv_self *me = handle.job.me
  *     cdef kv_part *part = &kv_parts(me, handle.e)[me.rank]
  *     return handle.job.array(slot_of(handle, part), handle.shape, handle.dtype, None)             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_2 = __pyx_f_7kvstore_6memory_7_shared_slot_of(__pyx_v_handle, __pyx_v_part); if (unlikely(__pyx_t_2 == ((uint64_t)0))) __PYX_ERR(5, 74, __pyx_L1_error)
+  __pyx_t_2 = __pyx_f_7kvstore_6memory_7_shared_slot_of(__pyx_v_handle, __pyx_v_part); if (unlikely(__pyx_t_2 == ((uint64_t)0))) __PYX_ERR(5, 81, __pyx_L1_error)
   __pyx_t_3 = __pyx_v_handle->shape;
   __Pyx_INCREF(__pyx_t_3);
   __pyx_t_4 = __pyx_v_handle->dtype;
   __Pyx_INCREF(__pyx_t_4);
-  __pyx_t_5 = ((struct __pyx_vtabstruct_7kvstore_6memory_7_shared_Job *)__pyx_v_handle->job->__pyx_vtab)->array(__pyx_v_handle->job, __pyx_t_2, __pyx_t_3, __pyx_t_4, Py_None); if (unlikely(!__pyx_t_5)) __PYX_ERR(5, 74, __pyx_L1_error)
+  __pyx_t_5 = ((struct __pyx_vtabstruct_7kvstore_6memory_7_shared_Job *)__pyx_v_handle->job->__pyx_vtab)->array(__pyx_v_handle->job, __pyx_t_2, __pyx_t_3, __pyx_t_4, Py_None); if (unlikely(!__pyx_t_5)) __PYX_ERR(5, 81, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_5);
 
   __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
@@ -22268,7 +22413,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4slot(CYTHON_UNUSED PyObject
   __pyx_t_5 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":70
+  /* "kvstore/memory/rounds.pxi":77
  * 
  * 
  * def slot(Handle handle):             # <<<<<<<<<<<<<<
@@ -22291,7 +22436,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4slot(CYTHON_UNUSED PyObject
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":77
+/* "kvstore/memory/rounds.pxi":84
  * 
  * 
  * cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:             # <<<<<<<<<<<<<<
@@ -22310,7 +22455,7 @@ static uint64_t __pyx_f_7kvstore_6memory_7_shared_slot_of(struct __pyx_obj_7kvst
   const char *__pyx_filename = NULL;
   int __pyx_clineno = 0;
 
-  /* "kvstore/memory/rounds.pxi":78
+  /* "kvstore/memory/rounds.pxi":85
  * 
  * cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:
  *     cdef uint64_t parity = kv_get(&part.arrived) + 1 & 1             # <<<<<<<<<<<<<<
@@ -22319,7 +22464,7 @@ static uint64_t __pyx_f_7kvstore_6memory_7_shared_slot_of(struct __pyx_obj_7kvst
 */
   __pyx_v_parity = ((KV_GET((&__pyx_v_part->arrived)) + 1) & 1);
 
-  /* "kvstore/memory/rounds.pxi":79
+  /* "kvstore/memory/rounds.pxi":86
  * cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:
  *     cdef uint64_t parity = kv_get(&part.arrived) + 1 & 1
  *     if not part.slot[parity]:             # <<<<<<<<<<<<<<
@@ -22331,7 +22476,7 @@ static uint64_t __pyx_f_7kvstore_6memory_7_shared_slot_of(struct __pyx_obj_7kvst
   if (__pyx_t_1) {
 
 
-    /* "kvstore/memory/rounds.pxi":80
+    /* "kvstore/memory/rounds.pxi":87
  *     cdef uint64_t parity = kv_get(&part.arrived) + 1 & 1
  *     if not part.slot[parity]:
  *         part.slot[parity] = handle.job.take(max(<uint64_t>1, handle.e.nbytes))             # <<<<<<<<<<<<<<
@@ -22352,12 +22497,12 @@ static uint64_t __pyx_f_7kvstore_6memory_7_shared_slot_of(struct __pyx_obj_7kvst
       __pyx_t_4 = __pyx_t_3;
     }
 
-    __pyx_t_2 = ((struct __pyx_vtabstruct_7kvstore_6memory_7_shared_Job *)__pyx_v_handle->job->__pyx_vtab)->take(__pyx_v_handle->job, __pyx_t_4); if (unlikely(__pyx_t_2 == ((uint64_t)0))) __PYX_ERR(5, 80, __pyx_L1_error)
+    __pyx_t_2 = ((struct __pyx_vtabstruct_7kvstore_6memory_7_shared_Job *)__pyx_v_handle->job->__pyx_vtab)->take(__pyx_v_handle->job, __pyx_t_4); if (unlikely(__pyx_t_2 == ((uint64_t)0))) __PYX_ERR(5, 87, __pyx_L1_error)
 
     (__pyx_v_part->slot[__pyx_v_parity]) = __pyx_t_2;
 
 
-    /* "kvstore/memory/rounds.pxi":79
+    /* "kvstore/memory/rounds.pxi":86
  * cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:
  *     cdef uint64_t parity = kv_get(&part.arrived) + 1 & 1
  *     if not part.slot[parity]:             # <<<<<<<<<<<<<<
@@ -22366,7 +22511,7 @@ static uint64_t __pyx_f_7kvstore_6memory_7_shared_slot_of(struct __pyx_obj_7kvst
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":81
+  /* "kvstore/memory/rounds.pxi":88
  *     if not part.slot[parity]:
  *         part.slot[parity] = handle.job.take(max(<uint64_t>1, handle.e.nbytes))
  *     return part.slot[parity]             # <<<<<<<<<<<<<<
@@ -22379,7 +22524,7 @@ static uint64_t __pyx_f_7kvstore_6memory_7_shared_slot_of(struct __pyx_obj_7kvst
   }
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":77
+  /* "kvstore/memory/rounds.pxi":84
  * 
  * 
  * cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:             # <<<<<<<<<<<<<<
@@ -22397,7 +22542,7 @@ static uint64_t __pyx_f_7kvstore_6memory_7_shared_slot_of(struct __pyx_obj_7kvst
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":84
+/* "kvstore/memory/rounds.pxi":91
  * 
  * 
  * def arrive_with_slot(Handle handle):             # <<<<<<<<<<<<<<
@@ -22445,32 +22590,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 84, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 91, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 84, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 91, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "arrive_with_slot", 0) < (0)) __PYX_ERR(5, 84, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "arrive_with_slot", 0) < (0)) __PYX_ERR(5, 91, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("arrive_with_slot", 1, 1, 1, i); __PYX_ERR(5, 84, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("arrive_with_slot", 1, 1, 1, i); __PYX_ERR(5, 91, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 84, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 91, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("arrive_with_slot", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 84, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("arrive_with_slot", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 91, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -22481,7 +22626,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 84, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 91, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_6arrive_with_slot(__pyx_self, __pyx_v_handle);
 
   /* function exit code */
@@ -22512,7 +22657,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_6arrive_with_slot(CYTHON_UNU
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("arrive_with_slot", 0);
 
-  /* "kvstore/memory/rounds.pxi":86
+  /* "kvstore/memory/rounds.pxi":93
  * def arrive_with_slot(Handle handle):
  *     """Push what is in the slot."""
  *     cdef kv_self *me = handle.job.me             # <<<<<<<<<<<<<<
@@ -22523,18 +22668,18 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_6arrive_with_slot(CYTHON_UNU
 
   __pyx_v_me = __pyx_t_1;
 
-  /* "kvstore/memory/rounds.pxi":87
+  /* "kvstore/memory/rounds.pxi":94
  *     """Push what is in the slot."""
  *     cdef kv_self *me = handle.job.me
  *     kv_arrive(me, handle.e, KV_SLOT, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_2 = __pyx_f_7kvstore_6memory_7_shared_slot_of(__pyx_v_handle, (&(kv_parts(__pyx_v_me, __pyx_v_handle->e)[__pyx_v_me->rank]))); if (unlikely(__pyx_t_2 == ((uint64_t)0))) __PYX_ERR(5, 87, __pyx_L1_error)
+  __pyx_t_2 = __pyx_f_7kvstore_6memory_7_shared_slot_of(__pyx_v_handle, (&(kv_parts(__pyx_v_me, __pyx_v_handle->e)[__pyx_v_me->rank]))); if (unlikely(__pyx_t_2 == ((uint64_t)0))) __PYX_ERR(5, 94, __pyx_L1_error)
   kv_arrive(__pyx_v_me, __pyx_v_handle->e, KV_SLOT, __pyx_t_2);
 
 
-  /* "kvstore/memory/rounds.pxi":84
+  /* "kvstore/memory/rounds.pxi":91
  * 
  * 
  * def arrive_with_slot(Handle handle):             # <<<<<<<<<<<<<<
@@ -22555,7 +22700,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_6arrive_with_slot(CYTHON_UNU
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":90
+/* "kvstore/memory/rounds.pxi":97
  * 
  * 
  * def arrive_in_region(Handle handle, uint64_t offset, bint in_place):             # <<<<<<<<<<<<<<
@@ -22605,46 +22750,46 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,&__pyx_mstate_global->__pyx_n_u_offset,&__pyx_mstate_global->__pyx_n_u_in_place,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 90, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 97, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 90, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 97, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 90, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 97, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 90, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 97, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "arrive_in_region", 0) < (0)) __PYX_ERR(5, 90, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "arrive_in_region", 0) < (0)) __PYX_ERR(5, 97, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 3; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("arrive_in_region", 1, 3, 3, i); __PYX_ERR(5, 90, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("arrive_in_region", 1, 3, 3, i); __PYX_ERR(5, 97, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 3)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 90, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 97, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 90, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 97, __pyx_L3_error)
       values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 90, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 97, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
-    __pyx_v_offset = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_offset == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 90, __pyx_L3_error)
-    __pyx_v_in_place = __Pyx_PyObject_IsTrue(values[2]); if (unlikely((__pyx_v_in_place == (int)-1) && PyErr_Occurred())) __PYX_ERR(5, 90, __pyx_L3_error)
+    __pyx_v_offset = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_offset == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 97, __pyx_L3_error)
+    __pyx_v_in_place = __Pyx_PyObject_IsTrue(values[2]); if (unlikely((__pyx_v_in_place == (int)-1) && PyErr_Occurred())) __PYX_ERR(5, 97, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("arrive_in_region", 1, 3, 3, __pyx_nargs); __PYX_ERR(5, 90, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("arrive_in_region", 1, 3, 3, __pyx_nargs); __PYX_ERR(5, 97, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -22655,7 +22800,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 90, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 97, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_8arrive_in_region(__pyx_self, __pyx_v_handle, __pyx_v_offset, __pyx_v_in_place);
 
   /* function exit code */
@@ -22683,7 +22828,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_8arrive_in_region(CYTHON_UNU
   int __pyx_t_1;
   __Pyx_RefNannySetupContext("arrive_in_region", 0);
 
-  /* "kvstore/memory/rounds.pxi":92
+  /* "kvstore/memory/rounds.pxi":99
  * def arrive_in_region(Handle handle, uint64_t offset, bint in_place):
  *     """Push an array that lives in the region; with `in_place`, it receives the sum."""
  *     kv_arrive(handle.job.me, handle.e, KV_IN_PLACE if in_place else KV_SLOT, offset)             # <<<<<<<<<<<<<<
@@ -22700,7 +22845,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_8arrive_in_region(CYTHON_UNU
   kv_arrive(__pyx_v_handle->job->me, __pyx_v_handle->e, __pyx_t_1, __pyx_v_offset);
 
 
-  /* "kvstore/memory/rounds.pxi":90
+  /* "kvstore/memory/rounds.pxi":97
  * 
  * 
  * def arrive_in_region(Handle handle, uint64_t offset, bint in_place):             # <<<<<<<<<<<<<<
@@ -22715,7 +22860,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_8arrive_in_region(CYTHON_UNU
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":95
+/* "kvstore/memory/rounds.pxi":102
  * 
  * 
  * def arrive_privately(Handle handle, cnp.ndarray array):             # <<<<<<<<<<<<<<
@@ -22764,39 +22909,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,&__pyx_mstate_global->__pyx_n_u_array,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 95, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 102, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 95, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 102, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 95, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 102, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "arrive_privately", 0) < (0)) __PYX_ERR(5, 95, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "arrive_privately", 0) < (0)) __PYX_ERR(5, 102, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("arrive_privately", 1, 2, 2, i); __PYX_ERR(5, 95, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("arrive_privately", 1, 2, 2, i); __PYX_ERR(5, 102, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 95, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 102, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 95, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 102, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
     __pyx_v_array = ((PyArrayObject *)values[1]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("arrive_privately", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 95, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("arrive_privately", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 102, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -22807,8 +22952,8 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 95, __pyx_L1_error)
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_array), __pyx_mstate_global->__pyx_ptype_5numpy_ndarray, 1, "array", 0))) __PYX_ERR(5, 95, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 102, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_array), __pyx_mstate_global->__pyx_ptype_5numpy_ndarray, 1, "array", 0))) __PYX_ERR(5, 102, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_10arrive_privately(__pyx_self, __pyx_v_handle, __pyx_v_array);
 
   /* function exit code */
@@ -22833,7 +22978,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_10arrive_privately(CYTHON_UN
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("arrive_privately", 0);
 
-  /* "kvstore/memory/rounds.pxi":97
+  /* "kvstore/memory/rounds.pxi":104
  * def arrive_privately(Handle handle, cnp.ndarray array):
  *     """Push an array that the others will read from this process's memory while it waits."""
  *     kv_arrive(handle.job.me, handle.e, KV_PRIVATE, <uintptr_t>cnp.PyArray_DATA(array))             # <<<<<<<<<<<<<<
@@ -22842,7 +22987,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_10arrive_privately(CYTHON_UN
 */
   kv_arrive(__pyx_v_handle->job->me, __pyx_v_handle->e, KV_PRIVATE, ((uintptr_t)PyArray_DATA(__pyx_v_array)));
 
-  /* "kvstore/memory/rounds.pxi":95
+  /* "kvstore/memory/rounds.pxi":102
  * 
  * 
  * def arrive_privately(Handle handle, cnp.ndarray array):             # <<<<<<<<<<<<<<
@@ -22857,7 +23002,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_10arrive_privately(CYTHON_UN
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":100
+/* "kvstore/memory/rounds.pxi":107
  * 
  * 
  * def arrive_with_rows(Handle handle, uint64_t offset):             # <<<<<<<<<<<<<<
@@ -22906,39 +23051,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,&__pyx_mstate_global->__pyx_n_u_offset,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 100, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 107, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 100, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 107, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 100, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 107, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "arrive_with_rows", 0) < (0)) __PYX_ERR(5, 100, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "arrive_with_rows", 0) < (0)) __PYX_ERR(5, 107, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("arrive_with_rows", 1, 2, 2, i); __PYX_ERR(5, 100, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("arrive_with_rows", 1, 2, 2, i); __PYX_ERR(5, 107, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 100, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 107, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 100, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 107, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
-    __pyx_v_offset = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_offset == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 100, __pyx_L3_error)
+    __pyx_v_offset = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_offset == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 107, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("arrive_with_rows", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 100, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("arrive_with_rows", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 107, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -22949,7 +23094,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 100, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 107, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_12arrive_with_rows(__pyx_self, __pyx_v_handle, __pyx_v_offset);
 
   /* function exit code */
@@ -22975,7 +23120,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_12arrive_with_rows(CYTHON_UN
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("arrive_with_rows", 0);
 
-  /* "kvstore/memory/rounds.pxi":102
+  /* "kvstore/memory/rounds.pxi":109
  * def arrive_with_rows(Handle handle, uint64_t offset):
  *     """Push rows of a table: number, ids and data lie at `offset`."""
  *     kv_arrive(handle.job.me, handle.e, KV_ROWS, offset)             # <<<<<<<<<<<<<<
@@ -22984,7 +23129,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_12arrive_with_rows(CYTHON_UN
 */
   kv_arrive(__pyx_v_handle->job->me, __pyx_v_handle->e, KV_ROWS, __pyx_v_offset);
 
-  /* "kvstore/memory/rounds.pxi":100
+  /* "kvstore/memory/rounds.pxi":107
  * 
  * 
  * def arrive_with_rows(Handle handle, uint64_t offset):             # <<<<<<<<<<<<<<
@@ -22999,12 +23144,12 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_12arrive_with_rows(CYTHON_UN
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":105
+/* "kvstore/memory/rounds.pxi":112
  * 
  * 
  * def opened_with_rows(Handle handle):             # <<<<<<<<<<<<<<
  *     """Whether rows were pushed into the round that this worker has opened."""
- *     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase))))
+ *     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask))
 */
 
 /* Python wrapper */
@@ -23047,32 +23192,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 105, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 112, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 105, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 112, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "opened_with_rows", 0) < (0)) __PYX_ERR(5, 105, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "opened_with_rows", 0) < (0)) __PYX_ERR(5, 112, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("opened_with_rows", 1, 1, 1, i); __PYX_ERR(5, 105, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("opened_with_rows", 1, 1, 1, i); __PYX_ERR(5, 112, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 105, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 112, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("opened_with_rows", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 105, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("opened_with_rows", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 112, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -23083,7 +23228,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 105, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 112, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_14opened_with_rows(__pyx_self, __pyx_v_handle);
 
   /* function exit code */
@@ -23112,14 +23257,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_14opened_with_rows(CYTHON_UN
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("opened_with_rows", 0);
 
-  /* "kvstore/memory/rounds.pxi":107
+  /* "kvstore/memory/rounds.pxi":114
  * def opened_with_rows(Handle handle):
  *     """Whether rows were pushed into the round that this worker has opened."""
- *     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase))))             # <<<<<<<<<<<<<<
+ *     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask))             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_1 = __Pyx_PyBool_FromLong((!(!(kv_has_rows(__pyx_v_handle->job->me, __pyx_v_handle->e, kv_round_of(KV_GET((&__pyx_v_handle->e->phase)))) != 0)))); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 107, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyBool_FromLong((!(!(kv_has_rows(__pyx_v_handle->job->me, __pyx_v_handle->e, kv_round_of(KV_GET((&__pyx_v_handle->e->phase))), __pyx_v_handle->e->mask) != 0)))); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 114, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   {
     PyObject *__pyx_temp;
@@ -23132,12 +23277,12 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_14opened_with_rows(CYTHON_UN
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":105
+  /* "kvstore/memory/rounds.pxi":112
  * 
  * 
  * def opened_with_rows(Handle handle):             # <<<<<<<<<<<<<<
  *     """Whether rows were pushed into the round that this worker has opened."""
- *     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase))))
+ *     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask))
 */
 
   /* function exit code */
@@ -23151,7 +23296,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_14opened_with_rows(CYTHON_UN
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":110
+/* "kvstore/memory/rounds.pxi":117
  * 
  * 
  * def opened_sources(Handle handle):             # <<<<<<<<<<<<<<
@@ -23199,32 +23344,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 110, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 117, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 110, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 117, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "opened_sources", 0) < (0)) __PYX_ERR(5, 110, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "opened_sources", 0) < (0)) __PYX_ERR(5, 117, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("opened_sources", 1, 1, 1, i); __PYX_ERR(5, 110, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("opened_sources", 1, 1, 1, i); __PYX_ERR(5, 117, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 110, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 117, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("opened_sources", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 110, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("opened_sources", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 117, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -23235,7 +23380,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 110, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 117, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_16opened_sources(__pyx_self, __pyx_v_handle);
 
   /* function exit code */
@@ -23283,7 +23428,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("opened_sources", 0);
 
-  /* "kvstore/memory/rounds.pxi":112
+  /* "kvstore/memory/rounds.pxi":119
  * def opened_sources(Handle handle):
  *     """What was pushed into the round that this worker has opened, by rank: arrays, or for rows their offset."""
  *     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))             # <<<<<<<<<<<<<<
@@ -23292,7 +23437,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
 */
   __pyx_v_round = kv_round_of(KV_GET((&__pyx_v_handle->e->phase)));
 
-  /* "kvstore/memory/rounds.pxi":113
+  /* "kvstore/memory/rounds.pxi":120
  *     """What was pushed into the round that this worker has opened, by rank: arrays, or for rows their offset."""
  *     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
  *     cdef kv_part *part = kv_parts(handle.job.me, handle.e)             # <<<<<<<<<<<<<<
@@ -23301,7 +23446,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
 */
   __pyx_v_part = kv_parts(__pyx_v_handle->job->me, __pyx_v_handle->e);
 
-  /* "kvstore/memory/rounds.pxi":114
+  /* "kvstore/memory/rounds.pxi":121
  *     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
  *     cdef kv_part *part = kv_parts(handle.job.me, handle.e)
  *     cdef int w, parity = round & 1             # <<<<<<<<<<<<<<
@@ -23310,19 +23455,19 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
 */
   __pyx_v_parity = (__pyx_v_round & 1);
 
-  /* "kvstore/memory/rounds.pxi":115
+  /* "kvstore/memory/rounds.pxi":122
  *     cdef kv_part *part = kv_parts(handle.job.me, handle.e)
  *     cdef int w, parity = round & 1
  *     found = []             # <<<<<<<<<<<<<<
  *     for w in range(handle.job.me.size):
  *         if not handle.e.mask >> w & 1:
 */
-  __pyx_t_1 = PyList_New(0); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 115, __pyx_L1_error)
+  __pyx_t_1 = PyList_New(0); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 122, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   __pyx_v_found = ((PyObject*)__pyx_t_1);
   __pyx_t_1 = 0;
 
-  /* "kvstore/memory/rounds.pxi":116
+  /* "kvstore/memory/rounds.pxi":123
  *     cdef int w, parity = round & 1
  *     found = []
  *     for w in range(handle.job.me.size):             # <<<<<<<<<<<<<<
@@ -23336,7 +23481,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
   for (__pyx_t_4 = 0; __pyx_t_4 < __pyx_t_3; __pyx_t_4+=1) {
     __pyx_v_w = __pyx_t_4;
 
-    /* "kvstore/memory/rounds.pxi":117
+    /* "kvstore/memory/rounds.pxi":124
  *     found = []
  *     for w in range(handle.job.me.size):
  *         if not handle.e.mask >> w & 1:             # <<<<<<<<<<<<<<
@@ -23348,7 +23493,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
     if (__pyx_t_5) {
 
 
-      /* "kvstore/memory/rounds.pxi":118
+      /* "kvstore/memory/rounds.pxi":125
  *     for w in range(handle.job.me.size):
  *         if not handle.e.mask >> w & 1:
  *             continue             # <<<<<<<<<<<<<<
@@ -23357,7 +23502,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
 */
       goto __pyx_L3_continue;
 
-      /* "kvstore/memory/rounds.pxi":117
+      /* "kvstore/memory/rounds.pxi":124
  *     found = []
  *     for w in range(handle.job.me.size):
  *         if not handle.e.mask >> w & 1:             # <<<<<<<<<<<<<<
@@ -23366,7 +23511,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
 */
     }
 
-    /* "kvstore/memory/rounds.pxi":119
+    /* "kvstore/memory/rounds.pxi":126
  *         if not handle.e.mask >> w & 1:
  *             continue
  *         if part[w].kind[parity] == KV_ROWS:             # <<<<<<<<<<<<<<
@@ -23378,20 +23523,20 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
     if (__pyx_t_5) {
 
 
-      /* "kvstore/memory/rounds.pxi":120
+      /* "kvstore/memory/rounds.pxi":127
  *             continue
  *         if part[w].kind[parity] == KV_ROWS:
  *             found.append(part[w].source[parity])             # <<<<<<<<<<<<<<
  *         elif part[w].kind[parity] == KV_PRIVATE:
  *             array = np.empty(handle.shape, handle.dtype)
 */
-      __pyx_t_1 = __Pyx_PyLong_From_uint64_t(((__pyx_v_part[__pyx_v_w]).source[__pyx_v_parity])); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 120, __pyx_L1_error)
+      __pyx_t_1 = __Pyx_PyLong_From_uint64_t(((__pyx_v_part[__pyx_v_w]).source[__pyx_v_parity])); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 127, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_1);
-      __pyx_t_6 = __Pyx_PyList_Append(__pyx_v_found, __pyx_t_1); if (unlikely(__pyx_t_6 == ((int)-1))) __PYX_ERR(5, 120, __pyx_L1_error)
+      __pyx_t_6 = __Pyx_PyList_Append(__pyx_v_found, __pyx_t_1); if (unlikely(__pyx_t_6 == ((int)-1))) __PYX_ERR(5, 127, __pyx_L1_error)
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
 
 
-      /* "kvstore/memory/rounds.pxi":119
+      /* "kvstore/memory/rounds.pxi":126
  *         if not handle.e.mask >> w & 1:
  *             continue
  *         if part[w].kind[parity] == KV_ROWS:             # <<<<<<<<<<<<<<
@@ -23401,7 +23546,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
       goto __pyx_L6;
     }
 
-    /* "kvstore/memory/rounds.pxi":121
+    /* "kvstore/memory/rounds.pxi":128
  *         if part[w].kind[parity] == KV_ROWS:
  *             found.append(part[w].source[parity])
  *         elif part[w].kind[parity] == KV_PRIVATE:             # <<<<<<<<<<<<<<
@@ -23413,7 +23558,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
     if (__pyx_t_5) {
 
 
-      /* "kvstore/memory/rounds.pxi":122
+      /* "kvstore/memory/rounds.pxi":129
  *             found.append(part[w].source[parity])
  *         elif part[w].kind[parity] == KV_PRIVATE:
  *             array = np.empty(handle.shape, handle.dtype)             # <<<<<<<<<<<<<<
@@ -23421,9 +23566,9 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
  *                 raise OSError(f"the memory of worker {w} could not be read")
 */
       __pyx_t_7 = NULL;
-      __Pyx_GetModuleGlobalName(__pyx_t_8, __pyx_mstate_global->__pyx_n_u_np); if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 122, __pyx_L1_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_8, __pyx_mstate_global->__pyx_n_u_np); if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 129, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_8);
-      __pyx_t_9 = __Pyx_PyObject_GetAttrStr(__pyx_t_8, __pyx_mstate_global->__pyx_n_u_empty); if (unlikely(!__pyx_t_9)) __PYX_ERR(5, 122, __pyx_L1_error)
+      __pyx_t_9 = __Pyx_PyObject_GetAttrStr(__pyx_t_8, __pyx_mstate_global->__pyx_n_u_empty); if (unlikely(!__pyx_t_9)) __PYX_ERR(5, 129, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_9);
       __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
       __pyx_t_10 = 1;
@@ -23443,23 +23588,23 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
         __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_9, __pyx_callargs+__pyx_t_10, (3-__pyx_t_10) | (__pyx_t_10*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
         __Pyx_XDECREF(__pyx_t_7); __pyx_t_7 = 0;
         __Pyx_DECREF(__pyx_t_9); __pyx_t_9 = 0;
-        if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 122, __pyx_L1_error)
+        if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 129, __pyx_L1_error)
         __Pyx_GOTREF(__pyx_t_1);
       }
       __Pyx_XDECREF_SET(__pyx_v_array, __pyx_t_1);
       __pyx_t_1 = 0;
 
-      /* "kvstore/memory/rounds.pxi":123
+      /* "kvstore/memory/rounds.pxi":130
  *         elif part[w].kind[parity] == KV_PRIVATE:
  *             array = np.empty(handle.shape, handle.dtype)
  *             if kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):             # <<<<<<<<<<<<<<
  *                 raise OSError(f"the memory of worker {w} could not be read")
  *             found.append(array)
 */
-      if (!(likely(((__pyx_v_array) == Py_None) || likely(__Pyx_TypeTest(__pyx_v_array, __pyx_mstate_global->__pyx_ptype_5numpy_ndarray))))) __PYX_ERR(5, 123, __pyx_L1_error)
-      __pyx_t_1 = __Pyx_PyObject_GetAttrStr(__pyx_v_array, __pyx_mstate_global->__pyx_n_u_nbytes); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 123, __pyx_L1_error)
+      if (!(likely(((__pyx_v_array) == Py_None) || likely(__Pyx_TypeTest(__pyx_v_array, __pyx_mstate_global->__pyx_ptype_5numpy_ndarray))))) __PYX_ERR(5, 130, __pyx_L1_error)
+      __pyx_t_1 = __Pyx_PyObject_GetAttrStr(__pyx_v_array, __pyx_mstate_global->__pyx_n_u_nbytes); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 130, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_1);
-      __pyx_t_11 = __Pyx_PyLong_As_uint64_t(__pyx_t_1); if (unlikely((__pyx_t_11 == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 123, __pyx_L1_error)
+      __pyx_t_11 = __Pyx_PyLong_As_uint64_t(__pyx_t_1); if (unlikely((__pyx_t_11 == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 130, __pyx_L1_error)
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
       __pyx_t_5 = (kv_read_private(__pyx_v_handle->job->me, __pyx_v_w, ((__pyx_v_part[__pyx_v_w]).source[__pyx_v_parity]), ((char *)PyArray_DATA(((PyArrayObject *)__pyx_v_array))), __pyx_t_11) != 0);
 
@@ -23467,7 +23612,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
       if (unlikely(__pyx_t_5)) {
 
 
-        /* "kvstore/memory/rounds.pxi":124
+        /* "kvstore/memory/rounds.pxi":131
  *             array = np.empty(handle.shape, handle.dtype)
  *             if kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
  *                 raise OSError(f"the memory of worker {w} could not be read")             # <<<<<<<<<<<<<<
@@ -23475,7 +23620,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
  *         else:
 */
         __pyx_t_9 = NULL;
-        __pyx_t_7 = __Pyx_PyUnicode_From_int(__pyx_v_w, 0, ' ', 'd'); if (unlikely(!__pyx_t_7)) __PYX_ERR(5, 124, __pyx_L1_error)
+        __pyx_t_7 = __Pyx_PyUnicode_From_int(__pyx_v_w, 0, ' ', 'd'); if (unlikely(!__pyx_t_7)) __PYX_ERR(5, 131, __pyx_L1_error)
         __Pyx_GOTREF(__pyx_t_7);
         __pyx_t_12[0] = __pyx_mstate_global->__pyx_kp_u_the_memory_of_worker;
         __pyx_t_12[1] = __pyx_t_7;
@@ -23486,7 +23631,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
         #endif
         __pyx_t_14 = 0;
         __pyx_t_8 = __Pyx_PyUnicode_Join(__pyx_t_12, 3, __pyx_t_13, __pyx_t_14);
-        if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 124, __pyx_L1_error)
+        if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 131, __pyx_L1_error)
         __Pyx_GOTREF(__pyx_t_8);
         __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
         __pyx_t_10 = 1;
@@ -23495,14 +23640,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
           __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)(((PyTypeObject*)PyExc_OSError)), __pyx_callargs+__pyx_t_10, (2-__pyx_t_10) | (__pyx_t_10*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
           __Pyx_XDECREF(__pyx_t_9); __pyx_t_9 = 0;
           __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
-          if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 124, __pyx_L1_error)
+          if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 131, __pyx_L1_error)
           __Pyx_GOTREF(__pyx_t_1);
         }
         __Pyx_Raise(__pyx_t_1, 0, 0, 0);
         __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
-        __PYX_ERR(5, 124, __pyx_L1_error)
+        __PYX_ERR(5, 131, __pyx_L1_error)
 
-        /* "kvstore/memory/rounds.pxi":123
+        /* "kvstore/memory/rounds.pxi":130
  *         elif part[w].kind[parity] == KV_PRIVATE:
  *             array = np.empty(handle.shape, handle.dtype)
  *             if kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):             # <<<<<<<<<<<<<<
@@ -23511,17 +23656,17 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
 */
       }
 
-      /* "kvstore/memory/rounds.pxi":125
+      /* "kvstore/memory/rounds.pxi":132
  *             if kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
  *                 raise OSError(f"the memory of worker {w} could not be read")
  *             found.append(array)             # <<<<<<<<<<<<<<
  *         else:
  *             found.append(handle.job.array(part[w].source[parity], handle.shape, handle.dtype, None))
 */
-      __pyx_t_6 = __Pyx_PyList_Append(__pyx_v_found, __pyx_v_array); if (unlikely(__pyx_t_6 == ((int)-1))) __PYX_ERR(5, 125, __pyx_L1_error)
+      __pyx_t_6 = __Pyx_PyList_Append(__pyx_v_found, __pyx_v_array); if (unlikely(__pyx_t_6 == ((int)-1))) __PYX_ERR(5, 132, __pyx_L1_error)
 
 
-      /* "kvstore/memory/rounds.pxi":121
+      /* "kvstore/memory/rounds.pxi":128
  *         if part[w].kind[parity] == KV_ROWS:
  *             found.append(part[w].source[parity])
  *         elif part[w].kind[parity] == KV_PRIVATE:             # <<<<<<<<<<<<<<
@@ -23531,7 +23676,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
       goto __pyx_L6;
     }
 
-    /* "kvstore/memory/rounds.pxi":127
+    /* "kvstore/memory/rounds.pxi":134
  *             found.append(array)
  *         else:
  *             found.append(handle.job.array(part[w].source[parity], handle.shape, handle.dtype, None))             # <<<<<<<<<<<<<<
@@ -23543,11 +23688,11 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
       __Pyx_INCREF(__pyx_t_1);
       __pyx_t_8 = __pyx_v_handle->dtype;
       __Pyx_INCREF(__pyx_t_8);
-      __pyx_t_9 = ((struct __pyx_vtabstruct_7kvstore_6memory_7_shared_Job *)__pyx_v_handle->job->__pyx_vtab)->array(__pyx_v_handle->job, ((__pyx_v_part[__pyx_v_w]).source[__pyx_v_parity]), __pyx_t_1, __pyx_t_8, Py_None); if (unlikely(!__pyx_t_9)) __PYX_ERR(5, 127, __pyx_L1_error)
+      __pyx_t_9 = ((struct __pyx_vtabstruct_7kvstore_6memory_7_shared_Job *)__pyx_v_handle->job->__pyx_vtab)->array(__pyx_v_handle->job, ((__pyx_v_part[__pyx_v_w]).source[__pyx_v_parity]), __pyx_t_1, __pyx_t_8, Py_None); if (unlikely(!__pyx_t_9)) __PYX_ERR(5, 134, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_9);
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
       __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
-      __pyx_t_6 = __Pyx_PyList_Append(__pyx_v_found, __pyx_t_9); if (unlikely(__pyx_t_6 == ((int)-1))) __PYX_ERR(5, 127, __pyx_L1_error)
+      __pyx_t_6 = __Pyx_PyList_Append(__pyx_v_found, __pyx_t_9); if (unlikely(__pyx_t_6 == ((int)-1))) __PYX_ERR(5, 134, __pyx_L1_error)
       __Pyx_DECREF(__pyx_t_9); __pyx_t_9 = 0;
 
     }
@@ -23556,7 +23701,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
   }
 
 
-  /* "kvstore/memory/rounds.pxi":128
+  /* "kvstore/memory/rounds.pxi":135
  *         else:
  *             found.append(handle.job.array(part[w].source[parity], handle.shape, handle.dtype, None))
  *     return found             # <<<<<<<<<<<<<<
@@ -23574,7 +23719,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
   }
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":110
+  /* "kvstore/memory/rounds.pxi":117
  * 
  * 
  * def opened_sources(Handle handle):             # <<<<<<<<<<<<<<
@@ -23602,7 +23747,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_16opened_sources(CYTHON_UNUS
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":131
+/* "kvstore/memory/rounds.pxi":138
  * 
  * 
  * def quick_pushpull(Job job, key, value, out):             # <<<<<<<<<<<<<<
@@ -23653,44 +23798,44 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,&__pyx_mstate_global->__pyx_n_u_key,&__pyx_mstate_global->__pyx_n_u_value,&__pyx_mstate_global->__pyx_n_u_out,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 131, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 138, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  4:
         values[3] = __Pyx_ArgRef_FASTCALL(__pyx_args, 3);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(5, 131, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(5, 138, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 131, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 138, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 131, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 138, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 131, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 138, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "quick_pushpull", 0) < (0)) __PYX_ERR(5, 131, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "quick_pushpull", 0) < (0)) __PYX_ERR(5, 138, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 4; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("quick_pushpull", 1, 4, 4, i); __PYX_ERR(5, 131, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("quick_pushpull", 1, 4, 4, i); __PYX_ERR(5, 138, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 4)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 131, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 138, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 131, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 138, __pyx_L3_error)
       values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 131, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 138, __pyx_L3_error)
       values[3] = __Pyx_ArgRef_FASTCALL(__pyx_args, 3);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(5, 131, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(5, 138, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
     __pyx_v_key = values[1];
@@ -23699,7 +23844,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("quick_pushpull", 1, 4, 4, __pyx_nargs); __PYX_ERR(5, 131, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("quick_pushpull", 1, 4, 4, __pyx_nargs); __PYX_ERR(5, 138, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -23710,7 +23855,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 131, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 138, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(__pyx_self, __pyx_v_job, __pyx_v_key, __pyx_v_value, __pyx_v_out);
 
   /* function exit code */
@@ -23759,7 +23904,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("quick_pushpull", 0);
 
-  /* "kvstore/memory/rounds.pxi":136
+  /* "kvstore/memory/rounds.pxi":143
  *     `READY`: it is done. A `Call`: this worker has arrived, and the call must be waited for.
  *     """
  *     handle = job.handles.get(key)             # <<<<<<<<<<<<<<
@@ -23768,14 +23913,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   if (unlikely(__pyx_v_job->handles == Py_None)) {
     PyErr_Format(PyExc_AttributeError, "\047NoneType\047 object has no attribute \047%.30s\047", "get");
-    __PYX_ERR(5, 136, __pyx_L1_error)
+    __PYX_ERR(5, 143, __pyx_L1_error)
   }
-  __pyx_t_1 = __Pyx_PyDict_GetItemDefault(__pyx_v_job->handles, __pyx_v_key, Py_None); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 136, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyDict_GetItemDefault(__pyx_v_job->handles, __pyx_v_key, Py_None); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 143, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   __pyx_v_handle = __pyx_t_1;
   __pyx_t_1 = 0;
 
-  /* "kvstore/memory/rounds.pxi":137
+  /* "kvstore/memory/rounds.pxi":144
  *     """
  *     handle = job.handles.get(key)
  *     if handle is None or job.closed or job.me.forked:             # <<<<<<<<<<<<<<
@@ -23806,7 +23951,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   if (__pyx_t_2) {
 
 
-    /* "kvstore/memory/rounds.pxi":138
+    /* "kvstore/memory/rounds.pxi":145
  *     handle = job.handles.get(key)
  *     if handle is None or job.closed or job.me.forked:
  *         return None             # <<<<<<<<<<<<<<
@@ -23823,7 +23968,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
     }
     goto __pyx_L0;
 
-    /* "kvstore/memory/rounds.pxi":137
+    /* "kvstore/memory/rounds.pxi":144
  *     """
  *     handle = job.handles.get(key)
  *     if handle is None or job.closed or job.me.forked:             # <<<<<<<<<<<<<<
@@ -23832,7 +23977,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":139
+  /* "kvstore/memory/rounds.pxi":146
  *     if handle is None or job.closed or job.me.forked:
  *         return None
  *     cdef Handle h = handle             # <<<<<<<<<<<<<<
@@ -23841,11 +23986,11 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   __pyx_t_1 = __pyx_v_handle;
   __Pyx_INCREF(__pyx_t_1);
-  if (!(likely(((__pyx_t_1) == Py_None) || likely(__Pyx_TypeTest(__pyx_t_1, __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle))))) __PYX_ERR(5, 139, __pyx_L1_error)
+  if (!(likely(((__pyx_t_1) == Py_None) || likely(__Pyx_TypeTest(__pyx_t_1, __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle))))) __PYX_ERR(5, 146, __pyx_L1_error)
   __pyx_v_h = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)__pyx_t_1);
   __pyx_t_1 = 0;
 
-  /* "kvstore/memory/rounds.pxi":140
+  /* "kvstore/memory/rounds.pxi":147
  *         return None
  *     cdef Handle h = handle
  *     cdef kv_self *me = job.me             # <<<<<<<<<<<<<<
@@ -23856,7 +24001,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 
   __pyx_v_me = __pyx_t_4;
 
-  /* "kvstore/memory/rounds.pxi":144
+  /* "kvstore/memory/rounds.pxi":151
  *     cdef kv_call c
  *     cdef char *target[1]
  *     cdef unsigned char delivered = 0             # <<<<<<<<<<<<<<
@@ -23865,7 +24010,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   __pyx_v_delivered = 0;
 
-  /* "kvstore/memory/rounds.pxi":146
+  /* "kvstore/memory/rounds.pxi":153
  *     cdef unsigned char delivered = 0
  *     cdef int outcome
  *     if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_get(&me.head.mode) & 1:             # <<<<<<<<<<<<<<
@@ -23901,7 +24046,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   if (__pyx_t_2) {
 
 
-    /* "kvstore/memory/rounds.pxi":147
+    /* "kvstore/memory/rounds.pxi":154
  *     cdef int outcome
  *     if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_get(&me.head.mode) & 1:
  *         return None             # <<<<<<<<<<<<<<
@@ -23918,7 +24063,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
     }
     goto __pyx_L0;
 
-    /* "kvstore/memory/rounds.pxi":146
+    /* "kvstore/memory/rounds.pxi":153
  *     cdef unsigned char delivered = 0
  *     cdef int outcome
  *     if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_get(&me.head.mode) & 1:             # <<<<<<<<<<<<<<
@@ -23927,7 +24072,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":148
+  /* "kvstore/memory/rounds.pxi":155
  *     if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_get(&me.head.mode) & 1:
  *         return None
  *     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):             # <<<<<<<<<<<<<<
@@ -23977,7 +24122,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   if (__pyx_t_2) {
 
 
-    /* "kvstore/memory/rounds.pxi":149
+    /* "kvstore/memory/rounds.pxi":156
  *         return None
  *     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):
  *         return None             # <<<<<<<<<<<<<<
@@ -23994,7 +24139,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
     }
     goto __pyx_L0;
 
-    /* "kvstore/memory/rounds.pxi":148
+    /* "kvstore/memory/rounds.pxi":155
  *     if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_get(&me.head.mode) & 1:
  *         return None
  *     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):             # <<<<<<<<<<<<<<
@@ -24003,7 +24148,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":150
+  /* "kvstore/memory/rounds.pxi":157
  *     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):
  *         return None
  *     if kv_standing(me) != KV_READY or kv_make_way(me, h.e) != KV_READY:             # <<<<<<<<<<<<<<
@@ -24029,7 +24174,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   if (__pyx_t_2) {
 
 
-    /* "kvstore/memory/rounds.pxi":151
+    /* "kvstore/memory/rounds.pxi":158
  *         return None
  *     if kv_standing(me) != KV_READY or kv_make_way(me, h.e) != KV_READY:
  *         return None             # <<<<<<<<<<<<<<
@@ -24046,7 +24191,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
     }
     goto __pyx_L0;
 
-    /* "kvstore/memory/rounds.pxi":150
+    /* "kvstore/memory/rounds.pxi":157
  *     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):
  *         return None
  *     if kv_standing(me) != KV_READY or kv_make_way(me, h.e) != KV_READY:             # <<<<<<<<<<<<<<
@@ -24055,7 +24200,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":152
+  /* "kvstore/memory/rounds.pxi":159
  *     if kv_standing(me) != KV_READY or kv_make_way(me, h.e) != KV_READY:
  *         return None
  *     part = &kv_parts(me, h.e)[me.rank]             # <<<<<<<<<<<<<<
@@ -24064,7 +24209,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   __pyx_v_part = (&(kv_parts(__pyx_v_me, __pyx_v_h->e)[__pyx_v_me->rank]));
 
-  /* "kvstore/memory/rounds.pxi":153
+  /* "kvstore/memory/rounds.pxi":160
  *         return None
  *     part = &kv_parts(me, h.e)[me.rank]
  *     if not part.slot[kv_get(&part.arrived) + 1 & 1]:             # <<<<<<<<<<<<<<
@@ -24076,7 +24221,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   if (__pyx_t_2) {
 
 
-    /* "kvstore/memory/rounds.pxi":154
+    /* "kvstore/memory/rounds.pxi":161
  *     part = &kv_parts(me, h.e)[me.rank]
  *     if not part.slot[kv_get(&part.arrived) + 1 & 1]:
  *         return None             # <<<<<<<<<<<<<<
@@ -24093,7 +24238,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
     }
     goto __pyx_L0;
 
-    /* "kvstore/memory/rounds.pxi":153
+    /* "kvstore/memory/rounds.pxi":160
  *         return None
  *     part = &kv_parts(me, h.e)[me.rank]
  *     if not part.slot[kv_get(&part.arrived) + 1 & 1]:             # <<<<<<<<<<<<<<
@@ -24102,29 +24247,29 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":155
+  /* "kvstore/memory/rounds.pxi":162
  *     if not part.slot[kv_get(&part.arrived) + 1 & 1]:
  *         return None
  *     memcpy(me.base + slot_of(h, part), cnp.PyArray_DATA(<cnp.ndarray>value), h.e.nbytes)             # <<<<<<<<<<<<<<
  *     kv_arrive(me, h.e, KV_SLOT, slot_of(h, part))
  *     target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray>(value if out is None else out))
 */
-  __pyx_t_6 = __pyx_f_7kvstore_6memory_7_shared_slot_of(__pyx_v_h, __pyx_v_part); if (unlikely(__pyx_t_6 == ((uint64_t)0))) __PYX_ERR(5, 155, __pyx_L1_error)
+  __pyx_t_6 = __pyx_f_7kvstore_6memory_7_shared_slot_of(__pyx_v_h, __pyx_v_part); if (unlikely(__pyx_t_6 == ((uint64_t)0))) __PYX_ERR(5, 162, __pyx_L1_error)
   (void)(memcpy((__pyx_v_me->base + __pyx_t_6), PyArray_DATA(((PyArrayObject *)__pyx_v_value)), __pyx_v_h->e->nbytes));
 
 
-  /* "kvstore/memory/rounds.pxi":156
+  /* "kvstore/memory/rounds.pxi":163
  *         return None
  *     memcpy(me.base + slot_of(h, part), cnp.PyArray_DATA(<cnp.ndarray>value), h.e.nbytes)
  *     kv_arrive(me, h.e, KV_SLOT, slot_of(h, part))             # <<<<<<<<<<<<<<
  *     target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray>(value if out is None else out))
  *     memset(&c, 0, sizeof(c))
 */
-  __pyx_t_6 = __pyx_f_7kvstore_6memory_7_shared_slot_of(__pyx_v_h, __pyx_v_part); if (unlikely(__pyx_t_6 == ((uint64_t)0))) __PYX_ERR(5, 156, __pyx_L1_error)
+  __pyx_t_6 = __pyx_f_7kvstore_6memory_7_shared_slot_of(__pyx_v_h, __pyx_v_part); if (unlikely(__pyx_t_6 == ((uint64_t)0))) __PYX_ERR(5, 163, __pyx_L1_error)
   kv_arrive(__pyx_v_me, __pyx_v_h->e, KV_SLOT, __pyx_t_6);
 
 
-  /* "kvstore/memory/rounds.pxi":157
+  /* "kvstore/memory/rounds.pxi":164
  *     memcpy(me.base + slot_of(h, part), cnp.PyArray_DATA(<cnp.ndarray>value), h.e.nbytes)
  *     kv_arrive(me, h.e, KV_SLOT, slot_of(h, part))
  *     target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray>(value if out is None else out))             # <<<<<<<<<<<<<<
@@ -24143,7 +24288,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   (__pyx_v_target[0]) = ((char *)PyArray_DATA(((PyArrayObject *)__pyx_t_1)));
   __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
 
-  /* "kvstore/memory/rounds.pxi":158
+  /* "kvstore/memory/rounds.pxi":165
  *     kv_arrive(me, h.e, KV_SLOT, slot_of(h, part))
  *     target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray>(value if out is None else out))
  *     memset(&c, 0, sizeof(c))             # <<<<<<<<<<<<<<
@@ -24152,7 +24297,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   (void)(memset((&__pyx_v_c), 0, (sizeof(__pyx_v_c))));
 
-  /* "kvstore/memory/rounds.pxi":159
+  /* "kvstore/memory/rounds.pxi":166
  *     target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray>(value if out is None else out))
  *     memset(&c, 0, sizeof(c))
  *     c.entry, c.round = h.e, kv_get(&part.arrived)             # <<<<<<<<<<<<<<
@@ -24166,7 +24311,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   __pyx_v_c.entry = __pyx_t_7;
   __pyx_v_c.round = __pyx_t_6;
 
-  /* "kvstore/memory/rounds.pxi":160
+  /* "kvstore/memory/rounds.pxi":167
  *     memset(&c, 0, sizeof(c))
  *     c.entry, c.round = h.e, kv_get(&part.arrived)
  *     c.outs, c.n_outs = &target[0], 1             # <<<<<<<<<<<<<<
@@ -24180,7 +24325,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   __pyx_v_c.outs = __pyx_t_8;
   __pyx_v_c.n_outs = __pyx_t_9;
 
-  /* "kvstore/memory/rounds.pxi":161
+  /* "kvstore/memory/rounds.pxi":168
  *     c.entry, c.round = h.e, kv_get(&part.arrived)
  *     c.outs, c.n_outs = &target[0], 1
  *     c.delivered = &delivered             # <<<<<<<<<<<<<<
@@ -24189,7 +24334,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   __pyx_v_c.delivered = (&__pyx_v_delivered);
 
-  /* "kvstore/memory/rounds.pxi":162
+  /* "kvstore/memory/rounds.pxi":169
  *     c.outs, c.n_outs = &target[0], 1
  *     c.delivered = &delivered
  *     with nogil:             # <<<<<<<<<<<<<<
@@ -24202,7 +24347,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
       __Pyx_FastGIL_Remember();
       /*try:*/ {
 
-        /* "kvstore/memory/rounds.pxi":163
+        /* "kvstore/memory/rounds.pxi":170
  *     c.delivered = &delivered
  *     with nogil:
  *         outcome = kv_sum_small(me, &c)             # <<<<<<<<<<<<<<
@@ -24211,7 +24356,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
         __pyx_v_outcome = kv_sum_small(__pyx_v_me, (&__pyx_v_c));
 
-        /* "kvstore/memory/rounds.pxi":164
+        /* "kvstore/memory/rounds.pxi":171
  *     with nogil:
  *         outcome = kv_sum_small(me, &c)
  *         if outcome == KV_READY and not delivered:             # <<<<<<<<<<<<<<
@@ -24237,7 +24382,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
         if (__pyx_t_2) {
 
 
-          /* "kvstore/memory/rounds.pxi":165
+          /* "kvstore/memory/rounds.pxi":172
  *         outcome = kv_sum_small(me, &c)
  *         if outcome == KV_READY and not delivered:
  *             outcome = kv_deliver(me, &c)             # <<<<<<<<<<<<<<
@@ -24246,7 +24391,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
           __pyx_v_outcome = kv_deliver(__pyx_v_me, (&__pyx_v_c));
 
-          /* "kvstore/memory/rounds.pxi":164
+          /* "kvstore/memory/rounds.pxi":171
  *     with nogil:
  *         outcome = kv_sum_small(me, &c)
  *         if outcome == KV_READY and not delivered:             # <<<<<<<<<<<<<<
@@ -24256,7 +24401,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
         }
       }
 
-      /* "kvstore/memory/rounds.pxi":162
+      /* "kvstore/memory/rounds.pxi":169
  *     c.outs, c.n_outs = &target[0], 1
  *     c.delivered = &delivered
  *     with nogil:             # <<<<<<<<<<<<<<
@@ -24273,7 +24418,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
       }
   }
 
-  /* "kvstore/memory/rounds.pxi":166
+  /* "kvstore/memory/rounds.pxi":173
  *         if outcome == KV_READY and not delivered:
  *             outcome = kv_deliver(me, &c)
  *     if outcome == KV_READY and h.e.failed != c.round:             # <<<<<<<<<<<<<<
@@ -24299,14 +24444,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   if (__pyx_t_2) {
 
 
-    /* "kvstore/memory/rounds.pxi":167
+    /* "kvstore/memory/rounds.pxi":174
  *             outcome = kv_deliver(me, &c)
  *     if outcome == KV_READY and h.e.failed != c.round:
  *         return KV_READY             # <<<<<<<<<<<<<<
  *     return Call(h, [value if out is None else out], False)
  * 
 */
-    __pyx_t_1 = __Pyx_PyLong_From___pyx_anon_enum(KV_READY); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 167, __pyx_L1_error)
+    __pyx_t_1 = __Pyx_PyLong_From___pyx_anon_enum(KV_READY); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 174, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_1);
     {
       PyObject *__pyx_temp;
@@ -24319,7 +24464,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
     __pyx_t_1 = 0;
     goto __pyx_L0;
 
-    /* "kvstore/memory/rounds.pxi":166
+    /* "kvstore/memory/rounds.pxi":173
  *         if outcome == KV_READY and not delivered:
  *             outcome = kv_deliver(me, &c)
  *     if outcome == KV_READY and h.e.failed != c.round:             # <<<<<<<<<<<<<<
@@ -24328,7 +24473,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":168
+  /* "kvstore/memory/rounds.pxi":175
  *     if outcome == KV_READY and h.e.failed != c.round:
  *         return KV_READY
  *     return Call(h, [value if out is None else out], False)             # <<<<<<<<<<<<<<
@@ -24345,10 +24490,10 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
     __pyx_t_11 = __pyx_v_out;
   }
 
-  __pyx_t_12 = PyList_New(1); if (unlikely(!__pyx_t_12)) __PYX_ERR(5, 168, __pyx_L1_error)
+  __pyx_t_12 = PyList_New(1); if (unlikely(!__pyx_t_12)) __PYX_ERR(5, 175, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_12);
   __Pyx_GIVEREF(__pyx_t_11);
-  if (__Pyx_PyList_SET_ITEM(__pyx_t_12, 0, __pyx_t_11) != (0)) __PYX_ERR(5, 168, __pyx_L1_error);
+  if (__Pyx_PyList_SET_ITEM(__pyx_t_12, 0, __pyx_t_11) != (0)) __PYX_ERR(5, 175, __pyx_L1_error);
   __pyx_t_11 = 0;
   __pyx_t_13 = 1;
   {
@@ -24356,7 +24501,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
     __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Call, __pyx_callargs+__pyx_t_13, (4-__pyx_t_13) | (__pyx_t_13*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
     __Pyx_XDECREF(__pyx_t_10); __pyx_t_10 = 0;
     __Pyx_DECREF(__pyx_t_12); __pyx_t_12 = 0;
-    if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 168, __pyx_L1_error)
+    if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 175, __pyx_L1_error)
     __Pyx_GOTREF((PyObject *)__pyx_t_1);
   }
   {
@@ -24370,7 +24515,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":131
+  /* "kvstore/memory/rounds.pxi":138
  * 
  * 
  * def quick_pushpull(Job job, key, value, out):             # <<<<<<<<<<<<<<
@@ -24400,7 +24545,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_18quick_pushpull(CYTHON_UNUS
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":173
+/* "kvstore/memory/rounds.pxi":180
  * # ------------------------------------------------------------------------------------------- updates by Python
  * 
  * def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t updates):             # <<<<<<<<<<<<<<
@@ -24453,67 +24598,67 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,&__pyx_mstate_global->__pyx_n_u_rule,&__pyx_mstate_global->__pyx_n_u_params,&__pyx_mstate_global->__pyx_n_u_master,&__pyx_mstate_global->__pyx_n_u_states,&__pyx_mstate_global->__pyx_n_u_updates,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 173, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 180, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  6:
         values[5] = __Pyx_ArgRef_FASTCALL(__pyx_args, 5);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[5])) __PYX_ERR(5, 173, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[5])) __PYX_ERR(5, 180, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  5:
         values[4] = __Pyx_ArgRef_FASTCALL(__pyx_args, 4);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[4])) __PYX_ERR(5, 173, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[4])) __PYX_ERR(5, 180, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  4:
         values[3] = __Pyx_ArgRef_FASTCALL(__pyx_args, 3);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(5, 173, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(5, 180, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 173, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 180, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 173, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 180, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 173, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 180, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "put_out", 0) < (0)) __PYX_ERR(5, 173, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "put_out", 0) < (0)) __PYX_ERR(5, 180, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 6; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("put_out", 1, 6, 6, i); __PYX_ERR(5, 173, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("put_out", 1, 6, 6, i); __PYX_ERR(5, 180, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 6)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 173, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 180, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 173, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 180, __pyx_L3_error)
       values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 173, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 180, __pyx_L3_error)
       values[3] = __Pyx_ArgRef_FASTCALL(__pyx_args, 3);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(5, 173, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(5, 180, __pyx_L3_error)
       values[4] = __Pyx_ArgRef_FASTCALL(__pyx_args, 4);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[4])) __PYX_ERR(5, 173, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[4])) __PYX_ERR(5, 180, __pyx_L3_error)
       values[5] = __Pyx_ArgRef_FASTCALL(__pyx_args, 5);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[5])) __PYX_ERR(5, 173, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[5])) __PYX_ERR(5, 180, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
-    __pyx_v_rule = __Pyx_PyLong_As_int(values[1]); if (unlikely((__pyx_v_rule == (int)-1) && PyErr_Occurred())) __PYX_ERR(5, 173, __pyx_L3_error)
+    __pyx_v_rule = __Pyx_PyLong_As_int(values[1]); if (unlikely((__pyx_v_rule == (int)-1) && PyErr_Occurred())) __PYX_ERR(5, 180, __pyx_L3_error)
     __pyx_v_params = ((PyObject*)values[2]);
     __pyx_v_master = values[3];
     __pyx_v_states = ((PyObject*)values[4]);
-    __pyx_v_updates = __Pyx_PyLong_As_uint64_t(values[5]); if (unlikely((__pyx_v_updates == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 173, __pyx_L3_error)
+    __pyx_v_updates = __Pyx_PyLong_As_uint64_t(values[5]); if (unlikely((__pyx_v_updates == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 180, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("put_out", 1, 6, 6, __pyx_nargs); __PYX_ERR(5, 173, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("put_out", 1, 6, 6, __pyx_nargs); __PYX_ERR(5, 180, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -24524,9 +24669,9 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 173, __pyx_L1_error)
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_params), (&PyTuple_Type), 1, "params", 1))) __PYX_ERR(5, 173, __pyx_L1_error)
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_states), (&PyList_Type), 1, "states", 1))) __PYX_ERR(5, 173, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 180, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_params), (&PyTuple_Type), 1, "params", 1))) __PYX_ERR(5, 180, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_states), (&PyList_Type), 1, "states", 1))) __PYX_ERR(5, 180, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_20put_out(__pyx_self, __pyx_v_handle, __pyx_v_rule, __pyx_v_params, __pyx_v_master, __pyx_v_states, __pyx_v_updates);
 
   /* function exit code */
@@ -24571,7 +24716,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("put_out", 0);
 
-  /* "kvstore/memory/rounds.pxi":175
+  /* "kvstore/memory/rounds.pxi":182
  * def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t updates):
  *     """Give the work of the round that this worker has opened to everybody: an update by a compiled rule."""
  *     cdef kv_entry *e = handle.e             # <<<<<<<<<<<<<<
@@ -24582,7 +24727,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
 
   __pyx_v_e = __pyx_t_1;
 
-  /* "kvstore/memory/rounds.pxi":177
+  /* "kvstore/memory/rounds.pxi":184
  *     cdef kv_entry *e = handle.e
  *     cdef int i
  *     for i in range(16):             # <<<<<<<<<<<<<<
@@ -24592,7 +24737,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
   for (__pyx_t_2 = 0; __pyx_t_2 < 16; __pyx_t_2+=1) {
     __pyx_v_i = __pyx_t_2;
 
-    /* "kvstore/memory/rounds.pxi":178
+    /* "kvstore/memory/rounds.pxi":185
  *     cdef int i
  *     for i in range(16):
  *         e.params[i] = params[i] if i < len(params) else 0             # <<<<<<<<<<<<<<
@@ -24601,18 +24746,18 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
 */
     if (unlikely(__pyx_v_params == Py_None)) {
       PyErr_SetString(PyExc_TypeError, "object of type \047NoneType\047 has no len()");
-      __PYX_ERR(5, 178, __pyx_L1_error)
+      __PYX_ERR(5, 185, __pyx_L1_error)
     }
-    __pyx_t_4 = __Pyx_PyTuple_GET_SIZE(__pyx_v_params); if (unlikely(__pyx_t_4 == ((Py_ssize_t)-1))) __PYX_ERR(5, 178, __pyx_L1_error)
+    __pyx_t_4 = __Pyx_PyTuple_GET_SIZE(__pyx_v_params); if (unlikely(__pyx_t_4 == ((Py_ssize_t)-1))) __PYX_ERR(5, 185, __pyx_L1_error)
     __pyx_t_5 = (__pyx_v_i < __pyx_t_4);
 
 
     if (__pyx_t_5) {
       if (unlikely(__pyx_v_params == Py_None)) {
         PyErr_SetString(PyExc_TypeError, "\047NoneType\047 object is not subscriptable");
-        __PYX_ERR(5, 178, __pyx_L1_error)
+        __PYX_ERR(5, 185, __pyx_L1_error)
       }
-      __pyx_t_6 = __Pyx_PyFloat_AsDouble(__Pyx_PyTuple_GET_ITEM(__pyx_v_params, __pyx_v_i)); if (unlikely((__pyx_t_6 == (double)-1) && PyErr_Occurred())) __PYX_ERR(5, 178, __pyx_L1_error)
+      __pyx_t_6 = __Pyx_PyFloat_AsDouble(__Pyx_PyTuple_GET_ITEM(__pyx_v_params, __pyx_v_i)); if (unlikely((__pyx_t_6 == (double)-1) && PyErr_Occurred())) __PYX_ERR(5, 185, __pyx_L1_error)
       __pyx_t_3 = __pyx_t_6;
     } else {
 
@@ -24623,7 +24768,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
 
   }
 
-  /* "kvstore/memory/rounds.pxi":179
+  /* "kvstore/memory/rounds.pxi":186
  *     for i in range(16):
  *         e.params[i] = params[i] if i < len(params) else 0
  *     e.master = handle.job.offset_of(master) if master is not None else 0             # <<<<<<<<<<<<<<
@@ -24639,10 +24784,10 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
       PyObject *__pyx_callargs[2] = {__pyx_t_9, __pyx_v_master};
       __pyx_t_8 = __Pyx_PyObject_FastCallMethod((PyObject*)__pyx_mstate_global->__pyx_n_u_offset_of, __pyx_callargs+__pyx_t_10, (2-__pyx_t_10) | (1*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
       __Pyx_XDECREF(__pyx_t_9); __pyx_t_9 = 0;
-      if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 179, __pyx_L1_error)
+      if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 186, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_8);
     }
-    __pyx_t_11 = __Pyx_PyLong_As_uint64_t(__pyx_t_8); if (unlikely((__pyx_t_11 == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 179, __pyx_L1_error)
+    __pyx_t_11 = __Pyx_PyLong_As_uint64_t(__pyx_t_8); if (unlikely((__pyx_t_11 == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 186, __pyx_L1_error)
     __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
     __pyx_t_7 = __pyx_t_11;
   } else {
@@ -24652,7 +24797,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
 
   __pyx_v_e->master = __pyx_t_7;
 
-  /* "kvstore/memory/rounds.pxi":180
+  /* "kvstore/memory/rounds.pxi":187
  *         e.params[i] = params[i] if i < len(params) else 0
  *     e.master = handle.job.offset_of(master) if master is not None else 0
  *     e.n_states = <int>len(states)             # <<<<<<<<<<<<<<
@@ -24661,13 +24806,13 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
 */
   if (unlikely(__pyx_v_states == Py_None)) {
     PyErr_SetString(PyExc_TypeError, "object of type \047NoneType\047 has no len()");
-    __PYX_ERR(5, 180, __pyx_L1_error)
+    __PYX_ERR(5, 187, __pyx_L1_error)
   }
-  __pyx_t_4 = __Pyx_PyList_GET_SIZE(__pyx_v_states); if (unlikely(__pyx_t_4 == ((Py_ssize_t)-1))) __PYX_ERR(5, 180, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyList_GET_SIZE(__pyx_v_states); if (unlikely(__pyx_t_4 == ((Py_ssize_t)-1))) __PYX_ERR(5, 187, __pyx_L1_error)
   __pyx_v_e->n_states = ((int)__pyx_t_4);
 
 
-  /* "kvstore/memory/rounds.pxi":181
+  /* "kvstore/memory/rounds.pxi":188
  *     e.master = handle.job.offset_of(master) if master is not None else 0
  *     e.n_states = <int>len(states)
  *     for i in range(e.n_states):             # <<<<<<<<<<<<<<
@@ -24681,7 +24826,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
   for (__pyx_t_2 = 0; __pyx_t_2 < __pyx_t_13; __pyx_t_2+=1) {
     __pyx_v_i = __pyx_t_2;
 
-    /* "kvstore/memory/rounds.pxi":182
+    /* "kvstore/memory/rounds.pxi":189
  *     e.n_states = <int>len(states)
  *     for i in range(e.n_states):
  *         e.states[i] = handle.job.offset_of(states[i])             # <<<<<<<<<<<<<<
@@ -24692,24 +24837,24 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
     __Pyx_INCREF(__pyx_t_9);
     if (unlikely(__pyx_v_states == Py_None)) {
       PyErr_SetString(PyExc_TypeError, "\047NoneType\047 object is not subscriptable");
-      __PYX_ERR(5, 182, __pyx_L1_error)
+      __PYX_ERR(5, 189, __pyx_L1_error)
     }
     __pyx_t_10 = 0;
     {
       PyObject *__pyx_callargs[2] = {__pyx_t_9, __Pyx_PyList_GET_ITEM(__pyx_v_states, __pyx_v_i)};
       __pyx_t_8 = __Pyx_PyObject_FastCallMethod((PyObject*)__pyx_mstate_global->__pyx_n_u_offset_of, __pyx_callargs+__pyx_t_10, (2-__pyx_t_10) | (1*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
       __Pyx_XDECREF(__pyx_t_9); __pyx_t_9 = 0;
-      if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 182, __pyx_L1_error)
+      if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 189, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_8);
     }
-    __pyx_t_7 = __Pyx_PyLong_As_uint64_t(__pyx_t_8); if (unlikely((__pyx_t_7 == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 182, __pyx_L1_error)
+    __pyx_t_7 = __Pyx_PyLong_As_uint64_t(__pyx_t_8); if (unlikely((__pyx_t_7 == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 189, __pyx_L1_error)
     __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
     (__pyx_v_e->states[__pyx_v_i]) = __pyx_t_7;
 
   }
 
 
-  /* "kvstore/memory/rounds.pxi":183
+  /* "kvstore/memory/rounds.pxi":190
  *     for i in range(e.n_states):
  *         e.states[i] = handle.job.offset_of(states[i])
  *     e.next_updates = updates             # <<<<<<<<<<<<<<
@@ -24718,7 +24863,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
 */
   __pyx_v_e->next_updates = __pyx_v_updates;
 
-  /* "kvstore/memory/rounds.pxi":184
+  /* "kvstore/memory/rounds.pxi":191
  *         e.states[i] = handle.job.offset_of(states[i])
  *     e.next_updates = updates
  *     kv_put_out(handle.job.me, e, kv_get(&e.phase), rule)             # <<<<<<<<<<<<<<
@@ -24727,7 +24872,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
 */
   kv_put_out(__pyx_v_handle->job->me, __pyx_v_e, KV_GET((&__pyx_v_e->phase)), __pyx_v_rule);
 
-  /* "kvstore/memory/rounds.pxi":173
+  /* "kvstore/memory/rounds.pxi":180
  * # ------------------------------------------------------------------------------------------- updates by Python
  * 
  * def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t updates):             # <<<<<<<<<<<<<<
@@ -24751,7 +24896,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_20put_out(CYTHON_UNUSED PyOb
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":187
+/* "kvstore/memory/rounds.pxi":194
  * 
  * 
  * def sum_opened(Handle handle, cnp.ndarray to):             # <<<<<<<<<<<<<<
@@ -24800,39 +24945,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,&__pyx_mstate_global->__pyx_n_u_to,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 187, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 194, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 187, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 194, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 187, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 194, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "sum_opened", 0) < (0)) __PYX_ERR(5, 187, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "sum_opened", 0) < (0)) __PYX_ERR(5, 194, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("sum_opened", 1, 2, 2, i); __PYX_ERR(5, 187, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("sum_opened", 1, 2, 2, i); __PYX_ERR(5, 194, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 187, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 194, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 187, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 194, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
     __pyx_v_to = ((PyArrayObject *)values[1]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("sum_opened", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 187, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("sum_opened", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 194, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -24843,8 +24988,8 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 187, __pyx_L1_error)
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_to), __pyx_mstate_global->__pyx_ptype_5numpy_ndarray, 1, "to", 0))) __PYX_ERR(5, 187, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 194, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_to), __pyx_mstate_global->__pyx_ptype_5numpy_ndarray, 1, "to", 0))) __PYX_ERR(5, 194, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_22sum_opened(__pyx_self, __pyx_v_handle, __pyx_v_to);
 
   /* function exit code */
@@ -24871,7 +25016,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_22sum_opened(CYTHON_UNUSED P
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("sum_opened", 0);
 
-  /* "kvstore/memory/rounds.pxi":189
+  /* "kvstore/memory/rounds.pxi":196
  * def sum_opened(Handle handle, cnp.ndarray to):
  *     """The sum of the round that this worker has opened, into an array of its own."""
  *     cdef uint64_t phase = kv_get(&handle.e.phase)             # <<<<<<<<<<<<<<
@@ -24880,7 +25025,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_22sum_opened(CYTHON_UNUSED P
 */
   __pyx_v_phase = KV_GET((&__pyx_v_handle->e->phase));
 
-  /* "kvstore/memory/rounds.pxi":190
+  /* "kvstore/memory/rounds.pxi":197
  *     """The sum of the round that this worker has opened, into an array of its own."""
  *     cdef uint64_t phase = kv_get(&handle.e.phase)
  *     cdef char *data = <char *>cnp.PyArray_DATA(to)             # <<<<<<<<<<<<<<
@@ -24889,7 +25034,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_22sum_opened(CYTHON_UNUSED P
 */
   __pyx_v_data = ((char *)PyArray_DATA(__pyx_v_to));
 
-  /* "kvstore/memory/rounds.pxi":191
+  /* "kvstore/memory/rounds.pxi":198
  *     cdef uint64_t phase = kv_get(&handle.e.phase)
  *     cdef char *data = <char *>cnp.PyArray_DATA(to)
  *     with nogil:             # <<<<<<<<<<<<<<
@@ -24902,7 +25047,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_22sum_opened(CYTHON_UNUSED P
       __Pyx_FastGIL_Remember();
       /*try:*/ {
 
-        /* "kvstore/memory/rounds.pxi":192
+        /* "kvstore/memory/rounds.pxi":199
  *     cdef char *data = <char *>cnp.PyArray_DATA(to)
  *     with nogil:
  *         kv_sum_private(handle.job.me, handle.e, kv_round_of(phase), data)             # <<<<<<<<<<<<<<
@@ -24912,7 +25057,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_22sum_opened(CYTHON_UNUSED P
         kv_sum_private(__pyx_v_handle->job->me, __pyx_v_handle->e, kv_round_of(__pyx_v_phase), __pyx_v_data);
       }
 
-      /* "kvstore/memory/rounds.pxi":191
+      /* "kvstore/memory/rounds.pxi":198
  *     cdef uint64_t phase = kv_get(&handle.e.phase)
  *     cdef char *data = <char *>cnp.PyArray_DATA(to)
  *     with nogil:             # <<<<<<<<<<<<<<
@@ -24929,7 +25074,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_22sum_opened(CYTHON_UNUSED P
       }
   }
 
-  /* "kvstore/memory/rounds.pxi":187
+  /* "kvstore/memory/rounds.pxi":194
  * 
  * 
  * def sum_opened(Handle handle, cnp.ndarray to):             # <<<<<<<<<<<<<<
@@ -24946,7 +25091,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_22sum_opened(CYTHON_UNUSED P
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":195
+/* "kvstore/memory/rounds.pxi":202
  * 
  * 
  * def close_opened(Handle handle, bint other, updates=None):             # <<<<<<<<<<<<<<
@@ -24996,53 +25141,53 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,&__pyx_mstate_global->__pyx_n_u_other,&__pyx_mstate_global->__pyx_n_u_updates,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 195, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 202, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 195, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 202, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 195, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 202, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 195, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 202, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "close_opened", 0) < (0)) __PYX_ERR(5, 195, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "close_opened", 0) < (0)) __PYX_ERR(5, 202, __pyx_L3_error)
       if (!values[2]) values[2] = __Pyx_NewRef(((PyObject *)Py_None));
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("close_opened", 0, 2, 3, i); __PYX_ERR(5, 195, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("close_opened", 0, 2, 3, i); __PYX_ERR(5, 202, __pyx_L3_error) }
       }
     } else {
       switch (__pyx_nargs) {
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 195, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 202, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 195, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 202, __pyx_L3_error)
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 195, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 202, __pyx_L3_error)
         break;
         default: goto __pyx_L5_argtuple_error;
       }
       if (!values[2]) values[2] = __Pyx_NewRef(((PyObject *)Py_None));
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
-    __pyx_v_other = __Pyx_PyObject_IsTrue(values[1]); if (unlikely((__pyx_v_other == (int)-1) && PyErr_Occurred())) __PYX_ERR(5, 195, __pyx_L3_error)
+    __pyx_v_other = __Pyx_PyObject_IsTrue(values[1]); if (unlikely((__pyx_v_other == (int)-1) && PyErr_Occurred())) __PYX_ERR(5, 202, __pyx_L3_error)
     __pyx_v_updates = values[2];
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("close_opened", 0, 2, 3, __pyx_nargs); __PYX_ERR(5, 195, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("close_opened", 0, 2, 3, __pyx_nargs); __PYX_ERR(5, 202, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -25053,7 +25198,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 195, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 202, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_24close_opened(__pyx_self, __pyx_v_handle, __pyx_v_other, __pyx_v_updates);
 
   /* function exit code */
@@ -25086,7 +25231,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_24close_opened(CYTHON_UNUSED
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("close_opened", 0);
 
-  /* "kvstore/memory/rounds.pxi":197
+  /* "kvstore/memory/rounds.pxi":204
  * def close_opened(Handle handle, bint other, updates=None):
  *     """Complete the round that this worker has opened; with `other`, the other value is in use from now on."""
  *     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)             # <<<<<<<<<<<<<<
@@ -25096,7 +25241,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_24close_opened(CYTHON_UNUSED
   __pyx_v_phase = KV_GET((&__pyx_v_handle->e->phase));
   __pyx_v_current = kv_current_of(__pyx_v_phase);
 
-  /* "kvstore/memory/rounds.pxi":198
+  /* "kvstore/memory/rounds.pxi":205
  *     """Complete the round that this worker has opened; with `other`, the other value is in use from now on."""
  *     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
  *     if updates is not None:             # <<<<<<<<<<<<<<
@@ -25107,18 +25252,18 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_24close_opened(CYTHON_UNUSED
   if (__pyx_t_1) {
 
 
-    /* "kvstore/memory/rounds.pxi":199
+    /* "kvstore/memory/rounds.pxi":206
  *     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
  *     if updates is not None:
  *         kv_put(&handle.e.updates, updates)             # <<<<<<<<<<<<<<
  *     kv_close(handle.job.me, handle.e, phase, 1 - current if other else current)
  * 
 */
-    __pyx_t_2 = __Pyx_PyLong_As_uint64_t(__pyx_v_updates); if (unlikely((__pyx_t_2 == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 199, __pyx_L1_error)
+    __pyx_t_2 = __Pyx_PyLong_As_uint64_t(__pyx_v_updates); if (unlikely((__pyx_t_2 == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 206, __pyx_L1_error)
     KV_PUT((&__pyx_v_handle->e->updates), __pyx_t_2);
 
 
-    /* "kvstore/memory/rounds.pxi":198
+    /* "kvstore/memory/rounds.pxi":205
  *     """Complete the round that this worker has opened; with `other`, the other value is in use from now on."""
  *     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
  *     if updates is not None:             # <<<<<<<<<<<<<<
@@ -25127,7 +25272,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_24close_opened(CYTHON_UNUSED
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":200
+  /* "kvstore/memory/rounds.pxi":207
  *     if updates is not None:
  *         kv_put(&handle.e.updates, updates)
  *     kv_close(handle.job.me, handle.e, phase, 1 - current if other else current)             # <<<<<<<<<<<<<<
@@ -25144,7 +25289,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_24close_opened(CYTHON_UNUSED
   (void)(kv_close(__pyx_v_handle->job->me, __pyx_v_handle->e, __pyx_v_phase, __pyx_t_2));
 
 
-  /* "kvstore/memory/rounds.pxi":195
+  /* "kvstore/memory/rounds.pxi":202
  * 
  * 
  * def close_opened(Handle handle, bint other, updates=None):             # <<<<<<<<<<<<<<
@@ -25166,7 +25311,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_24close_opened(CYTHON_UNUSED
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":203
+/* "kvstore/memory/rounds.pxi":210
  * 
  * 
  * def take_back(Handle handle):             # <<<<<<<<<<<<<<
@@ -25214,32 +25359,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_handle,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 203, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 210, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 203, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 210, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "take_back", 0) < (0)) __PYX_ERR(5, 203, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "take_back", 0) < (0)) __PYX_ERR(5, 210, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("take_back", 1, 1, 1, i); __PYX_ERR(5, 203, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("take_back", 1, 1, 1, i); __PYX_ERR(5, 210, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 203, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 210, __pyx_L3_error)
     }
     __pyx_v_handle = ((struct __pyx_obj_7kvstore_6memory_7_shared_Handle *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("take_back", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 203, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("take_back", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 210, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -25250,7 +25395,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 203, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_handle), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Handle, 1, "handle", 0))) __PYX_ERR(5, 210, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_26take_back(__pyx_self, __pyx_v_handle);
 
   /* function exit code */
@@ -25275,7 +25420,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_26take_back(CYTHON_UNUSED Py
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("take_back", 0);
 
-  /* "kvstore/memory/rounds.pxi":205
+  /* "kvstore/memory/rounds.pxi":212
  * def take_back(Handle handle):
  *     """Give an opened round back as it was."""
  *     kv_return(handle.job.me, handle.e, 0)             # <<<<<<<<<<<<<<
@@ -25284,7 +25429,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_26take_back(CYTHON_UNUSED Py
 */
   kv_return(__pyx_v_handle->job->me, __pyx_v_handle->e, 0);
 
-  /* "kvstore/memory/rounds.pxi":203
+  /* "kvstore/memory/rounds.pxi":210
  * 
  * 
  * def take_back(Handle handle):             # <<<<<<<<<<<<<<
@@ -25299,7 +25444,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_26take_back(CYTHON_UNUSED Py
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":210
+/* "kvstore/memory/rounds.pxi":217
  * # ------------------------------------------------------------------------------------------- the job's settings
  * 
  * def mode(Job job):             # <<<<<<<<<<<<<<
@@ -25347,32 +25492,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 210, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 217, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 210, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 217, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "mode", 0) < (0)) __PYX_ERR(5, 210, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "mode", 0) < (0)) __PYX_ERR(5, 217, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("mode", 1, 1, 1, i); __PYX_ERR(5, 210, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("mode", 1, 1, 1, i); __PYX_ERR(5, 217, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 210, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 217, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("mode", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 210, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("mode", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 217, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -25383,7 +25528,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 210, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 217, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_28mode(__pyx_self, __pyx_v_job);
 
   /* function exit code */
@@ -25412,14 +25557,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_28mode(CYTHON_UNUSED PyObjec
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("mode", 0);
 
-  /* "kvstore/memory/rounds.pxi":212
+  /* "kvstore/memory/rounds.pxi":219
  * def mode(Job job):
  *     """The mode of the job: odd where an updater or optimizer is set."""
  *     return kv_get(&job.me.head.mode)             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_1 = __Pyx_PyLong_From_uint64_t(KV_GET((&__pyx_v_job->me->head->mode))); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 212, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyLong_From_uint64_t(KV_GET((&__pyx_v_job->me->head->mode))); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 219, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   {
     PyObject *__pyx_temp;
@@ -25432,7 +25577,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_28mode(CYTHON_UNUSED PyObjec
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":210
+  /* "kvstore/memory/rounds.pxi":217
  * # ------------------------------------------------------------------------------------------- the job's settings
  * 
  * def mode(Job job):             # <<<<<<<<<<<<<<
@@ -25451,7 +25596,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_28mode(CYTHON_UNUSED PyObjec
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":215
+/* "kvstore/memory/rounds.pxi":222
  * 
  * 
  * def catch_up(Job job, uint64_t mode, bint able):             # <<<<<<<<<<<<<<
@@ -25501,46 +25646,46 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,&__pyx_mstate_global->__pyx_n_u_mode,&__pyx_mstate_global->__pyx_n_u_able,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 215, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 222, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 215, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 222, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 215, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 222, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 215, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 222, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "catch_up", 0) < (0)) __PYX_ERR(5, 215, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "catch_up", 0) < (0)) __PYX_ERR(5, 222, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 3; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("catch_up", 1, 3, 3, i); __PYX_ERR(5, 215, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("catch_up", 1, 3, 3, i); __PYX_ERR(5, 222, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 3)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 215, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 222, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 215, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 222, __pyx_L3_error)
       values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 215, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(5, 222, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
-    __pyx_v_mode = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_mode == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 215, __pyx_L3_error)
-    __pyx_v_able = __Pyx_PyObject_IsTrue(values[2]); if (unlikely((__pyx_v_able == (int)-1) && PyErr_Occurred())) __PYX_ERR(5, 215, __pyx_L3_error)
+    __pyx_v_mode = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_mode == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 222, __pyx_L3_error)
+    __pyx_v_able = __Pyx_PyObject_IsTrue(values[2]); if (unlikely((__pyx_v_able == (int)-1) && PyErr_Occurred())) __PYX_ERR(5, 222, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("catch_up", 1, 3, 3, __pyx_nargs); __PYX_ERR(5, 215, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("catch_up", 1, 3, 3, __pyx_nargs); __PYX_ERR(5, 222, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -25551,7 +25696,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 215, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 222, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_30catch_up(__pyx_self, __pyx_v_job, __pyx_v_mode, __pyx_v_able);
 
   /* function exit code */
@@ -25578,7 +25723,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_30catch_up(CYTHON_UNUSED PyO
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("catch_up", 0);
 
-  /* "kvstore/memory/rounds.pxi":217
+  /* "kvstore/memory/rounds.pxi":224
  * def catch_up(Job job, uint64_t mode, bint able):
  *     """Say which mode this process can carry out, or that it cannot carry out that one."""
  *     job.me.tried = mode             # <<<<<<<<<<<<<<
@@ -25587,7 +25732,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_30catch_up(CYTHON_UNUSED PyO
 */
   __pyx_v_job->me->tried = __pyx_v_mode;
 
-  /* "kvstore/memory/rounds.pxi":218
+  /* "kvstore/memory/rounds.pxi":225
  *     """Say which mode this process can carry out, or that it cannot carry out that one."""
  *     job.me.tried = mode
  *     if able:             # <<<<<<<<<<<<<<
@@ -25596,7 +25741,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_30catch_up(CYTHON_UNUSED PyO
 */
   if (__pyx_v_able) {
 
-    /* "kvstore/memory/rounds.pxi":219
+    /* "kvstore/memory/rounds.pxi":226
  *     job.me.tried = mode
  *     if able:
  *         job.me.mode = mode             # <<<<<<<<<<<<<<
@@ -25605,7 +25750,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_30catch_up(CYTHON_UNUSED PyO
 */
     __pyx_v_job->me->mode = __pyx_v_mode;
 
-    /* "kvstore/memory/rounds.pxi":218
+    /* "kvstore/memory/rounds.pxi":225
  *     """Say which mode this process can carry out, or that it cannot carry out that one."""
  *     job.me.tried = mode
  *     if able:             # <<<<<<<<<<<<<<
@@ -25614,7 +25759,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_30catch_up(CYTHON_UNUSED PyO
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":215
+  /* "kvstore/memory/rounds.pxi":222
  * 
  * 
  * def catch_up(Job job, uint64_t mode, bint able):             # <<<<<<<<<<<<<<
@@ -25629,7 +25774,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_30catch_up(CYTHON_UNUSED PyO
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":222
+/* "kvstore/memory/rounds.pxi":229
  * 
  * 
  * def set_mode(Job job, uint64_t mode):             # <<<<<<<<<<<<<<
@@ -25678,39 +25823,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,&__pyx_mstate_global->__pyx_n_u_mode,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 222, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 229, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 222, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 229, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 222, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 229, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "set_mode", 0) < (0)) __PYX_ERR(5, 222, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "set_mode", 0) < (0)) __PYX_ERR(5, 229, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("set_mode", 1, 2, 2, i); __PYX_ERR(5, 222, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("set_mode", 1, 2, 2, i); __PYX_ERR(5, 229, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 222, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 229, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 222, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 229, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
-    __pyx_v_mode = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_mode == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 222, __pyx_L3_error)
+    __pyx_v_mode = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_mode == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 229, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("set_mode", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 222, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("set_mode", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 229, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -25721,7 +25866,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 222, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 229, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_32set_mode(__pyx_self, __pyx_v_job, __pyx_v_mode);
 
   /* function exit code */
@@ -25747,7 +25892,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_32set_mode(CYTHON_UNUSED PyO
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("set_mode", 0);
 
-  /* "kvstore/memory/rounds.pxi":224
+  /* "kvstore/memory/rounds.pxi":231
  * def set_mode(Job job, uint64_t mode):
  *     """Change the mode of the job; the caller holds `Lock`."""
  *     kv_put(&job.me.head.mode, mode)             # <<<<<<<<<<<<<<
@@ -25756,7 +25901,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_32set_mode(CYTHON_UNUSED PyO
 */
   KV_PUT((&__pyx_v_job->me->head->mode), __pyx_v_mode);
 
-  /* "kvstore/memory/rounds.pxi":225
+  /* "kvstore/memory/rounds.pxi":232
  *     """Change the mode of the job; the caller holds `Lock`."""
  *     kv_put(&job.me.head.mode, mode)
  *     kv_tell(job.me)             # <<<<<<<<<<<<<<
@@ -25765,7 +25910,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_32set_mode(CYTHON_UNUSED PyO
 */
   kv_tell(__pyx_v_job->me);
 
-  /* "kvstore/memory/rounds.pxi":222
+  /* "kvstore/memory/rounds.pxi":229
  * 
  * 
  * def set_mode(Job job, uint64_t mode):             # <<<<<<<<<<<<<<
@@ -25780,7 +25925,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_32set_mode(CYTHON_UNUSED PyO
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":228
+/* "kvstore/memory/rounds.pxi":235
  * 
  * 
  * def settings_version(Job job):             # <<<<<<<<<<<<<<
@@ -25828,32 +25973,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 228, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 235, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 228, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 235, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "settings_version", 0) < (0)) __PYX_ERR(5, 228, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "settings_version", 0) < (0)) __PYX_ERR(5, 235, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("settings_version", 1, 1, 1, i); __PYX_ERR(5, 228, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("settings_version", 1, 1, 1, i); __PYX_ERR(5, 235, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 228, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 235, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("settings_version", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 228, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("settings_version", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 235, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -25864,7 +26009,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 228, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 235, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_34settings_version(__pyx_self, __pyx_v_job);
 
   /* function exit code */
@@ -25893,14 +26038,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_34settings_version(CYTHON_UN
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("settings_version", 0);
 
-  /* "kvstore/memory/rounds.pxi":230
+  /* "kvstore/memory/rounds.pxi":237
  * def settings_version(Job job):
  *     """Changes with every change of the settings."""
  *     return kv_get(&job.me.head.settings_version)             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_1 = __Pyx_PyLong_From_uint64_t(KV_GET((&__pyx_v_job->me->head->settings_version))); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 230, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyLong_From_uint64_t(KV_GET((&__pyx_v_job->me->head->settings_version))); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 237, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   {
     PyObject *__pyx_temp;
@@ -25913,7 +26058,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_34settings_version(CYTHON_UN
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":228
+  /* "kvstore/memory/rounds.pxi":235
  * 
  * 
  * def settings_version(Job job):             # <<<<<<<<<<<<<<
@@ -25932,7 +26077,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_34settings_version(CYTHON_UN
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":233
+/* "kvstore/memory/rounds.pxi":240
  * 
  * 
  * def settings(Job job):             # <<<<<<<<<<<<<<
@@ -25980,32 +26125,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 233, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 240, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 233, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 240, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "settings", 0) < (0)) __PYX_ERR(5, 233, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "settings", 0) < (0)) __PYX_ERR(5, 240, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("settings", 1, 1, 1, i); __PYX_ERR(5, 233, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("settings", 1, 1, 1, i); __PYX_ERR(5, 240, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 233, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 240, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("settings", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 233, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("settings", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 240, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -26016,7 +26161,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 233, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 240, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_36settings(__pyx_self, __pyx_v_job);
 
   /* function exit code */
@@ -26048,7 +26193,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_36settings(CYTHON_UNUSED PyO
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("settings", 0);
 
-  /* "kvstore/memory/rounds.pxi":235
+  /* "kvstore/memory/rounds.pxi":242
  * def settings(Job job):
  *     """The description of the optimizer; the caller holds `Lock`."""
  *     cdef uint64_t offset = kv_get(&job.me.head.settings)             # <<<<<<<<<<<<<<
@@ -26057,7 +26202,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_36settings(CYTHON_UNUSED PyO
 */
   __pyx_v_offset = KV_GET((&__pyx_v_job->me->head->settings));
 
-  /* "kvstore/memory/rounds.pxi":236
+  /* "kvstore/memory/rounds.pxi":243
  *     """The description of the optimizer; the caller holds `Lock`."""
  *     cdef uint64_t offset = kv_get(&job.me.head.settings)
  *     return (job.me.base + offset)[:kv_get(&job.me.head.settings_bytes)] if offset else b""             # <<<<<<<<<<<<<<
@@ -26067,7 +26212,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_36settings(CYTHON_UNUSED PyO
   __pyx_t_2 = (__pyx_v_offset != 0);
 
   if (__pyx_t_2) {
-    __pyx_t_3 = __Pyx_PyBytes_FromStringAndSize((__pyx_v_job->me->base + __pyx_v_offset) + 0, KV_GET((&__pyx_v_job->me->head->settings_bytes)) - 0); if (unlikely(!__pyx_t_3)) __PYX_ERR(5, 236, __pyx_L1_error)
+    __pyx_t_3 = __Pyx_PyBytes_FromStringAndSize((__pyx_v_job->me->base + __pyx_v_offset) + 0, KV_GET((&__pyx_v_job->me->head->settings_bytes)) - 0); if (unlikely(!__pyx_t_3)) __PYX_ERR(5, 243, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_3);
     __pyx_t_1 = __pyx_t_3;
     __pyx_t_3 = 0;
@@ -26087,7 +26232,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_36settings(CYTHON_UNUSED PyO
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":233
+  /* "kvstore/memory/rounds.pxi":240
  * 
  * 
  * def settings(Job job):             # <<<<<<<<<<<<<<
@@ -26108,7 +26253,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_36settings(CYTHON_UNUSED PyO
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":239
+/* "kvstore/memory/rounds.pxi":246
  * 
  * 
  * def set_settings(Job job, bytes text):             # <<<<<<<<<<<<<<
@@ -26157,39 +26302,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,&__pyx_mstate_global->__pyx_n_u_text,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 239, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 246, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 239, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 246, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 239, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 246, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "set_settings", 0) < (0)) __PYX_ERR(5, 239, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "set_settings", 0) < (0)) __PYX_ERR(5, 246, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("set_settings", 1, 2, 2, i); __PYX_ERR(5, 239, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("set_settings", 1, 2, 2, i); __PYX_ERR(5, 246, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 239, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 246, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 239, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 246, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
     __pyx_v_text = ((PyObject*)values[1]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("set_settings", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 239, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("set_settings", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 246, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -26200,8 +26345,8 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 239, __pyx_L1_error)
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_text), (&PyBytes_Type), 1, "text", 1))) __PYX_ERR(5, 239, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 246, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_text), (&PyBytes_Type), 1, "text", 1))) __PYX_ERR(5, 246, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_38set_settings(__pyx_self, __pyx_v_job, __pyx_v_text);
 
   /* function exit code */
@@ -26245,7 +26390,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("set_settings", 0);
 
-  /* "kvstore/memory/rounds.pxi":241
+  /* "kvstore/memory/rounds.pxi":248
  * def set_settings(Job job, bytes text):
  *     """Put down the description of the optimizer; the caller holds `Lock`."""
  *     cdef uint64_t old = kv_get(&job.me.head.settings), size = kv_get(&job.me.head.settings_bytes)             # <<<<<<<<<<<<<<
@@ -26255,7 +26400,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
   __pyx_v_old = KV_GET((&__pyx_v_job->me->head->settings));
   __pyx_v_size = KV_GET((&__pyx_v_job->me->head->settings_bytes));
 
-  /* "kvstore/memory/rounds.pxi":242
+  /* "kvstore/memory/rounds.pxi":249
  *     """Put down the description of the optimizer; the caller holds `Lock`."""
  *     cdef uint64_t old = kv_get(&job.me.head.settings), size = kv_get(&job.me.head.settings_bytes)
  *     cdef uint64_t offset = kv_take_locked(job.me, max(len(text), 1))             # <<<<<<<<<<<<<<
@@ -26266,9 +26411,9 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
   __pyx_t_1 = 1;
   if (unlikely(__pyx_v_text == Py_None)) {
     PyErr_SetString(PyExc_TypeError, "object of type \047NoneType\047 has no len()");
-    __PYX_ERR(5, 242, __pyx_L1_error)
+    __PYX_ERR(5, 249, __pyx_L1_error)
   }
-  __pyx_t_2 = __Pyx_PyBytes_GET_SIZE(__pyx_v_text); if (unlikely(__pyx_t_2 == ((Py_ssize_t)-1))) __PYX_ERR(5, 242, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_PyBytes_GET_SIZE(__pyx_v_text); if (unlikely(__pyx_t_2 == ((Py_ssize_t)-1))) __PYX_ERR(5, 249, __pyx_L1_error)
   __pyx_t_4 = (__pyx_t_1 > __pyx_t_2);
 
   if (__pyx_t_4) {
@@ -26283,7 +26428,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
   __pyx_v_offset = kv_take_locked(__pyx_v_job->me, __pyx_t_3);
 
 
-  /* "kvstore/memory/rounds.pxi":243
+  /* "kvstore/memory/rounds.pxi":250
  *     cdef uint64_t old = kv_get(&job.me.head.settings), size = kv_get(&job.me.head.settings_bytes)
  *     cdef uint64_t offset = kv_take_locked(job.me, max(len(text), 1))
  *     if not offset:             # <<<<<<<<<<<<<<
@@ -26295,7 +26440,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
   if (unlikely(__pyx_t_4)) {
 
 
-    /* "kvstore/memory/rounds.pxi":244
+    /* "kvstore/memory/rounds.pxi":251
  *     cdef uint64_t offset = kv_take_locked(job.me, max(len(text), 1))
  *     if not offset:
  *         raise no_memory(len(text))             # <<<<<<<<<<<<<<
@@ -26303,14 +26448,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
  *     kv_put(&job.me.head.settings_bytes, len(text))
 */
     __pyx_t_6 = NULL;
-    __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_no_memory); if (unlikely(!__pyx_t_7)) __PYX_ERR(5, 244, __pyx_L1_error)
+    __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_no_memory); if (unlikely(!__pyx_t_7)) __PYX_ERR(5, 251, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_7);
     if (unlikely(__pyx_v_text == Py_None)) {
       PyErr_SetString(PyExc_TypeError, "object of type \047NoneType\047 has no len()");
-      __PYX_ERR(5, 244, __pyx_L1_error)
+      __PYX_ERR(5, 251, __pyx_L1_error)
     }
-    __pyx_t_3 = __Pyx_PyBytes_GET_SIZE(__pyx_v_text); if (unlikely(__pyx_t_3 == ((Py_ssize_t)-1))) __PYX_ERR(5, 244, __pyx_L1_error)
-    __pyx_t_8 = PyLong_FromSsize_t(__pyx_t_3); if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 244, __pyx_L1_error)
+    __pyx_t_3 = __Pyx_PyBytes_GET_SIZE(__pyx_v_text); if (unlikely(__pyx_t_3 == ((Py_ssize_t)-1))) __PYX_ERR(5, 251, __pyx_L1_error)
+    __pyx_t_8 = PyLong_FromSsize_t(__pyx_t_3); if (unlikely(!__pyx_t_8)) __PYX_ERR(5, 251, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_8);
 
     __pyx_t_9 = 1;
@@ -26331,14 +26476,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
       __Pyx_XDECREF(__pyx_t_6); __pyx_t_6 = 0;
       __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-      if (unlikely(!__pyx_t_5)) __PYX_ERR(5, 244, __pyx_L1_error)
+      if (unlikely(!__pyx_t_5)) __PYX_ERR(5, 251, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_5);
     }
     __Pyx_Raise(__pyx_t_5, 0, 0, 0);
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
-    __PYX_ERR(5, 244, __pyx_L1_error)
+    __PYX_ERR(5, 251, __pyx_L1_error)
 
-    /* "kvstore/memory/rounds.pxi":243
+    /* "kvstore/memory/rounds.pxi":250
  *     cdef uint64_t old = kv_get(&job.me.head.settings), size = kv_get(&job.me.head.settings_bytes)
  *     cdef uint64_t offset = kv_take_locked(job.me, max(len(text), 1))
  *     if not offset:             # <<<<<<<<<<<<<<
@@ -26347,7 +26492,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":245
+  /* "kvstore/memory/rounds.pxi":252
  *     if not offset:
  *         raise no_memory(len(text))
  *     memcpy(job.me.base + offset, <char *>text, len(text))             # <<<<<<<<<<<<<<
@@ -26356,19 +26501,19 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
 */
   if (unlikely(__pyx_v_text == Py_None)) {
     PyErr_SetString(PyExc_TypeError, "expected bytes, NoneType found");
-    __PYX_ERR(5, 245, __pyx_L1_error)
+    __PYX_ERR(5, 252, __pyx_L1_error)
   }
-  __pyx_t_10 = __Pyx_PyBytes_AsWritableString(__pyx_v_text); if (unlikely((!__pyx_t_10) && PyErr_Occurred())) __PYX_ERR(5, 245, __pyx_L1_error)
+  __pyx_t_10 = __Pyx_PyBytes_AsWritableString(__pyx_v_text); if (unlikely((!__pyx_t_10) && PyErr_Occurred())) __PYX_ERR(5, 252, __pyx_L1_error)
   if (unlikely(__pyx_v_text == Py_None)) {
     PyErr_SetString(PyExc_TypeError, "object of type \047NoneType\047 has no len()");
-    __PYX_ERR(5, 245, __pyx_L1_error)
+    __PYX_ERR(5, 252, __pyx_L1_error)
   }
-  __pyx_t_3 = __Pyx_PyBytes_GET_SIZE(__pyx_v_text); if (unlikely(__pyx_t_3 == ((Py_ssize_t)-1))) __PYX_ERR(5, 245, __pyx_L1_error)
+  __pyx_t_3 = __Pyx_PyBytes_GET_SIZE(__pyx_v_text); if (unlikely(__pyx_t_3 == ((Py_ssize_t)-1))) __PYX_ERR(5, 252, __pyx_L1_error)
   (void)(memcpy((__pyx_v_job->me->base + __pyx_v_offset), ((char *)__pyx_t_10), __pyx_t_3));
 
 
 
-  /* "kvstore/memory/rounds.pxi":246
+  /* "kvstore/memory/rounds.pxi":253
  *         raise no_memory(len(text))
  *     memcpy(job.me.base + offset, <char *>text, len(text))
  *     kv_put(&job.me.head.settings_bytes, len(text))             # <<<<<<<<<<<<<<
@@ -26377,13 +26522,13 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
 */
   if (unlikely(__pyx_v_text == Py_None)) {
     PyErr_SetString(PyExc_TypeError, "object of type \047NoneType\047 has no len()");
-    __PYX_ERR(5, 246, __pyx_L1_error)
+    __PYX_ERR(5, 253, __pyx_L1_error)
   }
-  __pyx_t_3 = __Pyx_PyBytes_GET_SIZE(__pyx_v_text); if (unlikely(__pyx_t_3 == ((Py_ssize_t)-1))) __PYX_ERR(5, 246, __pyx_L1_error)
+  __pyx_t_3 = __Pyx_PyBytes_GET_SIZE(__pyx_v_text); if (unlikely(__pyx_t_3 == ((Py_ssize_t)-1))) __PYX_ERR(5, 253, __pyx_L1_error)
   KV_PUT((&__pyx_v_job->me->head->settings_bytes), __pyx_t_3);
 
 
-  /* "kvstore/memory/rounds.pxi":247
+  /* "kvstore/memory/rounds.pxi":254
  *     memcpy(job.me.base + offset, <char *>text, len(text))
  *     kv_put(&job.me.head.settings_bytes, len(text))
  *     kv_put(&job.me.head.settings, offset)             # <<<<<<<<<<<<<<
@@ -26392,7 +26537,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
 */
   KV_PUT((&__pyx_v_job->me->head->settings), __pyx_v_offset);
 
-  /* "kvstore/memory/rounds.pxi":248
+  /* "kvstore/memory/rounds.pxi":255
  *     kv_put(&job.me.head.settings_bytes, len(text))
  *     kv_put(&job.me.head.settings, offset)
  *     kv_add(&job.me.head.settings_version, 1)             # <<<<<<<<<<<<<<
@@ -26401,7 +26546,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
 */
   (void)(KV_ADD((&__pyx_v_job->me->head->settings_version), 1));
 
-  /* "kvstore/memory/rounds.pxi":249
+  /* "kvstore/memory/rounds.pxi":256
  *     kv_put(&job.me.head.settings, offset)
  *     kv_add(&job.me.head.settings_version, 1)
  *     if old:             # <<<<<<<<<<<<<<
@@ -26413,7 +26558,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
   if (__pyx_t_4) {
 
 
-    /* "kvstore/memory/rounds.pxi":250
+    /* "kvstore/memory/rounds.pxi":257
  *     kv_add(&job.me.head.settings_version, 1)
  *     if old:
  *         kv_give_locked(job.me, old, max(size, <uint64_t>1))             # <<<<<<<<<<<<<<
@@ -26437,7 +26582,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
     kv_give_locked(__pyx_v_job->me, __pyx_v_old, __pyx_t_13);
 
 
-    /* "kvstore/memory/rounds.pxi":249
+    /* "kvstore/memory/rounds.pxi":256
  *     kv_put(&job.me.head.settings, offset)
  *     kv_add(&job.me.head.settings_version, 1)
  *     if old:             # <<<<<<<<<<<<<<
@@ -26446,7 +26591,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
 */
   }
 
-  /* "kvstore/memory/rounds.pxi":239
+  /* "kvstore/memory/rounds.pxi":246
  * 
  * 
  * def set_settings(Job job, bytes text):             # <<<<<<<<<<<<<<
@@ -26473,7 +26618,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_38set_settings(CYTHON_UNUSED
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":253
+/* "kvstore/memory/rounds.pxi":260
  * 
  * 
  * def num_update(Job job):             # <<<<<<<<<<<<<<
@@ -26521,32 +26666,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 253, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 260, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 253, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 260, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "num_update", 0) < (0)) __PYX_ERR(5, 253, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "num_update", 0) < (0)) __PYX_ERR(5, 260, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("num_update", 1, 1, 1, i); __PYX_ERR(5, 253, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("num_update", 1, 1, 1, i); __PYX_ERR(5, 260, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 253, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 260, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("num_update", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 253, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("num_update", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 260, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -26557,7 +26702,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 253, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 260, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_40num_update(__pyx_self, __pyx_v_job);
 
   /* function exit code */
@@ -26586,14 +26731,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_40num_update(CYTHON_UNUSED P
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("num_update", 0);
 
-  /* "kvstore/memory/rounds.pxi":255
+  /* "kvstore/memory/rounds.pxi":262
  * def num_update(Job job):
  *     """The largest count of updates over all keys."""
  *     return kv_get(&job.me.head.num_update)             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_1 = __Pyx_PyLong_From_uint64_t(KV_GET((&__pyx_v_job->me->head->num_update))); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 255, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyLong_From_uint64_t(KV_GET((&__pyx_v_job->me->head->num_update))); if (unlikely(!__pyx_t_1)) __PYX_ERR(5, 262, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   {
     PyObject *__pyx_temp;
@@ -26606,7 +26751,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_40num_update(CYTHON_UNUSED P
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "kvstore/memory/rounds.pxi":253
+  /* "kvstore/memory/rounds.pxi":260
  * 
  * 
  * def num_update(Job job):             # <<<<<<<<<<<<<<
@@ -26625,7 +26770,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_40num_update(CYTHON_UNUSED P
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":258
+/* "kvstore/memory/rounds.pxi":265
  * 
  * 
  * def raise_num_update(Job job, uint64_t n):             # <<<<<<<<<<<<<<
@@ -26674,39 +26819,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,&__pyx_mstate_global->__pyx_n_u_n,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 258, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 265, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 258, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 265, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 258, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 265, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "raise_num_update", 0) < (0)) __PYX_ERR(5, 258, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "raise_num_update", 0) < (0)) __PYX_ERR(5, 265, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("raise_num_update", 1, 2, 2, i); __PYX_ERR(5, 258, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("raise_num_update", 1, 2, 2, i); __PYX_ERR(5, 265, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 258, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 265, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 258, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 265, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
-    __pyx_v_n = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_n == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 258, __pyx_L3_error)
+    __pyx_v_n = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_n == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 265, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("raise_num_update", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 258, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("raise_num_update", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 265, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -26717,7 +26862,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 258, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 265, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_42raise_num_update(__pyx_self, __pyx_v_job, __pyx_v_n);
 
   /* function exit code */
@@ -26746,7 +26891,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_42raise_num_update(CYTHON_UN
   int __pyx_t_2;
   __Pyx_RefNannySetupContext("raise_num_update", 0);
 
-  /* "kvstore/memory/rounds.pxi":260
+  /* "kvstore/memory/rounds.pxi":267
  * def raise_num_update(Job job, uint64_t n):
  *     """Make the largest count at least `n`."""
  *     cdef uint64_t now = kv_get(&job.me.head.num_update)             # <<<<<<<<<<<<<<
@@ -26755,7 +26900,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_42raise_num_update(CYTHON_UN
 */
   __pyx_v_now = KV_GET((&__pyx_v_job->me->head->num_update));
 
-  /* "kvstore/memory/rounds.pxi":261
+  /* "kvstore/memory/rounds.pxi":268
  *     """Make the largest count at least `n`."""
  *     cdef uint64_t now = kv_get(&job.me.head.num_update)
  *     while now < n and not kv_swap(&job.me.head.num_update, now, n):             # <<<<<<<<<<<<<<
@@ -26782,7 +26927,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_42raise_num_update(CYTHON_UN
 
     if (!__pyx_t_1) break;
 
-    /* "kvstore/memory/rounds.pxi":262
+    /* "kvstore/memory/rounds.pxi":269
  *     cdef uint64_t now = kv_get(&job.me.head.num_update)
  *     while now < n and not kv_swap(&job.me.head.num_update, now, n):
  *         now = kv_get(&job.me.head.num_update)             # <<<<<<<<<<<<<<
@@ -26792,7 +26937,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_42raise_num_update(CYTHON_UN
     __pyx_v_now = KV_GET((&__pyx_v_job->me->head->num_update));
   }
 
-  /* "kvstore/memory/rounds.pxi":258
+  /* "kvstore/memory/rounds.pxi":265
  * 
  * 
  * def raise_num_update(Job job, uint64_t n):             # <<<<<<<<<<<<<<
@@ -26808,7 +26953,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_42raise_num_update(CYTHON_UN
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":265
+/* "kvstore/memory/rounds.pxi":272
  * 
  * 
  * def set_num_update(Job job, uint64_t n):             # <<<<<<<<<<<<<<
@@ -26857,39 +27002,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,&__pyx_mstate_global->__pyx_n_u_n,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 265, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 272, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 265, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 272, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 265, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 272, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "set_num_update", 0) < (0)) __PYX_ERR(5, 265, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "set_num_update", 0) < (0)) __PYX_ERR(5, 272, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("set_num_update", 1, 2, 2, i); __PYX_ERR(5, 265, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("set_num_update", 1, 2, 2, i); __PYX_ERR(5, 272, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 265, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 272, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 265, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(5, 272, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
-    __pyx_v_n = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_n == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 265, __pyx_L3_error)
+    __pyx_v_n = __Pyx_PyLong_As_uint64_t(values[1]); if (unlikely((__pyx_v_n == ((uint64_t)-1)) && PyErr_Occurred())) __PYX_ERR(5, 272, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("set_num_update", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 265, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("set_num_update", 1, 2, 2, __pyx_nargs); __PYX_ERR(5, 272, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -26900,7 +27045,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 265, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 272, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_44set_num_update(__pyx_self, __pyx_v_job, __pyx_v_n);
 
   /* function exit code */
@@ -26926,7 +27071,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_44set_num_update(CYTHON_UNUS
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("set_num_update", 0);
 
-  /* "kvstore/memory/rounds.pxi":267
+  /* "kvstore/memory/rounds.pxi":274
  * def set_num_update(Job job, uint64_t n):
  *     """Set the largest count."""
  *     kv_put(&job.me.head.num_update, n)             # <<<<<<<<<<<<<<
@@ -26935,7 +27080,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_44set_num_update(CYTHON_UNUS
 */
   KV_PUT((&__pyx_v_job->me->head->num_update), __pyx_v_n);
 
-  /* "kvstore/memory/rounds.pxi":265
+  /* "kvstore/memory/rounds.pxi":272
  * 
  * 
  * def set_num_update(Job job, uint64_t n):             # <<<<<<<<<<<<<<
@@ -26950,7 +27095,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_44set_num_update(CYTHON_UNUS
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":275
+/* "kvstore/memory/rounds.pxi":282
  *     cdef Job job
  * 
  *     def __cinit__(self, Job job):             # <<<<<<<<<<<<<<
@@ -26996,32 +27141,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_job,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL_TPNEW(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 275, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(5, 282, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 275, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 282, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "__cinit__", 0) < (0)) __PYX_ERR(5, 275, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "__cinit__", 0) < (0)) __PYX_ERR(5, 282, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("__cinit__", 1, 1, 1, i); __PYX_ERR(5, 275, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("__cinit__", 1, 1, 1, i); __PYX_ERR(5, 282, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 275, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(5, 282, __pyx_L3_error)
     }
     __pyx_v_job = ((struct __pyx_obj_7kvstore_6memory_7_shared_Job *)values[0]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("__cinit__", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 275, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("__cinit__", 1, 1, 1, __pyx_nargs); __PYX_ERR(5, 282, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -27032,7 +27177,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return -1;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 275, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_job), __pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Job, 1, "job", 0))) __PYX_ERR(5, 282, __pyx_L1_error)
   __pyx_r = __pyx_pf_7kvstore_6memory_7_shared_4Lock___cinit__(((struct __pyx_obj_7kvstore_6memory_7_shared_Lock *)__pyx_v_self), __pyx_v_job);
 
   /* function exit code */
@@ -27057,7 +27202,7 @@ static int __pyx_pf_7kvstore_6memory_7_shared_4Lock___cinit__(struct __pyx_obj_7
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("__cinit__", 0);
 
-  /* "kvstore/memory/rounds.pxi":276
+  /* "kvstore/memory/rounds.pxi":283
  * 
  *     def __cinit__(self, Job job):
  *         self.job = job             # <<<<<<<<<<<<<<
@@ -27069,7 +27214,7 @@ static int __pyx_pf_7kvstore_6memory_7_shared_4Lock___cinit__(struct __pyx_obj_7
   __Pyx_GOTREF((PyObject *)__pyx_v_self->job);
   __Pyx_DECREF_SET(__pyx_v_self->job, __pyx_v_job);
 
-  /* "kvstore/memory/rounds.pxi":275
+  /* "kvstore/memory/rounds.pxi":282
  *     cdef Job job
  * 
  *     def __cinit__(self, Job job):             # <<<<<<<<<<<<<<
@@ -27084,7 +27229,7 @@ static int __pyx_pf_7kvstore_6memory_7_shared_4Lock___cinit__(struct __pyx_obj_7
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":278
+/* "kvstore/memory/rounds.pxi":285
  *         self.job = job
  * 
  *     def __enter__(self):             # <<<<<<<<<<<<<<
@@ -27143,17 +27288,17 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Lock_2__enter__(struct __py
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("__enter__", 0);
 
-  /* "kvstore/memory/rounds.pxi":279
+  /* "kvstore/memory/rounds.pxi":286
  * 
  *     def __enter__(self):
  *         self.job.lock()             # <<<<<<<<<<<<<<
  * 
  *     def __exit__(self, *_):
 */
-  __pyx_t_1 = ((struct __pyx_vtabstruct_7kvstore_6memory_7_shared_Job *)__pyx_v_self->job->__pyx_vtab)->lock(__pyx_v_self->job); if (unlikely(__pyx_t_1 == ((int)-1))) __PYX_ERR(5, 279, __pyx_L1_error)
+  __pyx_t_1 = ((struct __pyx_vtabstruct_7kvstore_6memory_7_shared_Job *)__pyx_v_self->job->__pyx_vtab)->lock(__pyx_v_self->job); if (unlikely(__pyx_t_1 == ((int)-1))) __PYX_ERR(5, 286, __pyx_L1_error)
 
 
-  /* "kvstore/memory/rounds.pxi":278
+  /* "kvstore/memory/rounds.pxi":285
  *         self.job = job
  * 
  *     def __enter__(self):             # <<<<<<<<<<<<<<
@@ -27173,7 +27318,7 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Lock_2__enter__(struct __py
   return __pyx_r;
 }
 
-/* "kvstore/memory/rounds.pxi":281
+/* "kvstore/memory/rounds.pxi":288
  *         self.job.lock()
  * 
  *     def __exit__(self, *_):             # <<<<<<<<<<<<<<
@@ -27214,14 +27359,14 @@ static PyObject *__pyx_pf_7kvstore_6memory_7_shared_4Lock_4__exit__(struct __pyx
   __Pyx_RefNannyDeclarations
   __Pyx_RefNannySetupContext("__exit__", 0);
 
-  /* "kvstore/memory/rounds.pxi":282
+  /* "kvstore/memory/rounds.pxi":289
  * 
  *     def __exit__(self, *_):
  *         kv_unlock_region(self.job.me)             # <<<<<<<<<<<<<<
 */
   kv_unlock_region(__pyx_v_self->job->me);
 
-  /* "kvstore/memory/rounds.pxi":281
+  /* "kvstore/memory/rounds.pxi":288
  *         self.job.lock()
  * 
  *     def __exit__(self, *_):             # <<<<<<<<<<<<<<
@@ -29505,9 +29650,10 @@ static PyObject *__pyx_getprop_7kvstore_6memory_7_shared_4Call_handle(PyObject *
 
 static PyMethodDef __pyx_methods_7kvstore_6memory_7_shared_Call[] = {
   {"advance", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_5advance, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_7kvstore_6memory_7_shared_4Call_4advance},
-  {"deliver", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_7deliver, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_7kvstore_6memory_7_shared_4Call_6deliver},
-  {"__reduce_cython__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_9__reduce_cython__, __Pyx_METH_FASTCALL|METH_KEYWORDS, 0},
-  {"__setstate_cython__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_11__setstate_cython__, __Pyx_METH_FASTCALL|METH_KEYWORDS, 0},
+  {"help", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_7help, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_7kvstore_6memory_7_shared_4Call_6help},
+  {"deliver", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_9deliver, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_7kvstore_6memory_7_shared_4Call_8deliver},
+  {"__reduce_cython__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_11__reduce_cython__, __Pyx_METH_FASTCALL|METH_KEYWORDS, 0},
+  {"__setstate_cython__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_7kvstore_6memory_7_shared_4Call_13__setstate_cython__, __Pyx_METH_FASTCALL|METH_KEYWORDS, 0},
   {0, 0, 0, 0}
 };
 
@@ -30146,14 +30292,14 @@ static int __Pyx_modinit_Exttype___pyx_obj_7kvstore_6memory_7_shared_Lock(__pyx_
   __Pyx_RefNannySetupContext("__Pyx_modinit_Exttype___pyx_obj_7kvstore_6memory_7_shared_Lock", 0);
   /*--- Exttype __pyx_obj_7kvstore_6memory_7_shared_Lock ---*/
   #if CYTHON_USE_TYPE_SPECS
-  __pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_7kvstore_6memory_7_shared_Lock_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock)) __PYX_ERR(5, 270, __pyx_L1_error)
+  __pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_7kvstore_6memory_7_shared_Lock_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock)) __PYX_ERR(5, 277, __pyx_L1_error)
   #else
   __pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock = &__pyx_type_7kvstore_6memory_7_shared_Lock;
   #endif
   #if !CYTHON_COMPILING_IN_LIMITED_API
   #endif
   #if !CYTHON_USE_TYPE_SPECS
-  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock) < (0)) __PYX_ERR(5, 270, __pyx_L1_error)
+  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock) < (0)) __PYX_ERR(5, 277, __pyx_L1_error)
   #endif
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount((PyObject*)__pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock);
@@ -30163,8 +30309,8 @@ static int __Pyx_modinit_Exttype___pyx_obj_7kvstore_6memory_7_shared_Lock(__pyx_
     __pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock->tp_getattro = PyObject_GenericGetAttr;
   }
   #endif
-  if (PyObject_SetAttr(__pyx_m, __pyx_mstate_global->__pyx_n_u_Lock, (PyObject *) __pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock) < (0)) __PYX_ERR(5, 270, __pyx_L1_error)
-  if (__Pyx_setup_reduce((PyObject *) __pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock) < (0)) __PYX_ERR(5, 270, __pyx_L1_error)
+  if (PyObject_SetAttr(__pyx_m, __pyx_mstate_global->__pyx_n_u_Lock, (PyObject *) __pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock) < (0)) __PYX_ERR(5, 277, __pyx_L1_error)
+  if (__Pyx_setup_reduce((PyObject *) __pyx_mstate->__pyx_ptype_7kvstore_6memory_7_shared_Lock) < (0)) __PYX_ERR(5, 277, __pyx_L1_error)
   __Pyx_RefNannyFinishContext();
   return 0;
   __pyx_L1_error:;
@@ -30725,116 +30871,116 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
   __pyx_t_5 = __pyx_f_5numpy_import_array(); if (unlikely(__pyx_t_5 == ((int)-1))) __PYX_ERR(0, 22, __pyx_L1_error)
 
 
-  /* "kvstore/memory/_shared.pyx":170
+  /* "kvstore/memory/_shared.pyx":171
  *     uint64_t KV_HEADER_BYTES
  * 
  * READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED             # <<<<<<<<<<<<<<
  * PLAN, CATCH_UP, NO_MEMORY = KV_PLAN, KV_CATCH_UP, KV_NO_MEMORY
  * SLOT, IN_PLACE, PRIVATE = KV_SLOT, KV_IN_PLACE, KV_PRIVATE
 */
-  __pyx_t_2 = __Pyx_PyLong_From___pyx_anon_enum(KV_READY); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 170, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_PyLong_From___pyx_anon_enum(KV_READY); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 171, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
-  __pyx_t_4 = __Pyx_PyLong_From___pyx_anon_enum(KV_TICK); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 170, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyLong_From___pyx_anon_enum(KV_TICK); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 171, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
-  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(KV_PEER_LOST); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 170, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(KV_PEER_LOST); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 171, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
-  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_FENCED); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 170, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_FENCED); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 171, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_READY, __pyx_t_2) < (0)) __PYX_ERR(0, 170, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_READY, __pyx_t_2) < (0)) __PYX_ERR(0, 171, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_TICK, __pyx_t_4) < (0)) __PYX_ERR(0, 170, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_TICK, __pyx_t_4) < (0)) __PYX_ERR(0, 171, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_PEER_LOST, __pyx_t_6) < (0)) __PYX_ERR(0, 170, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_PEER_LOST, __pyx_t_6) < (0)) __PYX_ERR(0, 171, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_FENCED, __pyx_t_7) < (0)) __PYX_ERR(0, 170, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_FENCED, __pyx_t_7) < (0)) __PYX_ERR(0, 171, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
 
-  /* "kvstore/memory/_shared.pyx":171
+  /* "kvstore/memory/_shared.pyx":172
  * 
  * READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED
  * PLAN, CATCH_UP, NO_MEMORY = KV_PLAN, KV_CATCH_UP, KV_NO_MEMORY             # <<<<<<<<<<<<<<
  * SLOT, IN_PLACE, PRIVATE = KV_SLOT, KV_IN_PLACE, KV_PRIVATE
  * MAX_WORKERS = KV_MAX_WORKERS
 */
-  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_PLAN); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 171, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_PLAN); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 172, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
-  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(KV_CATCH_UP); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 171, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(KV_CATCH_UP); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 172, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
-  __pyx_t_4 = __Pyx_PyLong_From___pyx_anon_enum(KV_NO_MEMORY); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 171, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyLong_From___pyx_anon_enum(KV_NO_MEMORY); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 172, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_PLAN, __pyx_t_7) < (0)) __PYX_ERR(0, 171, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_PLAN, __pyx_t_7) < (0)) __PYX_ERR(0, 172, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_CATCH_UP, __pyx_t_6) < (0)) __PYX_ERR(0, 171, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_CATCH_UP, __pyx_t_6) < (0)) __PYX_ERR(0, 172, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_NO_MEMORY, __pyx_t_4) < (0)) __PYX_ERR(0, 171, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_NO_MEMORY, __pyx_t_4) < (0)) __PYX_ERR(0, 172, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-  /* "kvstore/memory/_shared.pyx":172
+  /* "kvstore/memory/_shared.pyx":173
  * READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED
  * PLAN, CATCH_UP, NO_MEMORY = KV_PLAN, KV_CATCH_UP, KV_NO_MEMORY
  * SLOT, IN_PLACE, PRIVATE = KV_SLOT, KV_IN_PLACE, KV_PRIVATE             # <<<<<<<<<<<<<<
  * MAX_WORKERS = KV_MAX_WORKERS
  * SMALL_KEY = KV_SMALL_KEY
 */
-  __pyx_t_4 = __Pyx_PyLong_From___pyx_anon_enum(KV_SLOT); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 172, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyLong_From___pyx_anon_enum(KV_SLOT); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 173, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
-  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(KV_IN_PLACE); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 172, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(KV_IN_PLACE); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 173, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
-  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_PRIVATE); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 172, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_PRIVATE); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 173, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_SLOT, __pyx_t_4) < (0)) __PYX_ERR(0, 172, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_SLOT, __pyx_t_4) < (0)) __PYX_ERR(0, 173, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_IN_PLACE, __pyx_t_6) < (0)) __PYX_ERR(0, 172, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_IN_PLACE, __pyx_t_6) < (0)) __PYX_ERR(0, 173, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_PRIVATE, __pyx_t_7) < (0)) __PYX_ERR(0, 172, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_PRIVATE, __pyx_t_7) < (0)) __PYX_ERR(0, 173, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
 
-  /* "kvstore/memory/_shared.pyx":173
+  /* "kvstore/memory/_shared.pyx":174
  * PLAN, CATCH_UP, NO_MEMORY = KV_PLAN, KV_CATCH_UP, KV_NO_MEMORY
  * SLOT, IN_PLACE, PRIVATE = KV_SLOT, KV_IN_PLACE, KV_PRIVATE
  * MAX_WORKERS = KV_MAX_WORKERS             # <<<<<<<<<<<<<<
  * SMALL_KEY = KV_SMALL_KEY
  * HEADER_BYTES = KV_HEADER_BYTES
 */
-  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_MAX_WORKERS); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 173, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_MAX_WORKERS); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 174, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_MAX_WORKERS, __pyx_t_7) < (0)) __PYX_ERR(0, 173, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_MAX_WORKERS, __pyx_t_7) < (0)) __PYX_ERR(0, 174, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
 
-  /* "kvstore/memory/_shared.pyx":174
+  /* "kvstore/memory/_shared.pyx":175
  * SLOT, IN_PLACE, PRIVATE = KV_SLOT, KV_IN_PLACE, KV_PRIVATE
  * MAX_WORKERS = KV_MAX_WORKERS
  * SMALL_KEY = KV_SMALL_KEY             # <<<<<<<<<<<<<<
  * HEADER_BYTES = KV_HEADER_BYTES
  * 
 */
-  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_SMALL_KEY); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 174, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyLong_From___pyx_anon_enum(KV_SMALL_KEY); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 175, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_SMALL_KEY, __pyx_t_7) < (0)) __PYX_ERR(0, 174, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_SMALL_KEY, __pyx_t_7) < (0)) __PYX_ERR(0, 175, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
 
-  /* "kvstore/memory/_shared.pyx":175
+  /* "kvstore/memory/_shared.pyx":176
  * MAX_WORKERS = KV_MAX_WORKERS
  * SMALL_KEY = KV_SMALL_KEY
  * HEADER_BYTES = KV_HEADER_BYTES             # <<<<<<<<<<<<<<
  * 
  * cdef object np_ndarray = np.ndarray
 */
-  __pyx_t_7 = __Pyx_PyLong_From_uint64_t(KV_HEADER_BYTES); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 175, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyLong_From_uint64_t(KV_HEADER_BYTES); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 176, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_HEADER_BYTES, __pyx_t_7) < (0)) __PYX_ERR(0, 175, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_HEADER_BYTES, __pyx_t_7) < (0)) __PYX_ERR(0, 176, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
 
-  /* "kvstore/memory/_shared.pyx":177
+  /* "kvstore/memory/_shared.pyx":178
  * HEADER_BYTES = KV_HEADER_BYTES
  * 
  * cdef object np_ndarray = np.ndarray             # <<<<<<<<<<<<<<
  * 
  * include "fits.pxi"
 */
-  __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_np); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 177, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_np); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 178, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
-  __pyx_t_6 = __Pyx_PyObject_GetAttrStr(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_ndarray); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 177, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyObject_GetAttrStr(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_ndarray); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 178, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
   __Pyx_XGOTREF(__pyx_v_7kvstore_6memory_7_shared_np_ndarray);
@@ -31701,16 +31847,31 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
   /* "kvstore/memory/rounds.pxi":52
  *         return outcome
  * 
- *     def deliver(self):             # <<<<<<<<<<<<<<
- *         """Write the result to the arrays that do not have it yet; an outcome."""
+ *     def help(self):             # <<<<<<<<<<<<<<
+ *         """Do what can be done for the round without waiting for anybody; an outcome."""
  *         cdef int outcome
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Call_7deliver, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Call_deliver, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[52])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 52, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Call_7help, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Call_help, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[52])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 52, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Call, __pyx_mstate_global->__pyx_n_u_deliver, __pyx_t_6) < (0)) __PYX_ERR(5, 52, __pyx_L1_error)
+  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Call, __pyx_mstate_global->__pyx_n_u_help, __pyx_t_6) < (0)) __PYX_ERR(5, 52, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
+
+  /* "kvstore/memory/rounds.pxi":59
+ *         return outcome
+ * 
+ *     def deliver(self):             # <<<<<<<<<<<<<<
+ *         """Write the result to the arrays that do not have it yet; an outcome."""
+ *         cdef int outcome
+*/
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Call_9deliver, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Call_deliver, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[53])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 59, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_6);
+  #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
+  PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
+  #endif
+  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Call, __pyx_mstate_global->__pyx_n_u_deliver, __pyx_t_6) < (0)) __PYX_ERR(5, 59, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
   /* "(tree fragment)":1
@@ -31718,7 +31879,7 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
  *     raise TypeError, "self.c,self.many cannot be converted to a Python object for pickling"
  * def __setstate_cython__(self, __pyx_state):
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Call_9__reduce_cython__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Call___reduce_cython, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[53])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 1, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Call_11__reduce_cython__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Call___reduce_cython, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[54])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 1, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
@@ -31732,7 +31893,7 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
  * def __setstate_cython__(self, __pyx_state):             # <<<<<<<<<<<<<<
  *     raise TypeError, "self.c,self.many cannot be converted to a Python object for pickling"
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Call_11__setstate_cython__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Call___setstate_cython, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[54])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 3, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Call_13__setstate_cython__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Call___setstate_cython, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[55])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 3, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
@@ -31740,364 +31901,364 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
   if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_setstate_cython, __pyx_t_6) < (0)) __PYX_ERR(3, 3, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":62
+  /* "kvstore/memory/rounds.pxi":69
  * 
  * 
  * def make_way(Handle handle):             # <<<<<<<<<<<<<<
  *     """See the round complete whose memory the next push needs; an outcome."""
  *     cdef int outcome
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_3make_way, 0, __pyx_mstate_global->__pyx_n_u_make_way, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[55])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 62, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_3make_way, 0, __pyx_mstate_global->__pyx_n_u_make_way, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[56])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 69, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_make_way, __pyx_t_6) < (0)) __PYX_ERR(5, 62, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_make_way, __pyx_t_6) < (0)) __PYX_ERR(5, 69, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":70
+  /* "kvstore/memory/rounds.pxi":77
  * 
  * 
  * def slot(Handle handle):             # <<<<<<<<<<<<<<
  *     """The memory that this worker's next push of the key is copied to, as an array."""
  *     cdef kv_self *me = handle.job.me
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_5slot, 0, __pyx_mstate_global->__pyx_n_u_slot, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[56])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 70, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_5slot, 0, __pyx_mstate_global->__pyx_n_u_slot, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[57])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 77, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_slot, __pyx_t_6) < (0)) __PYX_ERR(5, 70, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_slot, __pyx_t_6) < (0)) __PYX_ERR(5, 77, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":84
+  /* "kvstore/memory/rounds.pxi":91
  * 
  * 
  * def arrive_with_slot(Handle handle):             # <<<<<<<<<<<<<<
  *     """Push what is in the slot."""
  *     cdef kv_self *me = handle.job.me
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_7arrive_with_slot, 0, __pyx_mstate_global->__pyx_n_u_arrive_with_slot, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[57])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 84, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_7arrive_with_slot, 0, __pyx_mstate_global->__pyx_n_u_arrive_with_slot, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[58])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 91, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_arrive_with_slot, __pyx_t_6) < (0)) __PYX_ERR(5, 84, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_arrive_with_slot, __pyx_t_6) < (0)) __PYX_ERR(5, 91, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":90
+  /* "kvstore/memory/rounds.pxi":97
  * 
  * 
  * def arrive_in_region(Handle handle, uint64_t offset, bint in_place):             # <<<<<<<<<<<<<<
  *     """Push an array that lives in the region; with `in_place`, it receives the sum."""
  *     kv_arrive(handle.job.me, handle.e, KV_IN_PLACE if in_place else KV_SLOT, offset)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_9arrive_in_region, 0, __pyx_mstate_global->__pyx_n_u_arrive_in_region, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[58])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 90, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_9arrive_in_region, 0, __pyx_mstate_global->__pyx_n_u_arrive_in_region, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[59])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 97, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_arrive_in_region, __pyx_t_6) < (0)) __PYX_ERR(5, 90, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_arrive_in_region, __pyx_t_6) < (0)) __PYX_ERR(5, 97, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":95
+  /* "kvstore/memory/rounds.pxi":102
  * 
  * 
  * def arrive_privately(Handle handle, cnp.ndarray array):             # <<<<<<<<<<<<<<
  *     """Push an array that the others will read from this process's memory while it waits."""
  *     kv_arrive(handle.job.me, handle.e, KV_PRIVATE, <uintptr_t>cnp.PyArray_DATA(array))
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_11arrive_privately, 0, __pyx_mstate_global->__pyx_n_u_arrive_privately, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[59])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 95, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_11arrive_privately, 0, __pyx_mstate_global->__pyx_n_u_arrive_privately, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[60])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 102, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_arrive_privately, __pyx_t_6) < (0)) __PYX_ERR(5, 95, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_arrive_privately, __pyx_t_6) < (0)) __PYX_ERR(5, 102, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":100
+  /* "kvstore/memory/rounds.pxi":107
  * 
  * 
  * def arrive_with_rows(Handle handle, uint64_t offset):             # <<<<<<<<<<<<<<
  *     """Push rows of a table: number, ids and data lie at `offset`."""
  *     kv_arrive(handle.job.me, handle.e, KV_ROWS, offset)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_13arrive_with_rows, 0, __pyx_mstate_global->__pyx_n_u_arrive_with_rows, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[60])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 100, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_13arrive_with_rows, 0, __pyx_mstate_global->__pyx_n_u_arrive_with_rows, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[61])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 107, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_arrive_with_rows, __pyx_t_6) < (0)) __PYX_ERR(5, 100, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_arrive_with_rows, __pyx_t_6) < (0)) __PYX_ERR(5, 107, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":105
+  /* "kvstore/memory/rounds.pxi":112
  * 
  * 
  * def opened_with_rows(Handle handle):             # <<<<<<<<<<<<<<
  *     """Whether rows were pushed into the round that this worker has opened."""
- *     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase))))
+ *     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask))
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_15opened_with_rows, 0, __pyx_mstate_global->__pyx_n_u_opened_with_rows, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[61])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 105, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_15opened_with_rows, 0, __pyx_mstate_global->__pyx_n_u_opened_with_rows, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[62])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 112, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_opened_with_rows, __pyx_t_6) < (0)) __PYX_ERR(5, 105, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_opened_with_rows, __pyx_t_6) < (0)) __PYX_ERR(5, 112, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":110
+  /* "kvstore/memory/rounds.pxi":117
  * 
  * 
  * def opened_sources(Handle handle):             # <<<<<<<<<<<<<<
  *     """What was pushed into the round that this worker has opened, by rank: arrays, or for rows their offset."""
  *     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_17opened_sources, 0, __pyx_mstate_global->__pyx_n_u_opened_sources, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[62])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 110, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_17opened_sources, 0, __pyx_mstate_global->__pyx_n_u_opened_sources, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[63])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 117, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_opened_sources, __pyx_t_6) < (0)) __PYX_ERR(5, 110, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_opened_sources, __pyx_t_6) < (0)) __PYX_ERR(5, 117, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":131
+  /* "kvstore/memory/rounds.pxi":138
  * 
  * 
  * def quick_pushpull(Job job, key, value, out):             # <<<<<<<<<<<<<<
  *     """A `pushpull` of one small dense key; None where the long way must be taken, else an outcome or a `Call`.
  * 
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_19quick_pushpull, 0, __pyx_mstate_global->__pyx_n_u_quick_pushpull, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[63])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 131, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_19quick_pushpull, 0, __pyx_mstate_global->__pyx_n_u_quick_pushpull, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[64])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 138, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_quick_pushpull, __pyx_t_6) < (0)) __PYX_ERR(5, 131, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_quick_pushpull, __pyx_t_6) < (0)) __PYX_ERR(5, 138, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":173
+  /* "kvstore/memory/rounds.pxi":180
  * # ------------------------------------------------------------------------------------------- updates by Python
  * 
  * def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t updates):             # <<<<<<<<<<<<<<
  *     """Give the work of the round that this worker has opened to everybody: an update by a compiled rule."""
  *     cdef kv_entry *e = handle.e
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_21put_out, 0, __pyx_mstate_global->__pyx_n_u_put_out, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[64])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 173, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_21put_out, 0, __pyx_mstate_global->__pyx_n_u_put_out, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[65])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 180, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_put_out, __pyx_t_6) < (0)) __PYX_ERR(5, 173, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_put_out, __pyx_t_6) < (0)) __PYX_ERR(5, 180, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":187
+  /* "kvstore/memory/rounds.pxi":194
  * 
  * 
  * def sum_opened(Handle handle, cnp.ndarray to):             # <<<<<<<<<<<<<<
  *     """The sum of the round that this worker has opened, into an array of its own."""
  *     cdef uint64_t phase = kv_get(&handle.e.phase)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_23sum_opened, 0, __pyx_mstate_global->__pyx_n_u_sum_opened, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[65])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 187, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_23sum_opened, 0, __pyx_mstate_global->__pyx_n_u_sum_opened, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[66])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 194, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_sum_opened, __pyx_t_6) < (0)) __PYX_ERR(5, 187, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_sum_opened, __pyx_t_6) < (0)) __PYX_ERR(5, 194, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":195
+  /* "kvstore/memory/rounds.pxi":202
  * 
  * 
  * def close_opened(Handle handle, bint other, updates=None):             # <<<<<<<<<<<<<<
  *     """Complete the round that this worker has opened; with `other`, the other value is in use from now on."""
  *     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_25close_opened, 0, __pyx_mstate_global->__pyx_n_u_close_opened, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[66])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 195, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_25close_opened, 0, __pyx_mstate_global->__pyx_n_u_close_opened, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[67])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 202, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
   __Pyx_CyFunction_SetDefaultsTuple(__pyx_t_6, __pyx_mstate_global->__pyx_tuple[4]);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_close_opened, __pyx_t_6) < (0)) __PYX_ERR(5, 195, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_close_opened, __pyx_t_6) < (0)) __PYX_ERR(5, 202, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":203
+  /* "kvstore/memory/rounds.pxi":210
  * 
  * 
  * def take_back(Handle handle):             # <<<<<<<<<<<<<<
  *     """Give an opened round back as it was."""
  *     kv_return(handle.job.me, handle.e, 0)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_27take_back, 0, __pyx_mstate_global->__pyx_n_u_take_back, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[67])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 203, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_27take_back, 0, __pyx_mstate_global->__pyx_n_u_take_back, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[68])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 210, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_take_back, __pyx_t_6) < (0)) __PYX_ERR(5, 203, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_take_back, __pyx_t_6) < (0)) __PYX_ERR(5, 210, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":210
+  /* "kvstore/memory/rounds.pxi":217
  * # ------------------------------------------------------------------------------------------- the job's settings
  * 
  * def mode(Job job):             # <<<<<<<<<<<<<<
  *     """The mode of the job: odd where an updater or optimizer is set."""
  *     return kv_get(&job.me.head.mode)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_29mode, 0, __pyx_mstate_global->__pyx_n_u_mode, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[68])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 210, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_29mode, 0, __pyx_mstate_global->__pyx_n_u_mode, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[69])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 217, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_mode, __pyx_t_6) < (0)) __PYX_ERR(5, 210, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_mode, __pyx_t_6) < (0)) __PYX_ERR(5, 217, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":215
+  /* "kvstore/memory/rounds.pxi":222
  * 
  * 
  * def catch_up(Job job, uint64_t mode, bint able):             # <<<<<<<<<<<<<<
  *     """Say which mode this process can carry out, or that it cannot carry out that one."""
  *     job.me.tried = mode
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_31catch_up, 0, __pyx_mstate_global->__pyx_n_u_catch_up, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[69])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 215, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_31catch_up, 0, __pyx_mstate_global->__pyx_n_u_catch_up, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[70])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 222, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_catch_up, __pyx_t_6) < (0)) __PYX_ERR(5, 215, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_catch_up, __pyx_t_6) < (0)) __PYX_ERR(5, 222, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":222
+  /* "kvstore/memory/rounds.pxi":229
  * 
  * 
  * def set_mode(Job job, uint64_t mode):             # <<<<<<<<<<<<<<
  *     """Change the mode of the job; the caller holds `Lock`."""
  *     kv_put(&job.me.head.mode, mode)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_33set_mode, 0, __pyx_mstate_global->__pyx_n_u_set_mode, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[70])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 222, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_33set_mode, 0, __pyx_mstate_global->__pyx_n_u_set_mode, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[71])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 229, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_set_mode, __pyx_t_6) < (0)) __PYX_ERR(5, 222, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_set_mode, __pyx_t_6) < (0)) __PYX_ERR(5, 229, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":228
+  /* "kvstore/memory/rounds.pxi":235
  * 
  * 
  * def settings_version(Job job):             # <<<<<<<<<<<<<<
  *     """Changes with every change of the settings."""
  *     return kv_get(&job.me.head.settings_version)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_35settings_version, 0, __pyx_mstate_global->__pyx_n_u_settings_version, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[71])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 228, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_35settings_version, 0, __pyx_mstate_global->__pyx_n_u_settings_version, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[72])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 235, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_settings_version, __pyx_t_6) < (0)) __PYX_ERR(5, 228, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_settings_version, __pyx_t_6) < (0)) __PYX_ERR(5, 235, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":233
+  /* "kvstore/memory/rounds.pxi":240
  * 
  * 
  * def settings(Job job):             # <<<<<<<<<<<<<<
  *     """The description of the optimizer; the caller holds `Lock`."""
  *     cdef uint64_t offset = kv_get(&job.me.head.settings)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_37settings, 0, __pyx_mstate_global->__pyx_n_u_settings, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[72])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 233, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_37settings, 0, __pyx_mstate_global->__pyx_n_u_settings, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[73])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 240, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_settings, __pyx_t_6) < (0)) __PYX_ERR(5, 233, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_settings, __pyx_t_6) < (0)) __PYX_ERR(5, 240, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":239
+  /* "kvstore/memory/rounds.pxi":246
  * 
  * 
  * def set_settings(Job job, bytes text):             # <<<<<<<<<<<<<<
  *     """Put down the description of the optimizer; the caller holds `Lock`."""
  *     cdef uint64_t old = kv_get(&job.me.head.settings), size = kv_get(&job.me.head.settings_bytes)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_39set_settings, 0, __pyx_mstate_global->__pyx_n_u_set_settings, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[73])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 239, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_39set_settings, 0, __pyx_mstate_global->__pyx_n_u_set_settings, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[74])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 246, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_set_settings, __pyx_t_6) < (0)) __PYX_ERR(5, 239, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_set_settings, __pyx_t_6) < (0)) __PYX_ERR(5, 246, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":253
+  /* "kvstore/memory/rounds.pxi":260
  * 
  * 
  * def num_update(Job job):             # <<<<<<<<<<<<<<
  *     """The largest count of updates over all keys."""
  *     return kv_get(&job.me.head.num_update)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_41num_update, 0, __pyx_mstate_global->__pyx_n_u_num_update, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[74])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 253, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_41num_update, 0, __pyx_mstate_global->__pyx_n_u_num_update, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[75])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 260, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_num_update, __pyx_t_6) < (0)) __PYX_ERR(5, 253, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_num_update, __pyx_t_6) < (0)) __PYX_ERR(5, 260, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":258
+  /* "kvstore/memory/rounds.pxi":265
  * 
  * 
  * def raise_num_update(Job job, uint64_t n):             # <<<<<<<<<<<<<<
  *     """Make the largest count at least `n`."""
  *     cdef uint64_t now = kv_get(&job.me.head.num_update)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_43raise_num_update, 0, __pyx_mstate_global->__pyx_n_u_raise_num_update, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[75])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 258, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_43raise_num_update, 0, __pyx_mstate_global->__pyx_n_u_raise_num_update, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[76])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 265, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_raise_num_update, __pyx_t_6) < (0)) __PYX_ERR(5, 258, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_raise_num_update, __pyx_t_6) < (0)) __PYX_ERR(5, 265, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":265
+  /* "kvstore/memory/rounds.pxi":272
  * 
  * 
  * def set_num_update(Job job, uint64_t n):             # <<<<<<<<<<<<<<
  *     """Set the largest count."""
  *     kv_put(&job.me.head.num_update, n)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_45set_num_update, 0, __pyx_mstate_global->__pyx_n_u_set_num_update, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[76])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 265, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_45set_num_update, 0, __pyx_mstate_global->__pyx_n_u_set_num_update, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[77])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 272, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_set_num_update, __pyx_t_6) < (0)) __PYX_ERR(5, 265, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_set_num_update, __pyx_t_6) < (0)) __PYX_ERR(5, 272, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":278
+  /* "kvstore/memory/rounds.pxi":285
  *         self.job = job
  * 
  *     def __enter__(self):             # <<<<<<<<<<<<<<
  *         self.job.lock()
  * 
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Lock_3__enter__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Lock___enter, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[77])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 278, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Lock_3__enter__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Lock___enter, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[78])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 285, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Lock, __pyx_mstate_global->__pyx_n_u_enter, __pyx_t_6) < (0)) __PYX_ERR(5, 278, __pyx_L1_error)
+  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Lock, __pyx_mstate_global->__pyx_n_u_enter, __pyx_t_6) < (0)) __PYX_ERR(5, 285, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
-  /* "kvstore/memory/rounds.pxi":281
+  /* "kvstore/memory/rounds.pxi":288
  *         self.job.lock()
  * 
  *     def __exit__(self, *_):             # <<<<<<<<<<<<<<
  *         kv_unlock_region(self.job.me)
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Lock_5__exit__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Lock___exit, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[78])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 281, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Lock_5__exit__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Lock___exit, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[79])); if (unlikely(!__pyx_t_6)) __PYX_ERR(5, 288, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
   #endif
-  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Lock, __pyx_mstate_global->__pyx_n_u_exit, __pyx_t_6) < (0)) __PYX_ERR(5, 281, __pyx_L1_error)
+  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_7kvstore_6memory_7_shared_Lock, __pyx_mstate_global->__pyx_n_u_exit, __pyx_t_6) < (0)) __PYX_ERR(5, 288, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
 
   /* "(tree fragment)":1
@@ -32105,7 +32266,7 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
  *     raise TypeError, "no default __reduce__ due to non-trivial __cinit__"
  * def __setstate_cython__(self, __pyx_state):
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Lock_7__reduce_cython__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Lock___reduce_cython, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[79])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 1, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Lock_7__reduce_cython__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Lock___reduce_cython, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[80])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 1, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
@@ -32119,7 +32280,7 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
  * def __setstate_cython__(self, __pyx_state):             # <<<<<<<<<<<<<<
  *     raise TypeError, "no default __reduce__ due to non-trivial __cinit__"
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Lock_9__setstate_cython__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Lock___setstate_cython, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[80])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 3, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_4Lock_9__setstate_cython__, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Lock___setstate_cython, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[81])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 3, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
@@ -32134,7 +32295,7 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
  *     cdef object __pyx_result
  *     __Pyx_CheckUnpickleChecksum(__pyx_checksum, 0x02b9c48, 0x239132a, 0x20109fc, b'job, offset, pinned, size')
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_47__pyx_unpickle_Piece, 0, __pyx_mstate_global->__pyx_n_u_pyx_unpickle_Piece, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[81])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 4, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_47__pyx_unpickle_Piece, 0, __pyx_mstate_global->__pyx_n_u_pyx_unpickle_Piece, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[82])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 4, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
@@ -32147,7 +32308,7 @@ __Pyx_RefNannySetupContext("PyInit__shared", 0);
  *     int __Pyx_CheckUnpickleChecksum(long, long, long, long, const char*) except -1
  *     int __Pyx_UpdateUnpickledDict(object, object, Py_ssize_t) except -1
 */
-  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_49__pyx_unpickle_Window, 0, __pyx_mstate_global->__pyx_n_u_pyx_unpickle_Window, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[82])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 4, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_CyFunction_New(&__pyx_mdef_7kvstore_6memory_7_shared_49__pyx_unpickle_Window, 0, __pyx_mstate_global->__pyx_n_u_pyx_unpickle_Window, NULL, __pyx_mstate_global->__pyx_n_u_kvstore_memory__shared, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[83])); if (unlikely(!__pyx_t_6)) __PYX_ERR(3, 4, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_6);
@@ -32354,47 +32515,47 @@ static int __Pyx_InitConstants(__pyx_mstatetype *__pyx_mstate) {
   int __pyx_clineno = 0;
   CYTHON_UNUSED_VAR(__pyx_mstate);
   {
-    const struct { const unsigned int length: 8; } str_length_index[] = {{36},{18},{128},{15},{1},{1},{179},{8},{7},{6},{2},{9},{15},{22},{23},{25},{21},{50},{14},{37},{42},{39},{34},{68},{58},{21},{64},{8},{4},{22},{24},{12},{12},{6},{12},{6},{24},{26},{13},{16},{14},{16},{13},{11},{17},{15},{12},{18},{12},{10},{8},{3},{21},{23},{18},{13},{9},{10},{17},{9},{15},{8},{11},{13},{13},{11},{7},{9},{12},{12},{11},{12},{12},{9},{20},{16},{16},{4},{22},{24},{8},{8},{9},{11},{18},{4},{14},{13},{22},{24},{11},{9},{9},{4},{7},{5},{23},{25},{5},{4},{9},{4},{6},{24},{26},{1},{20},{12},{8},{9},{8},{8},{12},{8},{10},{8},{7},{14},{12},{11},{10},{20},{21},{14},{12},{10},{17},{13},{12},{12},{19},{8},{5},{13},{1},{4},{15},{3},{7},{3},{5},{14},{16},{16},{16},{16},{18},{2},{8},{4},{6},{12},{6},{1},{8},{18},{5},{12},{9},{7},{3},{7},{4},{7},{9},{5},{1},{5},{6},{2},{6},{4},{7},{7},{7},{5},{4},{3},{9},{5},{1},{6},{1},{3},{8},{5},{5},{4},{5},{8},{3},{7},{3},{5},{22},{5},{13},{5},{13},{11},{4},{8},{6},{3},{2},{7},{7},{9},{4},{1},{6},{7},{9},{9},{9},{3},{2},{10},{6},{5},{6},{9},{3},{14},{16},{2},{5},{3},{7},{4},{6},{6},{4},{7},{5},{3},{5},{3},{5},{4},{7},{14},{16},{4},{6},{8},{8},{5},{4},{4},{17},{7},{4},{8},{14},{10},{8},{12},{10},{8},{16},{5},{7},{8},{4},{4},{4},{5},{8},{5},{11},{6},{16},{14},{10},{9},{6},{4},{2},{5},{6},{7},{12},{5},{6},{1},{12},{12},{13},{7},{3},{6}};
-    const struct { const unsigned int length: 9; } bytes_length_index[] = {{0},{9},{11},{11},{25},{28},{19},{40},{19},{16},{19},{21},{27},{25},{152},{48},{61},{67},{178},{54},{275},{56},{55},{55},{29},{114},{124},{490},{11},{13},{128},{11},{99},{29},{65},{15},{21},{21},{19},{52},{25},{13},{19},{69},{80},{13},{46},{11},{240},{122},{72},{88},{195},{54},{122},{82},{77},{62},{29},{75},{109},{81},{94},{29},{48},{44},{42},{78},{74},{141},{182}};
+    const struct { const unsigned int length: 8; } str_length_index[] = {{36},{18},{128},{15},{1},{1},{179},{8},{7},{6},{2},{9},{15},{22},{23},{25},{21},{50},{14},{37},{42},{39},{34},{68},{58},{21},{64},{8},{4},{22},{24},{12},{12},{9},{6},{12},{6},{24},{26},{13},{16},{14},{16},{13},{11},{17},{15},{12},{18},{12},{10},{8},{3},{21},{23},{18},{13},{9},{10},{17},{9},{15},{8},{11},{13},{13},{11},{7},{9},{12},{12},{11},{12},{12},{9},{20},{16},{16},{4},{22},{24},{8},{8},{9},{11},{18},{4},{14},{13},{22},{24},{11},{9},{9},{4},{7},{5},{23},{25},{5},{4},{9},{4},{6},{24},{26},{1},{20},{12},{8},{9},{8},{8},{12},{8},{10},{8},{7},{14},{12},{11},{10},{20},{21},{14},{12},{10},{17},{13},{12},{12},{19},{8},{5},{13},{1},{4},{15},{3},{7},{3},{5},{14},{16},{16},{16},{16},{18},{2},{8},{4},{6},{12},{6},{1},{8},{18},{5},{12},{9},{7},{3},{7},{4},{7},{9},{5},{1},{5},{6},{2},{6},{4},{7},{7},{7},{5},{4},{3},{9},{5},{1},{6},{4},{1},{3},{8},{5},{5},{4},{5},{8},{3},{7},{3},{5},{22},{5},{13},{5},{13},{11},{4},{8},{6},{3},{2},{7},{7},{9},{4},{1},{6},{7},{9},{9},{9},{3},{2},{10},{6},{5},{6},{9},{3},{14},{16},{2},{5},{3},{7},{4},{6},{6},{4},{7},{5},{3},{5},{3},{5},{4},{7},{14},{16},{4},{6},{8},{8},{5},{4},{4},{17},{7},{4},{8},{14},{10},{8},{12},{10},{8},{16},{5},{7},{8},{4},{4},{4},{5},{8},{5},{11},{6},{16},{14},{10},{9},{6},{4},{2},{5},{6},{7},{12},{5},{6},{1},{12},{12},{13},{7},{3},{6}};
+    const struct { const unsigned int length: 9; } bytes_length_index[] = {{0},{9},{11},{11},{25},{28},{19},{49},{19},{16},{19},{21},{27},{25},{152},{48},{61},{67},{178},{54},{275},{56},{55},{55},{29},{114},{124},{490},{11},{13},{128},{11},{99},{29},{65},{15},{21},{21},{19},{52},{25},{13},{19},{69},{80},{13},{46},{11},{240},{122},{72},{88},{195},{54},{122},{82},{77},{62},{29},{75},{109},{81},{94},{29},{36},{48},{44},{42},{78},{74},{141},{182}};
     #ifndef CYTHON_COMPRESS_STRINGS
       #define CYTHON_COMPRESS_STRINGS 90
     #endif
-    #if (CYTHON_COMPRESS_STRINGS) == 2 /* compression: bz2 (4199 bytes) */
-static const char cstring[] = "BZh91AY&SY\323;\330\233\000\002.\377\377\377\377\377\377\377\377\377\377\277\377\377\377\377\377\377\377\300@@@@@@@@@@@@\000@\000`\020\277w\264\225\274{t\257c/\n\035\325\216\330\035\273\224\000t6\332-\232\016\334z\355\266V\331\254\200\002\032\032\230$\222M6\240\033P\320i\232\237\251\251\345<Sd\306\020M\230\004\232Q\350\324\377U<\021\351\245\036\223\3244m&\232h\311\265=C\3114\320J F \0022F \324\323I6S\324\331@i\2044\000\320\321\240\000\000\000\320\036\246\200\000\001(\002)4S\364\2204\032\006\215\000\003L\2004\014\322i\264\322\000\000\000\000\000\001\220\000\022\236\244 \251\205=&b\206\365=MM4z\200\032z\215\031\014\201\3514~\241\222\000\000\000\000h=@\365\000\320\004\032b`\023\000L\021\246\230\000\023\000&\206\206&\000\000\000\001\030F\001\032bd0\004\222&\004@T\375OT\361#\362S\3625O\322@= \r\000h\000\000\003\322\000\000\000\014\200l\210+I\203\016s3\206\350\363\022\016\036.\177<\031#\204G\022 \240\035\003\242\353\032\035\tQ\232\025\226\334x\004-C\373\310\224J%%\030\306b\313KA\313\262\377\360\217\365\005\010UP\004T\020H`t\021\220\224a\324\022\240\024TTS\256)\267\031\027\225J\212\241UUB_\362R\220\257\013\302\320\005B\265\n\2327A\241\004h\261\002\204\010\304\002\200\25400\210\254\n\240\240\210\260\214$,#\014ML\232\225 \\)9\313\030\030\032\251\352\242\036\324\270\216\311`A\223\0140\0142f\270\276\262Z\001s\002\032D\211\010\221\004XX+8\354\264\2114:\232\204Y\214\354\201\277\nA\005\343\014*@\260\241\301\316\200\320b\342\020\031\206\305\210k\366\333\024E`QH\222Y\022\220\246\026c \210\331\006\251v\205V\232K\300tl\306d0_7%\"l\230\037\006C&S9\047\262R\232\310I I\020\224\212\211\023*\221\215\263\002i4\232L\252$V\226#E+\211\024\"D\"\205u\225\342Z\223\252\302\265\025+\tJT\301 -a]t\024WITB\004\034\330\251R\261\213)\0223-\204\n\025a*\353\242\272\022\022\301J\217\300\010\007\017\027$\003\217\313\247\345\374\305\257\341\357\036.3\270\212\352\207?;\366\347\036\t\010\371\211\026#\374p6\223,\371\\\232tj\203g`V\315\214\315\372\354\230\0362\225\n\314i\323|\2759r\246\372\024\272\004(\345\047""\325\320oJ\016}#@f\244 mg\351\264\240\335\021\270\226\330P\024\035A{\327\204\232Q\232\235G\252y,\226\025i\\dr\344\224\351e%\0476\211@o\256\304\261-1hXHL\223\222\214\252\026\033\362h\2315i\372\362\371\305\n-U+K\312fK\323S\356\246\257\223\340\3678\364\277Y)o>\260\365D\233\007\313\261\263\371U\033\373\371:\031\235\326\277G\276\345\035~\306\304\303\376\362\3232\363\324$=5?W<KR\205\254\262\024d\022(L\214\"\212\2113\245y0\344/\354\253\361\312\030a\235\3421\244\361X\224Q\035\245\047B\021\333\262C\017L\316iN/St\3438X\315\353\022x<\202(R\244H\245D\244\224\211J\2473\324\340*\205T\252\005DUUP\275\"R\002^]\305\343>\372\232\230M\023\025\301\247MP\224RRV\236\327X\306\014b\337y\234\331tk\221q^m\273\371\3307\274\017\217\251>F\340\236\357\327\033\256oF\255\323&\241\303P\205\"j\tJ\275\326&\361l\330<,\216\364\326J\302\304\360Td\n\364R\262\212q\333\372\376?\277\352\327i\036\263w\n\013\342\304\030\214%\327]n\336\206vM&\2011&\204\302i?_\326\375|\327\256\357Y\272~\237\317\223[z\027\205\351r]w\233\303\316\346\335\030\246\310\3217\243\346\023\267\036j\217\027\217\334\273\317\361*\364\360wm\326\230\335v\235\324\216\364\341-6\023\227_\217avuw\332f\314\337\354\366\276\n/\201\254\241zt4\312\276j\330Or\305\224n\363:\311\047v;\271\362jNOi\336K\371\236\307\305\360\363|\234j<\270\371=~\250\365\370\022\205\275\324\251\003\316\202X\365\354;&\356\306\2438\020I\311\020H\202\336\024\227RP\211I\222\03595\214x\305X+\232PWG\223\360\226\335j9\207/\333maZ\\\226\2747\224\370t\323\246\273\003e\206`Z\226\226\354\331$\272\342\303\242\313\023\241\026\300,D,\022\313,\260\307\277V\263\023\004\250\252\252\252Lp\225\262BD\222@H%\274\226\346\025\304\357\263\302\276*\222\242d\356L\256\361\225\032r\234\347\204\322{v\345V\355?f\373\245\353\356iu\306Z\301\356\273{h\311\203\037\253\216\256\367\361\276\047wA\352\202\r3NIC](\206\267\017^\232\375)\3575f\254@;\000pp\310B C\302\360\336T\337*6Xbx\035n{\242?e\264\315H\211\316i0\356\013\343\005`s\353y\306\260\005,wSF\204\210\216\010\274j\023\262\300\2632\351-\260\375\301\263\230""\235|\211b\201Z\357\311\026\021)\266#N\315\257 \254\302\251\t\245\315\221\025\364?\231\212+,\310\037Q\352W5\213\354\317\033}\021\036l\310\363\354\261\2702Z\022f\301\034\325%\375}\024#\223\227\344\371\337\341\035\232U\315\301\345\365\235\010\210\362\020\047\352\321t4T\322M\240\301]\2330\364\257\275\234\321t\230LY\026\326\367\352\205A\\\250\276\216\221UD\2529?%\222L0\326Z\353\333#\017\222\331c\225\312\353\217\357\263\344\241@\002\002\344\211\333\2116w\235\347gQwx\222\007r\030\202^ \206\221\325\235wb\"n\315J\235gw\244\037\232\364\346\224;\261\345\013\332\047_\035]4\353\322\354\003\003,\266\232\331d\246\233\3729\340j@]ET\0065U\257k\357\247f\334\342\326\321\302\200x\273\230\212\023gi\326\337.\373\352m\203\302\264\203_c\311\202\227\320\001\251\252\032\246\241\252\032\234:1\312\241z\331\242\241\250\313\232lk\030\242\263\035\250R\365\005\315\313\261\321\320\352\242\047\037\217\243I=\030 Z\240\341m\214\255\240x\327\265\320b!M\025\032&\210h\211\240\206\335\273xw.\331\251\306\347\241\226o5\356o\224!\025^\014\034*\252\"\250\240\326Q\005(\245\355-u$hO\021h\320\313I/\212\216\265j\252\252\250\212\024\316\316\031e\207\306M\356\033\032\372h\235\342\021\255a\373\212\270aK5i\323\205J\321v\365\001\300\233\002\2347\363\221|\334\272\207\325\374S-\335\233\260\005B\361a\220\026Y\274\303&\327\311o\n;\323\214\255\345\334s\252\303j\273[\260j>\346\215\0369\352\341\\\302\204`\266\341}\205\260}Y1\255\036\304U\335\024C5UU\020UG\016r\306H\307`a\3468\305\337\t\230m+J4\243^\235/\341\326\203\273\304\235\267\310\030\277\265\233/\"KD!\234wW\316\204\304\324\017M\226E7[\337CA4L\323C\277\257\001,\014\024\227\0062\246\366\215M\232\351\035\353\324\242a\202\030\030\030a\201\340\263\033\002\245\267\273\326\032w\036\210\310\014K\330\304\020z\263\276vc\216(c\216<\250\355\236\376\273\303\322\314\347i\340\367\300\315}\261\313\211\240\311\325\270\262\020\352:\317v\034\334#Ie=X\250\305s\324s8J\352o\354\354\303\022\235lZ\325\225\345r\256-\312\237\001\200\267\235O$(z\214\330\225y\\\324-\312\\(T\213I\310\344\035\047L""\215jO\334\316\365\007(f%K\250\251\220\327wm\235TUH\254\017e\034\236\343V\307\221\033{{q%\261\n\024\347\267\252\267X`\376\214\363\240\003\220\346\220\204\306\244\030=\302_\032LG%\200ANHO:FO2\332\"W$Uj9\306C\207*Y\3548OG\330\261)LH7\246@\335\311\325\321C\257\275\314}\264\214$\201\001J\221J\243\317\275\245H>\206\035*\2021QQZO)\273J\243B\251\213\033\033U\215D\005b\nP\304\306\204U\271\203j\272M\021(R6E\030\r\215j\225=\225\212\244\245\nu,\047R\3255\006\022\234\014\n\352\032V7\232\325\215\021\030D\305\323\277}\006\304t\200\024\202\206#io\240\207@\305z\005\271\3036\340\027\234x\247b``\254\000Rt\261\351y3\243t\n\271F\241TB!q\021\202\203\006\352\256:\212G\240TMKQT\361(5\270N9MB\016b[\315x\325\025d+\004^\2157\355$\221\255rx\2154\256\200n\365\347\260\244\242\333!UT0`\374\211\266\234\345\002\006;\250\252\224zqp\252\354:\265u\251\2653\334\314\302\345\262\021\260\220\361X-\320\334\353\326\362\201GFb\273\033\222\352M\260\273\021)*g\221\276F\004\214\374\274,\226\324xP9p%\2014\326Zm\356\257r\242*\335U\021J!H\345\252<\303\230\312\242R\274\364\010\327$\313\005Zb\022\047\257D\311T\266\345&\232-aH\222\034\230s\231\266\336=\006\302\351M\372\233\203\2348\361\343=\233\213\026\304_n\367\253\034u\242b\275\206\306S\265]\010\253\372\037\236\305\205?G\242\026\310\264\341\325\322\346\033\330\270@s\367\210\2525k\356Dm\321\224\2512\034\356\341\034H\272\nd\271\346\372\354\222\316tR^\214\314\304r\315\217\242\311\324\331\214d\032\003k\253\347Z\317\006\370\243j\267s\023\212\352\320#@\264-\013B\320\032\047\227\032\324d\275\263\020e\215\371\245\331\337z\325\305:\344\214\002\330\301\225\202\375=[\253\227!q\324:H\260\002\333BJ\333\245\007\240\202\213\004c\002\301K 1b\274\343Ux\252\r\346|\235J^\211\275f)$@\\\213I%5\315\226P\211}o\002\212`\257w\304_V\331\255\027N\375\251\0260cc)+\270\330\031\317\314\263\000fB\314#0\263\006l\313\017\026R\264B\325\311<\247\254\007e\r\324\365\261\207\004\352P\345\0246\n\241\247\205\274M\361\250p\232\006\206\211\240h\206\235\353\35439\214\224\r\203\232\324\347\313`\336B7yx\227""\201x^\227\030\005j\245\335\212\305\3377\271\333\272\336\217\013\324M\026\333R\324-\332q\322v*&\250\303j\244\211JYe\345k\254\230\233*\030\0367w\2702\014\265\271\255\024\354\200\220@U\177Jz3:\000*dQ1\307\024\307L\270\220~{\033K\251{\3069^\274=?\047\313\307}\271\302\177\206<e\305\261\021q\305T\253\206\252W\312\302\342\356\034\206\036 w\207\347\026R\223\307\260p#\345@;\201{@{\251\037&\343\276aZ\206f\322\341\311\314\036\362K\024`\242;.\214\002{\250))$|\332\237\016\3669\232wr\206X\264\021\370d\366\370\025V\t\231\354}\350\2030\231`\026I\210a\024\244G&b\212\225\022%\370\006&\236l\322\311r{\373\251\371\354p\340\316b\004z\0030\317\256l\247\255Tb_\375,\004P\304\030\013\365\330\023\331\317\335\357\225\374`\336i\331\341urL\200m\311\302\013\241\253\372\264\213}\234Q\373\2667:6\261\3751-\244\370\246\215\023\313Bk3V\031\231?\263\016\232\3377\223\357\367>wr\323\335\304\016\202\252\030\222\301\371Qd\305\214O\321f\303\274b\311\004Noi\206\213\331\201h\206@dQy\0364Lr&\200\010\250|\010]w\225\333\267\313O\017\353\306l\301Z\331l\024\244L\260\317\357\345l\362\247\235\313b\326\262\234\274f\203\242\201\303\270\0368l\254\373jF$1Nx<.\031\267\221\335~7\037\3028\205Y\246\341\006C *\003\"t\204\222\305\336\206>\376\207\372\360\310s\375\341\021 \200\221\001<\224\022\230\235\036\246\310\314V\304\322\034\300\374\037\310Q$\263<\311\306W\025\225\230\324 7\321)\022\016\273[\\]\2566|\210\252<QA\270\352\307.\353\326F\314\243V\201\330\210\320\274Z\004\376\226\274\352\342b!\312K\250\260=\003\005\324\"D\243\222}C\237\303u\314\304z\214\036\246\032\023\013%n\251\265\205\250\177\003@g\231\230\350\274\337\373nz\034\375\242\2223\203\022\023\004)\374\301\372\326m!\334\332\334>\2363\361\310\320A\013\271)\311\333\2739\027\206\034k\047<)L.K\347\361P\342\236\3521\240(\020\240D\027\020\236A\r\\\217\272\241\026x\245\242\351P\014\247`d\246\303\215Q\346\343r\231\352\"\030S\250<4J7\n\356\362$\356;\206\335&\365\347\222]\264%\250\225\315\3153f\344\346\332\255\334\343\213\271\216%n]\252\314m\266\243\217\264E\201\001\231\022""\377\322Q7\371p`\251\336\275t\352)3\004\025\t\342\364\342\354\345A\334\273\252\371\241w\223\210\307\330\303*\226\324\355o\311|\355\361w8\307\252\251\271\"\310\333\204x\007!\260\275\000\267C\242\272\341\361\021\265\304^6\336\331\310\357\333\217K\351\332\355\346,T\242\326V\205\245\"\2369\363\365&`\330@2\033\350\242\0071$\004\222\313\264bY\301\334\366M]4\006D\372\022\r\265\200\245\226Z\n\211\304\332\036\001E\316\203\3070\340\300\001L\234\021\036\033\002\324Q\231\003\211\nE\024*J\306\304&E@\362H\355\354\323\034\253-\224H\030<\336\263N\217\010%\206(\320\"\034\322\206\0222\262\263\341u0\210\212\035\322H\225\327\326E\250\370\242\000\255\231\034R$2HbC\202\016,\013V\304\221\t#\000\370\224\374\342\232b\266%\222JIdG\244\306\204\244L:\366\367N\"\265|\346\214\340\021\241<+\351\204i\305\t\250\216\027\256\301\223\217~\325\270\341\323\267\n>\343\010\225\321\3726;\023L\236h\345M\211\303\350&\025)\232x\216`D9T\347y\244\367\345\212RqJ&8\346F+\367\241\230\273\221\355\222\024\364Q\265\267n\030N3D8\312D\332\212M\230M\014\204F\205\035\255.\341l\333\276\314-\014\362\263\244\207\240v\257l\214\3735\353\206\263V\366fmn\355k*:\233\225:\331\233\037f\325s+=^\016#\22338\354-\212\303;\327\353REZ\273\353\277+^\265m}mn\305z\331\304>\214\334\354\317\237\311\227\325\034\374\261\336\024d|\303,\362FL\335\276\356B\3456&$\247\216}I1\217\027\033\027\207o\033\027~\256\370\305\333\302\332\030t\333\244U\303\033\366\272C\243\331\322\350\351t\364\206GO\337<\036\020\030s^:\030[\034\376\310m\357\213\203xeU\253M;\330\340k<k}]\273\037\032\r\347X/F\213\013\326\006\257\016h\345w\037+\261\376\001_\245\353\r\337\313\032\371a\374\266H\325\025\241\316\267MMI\301!\267\363\020cV\031\330\221\257\031U\3111\231{\234\022am\267x\314\266x\220h\274\2739|%\301+<\034^u\244\321\027\225l\254\304\215N\260\212\243\263\273\033\313r\356\206\225\272\254\n\254\330I#\325\341h\250z\035tFs\003;\300\323\225\364\035\374\n.)\245\264<D\352w\314\231\340,\252\347Z\356\364+1vO\313\203\216\246\005\370\261\021\212\014J@\244b1\274\321\220\034.\241T""\226Td\246\377\305\334\221N\024$4\316\366&\300";
-    PyObject *data = __Pyx_DecompressString(cstring, 4199, 2);
+    #if (CYTHON_COMPRESS_STRINGS) == 2 /* compression: bz2 (4209 bytes) */
+static const char cstring[] = "BZh91AY&SY #\370\213\000\0023\377\377\377\377\377\377\377\377\377\377\277\377\377\377\377\377\377\377\300@@@@@@@@@@@@\000@\000`\020\335\337\000\274\330\355\335\335\250\341\220\356\261\335b\273wd\024J\2526\322*-\300Q\344\000\250\000\303\241\252xD\244\023A\223\002\006\217G\251\246L\206Sz6\2114{\014E(\306\023\365S\364\312M\232Q\3510\031FM\014\217P\036\240\320J\"hb4\004\323\022i\220\324\320\325\037\245=C\312\014\236\223\324\321\240\000\000\000\000\000\320\006i\000\000\032\000)55=\nz@\362\236\221\352z\0204\036\247\251\345\017SCA\241\240\000\000\000\000\304\320h\323jmOP\000Jh\"))\221\210\323L\023L\322z\215\032a\2413Q\262\032?A\350iI4\323\003\047\242\000\322`\017R\030OQ\355\n\004\032b`\023\000L\021\246\230\000\023\000&\206\206&\000\000\000\001\030F\001\032bd0\004\212\002i2h\214Sz\224\363CML\232\240\320z\200\032\000\000\000\000\000\000\000\032\000\000\r\254p\004;\244\342:\334\346`\341\352t\372`\231\216\021\216\243\024\324\035S\254\362\253\372s\010\214hr\241X\002\022`\177v\n\003\221A@\252\266\221%$\024MJ\377\301\177\326\r\202m\266\300\030\333\006\014M\017\0268\004\030\310XJ\300YYY\\_\256\347\265\030\253\313\305x^\257V+\377\200\255EP\250M\001 \224\202F\232#\024--!\260C\030!\260\033i\241\2461\266\206\333\006\301\214m1\246&\323\032e\312\342\345[L\300U\204\027 \031;\324U\342\"\355\201L\311\004\332c\030\014i\274\r+f\200\014\032\020\352T\250\212\223D\211\n^cZ\210\030\231\310\024\332\321\320\033\002\"EF\232m\210m6\035&\204\030\263\002s\033\036\275c\323\243E\021E\222\242ER\330\225EpK\220\231\010gHuF3G\202\232\003U\020[\201Bt\234A\026x\240\264,\013\017G\274\216P\204V\002A\002\010\204 T@\211T\014,\210\021H\244R&\025\300\202\275\210\321I@\202\020 \020BR$\372\313\021\225H\255EJ\302\020\2054T\036!\2165+\215\306\026\n\024\224l\314\034 \357\274\274\332eJ\025n\227\343\2359\322Q\207\001j,(\034\337\327\370\221\275\273\310\335\347\017\013\243\0209\373\311\345+\025\047+/\345\2258\00698/\213\330GBS\021h\266v1\3033\014\374\240\322\344\"\047\355\236(+YC\032 \307\031\336\306\324E-\213\305\303\332""\024\256\010\347\352:-\305\200gn\343\252\325\323\326 5\301\034Vn\350,\005\203\275/\336D\265Y\016\366\204E\255\024\\\247\022\262\201\332%fMvMMN\325J\200wV\242\250\252\027U\025\t\204\346N\305\007\252\024\007\235\343\036\203\307\245G\255\351y\210\020N\354\010>II\262T\245>\205)\"\237\253\366\271\257.\022S\330\256\014\261\001\306Q\314\313\237\321\210\0333\313\324w\320\316\341q:C\215\227+\262\376\356\216\356\265\372Zb\317h\356\337\275\250\202\251K\300JpCH\356&BBHD!\252\244\023\3504\346\264\323pj\237TDr%\021I*\"\234\341XNt\354\225C\nFhsP\245IQN\306~\300\225\001C\220\261x\010\020EdRE%ky\364\276g\321/B\275+\300\274E\352\365c\032\225\250\025\370x\030\235^Ur\270\n!@\261\003\034b\001@\202\200#\036\347 \252\025R\272\227r&\006pih\365\245W\327\241\255\265\366q\007-6\307\315\3706\206\226\031\264\020\263\005\0030!\004Y\200r\211\320\247\232\224J\036%\205\266\225z`\304\240\023\230 Y\320D\326U\034.o\317\367\3638\271\004m\361\270w X%\341yqu\327[\237C;\261H\240DH\241\020\212D\365=?\333\315r\356\364\333\247\353\3758\265\267!p\\\226\245\266\3718z<\332\275\351\223\350\213\221\321\010\331\2075G\213\307\344\233\313\342U\351\347\233\277m\206\026\333\237y\037\2759\341\236Da\325\343\310\267e^\006\233\031\261\336\323k\247Q}\203YB\364fg\215{\253a\035U\354\243_g\324A;\257\327\233\026\244`\346\235\211v\3471\317t\376\343\367\360\250\355\177\237\373x[\267\315Uz\345s(|y\245\311\344\346\206\317\0377q\324\004\322\202D\322&\274\005U\336X\241k\212\220\272\261\204&A\2729D\251\215|\377\276e\253%(\034t\340\030,\222_\3007\224\370s\317\242\271\006R6\001bXY\226PKm$q\224\223\212,\200\222!!%)H\303\266\255\"%\351QUUT\230_\013 \204\010$\000\200Cy\rXV\363\265\236\025\361T\225\021#jco\214\250\317\224c\033\342\221\333\267\032\265\317\367o\266\036\246\255-\264\307I\334Mn\355\363S\261\203\047\316\031\337\346\241\031\353Iw\002\031\0310b\207uF\250q\351\343G\033\205\374~\321\3453\002\343\201\310\301\330\226`\230\225\267\024\2162g\305\307+\306\375\227\270\033|\344\256\034\021pq\025\334\t*32\007\213H\356\234\000\025\306\312)""\250@\204,\020\227\215\003\350R*\252\206\247\353\343\310;\014f\272\354F\270\200\267]\036x\246D\235\222\232\253\250_!;\346U\047\212Z\330\017_s\374\314\021Y,A\325\037*\270\253\335-\230Y\345\022y\314\261=\tI\267\2629\221fBL\325!\375|\242?\031\227\345\371?\302M\261*\335\316\342\352\316(\210\342y\310\374\332-\237EM \332\013\326m\214\277\336]s7>h0\210\260,\255\316\315\030\0067\327]{\006\330\225\344\024vJ\251\214r\321\014s\031\032\254\331\347y\336\220o\355l\020\047\000\007\005\260E\335\202y\034~?o\277/UV\341\202\250d\014\035Y\211Bd\\\"\363\022Y\232\332\342w\360\t\356|7*\313\276e_\200\270\365\363\313B\343\235\267\205\3468\346k)B)\317\321\276{\327B\201t\025P\030\325V\316\331\357~[r{[G\n\001\302\352\304P\213;\347&\366\337}M\220\340\255\047k\244\342 \245\324\000jj\206\251\250j\206\247?F8\255B\362fj\206\203-i\223X\305\025\230mB\227(=\262{\245nc\266\266:>\0474K\346\240 \311\204\207\225\257\312\244\310\3162\244\022)\242\243~\211\242\032\"h!\236y\363\365\335\267R\253\\\206;\034i\327\276\023\316\365^v\023\t&d\204\020\367\262/\205AV\207\024\017\305J\024\035\3149v\221wS-\266\333m\261\215\204th \347\0027X\355\272\027c\205\t\364\242Z*\037\3343\244\006$f\307\0322\214&V\034 \004|\002\247\330\325\020\264\205\326\256\013\374\320\311\257L\260 \022$8\304\023\047\264u\r\257\222\334\024vE\360\263\227ri\252\277j\315\245\267\265\047\252$I\222\233\220\345\002\252\003\313\223^\223*O\r\220\214I\3017\317d\215\255\266\3046\244JN\327\250K\220\344\362\310\327\355\304\330\373Wj;Q\344\343\307\214\275\017\221\007\226\364gG`\245\233\270m\354\241:\234\356#=\177\232x\211\250\037\025\222zn\263\265\r\004\3216&\206\232s\211 \275Hs\261\2257\27452\3237\357^\225\022\373\320\274\274\276\373\317\004\260\220T\266wz\203>\343\221\0319=3%\3231\004(Vv\235xa\202\030a\207*;\321\337\325\200zY\034\315<\036\370\030{c\227\003h\310Gq\\\363\364\235G\242\032\360}%t\364\336\243\026g)37\302\332xu\365\337\201N\222Z\325\225\343j\256\r\306\237\001x\267\035. (|\226d\225vn\253\324\315C\014\023\270\342q\016\303\262\363<\027\356\207\205N4""\332,\036c[\010\313\277(\325ET\212\300\366/\305\323\0325\374\207\331\336\357`C!(S\232\316\232\346\221{\270\354\331@\007\"f\223\317\021\251;\007L%\317\244\300\231$\201:\234\220\216\312FGaIe,+\202*\265&\230\304\230\231R^\273\2369\272J\362\224\300\235\275\020\006\352\235<h\232\353\246c\262\270\201z\n\014\3013\013tt\304\301\023\254\016\306\205\006\232q4l\321.l-V\316XF\3318E pC+\005\313T\336\250\021\303U\361\022\253-\246\312\000\327\326\251S\231X\252B\023\323\241\"5-QPTQ\273\251&\310\265\3048\314\222\030\323\031g\266\274\250\362\257\360\000\330\210\234\244n\217\262GY\0074\031m\246\330\336\027\0348\047Z^^\254\000R4\261\311q\023\216\263\225r}B\250\203\302\321\344\006\020#\233\221\300\270\232\014\r\014\3116yXF<\232-\263C\nJ\013-\327\rQV\002\260E\343\236\372\366\221HIq\234F\231\312\200n\365\346\260\244\242\333+\243\034n\201\002\233\014#m\272(P\331\317\\nS]R\025\360\327\335\335\346\247\334\343\006\332^\341\241\031\244DR\027\2148\372U\340\246Z\024\270T\265\031H\302wR\303#\006\314\005\312\306\206,:\271\372\047\271\365!\357\270\203B\346\316\376o\027{\361\340Y\3076\223&(1\343}XdLlQ\351\310%b\3102\203-h\002Eqz\352\023\200\311\211I\322\204TJ\n\020b(\306*\361h\324\014\323i\277CP\346\016\0348G-I,\223\365\263\233\204\216\324\271_q\272\027x\234\251g>\271\355\334\351w\320\353\246W\231\033\370vJ\007L\035\363\223;x\212\243V\276\343\306\332\370B\223\022i\273\203\360\0374\352b\2736:\271Ac\032).Fl0&X\261\324J56#\031;@mpm0\2056{!\047\212G\225\314!\327\300G\001p\\\027\005\3008]\273\221w\0331\316\200\333[\r^\212\265nN\314\356b\270\047doh\256\337\025%\277\240\241\314\3651\264\003\312\252\374\265_I\241\014tP\200i\031\246\204\035\237A\026\372\232#\346N\371\\\265\245\322\364\014\275 {\014\210%5\305\222\241\022\352\334\005\024\316\256\233\341\257\314\262+ET\312(\204\312\027\251\221E[,p\216\365\274\003z\026\361\033\322\336\033\367\255_\347q\212FOb\364\023t%\262\234\367v\261\207:t\250rz\031\n\241\237\205\274\r\357\250\230L\30334\3143C>\375\3226\033\214T\014\211\232\324\346\307!\274\204n\362\341.\002""\340\271-/\n\325Kz\325\213\276.\232mz\234\216\013\224L\326\313\022\304,\332p\3162TM\021\206\325H\020\2041\307\263<\357\202\335\201\000\365\022\360\337\nC(\355u\273u\005D\r\317\261{=\007X\006\020\262Z::%\243\324t\332\242\037K\202\264\324\356\021\215\317\254\345s\375=\036\037\233\256\277[y\347R\201\232[\3072\213\313\332\3121R\260\275\346\tr&H\211\216\315^\367\202\023\034\346>\026\001\371\255\317\003\332f:<W\376\243q\030Iw\216;:\017m\016\232\023\020\205\346\256\275\201\036\352\004\207C\215\362v}\036\301\266\377%\271\"t\324\303\177\216\337\332\355\245$\303\273\367\336\3506\360\216\345\201\047\035\2312\022!\233\311v\204\221\"\031\327\300&x\376\217\024\213#\336\373Q\367\361\373\2668\211\230B\330\047d\373\357R\376\177\030\375}\017\247\370\021%\"\203\241\310\241Z\232\334\377\235t?i]^=X\234\374\027A\\\017\203\026e+\244\241\253\203\302\027\366\343\375\1775Q\325L\352\234\350\274(G\240\201\345\336\\wv\353\030Cq>_C\340\344z|\207\255\306`\244\014\310S\211\001zM!\332B\007\347nw\245\372\r\303\n\270\373n;\370w\007\312*\007KG\005\216S\2341\311\010\230\177z\027\227eo\266\356\243\227\364\342\364\230\231\244\250\"\031\3352\177\367\374\274\356S\352\320\232\252\2224b\360C 4^H\235\016\236>DN\024\030Z\016_\225\240\327\211\020\276(#\3156\313]\343\232\212\207A\200\3516\342\207\317\2675\037n\177\370\320\304:|!\021#\214\221\0014\224\022\230\245\032\246\304c\nQ\007\034\001\371\277P\241\317\203L\2422\321V+\030j\020\033jdJ\300\020\234\347\272\235\366\232\265\242\241\003\352Nt\257n{>4\317m\242\034\231\332[\272L\270\236\216R\312\222:\212u\315\355\005\023\255(\215<9k|\276\254\332\251>\272-.(\035\222rm&xT\0351@\047\334\310\371\226\237\375\261\371\232\363!\304\370&p\251%\035I?\325\261\273LA\271\260\3722\215D\355\022J\331M\314\327{\231\337\007 {\246\261+x\325\273\377>\275,\262\316)\340W\205x\203T+\"\036Z-\234\2219h\335\323\232\322:\312\207R\364t\246,\354\355.\372\342\034\227\300\372\264\356\234\325\237\263\021\223>\243d=\322\3269l\304T\"r\322e\227\047,\346\332\217\013\203\034I\262Y\313\266\305P\317\316K""\033\273\245?\367sN\367OQ\370e\367\367\363|%U\020`\254o\344g\222\322\372\263\331j\260\273\212\302p\340q\322.\366\207\274s#\035{\27327\374\247m\226\025\207\330M\031\276\013\266\025\354C(XF\023;\233k-z\314\374\267\325e\316\272\327\214\334Ab\352\225\205d\226[yy:\367\250\256\320*\036\325U\034L$\214\221\357\276a\364\203\321\367Mb\204fD\332\222<\013\031=\357\250\252\244C?\314*\325\333\330\332{\342\022\351\210\213\025\217/F\333\241\364B\334\223L\306\355=#z&d\261-\022\353WC\325\366\321#`i\265aJ4 |\323\320\201\020\340\360\300\346+\025\215\232*\346\023\224\333\004\223\254XU\313\210\331\347\000\24529\334\2239\306\034q\307\273\276\273(t\341\324\000{\252\177\350\256\271\345\017s\253%r5 hJD\301\326\227`\347+\270N\024*F(RP\255\256\350\353\3171\250\242f\255\343(\217j\354\264M\327\226dn\213\004\353\025\036\273\332p\202\177t=/R\033Q0bW\ng8\002!\274\246\224\265\026\234/\235\345\021<@\350\2020\260\353\315\002\357Q\200\220\251\252\253\370%\232c\240\321\016\202r_\235\332\323\032\031\t\315\n\213\272\027{\307\2556\026\260J3\312\347Y\001\365N]}a\237rI\003.s\265\354\346\332\361\332\266\243\033\271\211\324\263{\353\277!\225\314\276\376\351\276\316q\225\265\267hgp\372\225\221Z\221\26273V\325\255\\\335-;Y\331\244;V{9\326O\325\231\323\034l\301\266*\312\351\014\303\350\216\214;\276<\245\313f63\317$\371\316\310<|\214}\314\031\030\373V6\206>\016=\361\314\256Z\305\216`\332\273\362\016^\246\207/C\027@eb\374\007\354\356\000\326\216\014c\336\343\336\343j\006l\367\366F]\213\026+\257g$\r(\306\227\321\335\223\232\203f)\013\327\325`\327\220v\006\345\221\275\027\355\275\026H\370E\2711xcc\313\223\204\271\271W\010\325\010\325\006G\261\017\0166\303&\313\263\n\317\244T\016\022j\314\354;[\254\275\007\024r\235M[\245\362Xa6\250\242s\316\203\233\355T\336G\0304\331\245\233\263\204\2056$D\n\212\2505%D\314\004s\230\212\006h\224N\033\336\3600\206X\nx5\333\004U`\217g\354\252\362 KB:`\254\317\231V\334^\321\271\242^I\231\300\321\004i\356\352^\353\212\331\244\254\301\2501\r\212\303W\351\200\016\352D\223 \3102\n\023\377""\027rE8P\220 #\370\213";
+    PyObject *data = __Pyx_DecompressString(cstring, 4209, 2);
     #define __Pyx_DecompressString_LZSS_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
     #if !CYTHON_ASSUME_SAFE_MACROS
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
-    #elif (CYTHON_COMPRESS_STRINGS) == 1 /* compression: zlib (4486 bytes) */
-static const char cstring[] = "x\332\235XM{\323H\266&!\201\020\002\304$\2044\231\356\266!\341\243\201\314ub\022n\367m\3461\211\2014\037\035\347\033\272\031MY\226m\021\333\262%9\216\233\271wXz\251\245\226Zj\251\245\226Zz\251\245\227\374\204\371\t\363\236*\331I\010w\236\347\336<\330\256*U\235S\347\234\367\274\347\210x\256e*F\\+\304\215\022\323\225|\274\242T4\275\025\277\273\361j\355\365\332\226\224\336\374\313\275\270\2545\312\371xU3\3439%\256+\014\2734]\211\367\217\232%%\376A\313\3351zBt\245\250j\325\037\371\203\n\223KjUy\020WM#.\027u\255Q\213kz\234\305\313jE5\305q\325\210\327tMV\014\343\230\342\007\361h\370ls\355]\346^\274\304\014\334\201\253\276k\352\212\022/\350\254XQ\252\346\275\371\277\274\321L\005r\230\031_i\231%\255\032\207\304\274RVs\212\316L\245\334\212\033\246\256\312\246\242\323\246j|=\263\3760\3658\025gU\272\353\007E\306\325\214FN.3\303\020&\345\032j\331T\253q\263US\214\371\370Z!\336\322\032\361\252\002\343L-^\303\276\343\007`g5n(&7\370\016\253\302U\314\204\007$\034W\253\305;\361\274\252C\211z\240\320\351g\254l(\363,\237\227\260O\311\253\006\313\225\025\245J\337EY5\304(\277\177`\2300u~_\321\253J\331\210\246\177\026\361\3713\334=_;T\277X\335WZ\306W\226\341\363j\236?\200\377\240W\047G\0335&\303\207\010\005\026\363J\2015\312f\\\222\020\276\206\254HR<\337\340\227\255j\325\207\360\335\201\312\312x*\253U\325\224$\n\203\300It\376\330\354\010\014&\331A\316\244ka\223Y\342\330\221\021\000\340\3100\231\016\353\373gJ\n\3469\205\231\325F\245\326\232\227d2\276\202K\251L\327\031d3\265,\274\257Vj\232~b[\243\302\314\322\251\035\206R.\314\313\017\370O\205U[\2449\002\261\254U\017\024\256\036\273Y|]\200F\313\021\024\370\215j\252\274_F\350\370a\345\377s\222c_\270\005.hj\372>G\037\200\251r\034\213\034\241g\214\374\365\200\222B\253r\1771\350*a7\024\031\321\236(\242+\351\255\225\027\322\366\372\n+\227\3513\337\017\230\314/\"I\321*\300\010\007\233_\254\263\374\001\253\312\n\037Sz@\301\263\314\233\225\314\352\213Lz5\263!=}\273\225\331|\201\254(+\342\373\264\374\376\372)\r\321\223\234\246\353Z3\232\024\241B\3121""y?\232WT\303\200o\242YUiJ\\F4G\216hz\2767\321\232F4\204*\351\3043\276p\354yMS\313\2751\277\023\207L\264r\300\312\215\236\206f\251\265\366FZ\177\225^\311\374\242\345\360\357\264\201b\361\224u\264\014\251d\0173\245\"\036\321\212\254U\204}4Q*5\263\305\007\325\262j\2304*\223\010\240\242\177\240\254\260\0031\320\264}\\\2232SL\305\001 \006\234e\320\220\310\201\316r\331Z\241@Fk\005\232\324\024e\037^\344C\225\037\007{\346\270X\244\266\242\037(y16\033\340\016>6\220\032\210\274\030\232R^kV\371\330\204_\"Q\334^1\320j\222\311H\205TCR\322Z\223\341\3241\303\371\234\014\003\224^\"\275\351s\332\227\321\352)g\362u\020\221\370\025\022\346\013jU,\224x\254\370\260\257\206X\377\225&\357\323\007\022\301\372\212.I\275\331!\221R4\371\342\n\321\352\251+\274N\357I\273\277n\274\314ll\276\371Uz\235y\375\353\306\333\365\014r\340\325\257\233[\000\310\233\365\215\265\235\364Vf]Ud\205\177\235\226\335[>%|\003\351\364v\363\325\257[\233\257\323\257^I/3o\267\326V^\356\302@\255)\276O\013\353\257\237\222\206\277\365\326!>\253(a\322\033\345\320\334P\n\222\024\225\031\205\236\347\351\211\324\367K\317%\222ThTe\372-\366\204\342\257\302T.\265\242\345\033e\276Re\025\361\213\204\304_\r\332\344\222\"\357\033\215\212\230\001V`b1\216\344\320\220\252\243\0305\252\234\367\024\341\223/\326\204ib\361\200W\005\322Ro\260rOq\257\352\234\362J\177A9\244\t\345@\357\214q\314\244\257\370\014\275\211\331\363\214jP\235\320\032\250\350\n#\375L\226\225\232)\345\ne\215\231\311%@1\242F\200\221s\307\311T\217fp\233`\355h^\3037o/\242yS5K\234\227\216\317\2152\242d\264\252\262\252\315\367/a0\263\247;\207\276HpfN\327X^f\270\266\251\345\032\205\202\242\31323\345\222\324\250\311\250(\\\277\251\243j\023\341\310`\014\205\177IZMA\226\367\251\010\025\312\004F\344ZCn\350:\020\221g&\213\330>\372Q\362y\n\235\302\031K\260U!_ \202\310S\026F7\343?\213\013\374g)U \252\"g\000J}Z/j\222V-\211\204U\325<\270]\252\225qC\265\212\203\370ZJ\341\353\261j*\025C|\375\241\240\326\365Z\032\245\265_\005\021\365:\035Q-\347%\321D\"\016E\345\004\177r\356,+\370H |B""\3721\022%\002\255\260}8\235\265*\360\241\242W\330!$\n>\215\352N\245,q\303\r@_\251Vy\003[\315\363\200\367kQU\223\304E\372\374Kw\254\241\335@\034\362\264\241A\"y\373!X\271\317\315Z9/b!\031ZCG;\033\315\372\270\320\014^\330\201\001\374\243\200\341\007}\230\316*\364\255\342j\240\333\210\335k\350w\025\320{\215\022\252\246\3258\305\343+_k@W\303\2547\220\\R\255a\224j\215rYgh\034\245\243K\352\254\272/Jf\257\"\364\252\001\367\026]FG\362\033H\363<\221\003+\024\250\265k\031\262N\220\243\266\207l\"?\361\234\353\013>\252\305\275\"L\277\370\230\324-\3417j%\217\255\360_)jf\020\\\370_T\243^%\"XP\232\030h\226y-\357\225%\036\220c\025]\314\277\254O\350\355\025V\351a\2028K\370\335$8\020JM\202\222II\001\277\023 \205)\221A\r8\256\307\037\274W\340_F\363x\311;^\356N\324\244\246\302\340\347\002\372\212&\047\271O\003\335\241\321\366}+K\203[N\322y\346&h8\353\244\235\0357\371i\340\363\320\371OF\373\236\225\354bP\357\216\\l/\266K\026\243\007\243\355D;\331^i\033\326\234\325\264Yw\350\"\237\326\277|\366\337N\232\226.\266S\355\272u\321N\332\317\234YGq\227\274I\357\267` \230\n\352\235\201\316TG\017\263\033b\337\222\025\263\022\326\242%\333\327l&\226~\262Xwd\332\036\260c4\277\324\316\266\013\326\252=l\3578)\247~z\251\345\r\234^\374\273\367$\370\266\303:_\331\377\017\257\032\254u\262\364\340\272u`g?\017\215\264\207\333\333\270E\262;r\241}\335\032\260\256Y\005;\215\315\013\316\206c\270\t\367g\037n\032\376\364\256}`m\3317\340\271\227n\323+\372\357\202:-\377\216\375\262\035\263\023\335#IV\372\270\254Ug\024R\226\274\230\207=\303\341\3605+\333\035\272\334f\\\3365[v\246\234\272;\340\306\334{^\262w\257-\047\326\3457\317[\267\355!{\315\331u\323\356\236\227\365J>\363\315`\2513\321Iw6\204\201\375\375\337\340\032w\235\004\254<p7\275\001\357\252\227\354r\047OZ;\010\306s\\\375\205\373\334[\362\247\021\212Cqx\332>g3\273\356\234u\026\021\251$ad\266\235\263\006\255Y+o\337qb\020\267\350\310\3565\267\342?\n\006\272#\227\341\313\264\225\205\311\023v\306\211\235\022\021\336\177\342\027\202t\220\rd\3341\203Hw\207f\354""\047\260\356\226\373\326\223\375\230\177\047\210\021\302\314v\222\244\251V\335>\213\313\245\273\034I\213m\331\232\262t{\332\231v\247\\\303Kx\311\356q\210\205\327\357\272g\335\244\233>\261j}t\022_l\373\301MD8\236\262\230e\330sv\313=\347~\3609Zn\330\267\235\001\330v\333\035\244mS\326\276\363\255\313\334z\367\302\250\330O\016\275\346\024\334U\357\242\237\364_\004iq\352\276\223\305b\332\315\272\005\357\251\307\310\343\323\\\314\220\233\361\246\274:-L\331:\305b\254\235>\002\304\222=io:\003\224S)D}\003\3627\235A\347\246\223\356\216]\022\253u\270|\016\276\030\201\033\223\335\261\230u\035)0ig\355\234s\236\340\321\275\024C\256\334\2642<\306\267\234lwl\322z\032!\3651\241\253;v\245\375\017\004\342\300\331B\270d\344\\\326\313\371\347\375zp\2413\023n\261\220\345\302\334\207\360\203\026j\265\356\370\224U\264\263\341w\217\260\211\365\324\305>G\203)\333t\226\020\262Y8E\367\256\373\003\3767\301\355\316H\270\276\023\356\3745\374\253\304\t\200\\2c/\035\203H\237\030\014\200v\020\350\271\312\245$\334E\\\347Z\270\364\262\363_\341\356\036\235\373\336\256\207\361\377\200s\177\n\3669D&\254G0}\300\341\320\370\273\265\214t\032\271\003\273G\274\313>\353\253\373\312\261%\036\201\304\261cw\221K\337x\363\000\2538\366\317sgF/vG\256Z\367\341\315\202\263\352\016\273;\"1\350\341\310\231\321\031:\025\343I\222\002J\206\3345o\313\217uG\306\255\363\010\3109\273,\240t\320\336\205\367\021\022\222\205\023\327\255\372g|\231\366#\212P\004\266+\341\225\333N\036&/{\367\375\335 \375\371\344J\366\013\215\273 \207sxz\327\233E\030\376O\032\033\356\212kz\313\275t\022\272\3578&\222\343\271\367\223_\014\262\237O\256\200_\3779zf\370r{\323\032\001\245\244!\026\347\232H\270k<\233_8+\240\273[.\264]i\303\236I\260\030\270\305\260\023\270\362\360\254\223\244\002Qo\017\266\357\002\206\257\235\t\324\215\r\347\0209z\033\370\210\3717\375Lp\2753\330ID\307)\303\t\326d\321y\340i\021\231\263\3426\274U\377,\230\344l\220B1\030\356d;\305p{\247\177\344#\222%\005\225\367\260}\037\204\t\257x\246\277\010\010\210\035\004\257\027\340\237-d""\301-\236\034\003=M\r,\023\313\245\221\2727\334\005w\003\310\215E\307\210\031\026\332;\326\002\034\236F\352\215\272\017\275\272\177)\330\203\376\\\270\236\355Q-)o\361|;\353F\274\363\010u\354g \352;\257\025\014\005+\301\037\034wGTs\307\216Q\025\330\303y\242\262!\224\274\004xv\325\3455c\267\235n\277\343!epA\222\226\336\363RCDs\325z \226A\003\340\200\307\250\203*\246(s\335\261)\353\003\262a\022|\303\310\300Ch\272\007t\326\301\032w)F\356\221G\310\311gQs\326`\370\204\363\013\250)\375\t\002\307\332\253\3260\252}ZT\323I*\021\237\200G~\200\323\316X\373\027\252\265\264`B7h\200\n\310,\352;\230\304\304%\307g\340\317Ug\030d\203\315\031\340\204Yu\361p\2213\317&\047\253\361\253H\367\001Nq\347\034\206\333\217OZ+T[\221m\320>\332\276\215B8im\332\003\244\177\014n\373\303\346W\241\032X\267\206\260\271i\227`\350\010*#T\230\366\242\2558\313\356\017\340X\331\237\3647\251\356LPUE\334\251\352\334p\177\3646<\303\237\365e\200\377\230\230\006@\234\346\216\3014M*\304\3609\354X\201k\037!\367\263\340\"Tb\361\320@0\026\254m;a/\363bp\317[\360\266\375(9\2518+\304`$\361\020\327J\201[\263N\311-z\273~$\235<QA\247\220\355MS\334\360\222Stw\275\376\236%\352\017p\334p\346\320\303\360\305\203c\246&\277\262$\254\2402\254 \335\t\n\233\356y$\333\034\354\276\351?E6\237:\263\014\222Yp\243\233|\344\n\2712*\034T\315\347\004\270\304\022\2317\035\001\014\020X\346@\036\233\240.\350;\273\210\345\274{\333\033&C}N\010&\221+\330\236(}FX&\302N\210\221Q,\331\327n<\320\035\237\260\036\343v9^\356VQ\202Qf\275!o\305k\370\317\203d\3604(\361\014$y\024bj\323\242\311\177\"d\177\200\311o!\326\007~\226\367=\213\201\322Y\01676\303\315\355p\033\225\350o\341\337\270#\246\270\023\270\037\251\033)q\030\216\314\330?a`\272)\320\016\357\310&\221\245E\000\021\354\327k\320bd}\262M\205\270\275\007\237\010\024\347\220\361SD \336\003b\322@\355\324\211\235\207p\277\021g\010\314\027\271m\211\312e\344\266\013\355ox\005\037\264\037\300y\263\200\331\224\247\203\030\357\006\t\334;\337\231\3534\302-\\\0335tW\354~\210|\246\222\207\311\r\330\376\214""\252\302\205\366\264u\325\372\031\353W\373%\270E\004+2z\204{\034M\036\3676\331{\003\376/\202\211u\302\351\367<\304\r\264(\324\377q\375\335\013S\210\375,o3uw\032&\021\204\022~R$\216\311\371\3666\302s\307\275\212B]\362\n\376\nz\206\201\243\274zj\225\300\t\307\246\252\035i\276\357\274\347\035\032<\361\210G^F\353@ 7\372\366O\221\254`2\330$\262\217<u\005d\375\024\227\272%B=Cp\351\376\273l\274\004\022\245\2527Lo*4\375\2157)u\032\356Z\351n?\311\250\313;\217\356\234\203\342[tF\340V\264C\023h\317b\202\303b\047\250\354:\247\354\2143\003\217my\327<\326=AJy\220m\242\307\237\331/\tK\346\275\r\357\353\275\024|:\3477\003\026\350\235\3510\2130\277\013\337I\241\004\200\346\303|1,\226H\357s\262\276\247\236x\202\361\302H}\367\030q\037\345\350G\310\344\200\375\322\204\347\336c\177\201\222\361\024mF|\327\207\304\267\366\036O\340YW\301\305\352\335c\231\232G\353\270\355&N\347*iH\377o\331\232F\n\036\372\006z\300\241\3163\236~[\341\326^\270\3676|\373[\370\233\022*d i\356\341/\343M\340\020\310\343K\220\335E\253s\033\035@\262\367H J#\256pc_\001\331\367\234s)\213\027\2503\211\252\027\207\321\245\366\373\310\242\035<\334\343\235l\224\244g9S-\2737\335\247n\316\033\364\356\370\261\177\047\214\212\037<\322\002\026VQ\322\226\220\t\313\336M\357\031\245\211\277\032\014\006T..\\;F\017C\356\013\030\270\007ZR\002\320\016z\314\013c\220\246\343\345\345\020\031\360\020\255Y\n\350\237\006\362\267:W;?Fi\317/~\351\362Q}\337\305+\3060n\236\367{\031-D\375$\010-\262\264W\242\213\374=ol\034\365~\031\246\357\273\223\3566\300\367$\230\010W\021\021\250@P\000<\240\016\275\276L\007\237\364J\272\350\177Y\277\354\367\225]\212\360HE\204\227~\335\232\210\\H\260\230\002\002\316z\213\236\n\372M\005\037y\364w\303\335\337\303\337\337\323[\004\343\031\264b7\234\327^L\010\374\023\nO\223Z^n)\245\346\202\265\207\233O\202\245\016\020\247Mt^[\235\311\316V\230\205\254\367\341{\376J1~\003\274\311x\267\272\352\r|\306\364\007\016|N\201G\327\275|\205\234\207w\027\004~\316\371(\372f\361p\344\314\205q0\313s z\210\267\371\331\310\325b7""\375O\304\023\360q\342\324\376\307\2023O\354\236s\376G\000J\354\035=s\341{jgx^\335t#\312\241\246\253\047:\205\220\047\3033\017\334\364\211\367\313\360\207\237\375\367\235D\047)\332\270\246\325\247\230sV\316\036\2457\027\274*\2427M\241{\241\377.)\362\316u\306\177\031\324Cz\243\047~L\331\207\374\035\020\047\363\310Y\321z\rb3\025i\342y\252\217\371 J\3531\200x\010\315\374\001$\341N\350\270\007B\\)A\214\375\020rzY\375\0241\325\203\033\235T\247N=0GY\223\277,\203\230E\340Rx\025\237\242*E=\235x\333\334\346j\347x\047?\350\337\013\222\204Gj\362\207y\210wx\374\006\371K\301\244\277\025L#\320{Q\213/z\210d8\224\t\262\344\321\031\361\037\014\002\204\274[E\375#\305M\016\307%\336U\214_\047\242\036\207Ui\256 \333\203h\006\275 oNA\304S\270N\306\277\036\214\242\3126\303\035\302\024\201\023\034\302\273W\200?\301\233\013\201\324WH\271m\2748\335@T\306D\353\220\302rZ\2200\373<\366\247\276\256\243[\377\013\214\317\014.";
-    PyObject *data = __Pyx_DecompressString(cstring, 4486, 1);
+    #elif (CYTHON_COMPRESS_STRINGS) == 1 /* compression: zlib (4515 bytes) */
+static const char cstring[] = "x\332\235XM{\323X\262n\007\007B\010\020\223`\322d\272\333\206$@\003\231\353\304$\334\356\333\314c\022\003i\276\342|C7\243\221e\331\026\261-[\222\343\270\231{\207\245\227Zj\251\245\226Zj\251\245\227Zz\311O\230\2370o\235#;_\334y\236{\363`\373\234\243s\252NU\275\365V\211D\276m\310zB-&\364\262\250\311\205DU\256\252Z;qw\343\325\332\353\265-!\263\371\227{\tImV\n\211\232j$\362rB\223E\354R5918j\224\345\304G5\177G\357\013\321\344\222\242\326~b\017\252\242TVj\362\203\204b\350\t\251\244\251\315zB\325\022b\242\242T\025\203\037W\364D]S%Y\327\217)~\220\010\207\3176\327\336g\357%\312\242\216;0\325w\rM\226\023EM,U\345\232qo\376/oTC\206\034\321H\254\264\215\262ZK@bA\256(yY\023\r\271\322N\350\206\246H\206\254\321\246Zb=\273\3760\3758\235\020kt\327\217\262\204\253\351\315\274T\021u\235\233\224o*\025C\251%\214v]\326\347\023k\305D[m&j2\2143\324D\035\373\216\037\200\235\265\204.\033\314\340;b\r\256\022\rx@\300q\245V\272\223((\032\224(\0072\235~&Vty^,\024\004\354\223\013\212.\346+\262\\\243\357\222\244\350|T\330?\320\r\230:\277/k5\271\242\207\323?\363\370\374\031\356\236\257\037*\247V\367\345\266\376\225e\370\274V`\017\340?\350\325\310\321z]\224\340C\204\002\213\005\271(6+FB\020\020\276\246$\013B\242\320d\227\255\251\265\207\360\335\201\"V\360TRj\212!\010\024\006\216\223\360\374\261\331\021\030\014\262\203\234I\327\302&\243\314\260#!\000\300\221n\210\032\254\037\234)\313\230\347e\321\2505\253\365\366\274 \221\361U\\J\0215M\204lQ\251p\357+\325\272\252\235\330\326\254\212F\371\314\016]\256\024\347\245\007\354\247*\326\332\2449\004\261\244\326\016d\246\036\273\305\304:\007\215\232\047(\260\033\325\025i\277\202\320\261\303\362\377\347$\303>w\013\\\320R\265}\206>\000Sa8\3469B\317D\362\327\003J\n\265\306\374%BW\031\273\241H\017\367\204\021]\311l\255\274\020\266\327W\304J\205>\363\203\200I\354\"\202\020\256\002\214p\260qj],\034\2105IfcJ\017(`\343\262\\\251?\313\276Y\311\256\276\310fV\263\033\302\323w[\331\315\027H\217\212\314\277\317*\032\254\237Q\025>\311\253\232\246\266\302I\t\272\204\274(""\355\207\363\252\242\353pR8\253\311-\201\311\010\347H\026U+\364\047jK\017\207P%\234x\306\026\216=\257\253J\245?fwb\330\tW\016\304J\263\257\241Un\257\275\021\326_eV\262\277\252y\374;k _<c\035-C*\331#\032B\t\217hER\253\334>\232\310\325\272\321f\203ZE\321\r\032UH\004\34018P\221\305\003>P\325}\\\223R\224O\371\001@\007\344\245\323\220X\202\3162\331j\261HF\253E\232\324ey\037^dC\205\035\007\215\346\231X\344\270\254\035\310\005>6\232 \0216\326\221#\200\000\037\032BAm\325\330\330\200_BQ\314^>P\353\202!\222\n\241\216\354\244\265\226\210S\307\014gs2\0148z\211<\247\317Y_\206\253g\234\311\326\301H\374\227K\230/*5\276Pf\261b\303\201\032\242\377W\252\264O\037H\004\375\313\232 \364g\207\304N\341\344\324\025\302\3253Wx\235\331\023v\337n\274\314nl\276y+\274\316\276~\273\361n=\213\034x\365vs\013\000y\263\276\261\266\223\331\312\256+\262$\263\257\263\262\373\313g\204o \235\336m\276z\273\265\371:\363\352\225\3602\373nkm\345\345.\014T[\374\373\254\260\301\372\031i\370[o\037\342\263\212Z&\274\221\017\215\r\271(\010a\275\221\351y\201\236\010\003\277\364]\"\010\305fM\242\337R_(\376\252\242\302\244V\325B\263\302Vjb\225\377\"!\361W\2076\251,K\373z\263\312g\200\025(\231\217C94\2442\311G\315\032#@\231\373\344\324\0327\215/\036\260\362@Z\032M\261\322W\334/?g\2742X\220\017iB9\320?\243\0373\351+>C\223b\364=\243\350T0\324&J\273,\222~Q\222\344\272!\344\213\025U4RK\200b\310\221\000#\343\216\223\251\036\316\3406N\337\341\274\216o\326g\204\363\226b\224\031/\035\237\353\025DIo\327$E\235\037\\B\027\215\276\356<\032$\316\231yM\025\013\222\210k\033j\276Y,\312\232$\211\206T\026\232u\t\245\205\35174\224o\"\034\t\214!\263/A\255\313\310\362\001\025\241T\031\300\210ToJMM\003\"\n\242!\206\264\037\376\310\205\002\205Nf\214\305\331\252X(\022A\024(\013\303\233\261\237\305\005\366\263\224.\022U\2213\000\245\001\255\227TA\255\225y\302R5Q\224\002\370]\250WpK\245\206\303\370ZJ\343\353\261b\310U\235\177\375!\243\360\365\373\033\271\275_\003\031\365\333\036^:\347\005\336Q\"\026%\371\004\2072\376\254\310\370\010 }B\3731""\"%\022\255\212\373p\274\330\256\302\217\262V\025\017!\221sjX{\252\025\201\031\257\003\376r\255\306\272\331Z\201\005}P\217j\252\300/2\340`\272c\035\275\007bQ\240\rM\022\311z\021\316\314\003~V+\005\036\017AW\233\032z\333p6\300\206\252\263*\017\034\340\037\005\r?h\3124\261J\337\n\256\006\312\r\031\276\216\346W\006\305\327)\251\352j\235\321<\276\n\365&t5\215F\023\t&\324\233z\271\336\254T4\021]\244ptIM\254\355\363\262\331\257\n\375\212\300\274E\227\321@\000:R\275@\004!\026\213\324\347\265uI#\330Q\017D6\221\237X\336\r\004\037\325\343~!\246_|\014j\235\360\033\366\225\307V\330\257\020v6\010.\374\317+R\277\032\021,(Utt\316\254\236\367K\023\013\310\261\252\316\347\247k\024\032}Y\254\3661A\274\305\375n\020\034\010\251\006A\311\240\304\200\337\t\220\334\224\320\240&\034\327\347\020\326/\260/\275u\274\354\035/y\047\352RK\026\341\347\"z\213\026#\272\317\221^t\264s\337\314\321\340\266\235\262\2379I\032\316\330\031{\307I}\216|\211^\370\254w\356\231\251\036\006\215\336\310\245\316b\247l\212\364`\264\223\354\244:+\035\335\2345[\226\330\213^b\323\306\351g\377mgh\351R\047\335i\230\227\254\224\365\314\236\261eg\311\235t\177\363#~\334ot#\335xW\013r\277\005\277\211\201(\005R\201\037X2cf\322\\4%\353\272%\362\245\237M\26172eE\254\030\315/wr\235\242\271j\r[;v\332n\234]j\273\221\263\213\177w\237\370\337u\305\356W\366\377\303\255\371k\335\034=\270a\036X\271/\321\221\316pg\033\267H\365F.vn\230\021\363\272Y\2642\330\274`o\330\272\223t~\361\340\257\341\317\357;\007\346\226u\023.|\351\264\334\222\367\336o\320\362\357\330/Y1+\331;\222df\216\313Z\265G!e\311\215\271\3303\034\014_7s\275\350\225\216\310\344]\267$;n7\234\210\023s\356\271\251\376\275\266\354X\217\335\274`\316YQk\315\336u2\316\236\233s\313\236\350\031\376Rw\242\233\351np\003\007\373\277\3055\356\332IXy\340l\272\021\367\232\233\3521\047O\232;\210\312s\\\375\205\363\334]\362\246\020\223C~x\312:o\211V\303>g/\"d)\002\313L\047o\016\2313f\301\272c\307 n\321\226\234\353N\325{\344Gz#W\340\313\214\231\203\311\023V\326\216\235\021\021\334\177\342""\025\375\214\237\363%\3341\033\3446z\321i\353\t\254\273\355\274s%/\346\335\361c\0045\243\223\"i\212\331\260\316\341r\231\036\203\324bG2\343\246fM\331SN\334\321\335\244\233\352\035\307Zp\343\256s\316I9\231\023\253\346\047;yj\333\217N2\004t\334\024M\335\232\265\332\316y\347\243\307\320r\323\232\263#\260m\316\031\242mqs\337\376\316\021\235F\357\342(\337O\016\275n\027\235U\367\222\227\362^\370\031~\352\276\235\303b\306\3119E\367\251+\222\307\247\230\230\250\223u\343n\203\026\342\226F\261\030\353d\216\000\261dMZ\233v\204\222+\215\250o@\376\246=d\337\2623\275\261\313|\265\001\227\317\302\027#pc\2527\0263o \005&\255\234\225\267/\020<z\227c\310\225[f\226\305\370\266\235\353\215M\232OC\244>&t\365\306\256v\376\201@\034\330[\010\227\204\344\313\271y\357\202\327\360/v\247\203-\344]>\310\177\014>\252\201Z\357\215\307\315\222\225\013\276\177\204Mb_]\354K8\210[\206\275\204\220\315\300)\232{\303\213x\337\372s\335\221`}\047\330\371k\360W\2011\001\271d\332Z:\006\221\001C\350\000\355\020\320s\215II:\213\270\316\365`\351e\367\277\202\335=:\367\203\325\010\022\377\001\347\376\354\3573\210L\230\217`z\304f\320\370\273\271\214t\032\271\003\273G\334+\2368P\367\225cK,\002\311c\307\356\"\227\276u\347\001V~\354\237\347\277\031\275\324\033\271f\336\2077\213\366\2523\354\354\360\304\240\207#\337\214N\323\251\030K\2224P\022u\326\334-/\326\033\0317/  \347\255\n\207\322Ag\027\336GHH\026N\3340\033_\360eX\217(B!\330\256\006W\347\354\002L^v\357{\273~\346\313\311\225\334)\215\273 \207\363xz\327\235A\030\376O\032\233\316\212c\270\313\375t\342\272\357\330\006\222\343\271\373\263W\362s_N\256\200_\3779\372\315\360\225\316\2469\002J\311@,\316\265\220p\327Y6\277\260W@w\267\035h\273\332\201=\223`1p\213n%q\345\341\031;E\225\242\321\031\352\334\005\014_\333\023( \033\366!rt\016\370\210y\267\274\254\177\243;\324M\206\307)\303\t\326d\321\005\340i\021\231\263\3424\335U\357\034\230\344\234\237FU\030\356\346\272\245`{gp\344\023\222%\r\225\367\260}\037\204\t\257\270\206\267\010\010\360\035\004\257\027\340\237-d\301m""\226\034\221\276\246&\226\211\3452H\335\233\316\202\263\001\344\306\302c\304\014\013\235\035s\001\016\317 \365F\235\207n\303\273\354\357A\177>X\317\365\251\226\224\267Y\276\235sB\336y\204\202\366\013\020\365\275\333\366\243\376\212\377\007\303\335\021\325\334\261bT\005\366p\236\250,\212\332\227\004\317\256:\254f\354v2\235\367,\244\"\\\220\242\245\017\254\324\020\321\\3\037\360e\320\0008\3401\352\240\202)\312\\o,n~D6L\202oD2\360\020\232\356\001\235\r\260\306]\212\221s\344\021r\3629\324\2345\030>a\377\nj\312|\206\300\261\316\2529\214\262\237\341\325t\222J\304g\340\221\035`\2643\326\371\225j--\030\320\r\032\240\0022\203B\017&1p\311\361i\370s\325\036\006\331`s\0268\021\315\006\177\270\310\230g\223\221\325\3705\244{\204Q\334y[\304\355\307\047\315\025\252\255\3106h\037\355\314\241\020N\232\233V\204\364\217\301m\177X\354*T\003\033f\024\233[V\031\206\216\2402B\205a-Z\262\275\354\374\010\216\225\274Io\223\352\316\004UU\304\235\252\316M\347\047w\303\325\275\031O\002\370\217\211i\002\304\031\346\030L3\244\202\017\237\303\216\025\270\366\021r?\007.B%\346\017u\004c\301\334\266\222\3262+\006\367\334\005w\333\013\223\223\212\263L\014F\022\017q\2554\2705g\227\235\222\273\353\205\322\311\023Ut\n\271\3764\315\014/\333%g\327\035\354Y\242\376\000\307u{\026=\014[<8fj\352+K\334\n*\3032\322\235\240\260\351\\@\262\315\302\356[\336Sd\363\2313\313 \231\005\047\274\311\047\246\220)\243\302A\325|\226\203\213/\221yS!\300\000\201e\006\344\261\t\352\202\276\267JX.8s\3560\031\3521B0\210\\\301\366D\351\323\3342\036vB\214\204b)~\355\306\221\336\370\204\371\030\267\313\263r\267\212\022\2142\353F\335\025\267\351=\367S\376S\277\3142\220\344Q\210\251M\013\047\377\211\220\375\001&\277\215X\037x9\326\367,\372rw9\330\330\0146\267\203mT\242\277\005\177c\216\2103\0470?R7Rf0\034\231\266~\306\300p\322\240\035\326\221M\"KK\000\"\330\257\337\240\305\310\372T\207\nqg\017>\341(\316#\343\343D \356\003bR_\3516\210\235\243\270\337\210\035\005\363\205n[\242r\031\272\355b\347[V\301\207\254\007p\336\014`\026w5\020\343]?""\211{\027\272\263\335f\260\205k\243\206\356\362\335\017\221\317T\3620\271\t\333\237QU\270\330\2312\257\231\277`\375\332\240\004\267\211`yF\2170\217\243\311c\336&{o\302\377%0\261F8\375\201\205\270\211\026\205\372?\246\277w1\216\330\317\2606Ss\246`\022A(\351\245x\342\030\214o\347\020\236;\3165\024\352\262[\364V\3203D\216\362\352\251Y\006\047\034\233*V\250\371\276\375\201uh\360\304#\026y\t\255\003\201\\\037\330\037\047Y\376\244\277Id\037z\352*\310\372).u\233\207z\232\340\322\373w\331x\031$JUo\230^Yh\372\033kR\0324\33453\275A\222Q\227w\001\3359\003\305w\350\214\300\255h\207&\320\236\3058\207\305NP\331\rF\331Y{\032\036\333r\257\273b\357\004)\025@\266\311>\177\346N\023\226\304z\033\326\327\273i\370t\326k\371\242\257u\247\202\034\302\374>x/\004\002\000Z\010\n\245\240T&\275\317\311\372\276z\342\t\221\025F\352\273\307\210\373(G?A&\003\354i\023\236\273\217\275\005J\3063\264\031\362\335\000\022\337Y{,\201g\034\031\027k\364\216ej\001\255\343\266\223<\233\253\244!\363\277ek\006)x\350\351\350\001\243\335g,\375\266\202\255\275`\357]\360\016otr \223\201\244\271\217\277\254;\201C \217\323 \273\213Vg\016\035@\252\377\210#J%\256pb_\001\331\017\214s)\213\027\2503\t\253\027\203\321\345\316\207\320\242\035<\334c\235l\230\244\347\030S-;\267\234\247N\336\035r\357x\261\177\047\214\212\037<\322\006\026VQ\322\226\220\t\313\356-\367\031\245\211\267\352\017\371T..^?F\017Q\347\005\014\334\003-\311>h\007=\346\3051H\323\360\362r\210\014x\210\326,\r\364O\001\371[\335k\335\237\302\264g\027\277|\345\250\276\357\342\025c\0307/x\375\214\346\242~\346\204\026Z\332/\321%\366\23676\216z\277\014\323\367\235Ig\033\340{\342O\004\253\210\010T (\000\036P\207^_\242\203O\372%\235\367\277\342\240\354\017\224]\016\361HE\204\225~\315\234\010]H\260\210\003\001\347\334EW\001\375\246\375O,\372\273\301\356\357\301\357\037\350-Bd\031\264b5\355\327n\214\013\374\023\nO\213Z^f)\245\346\202\271\207\233O\202\245\016\020\247Mt^[\335\311\356V\220\203\254\017\301\007\366J1~\023\274)\262nu\325\215|\301\364G\006|F\201G\327\275r""\225\234\207w\027\004~\326\376\304\373\346\023\017\203\370\034\223\263\214g2\213_\324\357\347\006:\331\213\343`\237\347@}\224\275\n\344\302pp\211\364\337\026O\300\331\3113\373\037s^=\261{\326\376\037\016:\276w\364\233\213?P\313\303r\357\226\023\322\0225f}\321i\300\"\025|\363\300\311\234x\007\r~\374\305\373\320MvS\274\325k\231\003\032:o\346\255Qz\273\301\353$\372\3274:\034\372\277\225\022\353n\247\275\227~#\240\267~\342\320\264u\310\336\023q\262\200\274\346\355\331\0206S!\247Z@5\264\340\207\251?\006\240G\321\360\037@\022\356\204\256<\022\340JIb\365\207\220\323\317\374\247\210\273\346\337\354\246\273\r\352\223\031\022[\354\205\032\344\315\203\233\306\353z\234*\031\365}\374\215t\233\251\235e\335\376\220w\317O\021f\351E`\230\301`\207\305x\210\2758Lz[\376\024\300\260\027\276\006\360>#\025D\263~\216<:\315\377\023\202\003\225u\264\250\221\244\270\305 \273\304:\217\361\033D\346\343\260*\303\024\344\3720\316\242_d\r,\310:\216\353d\275\033\376(*q+\330!\334\021\200\3013\254\303E\202$Y\003\302\321\374\ni\271\215\227\253\233\210\312\030o/\322X\316p\242\026\277\214\375i\240\353\350\326\377\002R\347$3";
+    PyObject *data = __Pyx_DecompressString(cstring, 4515, 1);
     #define __Pyx_DecompressString_LZSS_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
     #if !CYTHON_ASSUME_SAFE_MACROS
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
-    #elif (CYTHON_COMPRESS_STRINGS) > 0 && (CYTHON_COMPRESS_STRINGS) <= 90 /* compression: lzss (6139 bytes) */
-static const char cstring[] = "\377 bytes o\377f shared\377 memory \377(RLIMIT_\377AS?) cou\377ld not b\337e rea#\000or\375e1\007the jo\367b\047s=\005regi\357on: \025\001mac\377hine, it\377s cgroup\377 or a li\367mitv\001this\377 process\366n\010, }\004FSIZ\277E) has\201\000 \376\234\000e(tree \377fragment\177).?Notek\000\377at Cytho\373n O\000delib\377erately \377stricter\376!\001n PEP-4\27784 and\315\000j\373ec\230\000subcl\367ass\210#buil\377tin type\377s. If yo\357u ne\237 to \345p%\000 &\010\376\000n s\273et\354\002\047an\250 a\365t\377\000_<\000ing\047o dirb\000iv\242\000\377o False.\357add_\320 edi\177sableen\002\001\357gcis\004\003dkv\373st\343 .kernWels\010\004/\232C/\354 \357.pxi\007\014key\331s\004\020\361 nd\024\002no\365 u\000r\345!spac\370\301 \210@\022\000defau\337lt __\201`uc\277e__ du\250\002n\367on-\271 vial~\033\000cinit_\265\000B\240ef:\003\257d\n\001\203gt\324\001\330\327a\223\001w\000th\267bca}n\304astart\356`\366,\005he\r\000beat\377numpy._c\372\371\001m\222\000iarra\277y fail\370#i\357mpor\032\numa\373th\021\016self.\373c,\002\002many \371c\225B\301\204\001conve\334z\002\313@a P\257cob\372\207a \320\001pickl\304\270@?\002e\0061\367\204\002\307\205\003of\337 work\371bisP\230\204\001\205@\236\205\003\366\205\001a\271\205\001,\221\205\001\367one\014\002noth\367er \240\000sion\374\276\"\210cCATCH_\277UPCall\000\001.\332\250Fc\363\204\002__\017\004se\335t\336 te_\013\nad\037vance5\002\233\205\001\201 \377FENCEDHE\377ADER_BYT\377ESHandle\340\000\003N\017\017\006Q\016+\004bor\367row8\004give\337_backH\004mi\337ssingV\004ne\263w_\241\002f\004re\362@d\356\005\005ows~\004set\361_\017\n\014\002\025\010poil\306$\005ta\363\000\256b\274\004va\373lu\307\005whyIN\377_PLACEJo\301b\000\000\257/\017\003\257.(\001ar\375r\314\001at_gat\235e:\001com\332\003G\001e\357mpty\004\002nli\353stZ\001l\211\001for\336(\006leav5\002loOok_a\225\206\002$\002o+\003\177members\226\001\346\231\207\001_f\265`\243\001off\366\202!of\260\001peek\267ing\006\002id\r\002r\373ob\214\002reser\373ve\020\002retur=n\006""\003sile\367@\356\001\377sit_down\036\007\002tandD\004\253b\017\003\337op_ta_\001_p\373ar\304\002wait_\370\356\010\013\002\325\001allKe\203ys\000\001\373o\017\004\374n)\002a\363dd\002\003<\003.fin\302\013\003h\374bM\002^\006\362\212\001Lo\373ck\000\001.__en_ter__\006\005x\221\210\001\340\024\004\272\210\004\210\205\005*\004\377\204\016MAX\377_WORKERS\377NO_MEMOR\377YPEER_LO\373ST\236`NPRIV\377ATEPiece\360\000\002\332\205\017\017\005\334\205\016READ\377YSLOTSMA\377LL_KEYTI7CKW\336\000ow\000\003\247\206\017\374\017\006\252\206\016___Pyx\376\001\000Dict_Ne\177xtRef__\340\213\004-e\034\000_d\026\001_\217&\236 ~\216\"__func\035\001yg\210\207\005J\000main1\001\337modul:\002na\255m\002\003ewJ\001pk\000c\377hecksum_\375_\n\001result`\006\003\322\207\003\022\002\232\215\001\033\003un\255\211\002Ce_\253\"\005\014\363\003D\003v\221\213\002\036\260\001qualq\005\356\213\005\276\210\016F\210\214\006ex\344\001\206\207\001\245\005s\310\010\236\2410test\267 \225\"i\375s\313\213\001outine\375a\352\215\001accept\377_bfloat1\3576add\224\211\004all\300\352\213\002\335\206\013\362\206\004\264 \324\220\003\202\207\004pr\363iv\332\217\002\222\207\004with\337_rows\004\tsl\377otasynci\337o.cor\177\003sa\275tt\005bits\256\211\003b\277roadca\264\000t\377obufferc\377catch_up\277cline_\264@t\357race\315\211\001clo\373se\000\002_open{ed\202\210\006cont\241`\377cpucurre?ntdata\347\212\004\356\212\004Wedd\325\220\001e\255\210\002e\251\210\002\027fdf\235\207\001d\202\206\001\217$\230\"\37332\237\"64fou\343nd\364\210\001\310`\316\212\006go_\367onh\253\206\003iids\376\326`placein\267t32\002\00064\007\0008\337items\000\002iz\357ejob\313\220\005eyk\317nown\342\220\005\365\223\003._\314\204\224\003\205@ge\263\211\n\267\211\002le\277vel_po_\000e\371r\272\211\010\214 tmake\337_waym\301 er\237maxme\311\211\004\361\213\004m\373l_\364\002smode\233nn\367\224\002nd\333\217\002\203\214\006n\343o_\376\224\003\367\211\006\240\001pnu9m\205@\310 enu\237\212\001\241\220\002\334\220\212\003\223\212\006old\206C_s?ource""s\007\004\217f\373os\324\216\002outou\375t\270\213\001outspawram\002\001ity\353\211\001\376\327\212\004phasepi{dp\375\207\001popp\337\212\001\377prodput_\377outquick\377_pushpul\177lraise_\233\007\017rank\311\215\003\212\213\005\206\213\005\210\223\002\376\241\204\001rulesch\377ed_getaf=f\327\222\001yscr\357a\267\221\001\200\362\215\001\244!\357\205\002\365\006\202\216\007\375\215\005\232\216\001swett\252\221\001set\304\223\004\364\007\010\025\002_\306\220\004shap\311e\207\214\004\202\214\005s\224`\243\205\001sp\227ins\310\216\001s\220\214\004\276\220\002s\354\310\216\007\n\003st\222\214\013strGeam\214e\260\210\001\214\205\003t\213a\336\371\217\001targ\236\000ex\231t\365 \215\204\001up\305A\000\003sau\266 \247\221\005\247\217\002\254\217\002sw\347\214\t\334\343\214\t\207\214\nwea\345 fw\367hyw\331\212\002\200\001\330\004\337\n\210+\220Q\005\001#\240\3371\240F\250!\020\001$\240\377A\240V\2501\200\001\340\377\004\007\200s\210)\2201\375\330\006\000q\330\010\013\2103\357\210h\220a\025\001\n\210!\377\2101\210C\210s\220%\177\220w\230a\330\004\013\n\002\335q\014\r}\240AD\001\013\210\3774\210q\220\013\2301\230\377F\240$\240e\2506\260\377\024\260[\300\001\300\026\300\377q\310\001\310\026\310r\320\373QR\"\0036\220\021\220!\177\2203\220c\230\025\230e\002\377\013\210;\220a\330\010\030\357\230\001\230\021\217\001\r\210Q\377\210f\220D\230\005\230V\357\2404\240q\001\017y\260\001\376\026\017|\260>\300\035\310a\375\310\035\020\177\260n\300I\310\376\202 \340\004\027\220v\230Q\177\340\004\010\210\005\210U\203\000\3771\330\010\t\210\027\220\001\277\220\025\220f\230Am\0002\377\240R\240s\250!\250=\375\270\270 \005\200Z\210v\220\367T\230\032\267 K\250w\260\377g\270Z\300q\330\004\005\373\200\\-\000c\230\021\230!\355\330@\007\220A@\tD\240\n\336C\0006\260\021\260!\000\005\320\377\005\025\220Q\330\004\016\210\375aK\002\025\230c\240\026\240\377q\250\001\250\021\250)\260|\202B\224\001T\240\021\330\004\371\001\377d\220&\230\004\230I\240\377W\250A\250X\260Q\260\377h\270a\270t\3006\310\237\023""\310A\310R\333\003\047\006\031\356\204\000(\240!\246 v\250S\337\260\001\260\022\260\311@\013\210_6\220\024\220V\212@G\362@\177H\250G\2606\270\030\210@\375x\230#\030\230\006\230a\230\237q\240\003\2403\247@\371@\n\377\210$\210b\220\002\220$\277\220d\230\047\240\021L\0003\377\240c\250\025\250m\2705\337\300\001\330\010\016\214@A\220=Q\257@\023\230E\240\237B6\n\377\320+>\270f\300A\300\327Q\300c\241\000E\347@\330\004\367\033\230>\333\000#\250Y\260\277c\270\021\270\047\300\330\000\007\367\200t\210\356 \016\210i\220Wq\230\003\247`A\232\204\001!\360`\377c\220\026\220r\230\030\240\177\030\250\026\250s\260!\277\001\376\364h\320\027(\250\003\25019\250(\004\215\204\005{\240!:\003\237\204\004\337\320\027*\250!\301\204\004\026\220\377a\220s\230%\230y\250\357\006\250j\270\251b\032\230&\273\240\001\331\000&\250\002#\001\026\377\220k\240\035\250a\250q\337\330\t\n\330\010,\001v\230\377T\240\025\240f\250D\260\277\013\2701\270H\300\322\204\002\032\357\230+\240Q\022\000A\250Q\377\250f\260B\260a\330\004\375\031\246\000\021\240&\250\004\250\357E\260\026\260\215`\031\230\026\273\230r\270A\014\210A\207g6\237\230\024\230S\240\273 \226\205\001v\373\220R\366`S\240\002\240\"\237\240A\330\014\r\346\205\001\254\205\001\002\353\220%\211 \010\207@1\330\014\337\021\220\027\230\0013\000Q\230\367b\240\007\233a\330\r\021\220\337\021\220\"\220E\337B#\240\277Q\330\014\024\220B\243\204\0048}\250\333`\330\014\017\210\177\311@wv\240T\254@c\260\024\253`\377b\270\007\270q\300\t\310\377\033\320Ta\320ab\320\377bj\320jo\320op\377\330\020\026\220g\230Q\320k\0365\320`ag\005\021\340q\004\377\026\230t\2406\250\021\250\375$\222 r\260\027\270\001\270\377\031\300&\310\010\320PV?\320V^\320^_\374\206\002\256\207\001\347\033\2306\230h\220\207\006s\220&\353\230\002\273`\022A\002!\2503\377\250c\260\025\3206K\310\357<\320WX\346\207\001\037\230qw\320 0\332 ;\300k\236b\237\023\2205\230\010\220A\371\207\001|\377\2207\230!\330\010\047\240\177q\250\010\260\016\270af\006\352$\0206\375\"!,\010(\250\001\277\250\031\260.\300\001\237""\004\360\377\006\000\n\013\330\010\022\220\377+\230Q\230f\240D\250\367\005\250V\223\205\0031\200\001\360\257\010\000\n\033i\001\021\240\205\0024\376\243`\004\250I\260T\270\021\377\330\010\020\220\007\220q\230w\006\230l\305cv\210W\373 \347\024\230QH\001\234\000\027\220q\177\340\010\027\220t\2305\236A\376\256\211\004\017\320\017&\240d\250\377!\2507\260+\270W\300\327A\340\010\005\nQc\014W\230wD\240\006-\000(\260$\314`\376E*u\250C\250t\2607\366\307\205\005q\330f\001\047\240t\250\3771\250G\260;\270g\300\353Q\340\004\013a\353\000\n\000\005\377\016\210S\220\010\230\004\230\375A\306\000\004\007\200w\210c\376\274\210\002\023\230H\240C\240s\367\250#\250\335\000\017\210q\330\377\004\024\220A\330\004\027\220\367s\230!\242 \005$\2401\376\235\213\001q\210\002\210(\220\"\377\220M\240\023\240A\240R\277\240x\250s\260&\235`\021\377\270\"\270E\300\027\310\002A\310\266@:\002\336\206\001\203\213\001\300!\007\315`\3673\240f\257\000u\260D\270\377\003\2705\300\003\3004\300\377q\310\005\310Q\310g\320\363UV\271\000n\001\007\200{\220\377!\2204\220s\230)\240\3373\240k\260\021\222!\260t\313\2703\200`\010\217\002\364\213\001H\220\177A\220T\230\021\230#\314@\367b\240\001\252\214\001t\2104\210\371u\024\000\342\210\001A\230T\240\032\377\2502\250R\250r\260\021\374R\004\274\214\0012\210V\2202\220\377W\230A\230S\240\n\250\177-\260q\270\r\300X}\000Ob\320PQ\343\211\005y\001y\353\205\002\373\003\250\206\211\002!\2105\220\013\377\230=\250\001\250\036\260y?\300\004\300C\300z\315\210\002\207\215\007w\047\230\021\202\213\001X\210Q\306\210\002\177\004\230F\240!\2401\343`\276\257\213\002W\210A\210Z\300ba/\230t\2401\254\213\001]\346\213\002\345\207\001o\022\220,\230\022\002\240A\352\215\001\1778\2203\220i\230t\343\214\001\377\330\014\026\220j\240\001\240\337\024\240Q\240a\213\216\001x\210\377s\220)\2304\230q\2407\002\240(\240A\250a\255$\346\215\003\177\003\2201\220I\230T\222@\377J\250f\260A\200A\330\377\010\014\210D\220\005\220Q\374\007\001\312\215\001\024\230T\240\021\200\347A\340\010\230\216\002\362\207\002""\014\210J\374\350\215\001\252\216\001t\2203\220a\330\335\014\275\213\001$\230a\306\207\001t\220\3771\330\020\033\2301\230D\357\240\005\240QK\001E\220\025\257\220a\220q\027\0033\237\215\002S\336\250\210\002\020\022\220&\250\210\002S\240\377\006\240a\240q\330\020\024\333\220C\330\215\001\230f\326\001\n\210\377&\220\001\220\024\220S\230\375\001|\001\014\210C\210z\230\334\206\002\200\215\001q\220\004*\000w\230\375h\346\000\010\025\220Q\220a\377\220t\2303\230e\2407\377\250*\260B\260c\270\024\213\270S\364\213\001\023\337\000\364A\362\213\001\032\377\250:\260R\260s\270$o\270c\300\021\217\214\001a\210A\003\227u\230H\310!\017\n\002\203 \340\375\010\005\003G\2301\230C\230\377t\2405\250\005\250Q\250\371c\206\216\001\207!\017\210s\220!~\222`U\230!\2307\240\211\213\001\377)\2602\260U\270!\330\335\010\213\207\001T\230\025\205\0006\250\356\301bx\220t\375 v\240Q\177\240h\250g\260W\270W\004\276\265!m\2402\240QJ\003t\373\2204\364\002h\240g\250W\345\260\033\0066\234\217\001\274@s\240%+\240qt\003v\340\0101\000\020\216\205\002\356\202\216\002e\2305\206bS\250\007\357\250s\260%\365\000\"\270B\373\270a5\0177\250!\2502\005\250\203\004{\321\000\255`\356A\265\213\001\312\216\001\371%\327c\r\003\024\220T\230\030\276\332d\010\013\2107\220\305\204\001\014\376\343 \330\010\036\230g\240Q\277\240d\250&\260\005\345\001\270\272\214\207\002t\220\212\001\2306\240\317\212\001\033\374\324\003\361C\021\230$\230c\240\367\025\240a\236\021\001\330\020\023\353\2208\315@b\352\214\002D\250\006\376\343\215\001\260\004\260C\260u\270\377G\3001\300B\300h\310\340\376\205\001\226\204\001\337A\346\222\001\307\"\023\2209\276\260@z\250\031\260#\351@v\373\270Q\363\220\0023\300e\3107\377\320RS\320SU\320U?^\320^`\320`\204\"\340\216\001\323t\230\303\"\315\220\001h\202\204\002\010\033\377\230;\240a\240t\2504\367\250u\260\215\222\002\024\210Q\210\247g\220S\372\210\001\345\222\005\021\345\224\0011\275\210\205\216\001\210X\220T\244\216\002\006\277\240b\250\001\250\026\275\207\001\260\275,\306\211\001\300i\310q\214\213\001\004""\377\220D\230\010\240\004\240Az\223\206\002\010\327\221\001\027\230\001\330\261#\367\t\210\031\275\216\002\002\230,\240\377d\250$\250c\260\026\260\377r\270\021\270(\300!\300\3773\300d\310%\310u\320\275T\264\000V\320VW\347\223\001\031\357\220-\230q\356\214\002\010\t\210\337\032\2201\220F\361\214\001\t\210\177\030\220\022\220=\240\001\345\"\322\375\215\003y\335\211\001\314\206\003\010\225\225\001\230(\351\240\340\211\003\314\206\001\032\375 g\240R\353\240r\244\204\001\037\273\207\002u\250A|\373\222\002{\002\330\t\026\220d\237B\335\026!\000\030\260\021\276b!\270\366\371\221\002a\210\256\204\001s\230&\240\377\002\240\047\250\022\2503\250\177h\260f\270C\270q\345\222\003\276\322\205\003B\220h\230a\335\205\007B\247\220i\230\300\204\002\214\221\001]\235\222\002\010\367\013\2105\256\223\002c\230\026\230\352\341\204\001s\367\006\026H\001\300\024\300\371S\351\212\001\243$\017\210u\220B\023\220d\276\212\001\216\210\001\033\335\204\001\377\212\001\365\205\026\327\r\210Z\343\215\002\005\246\230\001\330\010\377\r\210[\230\001\230\026\230\025q\007\001W\351\225\001\017\305\000\341\205\001\342\222\001\357\007\250w\260\231\205\002\035\230V\377\2401\240A\240T\250\023\373\250E\210\213\001\014\210E\220\021\376\276\210\n\027\220q\230\004\230E\377\240\033\250A\250T\260\025\375\260\334\010C\220w\230d\240\367(\250!\210\230\003\024\230Q\340\335\010\243\210\013c\250\021\320\226\005\2604\377\260s\270%\270w\300a\377\300r\310\030\320QU\320\377UZ\320Z_\320_`\377\320`d\320dg\320g\335h\216\212\001G\2201\300\211\007v\230\351Q\372\212\002\362\225\003\014\370\210\001d\230%\217\230{\250!\253\204\003\251\212\001\267\tG\017\2608\2702\211\206\001\246\211\016\351\210\004\301\215\002\2720\003X\274\206\002$\250e\226\000q\370\370\220\001\235\212\001\246\206\001d\240#\240U\323\250!\314\207\017\241!A\226\206\025A\260\377R\260x\270s\300&\310\367\004\310F\372\205\002T\320TX\377\320XY\320Y[\320[\307e\320e\335\001\331\213\001\370eE\260\307\023\260A\242\211\001\230\212\003\333g(\250\377(\260&\270\003\2701\270\235A""\306io\240S\376\230\001\322p\037\211\230\360\211\001\302\206\0012\226\220\001\267\214\004\243\210\002\r\357\210]\230$\241@#\240V\253\2502\230\231\002a\235\206\005\003\245\210\0027\377\250\"\250B\250b\260\002\307\260\047\270\367\214\0025\025\371\214\001\010\017\377\210y\230\004\230D\240\003\377\2406\250\022\2507\260\"\377\260F\270!\2701\270D\377\300\002\300!\200A\340\t\335\025\224\207\010\004\250H\336\000X\270\377Q\270e\3001\200A\360\377\006\000\t\014\2104\210r\377\220\026\220x\230s\240-\373\250t\220`r\270\030\300\024\377\300T\310\022\310:\320U\354\362\206\002\334\211\002\r\016\326\216\007W\250D\177\260\005\260Q\260d\270\312\206\005JE\003;\203\215\0021\324\207\004\233\216\005g\301\216\001\377\330\014\020\220\003\2207\230\377$\230k\250\024\250U\260\177!\260>\300\023\320D\217@\347V\320V\222@\366``\320`ob\320bc\300\236\001>\230\235\212\001\227a\330\014\372\224\003a\225\217\001\362\216\002\017\033\210q\262\003\r\210\324\216\003\363\215\001\366\216\002\277r\220\023\220D\230\277!\024\377\240T\250\026\250q\260\003\377\2603\260i\270t\3004\373\300{\370\211\002W\320W\\\320\353\\]\302\227\001a\275\205\002C\230u\357\240M\260\021\203#\034\2304\313\230w\201\225\001\330\346\001\227\206\0012\220\377X\230T\240\024\240R\240\177v\250X\260S\270\r\222 \377\024\310T\320QS\320S\367]\320]\316\227\002\020\032\230,~\251\212\0021\250D\260\001\340\014\000\361*\267\206\002\201\230\002\324\204\004\360\006\000\016\375\017\231\221\001g\230Q\230d\240\347%\240{\262\225\003\306\003\010\000\t\377\020\210u\220G\2305\240e\004\342\226\002Q|\002\345\230\002\230d\205\240\002\347>\270\021\337\047\047\0068\2404\357\240u\250A!\n%\240~z\226\231\002\010\242#\n\000\t\037\313\220\001\256\224\215\002\"\250A\256\224\001t\360\221\002Q\376T\0044\250t\2601\320\000\337,\250A\340\004\325\233\010\320*\277=\270]\310!\310\321\241\002x\367\210w\220\301\211\006\006\220b\230\375\n\264\234\001\014\210A\210V\220\3274\220u\252\241\002g\265\224\002\033\270\377K\300q\320\004\031\230\021\177\340\010\033\2304\230x\377\232\002\277""\010\016\210d\220$\364\221\004\002{\240$\240\216\002\001\260\026\260\234\215\001\373d\300\320\206\004\014\230D\240\004\353\240C\351 R\220\001\260D\270\373\001\320\220\000!\340\010\032\230\327-\240q\373\215\006B\321@r\300\237\032\3104\310q\200\225\001\225\223\002w\356\250\235\002#\230Q\376\222\0034\220r\246\344\211\001\240\001\320\222\001\350\233\003Ur\002%}\250\306\226\001\002\270)\3001\214\204\001Z\245\231\001\005\336BV\250\274A\002\220\227\002\377\024\270T\300\030\310\024\310\371X\334\226\004\276\217\0031\320\004E\300KQ\360\317 \033\333\237\003\271\205\001\r\250\224\003\347\330\010\t\303\234\001\202\001t\2306\366\321\217\002\020\027\360\223\001\020\220\014\230\332\326\226\001\024\365\234\001\017\210\237\204\001E\230\375\023\227\224\003\240c\250\026\250u\377\260E\270\027\300\n\310%\317\310w\320V\320a\337\234\001i\230\355q\271\224\002\014\022\334\242\001\220D\230\373\004\230\246\204\001L\260\005\260U\313\270\047\370\0001\346\225\001\356\223\0014\230\271u\211\236\001\374\223\002\340\014\034c\006\010>\326\213\0017\230!\2301";
-    PyObject *data = __Pyx_DecompressString_LZSS(cstring, 6139, 8336);
+    #elif (CYTHON_COMPRESS_STRINGS) > 0 && (CYTHON_COMPRESS_STRINGS) <= 90 /* compression: lzss (6182 bytes) */
+static const char cstring[] = "\377 bytes o\377f shared\377 memory \377(RLIMIT_\377AS?) cou\377ld not b\337e rea#\000or\375e1\007the jo\367b\047s=\005regi\357on: \025\001mac\377hine, it\377s cgroup\377 or a li\367mitv\001this\377 process\366n\010, }\004FSIZ\277E) has\201\000 \376\234\000e(tree \377fragment\177).?Notek\000\377at Cytho\373n O\000delib\377erately \377stricter\376!\001n PEP-4\27784 and\315\000j\373ec\230\000subcl\367ass\210#buil\377tin type\377s. If yo\357u ne\237 to \345p%\000 &\010\376\000n s\273et\354\002\047an\250 a\365t\377\000_<\000ing\047o dirb\000iv\242\000\377o False.\357add_\320 edi\177sableen\002\001\357gcis\004\003dkv\373st\343 .kernWels\010\004/\232C/\354 \357.pxi\007\014key\331s\004\020\361 nd\024\002no\365 u\000r\345!spac\370\301 \210@\022\000defau\337lt __\201`uc\277e__ du\250\002n\367on-\271 vial~\033\000cinit_\265\000B\240ef:\003\257d\n\001\203gt\324\001\330\327a\223\001w\000th\267bca}n\304astart\356`\366,\005he\r\000beat\377numpy._c\372\371\001m\222\000iarra\277y fail\370#i\357mpor\032\numa\373th\021\016self.\373c,\002\002many \371c\225B\301\204\001conve\334z\002\313@a P\257cob\372\207a \320\001pickl\304\270@?\002e\0061\367\204\002\307\205\003of\337 work\371bisP\230\204\001\205@\236\205\003\366\205\001a\271\205\001,\221\205\001\367one\014\002noth\367er \240\000sion\374\276\"\210cCATCH_\277UPCall\000\001.\332\250Fc\363\204\002__\017\004se\335t\336 te_\013\nad\037vance5\002\233\205\001\201 \376A\002helpFEN\377CEDHEADE\377R_BYTESH\037andle\000\003W\017\017\006\374Z\016+\004borrow\3768\004give_ba\373ckH\004missi{ngV\004new_\252\002\326f\004re\373@d\005\005ow=s~\004set_\017\n\014\002\336\025\010poil$\005tax\374\000\267b\274\004valu\307\005\377whyIN_PL?ACEJob\000\000\270/\270\017\003\270.(\001arr\314\001a\277t_gate:\001c\363om\332\003G\001empt}y\004\002nlistZ\001\335l\211\001for(\006le\373av5\002look_\351a\236\206\002$\002o+\003mem\317bers\226\001\242\207\001_f\334\276`\243\001off\202!of\376\260\001peekingv\006\002id\r\002rob\214\002\177reserve\020\002\277return\006\003s""\347ile\200`\356\001sit\337_down\007\002ta\343ndD\004\264b\017\003op_{ta_\001_par\304\002\037wait_\356\010\013\002\325\001\177allKeys\000\001p\204\204\017\017\004\205\204\016)\002add\002\003^<\003.fin\013\003h\374bxM\002^\006\373\212\001Lock\000\001\377.__enter\013__\006\005x\232\210\001\024\004\303\210\004\221\205\005\374*\004\210\205\016MAX_WO\377RKERSNO_\377MEMORYPE\177ER_LOST\236`\377NPRIVATE\037Piece\000\002\343\205\017\017\005\376\345\205\016READYSL\377OTSMALL_\377KEYTICKW\206\336\000ow\000\003\260\206\017\017\006\263\206\016_\337__Pyx\001\000Di\377ct_NextR\257ef__\351\213\004e\034\000_\305d\026\001_\217&\236 \216\"__/func\035\001g\221\207\005J\000\357main1\001mod\273ul:\002nam\002\003e\365wJ\001pk\000chec\277ksum__\n\001r\037esult\006\003\333\207\003\022\002l\243\215\001\033\003un\266\211\002e_\253\"\310\005\014\363\003D\003v\232\213\002\260\001qu\303alq\005\367\213\005\307\210\016\221\214\006ex\310\344\001\206\207\001\245\005s\310\010\2410te\263st\267 \225\"is\324\213\001o\277utinea\363\215\001a\377ccept_bf\377loat16ad\035d\235\211\004all\363\213\002\335\206\013\362\206\004x\264 \335\220\003\202\207\004priv\343\217\002\376\222\207\004with_ro\373ws\004\tslota\377syncio.c\273or\177\003satt\005b\367its\256\211\003broa\367dca\264\000tobu\377fferccat\377ch_upcli\367ne_\264@trac}e\315\211\001close\000\002\177_opened\202\210\006\357cont\241`cpu\377currentd\347ata\360\212\004\367\212\004edd\352\336\220\001e\255\210\002e\251\210\002fdfb\235\207\001d\202\206\001\217$\230\"32\237\"\17764found\364\210\001\374\310`\316\212\006go_onh\274\253\206\003\312\213\001iids\332`p\377laceint3\3552\002\00064\007\0008it\367ems\000\002izej\373ob\330\220\005eykno3wn\357\220\005\202\224\003._\221\224\003\211@\363ge\267\211\n\273\211\002leveol_po_\000er\276\211\010\376\220 tmake_w\367aym\305 erma\347xme\315\211\004\365\213\004ml_\376\370\002smodenn\346\204\225\002nd\350\217\002\207\214\006no_x\213\225\003\373\211\006\240\001pnum\211@\016\314 enu\243\212\001\256\220\002\224\212\003\227""\212\006\367old\212C_sou\317rces\007\004\223fos~\341\216\002outout\274\213\001\377outspara\235m\002\001ity\357\211\001\333\212\004p\377hasepidp\336\201\210\001popp\343\212\001pr\377odput_ou\377tquick_p\377ushpullr\337aise_\233\007ra\203nk\315\215\003\216\213\005\212\213\005\225\223\002\245\204\001r\377ulesched\177_getaff\344\222\001\017yscr\363a\304\221\001\366\215\001\244!\340\363\205\002\365\006\206\216\007\201\216\005\236\216\001set\035t\267\221\001set\321\223\004\007\010\025\002}_\323\220\004shape\213\214\004\362\206\214\005s\224`\247\205\001spin%s\314\216\001s\224\214\004\313\220\002s\314\216\007\n\003\373st\226\214\013strea\221m\214e\264\210\001\220\205\003t\213a\375\217\001twarg\236\000ext\365 f\215\204\001up\305A\000\003su\266 \030\264\221\005\253\217\002\260\217\002sw\353\214\t\347\214\t\213\214\n\367wea\345 fwhy\375w\335\212\002\200\001\330\004\n\210\367+\220Q\005\001#\2401\240\367F\250!\020\001$\240A\240\377V\2501\200\001\340\004\007\177\200s\210)\2201\330\006\000\377q\330\010\013\2103\210h\373\220a\025\001\n\210!\2101\377\210C\210s\220%\220w_\230a\330\004\013\n\002q\014\r\367}\240AD\001\013\2104\210\377q\220\013\2301\230F\240\377$\240e\2506\260\024\260\377[\300\001\300\026\300q\310\377\001\310\026\310r\320Q[\377\320[a\320ac\320c\375d+\0036\220\021\220!\220\2773\220c\230\025\230n\002\013\377\210;\220a\330\010\030\230\367\001\230\021\230\001\r\210Q\210\377f\220D\230\005\230V\240w4\240q\001\017y\260\001\026\017\377|\260>\300\035\310a\310~\035\020\177\260n\300I\310\213 \377\340\004\027\220v\230Q\340\277\004\010\210\005\210U\203\0001\377\330\010\t\210\027\220\001\220\337\025\220f\230Am\0002\240\377R\240s\250!\250=\270\376\301 \005\200Z\210v\220T\373\230\032\300 K\250w\260g\377\270Z\300q\330\004\005\200\375\\-\000c\230\021\230!\330v@\007\220A@\tD\240\nC\000\3576\260\021\260!\000\005\320\005\377\025\220Q\330\004\016\210a\376K\002\025\230c\240\026\240q\177\250\001\250\021\250)\260\213B\276\224\001T\240\021\330\004\371\001d\377\220&\230\004\230I\240W\377\250A""\250X\260Q\260h\377\270a\270t\3006\310\023O\310A\310R\333\003\047\006\031\204\000\367(\240!\246 v\250S\260\357\001\260\022\260\322@\013\2106\257\220\024\220V\223@G\373@H\277\250G\2606\270\030\221@x\376\230#\030\230\006\230a\230q\317\240\003\2403\260@\202`\n\210\377$\210b\220\002\220$\220\337d\230\047\240\021L\0003\240\377c\250\025\250m\2705\300\357\001\330\010\016\214@A\220Q\236\257@\023\230E\240\237B6\n\320\377+>\270f\300A\300Q\373\300c\241\000E\320QR\330\357\004\033\230>\333\000#\250Y\177\260c\270\021\270\047\300\330\000\357\007\200t\210\356 \016\210i\257\220q\230\003\260`A\243\204\001!\376\371`c\220\026\220r\230\030\377\240\030\250\026\250s\260!\374\277\001\375h\320\027(\250\003\250s1\250(\004\226\204\005{\240!:\003\276\250\204\004\320\027*\250!\312\204\004\026\377\220a\220s\230%\230y\337\250\006\250j\270\251b\032\230w&\240\001\331\000&\250\002#\001\377\026\220k\240\035\250a\250\277q\330\t\n\330\010,\001v\377\230T\240\025\240f\250D\177\260\013\2701\270H\300\333\204\002\337\032\230+\240Q\022\000A\250\377Q\250f\260B\260a\330\373\004\031\246\000\021\240&\250\004\337\250E\260\026\260\215`\031\230w\026\230r\270A\014\210A\207g?6\230\024\230S\240\273 \237\205\001\367v\220R\366`S\240\002\240?\"\240A\330\014\r\357\205\001\265\205\001\327\002\220%\211 \010\207@1\330\277\014\021\220\027\230\0013\000Q\357\230b\240\007\233a\330\r\021\277\220\021\220\"\220E\337B#\177\240Q\330\014\024\220B\243\204\004\3738\250\333`\330\014\017\210\177\356\311@v\240T\254@c\260\024\376\253`b\270\007\270q\300\t\377\310\033\320Ta\320ab\377\320bj\320jo\320o\377p\330\020\026\220g\230Q\327\320\0365\320`ag\005\021\340\376q\004\026\230t\2406\250\021\373\250$\222 r\260\027\270\001\377\270\031\300&\310\010\320P\177V\320V^\320^_\205\207\002\316\267\207\001\033\2306\230h\231\207\006s\220\327&\230\002\273`\022A\002!\250\3773\250c\260\025\3206K\337\310<\320WX\357\207\001\037\230\357q\320 0\332 ;\300k>\236b\023\2205\230\010\220A\202\210\001\377|\2207\230!\330\010\047\377\240q\250\010\260\016\270a\324f\006$""\0206\375\"!,\010(\250\177\001\250\031\260.\300\001\237\004\377\360\006\000\n\013\330\010\022\377\220+\230Q\230f\240D\357\250\005\250V\223\205\0031\200\001_\360\010\000\n\033i\001\021\240\205\002\3754\243`\004\250I\260T\270\377\021\330\010\020\220\007\220q\357\230\006\230l\305cv\210W\316\373 \024\230QH\001\234\000\027\220\377q\340\010\027\220t\2305\374\236A\267\211\004\017\320\017&\240d\377\250!\2507\260+\270W\257\300A\340\010\005\nQc\014W\357\230D\240\006-\000(\260$\374\314`E*u\250C\250t\260\3557\307\205\005q\330f\001\047\240t\377\2501\250G\260;\270g\327\300Q\340\004\013a\353\000\n\000\377\005\016\210S\220\010\230\004\373\230A\306\000\004\007\200w\210\375c\274\210\002\023\230H\240C\240\357s\250#\250\335\000\017\210q\377\330\004\024\220A\330\004\027\357\220s\230!\242 \005$\240\3751\246\213\001q\210\002\210(\220\377\"\220M\240\023\240A\240\177R\240x\250s\260&\235`\377\021\270\"\270E\300\027\310\203\002\310\266@:\002\336\206\001\214\213\001\300!\007\356\315`3\240f\257\000u\260D\377\270\003\2705\300\003\3004\377\300q\310\005\310Q\310g\347\320UV\271\000n\001\007\200{\377\220!\2204\220s\230)\277\2403\240k\260\021\222!\260\227t\2703\200`\010\217\002\375\213\001H\377\220A\220T\230\021\230#\356\314@b\240\001\263\214\001t\2104\363\210u\024\000\342\210\001A\230T\240\377\032\2502\250R\250r\260\371\021R\004\305\214\0012\210V\2202\377\220W\230A\230S\240\n\377\250-\260q\270\r\300X\236}\000b\320PQ\343\211\005y\001y\366\353\205\002\003\250\206\211\002!\2105\220\377\013\230=\250\001\250\036\260\177y\300\004\300C\300z\315\210\002\356\220\215\007\047\230\021\202\213\001X\210Q\376\306\210\002\004\230F\240!\2401|\343`\257\213\002W\210A\210Z\300b_a\230t\2401\254\213\001]\346\213\002\336\345\207\001\022\220,\230\022\002\240A\376\363\215\0018\2203\220i\230t\376\343\214\001\330\014\026\220j\240\001\277\240\024\240Q\240a\224\216\001x\377\210s\220)\2304\230qo\240\002\240(\240A\250a\255$\376\357\215\003\003\2201\220I\230T\376\222@J\250f\260A\200A\377\330\010\014\210D\220\005\220\371Q\007\001""\312\215\001\024\230T\240\021\317\200A\340\010\241\216\002\362\207\002\014\210\371J\350\215\001\263\216\001t\2203\220a\273\330\014\275\213\001$\230a\306\207\001t\377\2201\330\020\033\2301\230\337D\240\005\240QK\001E\220_\025\220a\220q\027\0033\237\215\002\275S\250\210\002\020\022\220&\250\210\002S\377\240\006\240a\240q\330\020\267\024\220C\330\215\001\230f\326\001\n\377\210&\220\001\220\024\220S\373\230\001|\001\014\210C\210z\271\230\206\002\200\215\001q\220\004*\000w\373\230h\346\000\010\025\220Q\220\377a\220t\2303\230e\240\3777\250*\260B\260c\270\027\024\270S\364\213\001\023\337\000\364A\362\213\001\377\032\250:\260R\260s\270\337$\270c\300\021\217\214\001a\210.A\003u\230H\310!\017\n\002\203 \373\340\010\005\003G\2301\230C\377\230t\2405\250\005\250Q\363\250c\206\216\001\207!\017\210s\220\375!\222`U\230!\2307\240\376\211\213\001)\2602\260U\270!\273\330\010\213\207\001T\230\025\205\0006\335\250\301bx\220t\375 v\240\377Q\240h\250g\260W\270|W\004\265!m\2402\240QJ\003\367t\2204\364\002h\240g\250\313W\260\033\0066\234\217\001\274@s\240W%\240qt\003v\340\0101\000\020\334\216\205\002\202\216\002e\2305\206bS\250\337\007\250s\260%\365\000\"\270\367B\270a5\0177\250!\250\0132\250\203\004{\321\000\255`\356A\265\213\001\362\312\216\001%\327c\r\003\024\220T\230}\030\332d\010\013\2107\220\305\204\001\375\014\343 \330\010\036\230g\240\177Q\240d\250&\260\005\345\001u\270\214\207\002t\220\212\001\2306\240\317\212\001\371\033\324\003\361C\021\230$\230c\357\240\025\240a\236\021\001\330\020\327\023\2208\315@b\352\214\002D\250\375\006\343\215\001\260\004\260C\260u\377\270G\3001\300B\300h\301\310\376\205\001\226\204\001\337A\346\222\001\307\"\023\220}9\260@z\250\031\260#\351@\367v\270Q\363\220\0023\300e\310\3777\320RS\320SU\320\177U^\320^`\320`\204\"\246\340\216\001t\230\303\"\315\220\001h\202\204\002\010\377\033\230;\240a\240t\250\3574\250u\260\215\222\002\024\210QO\210g\220S\372\210\001\345\222\005\021\356\224\001{1\210\205\216\001\210X\220T\244\216\002\177\006\240b\250\001\250\026\275""\207\001{\260,\306\211\001\300i\310q\214\213\001\377\004\220D\230\010\240\004\240\365A\223\206\002\010\327\221\001\027\230\001\330\356\261#\t\210\031\275\216\002\002\230,\377\240d\250$\250c\260\026\377\260r\270\021\270(\300!\377\3003\300d\310%\310u{\320T\264\000V\320VW\347\223\001\337\031\220-\230q\356\214\002\010\t\277\210\032\2201\220F\361\214\001\t\377\210\030\220\022\220=\240\001\244\345\"\375\215\003y\335\211\001\314\206\003\010\225\225\001\230\323(\240\340\211\003\314\206\001\032\375 g\240\327R\240r\244\204\001\037\273\207\002u\250\371A\373\222\002{\002\330\t\026\220d\272\237B\026!\000\030\260\021\276b!\355\270\371\221\002a\210\256\204\001s\230&\377\240\002\240\047\250\022\2503\377\250h\260f\270C\270q|\345\222\003\322\205\003B\220h\230a\335\205\007OB\220i\230\300\204\002\214\221\001]\235\222\002\357\010\013\2105\256\223\002c\230\026\325\230\341\204\001s\367\006\026H\001\300\024\363\300S\351\212\001\243$\017\210u\220\047B\220d\276\212\001\216\210\001\033\335\204\001\377\212\001\256\365\205\026\r\210Z\343\215\002\005\257\230\001\330\377\010\r\210[\230\001\230\026+\230q\007\001W\351\225\001\017\305\000\341\205\001\336\342\222\001\007\250w\260\231\205\002\035\230\377V\2401\240A\240T\250\367\023\250E\210\213\001\014\210E\220\375\021\276\210\n\027\220q\230\004\230\377E\240\033\250A\250T\260\373\025\260\334\010C\220w\230d\357\240(\250!\210\230\003\024\230Q\273\340\010\243\210\013c\250\021\320\226\005\260\3774\260s\270%\270w\300\377a\300r\310\030\320QU\377\320UZ\320Z_\320_\377`\320`d\320dg\320\273gh\216\212\001G\2201\300\211\007v\323\230Q\372\212\002\362\225\003\014\370\210\001d\230\037%\230{\250!\253\204\003\251\212\001\267\t\037G\2608\2702\211\206\001\246\211\016\351\210\004t\301\215\0020\003X\274\206\002$\250e\226\000\361q\370\220\001\235\212\001\246\206\001d\240#\240\247U\250!\314\207\017\241!A\226\206\025A\377\260R\260x\270s\300&\357\310\004\310F\372\205\002T\320T\377X\320XY\320Y[\320\217[e\320e\335\001\331\213\001\370eE\217\260\023\260A\242\211\001\230\212\003""\333g(\377\250(\260&\270\003\2701;\270A\306io\240S\376\230\001\322p\023\037\230\360\211\001\302\206\0012\226\220\001\267\214\004\243\210\002\337\r\210]\230$\241@#\240WV\2502\230\231\002a\235\206\005\003\245\210\002\3777\250\"\250B\250b\260\217\002\260\047\270\367\214\0025\025\371\214\001\010\377\017\210y\230\004\230D\240\377\003\2406\250\022\2507\260\377\"\260F\270!\2701\270\377D\300\002\300!\200A\340\273\t\025\224\207\010\004\250H\336\000X\377\270Q\270e\3001\200A\377\360\006\000\t\014\2104\210\377r\220\026\220x\230s\240\367-\250t\220`r\270\030\300\377\024\300T\310\022\310:\320\331U\362\206\002\334\211\002\r\016\326\216\007W\250\377D\260\005\260Q\260d\270\224\312\206\005E\003;\203\215\0021\324\207\004\233\216\005g\376\301\216\001\330\014\020\220\003\2207\377\230$\230k\250\024\250U\377\260!\260>\300\023\320D\316\217@V\320V\222@\366``\320\337`b\320bc\311\236\001>\230.\235\212\001a\330\014\372\224\003a\225\217\001\362\216\0027\017\210q\262\003\r\210\324\216\003\363\215\001~\366\216\002r\220\023\220D\230\277!\377\024\240T\250\026\250q\260\377\003\2603\260i\270t\300\3674\300{\370\211\002W\320W\\\327\320\\]\302\227\001a\275\205\002C\230\337u\240M\260\021\203#\034\230\2274\230w\201\225\001\330\346\001\227\206\0012\377\220X\230T\240\024\240R\377\240v\250X\260S\270\r\376\222 \024\310T\320QS\320\357S]\320]\316\227\002\020\032\230\375,\251\212\0021\250D\260\001\340\342\014\000*\267\206\002\201\230\002\324\204\004\360\006\000\373\016\017\231\221\001g\230Q\230d\217\240%\240{\262\225\003\304\005\030\002\320\373\026&\361\212\0027\260$\260e\356\273B\004\300A9\005\010\000\t\377\020\210u\220G\2305\240e\004\206\227\002Q\240\002\211\231\002\230d\262\240\002\347>\270\021\203G\047\0068\2404\357\240u\250A!\n%\240~z\272\231\002\010\306#\n\000\t\037\357\220\001V\270\215\002\"\250o\002t\224\222\002QT\004\3774\250t\2601\320\000,\357\250A\340\004\371\233\010\320*=\337\270]\310!\310\376\241\002x\210\373w\220\345\211\006\006\220b\230\n\376\330\234\001\014\210A\210V\2204\353\220u\327\241\002g""\331\224\002\033\270K\377\300q\320\004\031\230\021\340\277\010\033\2304\230x\243\233\002\010\337\016\210d\220$\230\222\004\002\240\275$\304\216\002\001\260\026\260\300\215\001d\375\300\364\206\004\014\230D\240\004\240\365C\215@R\220\001\260D\270\001\375\320\220\000!\340\010\032\230-\353\240q\237\216\006B\365@r\300\032O\3104\310q\244\225\001\271\223\002w\314\235\002w#\230Q\242\223\0034\220r\210\212\001\323\240\001\364\222\001\214\234\003Ur\002%\250>\352\226\001\002\270)\3001\260\204\001\311\231\001\255\005\202bV\250\340A\002\264\227\002\024\377\270T\300\030\310\024\310X\374\200\227\004\342\217\0031\320\004E\300Q\245\360\317 \033\377\237\003\335\205\001\r\314\224\003\330s\010\t\347\234\001\202\001t\2306\365\217\002{\020\027\224\224\001\020\220\014\230\372\226\001\355\024\231\235\001\017\210\303\204\001E\230\023\376\273\224\003\240c\250\026\250u\260\377E\270\027\300\n\310%\310\347w\320V\364a\203\235\001i\230q\366\335\224\002\014\022\200\243\001\220D\230\004\375\230\312\204\001L\260\005\260U\270\345\047\370\0001\212\226\001\222\224\0014\230u\\\255\236\001\240\224\002\340\014\034c\006\010\372\213\001\0377\230!\2301";
+    PyObject *data = __Pyx_DecompressString_LZSS(cstring, 6182, 8394);
     #define __Pyx_DecompressString_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
     #if !CYTHON_ASSUME_SAFE_MACROS
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
-    #else /* compression: none (8336 bytes) */
-static const char bytes[] = " bytes of shared memory (RLIMIT_AS?) could not be read more bytes of the job\047s shared region: the machine, its cgroup or a limit of this process (RLIMIT_AS, RLIMIT_FSIZE) has no more(tree fragment).?Note that Cython is deliberately stricter than PEP-484 and rejects subclasses of builtin types. If you need to pass subclasses then set the \047annotation_typing\047 directive to False.add_notedisableenablegcisenabledkvstore.kernelskvstore/memory/job.pxikvstore/memory/keys.pxikvstore/memory/rounds.pxino address space for no default __reduce__ due to non-trivial __cinit__no memory for no memory for the job\047s table of keysno thread can be started for the heartbeatnumpy._core.multiarray failed to importnumpy._core.umath failed to importself.c,self.many cannot be converted to a Python object for picklingself.e cannot be converted to a Python object for picklingthe memory of worker this is no region of a job, or one of another version of kvstoreCATCH_UPCallCall.__reduce_cython__Call.__setstate_cython__Call.advanceCall.deliverFENCEDHEADER_BYTESHandleHandle.__reduce_cython__Handle.__setstate_cython__Handle.borrowHandle.give_backHandle.missingHandle.new_stateHandle.recordHandle.rowsHandle.set_recordHandle.set_rowsHandle.spoilHandle.state_arrayHandle.valueHandle.whyIN_PLACEJobJob.__reduce_cython__Job.__setstate_cython__Job.arrive_at_gateJob.come_backJob.emptyJob.enlistJob.late_for_gateJob.leaveJob.look_aroundJob.lostJob.membersJob.note_forkJob.offset_ofJob.peekingJob.pidJob.probeJob.reservedJob.returnedJob.silenceJob.sit_downJob.standingJob.stateJob.stop_taking_partJob.wait_at_gateJob.wait_for_allKeysKeys.__reduce_cython__Keys.__setstate_cython__Keys.addKeys.allKeys.findKeys.handleKeys.wait_for_moreLockLock.__enter__Lock.__exit__Lock.__reduce_cython__Lock.__setstate_cython__MAX_WORKERSNO_MEMORYPEER_LOSTPLANPRIVATEPiecePiece.__reduce_cython__Piece.__setstate_cython__READYSLOTSMALL_KEYTICKWindowWindow.__reduce_cython__Window.__setstate_cython_____Pyx_PyDict_NextRef__annotate_""___dict____enter____exit____func____getstate____main____module____name____new____pyx_checksum__pyx_result__pyx_state__pyx_type__pyx_unpickle_Piece__pyx_unpickle_Window__pyx_vtable____qualname____reduce____reduce_cython____reduce_ex____set_name____setstate____setstate_cython____test___dict_is_coroutineaableaccept_bfloat16addadvanceallarrayarrive_at_gatearrive_in_regionarrive_privatelyarrive_with_rowsarrive_with_slotasyncio.coroutinesatbfloat16bitsborrowbroadcast_tobufferccatch_upcline_in_tracebackcloseclose_openedcome_backcontextcpucurrentdatadeliverdelivereddtypeeemptyenlistfdfencedfindfloat16float32float64foundgategetgive_backgo_onhhandleiidsin_placeint32int64int8itemsitemsizejobkernelskeyknownkvstore.memory._sharedlargelate_for_gateleavelevel_pointerlook_aroundlostmake_waymastermaxmemembersmissingml_dtypesmodennbytesndarraynew_stateno_memorynote_forknownpnum_updatenumbernumpyoffsetoffset_ofoldopened_sourcesopened_with_rowsosotheroutoutcomeoutsparamsparitypartpeekingphasepidpiecepopprobeprodput_outquick_pushpullraise_num_updaterankrecordreservedreturnedroundrowsrulesched_getaffinityscratchselfset_modeset_num_updateset_recordset_rowsset_settingssetdefaultsettingssettings_versionshapesilencesit_downsizeslotspinspoilstandingstatestate_arraystatesstop_taking_partstream_pointersum_openedtake_backtargettexttouint8updateupdatesuse_setstatevaluevalueswwait_at_gatewait_for_allwait_for_moreweakrefwhywindow\200\001\330\004\n\210+\220Q\200\001\330\004#\2401\240F\250!\200\001\330\004$\240A\240V\2501\200\001\340\004\007\200s\210)\2201\330\004\007\200q\330\010\013\2103\210h\220a\200\001\340\004\n\210!\2101\210C\210s\220%\220w\230a\330\004\013\2101\210C\210q\200\001\340\004\n\210!\2101\210C\210s\220%\220}\240A\200\001\340\004\013\2104\210q\220\013\2301\230F\240$\240e\2506\260\024\260[\300\001\300\026\300q\310\001\310\026\310r\320QR\200\001\340\004\013\2106\220\021\220!\2203\220c\230\025\230a\200\001\340\004\013\210;\220a\330\010\030\230\001\230\021\200\001\340\004\r\210Q\210f\220D""\230\005\230V\2404\240q\200\001\340\004\r\210Q\210f\220D\230\005\230V\2404\240y\260\001\200\001\340\004\r\210Q\210f\220D\230\005\230V\2404\240|\260>\300\035\310a\310q\200\001\340\004\r\210Q\210f\220D\230\005\230V\2404\240\177\260n\300I\310Q\200\001\340\004\027\220v\230Q\340\004\010\210\005\210U\220!\2201\330\010\t\210\027\220\001\220\025\220f\230A\230V\2402\240R\240s\250!\250=\270\001\330\004\005\200Z\210v\220T\230\032\2401\240K\250w\260g\270Z\300q\330\004\005\200\\\220\025\220c\230\021\230!\330\004\010\210\005\210U\220!\2201\220A\330\010\t\210\027\220\001\220\025\220f\230D\240\n\250!\2506\260\021\260!\330\004\005\320\005\025\220Q\330\004\016\210a\210v\220T\230\025\230c\240\026\240q\250\001\250\021\250)\2601\200\001\340\004\027\220v\230T\240\021\330\004\r\210Q\210d\220&\230\004\230I\240W\250A\250X\260Q\260h\270a\270t\3006\310\023\310A\310R\310q\200\001\340\004\027\220v\230T\240\021\330\004\031\230\021\230(\240!\2404\240v\250S\260\001\260\022\2601\330\004\013\2106\220\024\220V\2301\230G\2401\240H\250G\2606\270\030\300\026\300x\310q\200\001\340\004\030\230\006\230a\230q\240\003\2403\240e\2501\330\004\n\210$\210b\220\002\220$\220d\230\047\240\021\240!\2403\240c\250\025\250m\2705\300\001\330\010\016\210f\220A\220Q\220c\230\023\230E\240\021\200\001\340\004\030\230\006\230a\230q\240\003\2403\240e\320+>\270f\300A\300Q\300c\310\023\310E\320QR\330\004\033\230>\250\021\250#\250Y\260c\270\021\270\047\300\021\330\004\007\200t\2101\330\010\016\210i\220q\230\003\2301\230A\330\004\n\210!\2103\210c\220\026\220r\230\030\240\030\250\026\250s\260!\2601\330\004\n\210!\2101\210C\210s\220%\320\027(\250\003\2501\250A\330\004\n\210!\2101\210C\210s\220%\220{\240!\330\004\n\210!\2101\210C\210s\220%\320\027*\250!\330\004\007\200q\330\010\026\220a\220s\230%\230y\250\006\250j\270\001\200\001\340\004\032\230&\240\001\240\021\240&\250\002\250!\330\004\026\220k\240\035\250a\250q\330\t\n\330\010\026\220a\220v\230T\240\025\240f\250D\260\013\2701\270H\300A\200\001\340\004\032\230+\240Q\240f\250A\250Q""\250f\260B\260a\330\004\031\230\030\240\021\240&\250\004\250E\260\026\260q\330\004\031\230\026\230r\240\021\330\004\014\210A\330\004\010\210\005\210U\220!\2206\230\024\230S\240\001\330\010\013\2104\210v\220R\220v\230S\240\002\240\"\240A\330\014\r\330\010\013\2104\210q\220\002\220%\220q\230\010\240\003\2401\330\014\021\220\027\230\001\230\024\230Q\230b\240\007\240q\250\001\330\r\021\220\021\220\"\220E\230\021\230(\240#\240Q\330\014\024\220B\220f\230A\230V\2408\2506\260\021\330\014\017\210\177\230a\230v\240T\250\025\250c\260\024\260Q\260b\270\007\270q\300\t\310\033\320Ta\320ab\320bj\320jo\320op\330\020\026\220g\230Q\320\0365\260Q\260a\330\014\021\220\027\230\001\230\021\340\014\021\220\027\230\001\230\026\230t\2406\250\021\250$\250a\250r\260\027\270\001\270\031\300&\310\010\320PV\320V^\320^_\330\004\013\2101\200\001\340\004\033\2306\240\021\240!\2403\240c\250\025\250a\330\004\013\2101\210C\210s\220&\230\002\230\047\240\022\2406\250\021\250!\2503\250c\260\025\3206K\310<\320WX\200\001\340\004\037\230q\320 0\260\013\270;\300k\320QR\330\004\023\2205\230\010\240\001\240\021\330\004\007\200|\2207\230!\330\010\047\240q\250\010\260\016\270a\330\004\013\2101\200\001\340\004\037\230q\320 0\260\013\270;\300k\320QR\330\004\023\2206\230\030\240\021\240!\330\004\007\200|\2207\230!\330\010(\250\001\250\031\260.\300\001\330\004\013\2101\200\001\360\006\000\n\013\330\010\022\220+\230Q\230f\240D\250\005\250V\2601\330\004\013\2101\200\001\360\010\000\n\033\230!\330\010\021\220\024\220V\2304\230y\250\004\250I\260T\270\021\330\010\020\220\007\220q\230\006\230l\250!\330\004\007\200v\210W\220E\230\024\230Q\330\010\022\220!\330\010\027\220q\340\010\027\220t\2305\240\007\240q\330\004\007\200q\330\010\017\320\017&\240d\250!\2507\260+\270W\300A\340\010\017\320\017&\240d\250!\2507\260+\270Q\200\001\360\010\000\n\033\230!\330\010\021\220\024\220W\230D\240\006\240d\250(\260$\260a\330\010\020\220\007\220q\230\006\230l\250!\330\004\007\200v\210W\220E\230\024\230Q\330\010\022\220!\330\010\027\220q""\340\010\027\220t\2305\240\007\240u\250C\250t\2607\270\047\300\021\330\004\007\200q\330\010\017\320\017\047\240t\2501\250G\260;\270g\300Q\340\010\017\320\017\047\240t\2501\250G\260;\270a\200\001\360\n\000\005\016\210S\220\010\230\004\230A\230Q\330\004\007\200w\210c\220\025\220c\230\023\230H\240C\240s\250#\250Q\330\010\017\210q\330\004\024\220A\330\004\027\220s\230!\360\010\000\005$\2401\340\004\007\200q\210\002\210(\220\"\220M\240\023\240A\240R\240x\250s\260&\270\001\270\021\270\"\270E\300\027\310\002\310!\330\010\017\210q\330\004\007\200t\2104\210q\220\007\220q\230\007\230t\2403\240f\250C\250u\260D\270\003\2705\300\003\3004\300q\310\005\310Q\310g\320UV\330\010\017\210q\330\004\007\200{\220!\2204\220s\230)\2403\240k\260\021\260$\260a\260t\2703\270a\330\010\017\210q\330\004\013\2101\210H\220A\220T\230\021\230#\230Q\230b\240\001\330\004\007\200t\2104\210u\220A\220V\2301\230A\230T\240\032\2502\250R\250r\260\021\330\010\017\210q\330\004\n\210!\2102\210V\2202\220W\230A\230S\240\n\250-\260q\270\r\300X\310Q\310b\320PQ\330\004\r\210Q\210d\220!\2204\220y\240\007\240q\250\003\2501\330\004\n\210!\2105\220\013\230=\250\001\250\036\260y\300\004\300C\300z\320QR\330\004\n\210!\2101\210C\210s\220\047\230\021\330\004\005\200X\210Q\210i\220q\230\004\230F\240!\2401\240D\250\001\330\004\005\200W\210A\210Z\220q\230\006\230a\230t\2401\330\004\005\200]\220!\2201\330\t\n\330\010\022\220,\230a\230t\2401\240A\330\010\013\2108\2203\220i\230t\2404\240q\330\014\026\220j\240\001\240\024\240Q\240a\330\004\007\200x\210s\220)\2304\230q\240\002\240(\250#\250Q\250a\330\010\017\210q\330\004\013\2104\210q\220\003\2201\220I\230T\240\023\240J\250f\260A\200A\330\010\014\210D\220\005\220Q\200A\330\010\030\230\001\230\024\230T\240\021\200A\340\010\013\2104\210q\330\014\r\330\010\014\210J\220a\330\010\013\2104\210t\2203\220a\330\014\031\230\021\230$\230a\330\014\017\210t\2201\330\020\033\2301\230D\240\005\240Q\330\010\014\210E\220\025\220a\220q\330\014\017\210t\2203\220f\230A\230S\240\003\2401\330\020\022""\220&\230\001\230\024\230S\240\006\240a\240q\330\020\024\220C\220v\230Q\230f\240A\330\010\n\210&\220\001\220\024\220S\230\001\200A\340\010\014\210C\210z\230\021\200A\340\010\016\210a\210q\220\004\220C\220w\230h\240a\330\010\025\220Q\220a\220t\2303\230e\2407\250*\260B\260c\270\024\270S\300\001\330\010\023\2201\220A\220T\230\023\230E\240\032\250:\260R\260s\270$\270c\300\021\330\010\016\210a\210q\220\004\220C\220u\230H\240A\330\010\017\210q\220\004\220A\200A\340\010\017\210q\220\004\220G\2301\230C\230t\2405\250\005\250Q\250c\260\021\260!\200A\340\010\017\210s\220!\2202\220U\230!\2307\240&\250\002\250)\2602\260U\270!\330\010\021\220\024\220T\230\025\230e\2406\250\021\330\010\017\210x\220t\2304\230v\240Q\240h\250g\260W\270A\200A\340\010\017\210t\2203\220m\2402\240Q\200A\340\010\017\210t\2204\220v\230Q\230h\240g\250W\260A\200A\340\010\017\210t\2206\230\021\230!\2304\230s\240%\240q\200A\340\010\017\210v\220Q\220a\220t\2303\230e\2401\200A\340\010\017\210v\220Q\220a\220t\2303\230e\2401\330\010\017\210q\220\002\220$\220e\2305\240\001\240\024\240S\250\007\250s\260%\260s\270\"\270B\270a\200A\340\010\017\210v\220Q\220a\220t\2303\230e\2407\250!\2502\250Q\200A\340\010\017\210{\230!\2304\230q\200A\340\010\021\220\021\220$\220d\230%\230t\2404\240q\200A\340\010\021\220\024\220T\230\030\240\024\240Q\240a\330\010\013\2107\220\047\230\021\330\014\023\2201\330\010\036\230g\240Q\240d\250&\260\005\260W\270A\270Q\330\010\017\210t\2207\230!\2306\240\022\2406\250\033\260A\200A\340\010\022\220&\230\001\230\021\230$\230c\240\025\240a\330\010\017\210q\220\002\220$\220e\2305\240\001\240\024\240S\250\001\330\020\023\2208\2303\230b\240\002\240\"\240D\250\006\250a\250q\260\004\260C\260u\270G\3001\300B\300h\310b\320PQ\200A\340\010\023\2201\220D\230\005\230Q\200A\340\010\023\2209\230C\230z\250\031\260#\260R\260v\270Q\270a\270t\3003\300e\3107\320RS\320SU\320U^\320^`\320`a\200A\340\010\026\220a\220t\2301\200A\340\010\030\230\006\230h\240a\240q\330\010\033\230;\240a\240t\2504\250u\260A\330\010\t\210\024""\210Q\210g\220S\230\004\230A\330\010\t\210\027\220\001\220\021\330\010\013\2101\210A\330\014\r\210X\220T\230\024\230S\240\006\240b\250\001\250\026\250r\260\021\260,\270g\300Q\300i\310q\330\010\020\220\004\220D\230\010\240\004\240A\240Q\240a\330\010\013\2106\220\027\230\001\330\014\023\2201\330\010\t\210\031\220%\220q\230\002\230,\240d\250$\250c\260\026\260r\270\021\270(\300!\3003\300d\310%\310u\320TU\320UV\320VW\330\010\t\210\031\220-\230q\240\001\240\021\330\010\t\210\032\2201\220F\230!\330\010\t\210\030\220\022\220=\240\001\240\022\2406\250\021\250$\250a\250y\270\001\270\021\330\010\014\210D\220\010\230\001\230\021\230(\240!\330\010\017\210q\200A\340\010\032\230$\230g\240R\240r\250\021\330\010\037\230t\2404\240u\250A\250S\260\001\260\026\260r\270\021\330\t\026\220d\230$\230c\240\026\240r\250\030\260\021\260%\260s\270!\2701\330\010\016\210a\210t\2204\220s\230&\240\002\240\047\250\022\2503\250h\260f\270C\270q\300\001\330\010\016\210a\210q\220\004\220B\220h\230a\330\010\016\210a\210q\220\004\220B\220i\230q\200A\340\010\032\230+\240]\260!\2601\330\010\013\2105\220\002\220$\220c\230\026\230s\240%\240s\250$\250c\260\026\260r\270\026\270q\300\001\300\024\300S\310\005\310Q\330\014\023\2201\330\010\017\210u\220B\220d\230#\230Q\200A\340\010\033\2305\240\001\330\010\017\210s\220!\2202\220U\230!\2307\240&\250\002\250)\2602\260U\270!\330\010\r\210Z\220t\2305\240\005\240V\2501\330\010\r\210[\230\001\230\026\230q\330\010\r\210W\220A\330\010\017\210t\2206\230\021\230%\230y\250\007\250w\260a\200A\340\010\035\230V\2401\240A\240T\250\023\250E\260\021\330\010\014\210E\220\021\330\010\014\210E\220\025\220a\220q\330\014\027\220q\230\004\230E\240\033\250A\250T\260\025\260a\330\010\016\210a\210q\220\004\220C\220w\230d\240(\250!\330\010\030\230\001\230\024\230Q\340\010\016\210a\210q\220\004\220C\220w\230h\240c\250\021\250!\2506\260\021\260!\2604\260s\270%\270w\300a\300r\310\030\320QU\320UZ\320Z_\320_`\320`d\320dg\320gh\330\010\014\210G\2201\330\010\014\210E\220\025\220a\220v\230Q\230a""\230t\2403\240e\2501\330\014\025\220Q\220d\230%\230{\250!\2504\250u\260A\200A\340\010\035\230V\2401\240A\240T\250\023\250G\2608\2702\270Q\330\010\016\210a\210q\220\004\220C\220w\230h\240a\330\010\017\210q\220\004\220A\330\010\017\210q\200A\340\010\035\230X\240Q\240d\250$\250e\2604\260q\330\010\022\220&\230\001\230\021\230$\230d\240#\240U\250!\330\010\017\210q\220\002\220$\220e\2305\240\001\240\024\240T\250\023\250A\330\020\023\2208\2303\230b\240\002\240\"\240D\250\006\250a\250q\260\004\260A\260R\260x\270s\300&\310\004\310F\320RS\320ST\320TX\320XY\320Y[\320[e\320eg\320gh\200A\340\010\037\230t\2404\240u\250E\260\023\260A\260W\270A\330\010\016\210a\210t\2204\220s\230&\240\002\240(\250(\260&\270\003\2701\270A\330\010\016\210a\210q\220\004\220B\220o\240S\250\001\250\021\330\010\016\210a\210q\220\004\220B\220i\230q\200A\340\010\037\230v\240Q\240a\240t\2502\250Q\330\010\013\2104\210q\330\014\023\2201\330\010\r\210]\230$\230d\240#\240V\2502\250X\260Q\260a\330\010\020\220\004\220D\230\003\2306\240\022\2407\250\"\250B\250b\260\002\260\047\270\021\200A\340\010\037\230v\240Q\240a\240t\2502\250Q\330\010\013\2104\210q\330\014\023\2203\220a\330\010\017\210y\230\004\230D\240\003\2406\250\022\2507\260\"\260F\270!\2701\270D\300\002\300!\200A\340\t\025\220T\230\024\230S\240\006\240b\250\004\250H\260A\260X\270Q\270e\3001\200A\360\006\000\t\014\2104\210r\220\026\220x\230s\240-\250t\2604\260r\270\030\300\024\300T\310\022\310:\320UV\320VW\330\014\023\2201\330\r\016\330\014\026\220j\240\001\240\024\240W\250D\260\005\260Q\260d\270!\330\010\017\210q\200A\360\006\000\t\014\210;\220a\220t\2301\330\014\023\2201\330\010\013\2104\210t\2203\220g\230T\240\021\330\014\020\220\003\2207\230$\230k\250\024\250U\260!\260>\300\023\320DT\320TV\320VX\320XZ\320Z`\320`b\320bc\330\010\013\210>\230\021\230$\230a\330\014\022\220+\230Q\230a\330\010\014\210J\220a\330\010\017\210q\200A\360\006\000\t\r\210E\220\025\220a\220t\2303\230a\330\014\017\210r\220\023\220D\230\003\2306\240\024\240T\250\026\250q\260\003\2603""\260i\270t\3004\300{\320RS\320SW\320W\\\320\\]\330\020\026\220a\220q\230\004\230C\230u\240M\260\021\200A\360\006\000\t\034\2304\230w\240d\250!\330\r\016\330\014\017\210t\2202\220X\230T\240\024\240R\240v\250X\260S\270\r\300T\310\024\310T\320QS\320S]\320]^\320^_\330\020\032\230,\240a\240t\2501\250D\260\001\340\020\032\230*\240A\240T\250\021\250$\250a\330\010\017\210q\200A\360\006\000\016\017\330\014\026\220g\230Q\230d\240%\240{\260$\260a\330\010\017\210q\200A\360\010\000\t\020\210u\220G\2305\240\004\240D\250\005\250Q\330\r\016\330\014\026\220g\230Q\230d\240$\240e\250>\270\021\270!\330\010\017\210q\200A\360\010\000\t\020\210u\220G\2308\2404\240u\250A\330\r\016\330\014\026\220g\230Q\230d\240%\240~\260Q\260a\330\010\017\210q\200A\360\n\000\t\037\230f\240A\240Q\240d\250\"\250A\330\010\017\210t\2201\220I\230Q\230d\240$\240e\2504\250t\2601\320\000,\250A\340\004\032\230&\240\001\240\021\240&\250\002\320*=\270]\310!\3101\330\004\007\200x\210w\220a\330\010\016\210a\210q\220\006\220b\230\n\240!\330\004\014\210A\210V\2204\220u\230F\240$\240g\250R\250r\260\033\270K\300q\320\004\031\230\021\340\010\033\2304\230x\240q\250\001\330\010\016\210d\220$\220f\230A\230S\240\002\240$\240d\250&\260\001\260\026\260v\270Q\270d\300!\330\010\017\210q\220\014\230D\240\004\240C\240v\250R\250t\2601\260D\270\001\320\004\032\230!\340\010\032\230-\240q\250\006\250a\250q\260\004\260B\260i\270r\300\032\3104\310q\320PQ\330\010\013\2104\210w\220a\220s\230#\230Q\330\014\017\210t\2204\220r\230\026\230q\240\001\330\020\024\220B\220f\230A\230U\240$\240d\250%\250u\260D\270\002\270)\3001\330\014\020\220\007\220q\230\005\230T\240\024\240V\2501\250D\260\002\260&\270\001\270\024\270T\300\030\310\024\310X\320UV\330\010\017\210t\2207\230!\2301\320\004E\300Q\360\n\000\t\033\230\047\240\021\240!\360\006\000\t\r\210D\220\005\220Q\330\010\t\330\014\017\210w\220a\220t\2306\240\025\240a\330\020\027\220q\330\014\020\220\014\230A\230T\240\024\240Q\330\014\017\210r\220\023\220E\230\023\230D\240\005\240Q\240c\250\026\250u""\260E\270\027\300\n\310%\310w\320V]\320]^\330\020\026\220i\230q\240\005\240Q\330\014\022\220!\2201\220D\230\004\230C\230u\240L\260\005\260U\270\047\300\032\3101\330\014\026\220a\220t\2304\230u\240A\330\014\025\220Q\220a\340\014\034\230A\230T\240\024\240Q\330\010\017\210t\2207\230!\2301";
+    #else /* compression: none (8394 bytes) */
+static const char bytes[] = " bytes of shared memory (RLIMIT_AS?) could not be read more bytes of the job\047s shared region: the machine, its cgroup or a limit of this process (RLIMIT_AS, RLIMIT_FSIZE) has no more(tree fragment).?Note that Cython is deliberately stricter than PEP-484 and rejects subclasses of builtin types. If you need to pass subclasses then set the \047annotation_typing\047 directive to False.add_notedisableenablegcisenabledkvstore.kernelskvstore/memory/job.pxikvstore/memory/keys.pxikvstore/memory/rounds.pxino address space for no default __reduce__ due to non-trivial __cinit__no memory for no memory for the job\047s table of keysno thread can be started for the heartbeatnumpy._core.multiarray failed to importnumpy._core.umath failed to importself.c,self.many cannot be converted to a Python object for picklingself.e cannot be converted to a Python object for picklingthe memory of worker this is no region of a job, or one of another version of kvstoreCATCH_UPCallCall.__reduce_cython__Call.__setstate_cython__Call.advanceCall.deliverCall.helpFENCEDHEADER_BYTESHandleHandle.__reduce_cython__Handle.__setstate_cython__Handle.borrowHandle.give_backHandle.missingHandle.new_stateHandle.recordHandle.rowsHandle.set_recordHandle.set_rowsHandle.spoilHandle.state_arrayHandle.valueHandle.whyIN_PLACEJobJob.__reduce_cython__Job.__setstate_cython__Job.arrive_at_gateJob.come_backJob.emptyJob.enlistJob.late_for_gateJob.leaveJob.look_aroundJob.lostJob.membersJob.note_forkJob.offset_ofJob.peekingJob.pidJob.probeJob.reservedJob.returnedJob.silenceJob.sit_downJob.standingJob.stateJob.stop_taking_partJob.wait_at_gateJob.wait_for_allKeysKeys.__reduce_cython__Keys.__setstate_cython__Keys.addKeys.allKeys.findKeys.handleKeys.wait_for_moreLockLock.__enter__Lock.__exit__Lock.__reduce_cython__Lock.__setstate_cython__MAX_WORKERSNO_MEMORYPEER_LOSTPLANPRIVATEPiecePiece.__reduce_cython__Piece.__setstate_cython__READYSLOTSMALL_KEYTICKWindowWindow.__reduce_cython__Window.__setstate_cython_____Pyx_PyDict_NextRef__""annotate____dict____enter____exit____func____getstate____main____module____name____new____pyx_checksum__pyx_result__pyx_state__pyx_type__pyx_unpickle_Piece__pyx_unpickle_Window__pyx_vtable____qualname____reduce____reduce_cython____reduce_ex____set_name____setstate____setstate_cython____test___dict_is_coroutineaableaccept_bfloat16addadvanceallarrayarrive_at_gatearrive_in_regionarrive_privatelyarrive_with_rowsarrive_with_slotasyncio.coroutinesatbfloat16bitsborrowbroadcast_tobufferccatch_upcline_in_tracebackcloseclose_openedcome_backcontextcpucurrentdatadeliverdelivereddtypeeemptyenlistfdfencedfindfloat16float32float64foundgategetgive_backgo_onhhandlehelpiidsin_placeint32int64int8itemsitemsizejobkernelskeyknownkvstore.memory._sharedlargelate_for_gateleavelevel_pointerlook_aroundlostmake_waymastermaxmemembersmissingml_dtypesmodennbytesndarraynew_stateno_memorynote_forknownpnum_updatenumbernumpyoffsetoffset_ofoldopened_sourcesopened_with_rowsosotheroutoutcomeoutsparamsparitypartpeekingphasepidpiecepopprobeprodput_outquick_pushpullraise_num_updaterankrecordreservedreturnedroundrowsrulesched_getaffinityscratchselfset_modeset_num_updateset_recordset_rowsset_settingssetdefaultsettingssettings_versionshapesilencesit_downsizeslotspinspoilstandingstatestate_arraystatesstop_taking_partstream_pointersum_openedtake_backtargettexttouint8updateupdatesuse_setstatevaluevalueswwait_at_gatewait_for_allwait_for_moreweakrefwhywindow\200\001\330\004\n\210+\220Q\200\001\330\004#\2401\240F\250!\200\001\330\004$\240A\240V\2501\200\001\340\004\007\200s\210)\2201\330\004\007\200q\330\010\013\2103\210h\220a\200\001\340\004\n\210!\2101\210C\210s\220%\220w\230a\330\004\013\2101\210C\210q\200\001\340\004\n\210!\2101\210C\210s\220%\220}\240A\200\001\340\004\013\2104\210q\220\013\2301\230F\240$\240e\2506\260\024\260[\300\001\300\026\300q\310\001\310\026\310r\320Q[\320[a\320ac\320cd\200\001\340\004\013\2106\220\021\220!\2203\220c\230\025\230a\200\001\340\004\013\210;\220a\330\010\030\230\001\230\021""\200\001\340\004\r\210Q\210f\220D\230\005\230V\2404\240q\200\001\340\004\r\210Q\210f\220D\230\005\230V\2404\240y\260\001\200\001\340\004\r\210Q\210f\220D\230\005\230V\2404\240|\260>\300\035\310a\310q\200\001\340\004\r\210Q\210f\220D\230\005\230V\2404\240\177\260n\300I\310Q\200\001\340\004\027\220v\230Q\340\004\010\210\005\210U\220!\2201\330\010\t\210\027\220\001\220\025\220f\230A\230V\2402\240R\240s\250!\250=\270\001\330\004\005\200Z\210v\220T\230\032\2401\240K\250w\260g\270Z\300q\330\004\005\200\\\220\025\220c\230\021\230!\330\004\010\210\005\210U\220!\2201\220A\330\010\t\210\027\220\001\220\025\220f\230D\240\n\250!\2506\260\021\260!\330\004\005\320\005\025\220Q\330\004\016\210a\210v\220T\230\025\230c\240\026\240q\250\001\250\021\250)\2601\200\001\340\004\027\220v\230T\240\021\330\004\r\210Q\210d\220&\230\004\230I\240W\250A\250X\260Q\260h\270a\270t\3006\310\023\310A\310R\310q\200\001\340\004\027\220v\230T\240\021\330\004\031\230\021\230(\240!\2404\240v\250S\260\001\260\022\2601\330\004\013\2106\220\024\220V\2301\230G\2401\240H\250G\2606\270\030\300\026\300x\310q\200\001\340\004\030\230\006\230a\230q\240\003\2403\240e\2501\330\004\n\210$\210b\220\002\220$\220d\230\047\240\021\240!\2403\240c\250\025\250m\2705\300\001\330\010\016\210f\220A\220Q\220c\230\023\230E\240\021\200\001\340\004\030\230\006\230a\230q\240\003\2403\240e\320+>\270f\300A\300Q\300c\310\023\310E\320QR\330\004\033\230>\250\021\250#\250Y\260c\270\021\270\047\300\021\330\004\007\200t\2101\330\010\016\210i\220q\230\003\2301\230A\330\004\n\210!\2103\210c\220\026\220r\230\030\240\030\250\026\250s\260!\2601\330\004\n\210!\2101\210C\210s\220%\320\027(\250\003\2501\250A\330\004\n\210!\2101\210C\210s\220%\220{\240!\330\004\n\210!\2101\210C\210s\220%\320\027*\250!\330\004\007\200q\330\010\026\220a\220s\230%\230y\250\006\250j\270\001\200\001\340\004\032\230&\240\001\240\021\240&\250\002\250!\330\004\026\220k\240\035\250a\250q\330\t\n\330\010\026\220a\220v\230T\240\025\240f\250D\260\013\2701\270H\300A\200\001""\340\004\032\230+\240Q\240f\250A\250Q\250f\260B\260a\330\004\031\230\030\240\021\240&\250\004\250E\260\026\260q\330\004\031\230\026\230r\240\021\330\004\014\210A\330\004\010\210\005\210U\220!\2206\230\024\230S\240\001\330\010\013\2104\210v\220R\220v\230S\240\002\240\"\240A\330\014\r\330\010\013\2104\210q\220\002\220%\220q\230\010\240\003\2401\330\014\021\220\027\230\001\230\024\230Q\230b\240\007\240q\250\001\330\r\021\220\021\220\"\220E\230\021\230(\240#\240Q\330\014\024\220B\220f\230A\230V\2408\2506\260\021\330\014\017\210\177\230a\230v\240T\250\025\250c\260\024\260Q\260b\270\007\270q\300\t\310\033\320Ta\320ab\320bj\320jo\320op\330\020\026\220g\230Q\320\0365\260Q\260a\330\014\021\220\027\230\001\230\021\340\014\021\220\027\230\001\230\026\230t\2406\250\021\250$\250a\250r\260\027\270\001\270\031\300&\310\010\320PV\320V^\320^_\330\004\013\2101\200\001\340\004\033\2306\240\021\240!\2403\240c\250\025\250a\330\004\013\2101\210C\210s\220&\230\002\230\047\240\022\2406\250\021\250!\2503\250c\260\025\3206K\310<\320WX\200\001\340\004\037\230q\320 0\260\013\270;\300k\320QR\330\004\023\2205\230\010\240\001\240\021\330\004\007\200|\2207\230!\330\010\047\240q\250\010\260\016\270a\330\004\013\2101\200\001\340\004\037\230q\320 0\260\013\270;\300k\320QR\330\004\023\2206\230\030\240\021\240!\330\004\007\200|\2207\230!\330\010(\250\001\250\031\260.\300\001\330\004\013\2101\200\001\360\006\000\n\013\330\010\022\220+\230Q\230f\240D\250\005\250V\2601\330\004\013\2101\200\001\360\010\000\n\033\230!\330\010\021\220\024\220V\2304\230y\250\004\250I\260T\270\021\330\010\020\220\007\220q\230\006\230l\250!\330\004\007\200v\210W\220E\230\024\230Q\330\010\022\220!\330\010\027\220q\340\010\027\220t\2305\240\007\240q\330\004\007\200q\330\010\017\320\017&\240d\250!\2507\260+\270W\300A\340\010\017\320\017&\240d\250!\2507\260+\270Q\200\001\360\010\000\n\033\230!\330\010\021\220\024\220W\230D\240\006\240d\250(\260$\260a\330\010\020\220\007\220q\230\006\230l\250!\330\004\007\200v\210W\220E\230\024\230Q""\330\010\022\220!\330\010\027\220q\340\010\027\220t\2305\240\007\240u\250C\250t\2607\270\047\300\021\330\004\007\200q\330\010\017\320\017\047\240t\2501\250G\260;\270g\300Q\340\010\017\320\017\047\240t\2501\250G\260;\270a\200\001\360\n\000\005\016\210S\220\010\230\004\230A\230Q\330\004\007\200w\210c\220\025\220c\230\023\230H\240C\240s\250#\250Q\330\010\017\210q\330\004\024\220A\330\004\027\220s\230!\360\010\000\005$\2401\340\004\007\200q\210\002\210(\220\"\220M\240\023\240A\240R\240x\250s\260&\270\001\270\021\270\"\270E\300\027\310\002\310!\330\010\017\210q\330\004\007\200t\2104\210q\220\007\220q\230\007\230t\2403\240f\250C\250u\260D\270\003\2705\300\003\3004\300q\310\005\310Q\310g\320UV\330\010\017\210q\330\004\007\200{\220!\2204\220s\230)\2403\240k\260\021\260$\260a\260t\2703\270a\330\010\017\210q\330\004\013\2101\210H\220A\220T\230\021\230#\230Q\230b\240\001\330\004\007\200t\2104\210u\220A\220V\2301\230A\230T\240\032\2502\250R\250r\260\021\330\010\017\210q\330\004\n\210!\2102\210V\2202\220W\230A\230S\240\n\250-\260q\270\r\300X\310Q\310b\320PQ\330\004\r\210Q\210d\220!\2204\220y\240\007\240q\250\003\2501\330\004\n\210!\2105\220\013\230=\250\001\250\036\260y\300\004\300C\300z\320QR\330\004\n\210!\2101\210C\210s\220\047\230\021\330\004\005\200X\210Q\210i\220q\230\004\230F\240!\2401\240D\250\001\330\004\005\200W\210A\210Z\220q\230\006\230a\230t\2401\330\004\005\200]\220!\2201\330\t\n\330\010\022\220,\230a\230t\2401\240A\330\010\013\2108\2203\220i\230t\2404\240q\330\014\026\220j\240\001\240\024\240Q\240a\330\004\007\200x\210s\220)\2304\230q\240\002\240(\250#\250Q\250a\330\010\017\210q\330\004\013\2104\210q\220\003\2201\220I\230T\240\023\240J\250f\260A\200A\330\010\014\210D\220\005\220Q\200A\330\010\030\230\001\230\024\230T\240\021\200A\340\010\013\2104\210q\330\014\r\330\010\014\210J\220a\330\010\013\2104\210t\2203\220a\330\014\031\230\021\230$\230a\330\014\017\210t\2201\330\020\033\2301\230D\240\005\240Q\330\010\014\210E\220\025\220a\220q\330\014\017\210t\2203\220f""\230A\230S\240\003\2401\330\020\022\220&\230\001\230\024\230S\240\006\240a\240q\330\020\024\220C\220v\230Q\230f\240A\330\010\n\210&\220\001\220\024\220S\230\001\200A\340\010\014\210C\210z\230\021\200A\340\010\016\210a\210q\220\004\220C\220w\230h\240a\330\010\025\220Q\220a\220t\2303\230e\2407\250*\260B\260c\270\024\270S\300\001\330\010\023\2201\220A\220T\230\023\230E\240\032\250:\260R\260s\270$\270c\300\021\330\010\016\210a\210q\220\004\220C\220u\230H\240A\330\010\017\210q\220\004\220A\200A\340\010\017\210q\220\004\220G\2301\230C\230t\2405\250\005\250Q\250c\260\021\260!\200A\340\010\017\210s\220!\2202\220U\230!\2307\240&\250\002\250)\2602\260U\270!\330\010\021\220\024\220T\230\025\230e\2406\250\021\330\010\017\210x\220t\2304\230v\240Q\240h\250g\260W\270A\200A\340\010\017\210t\2203\220m\2402\240Q\200A\340\010\017\210t\2204\220v\230Q\230h\240g\250W\260A\200A\340\010\017\210t\2206\230\021\230!\2304\230s\240%\240q\200A\340\010\017\210v\220Q\220a\220t\2303\230e\2401\200A\340\010\017\210v\220Q\220a\220t\2303\230e\2401\330\010\017\210q\220\002\220$\220e\2305\240\001\240\024\240S\250\007\250s\260%\260s\270\"\270B\270a\200A\340\010\017\210v\220Q\220a\220t\2303\230e\2407\250!\2502\250Q\200A\340\010\017\210{\230!\2304\230q\200A\340\010\021\220\021\220$\220d\230%\230t\2404\240q\200A\340\010\021\220\024\220T\230\030\240\024\240Q\240a\330\010\013\2107\220\047\230\021\330\014\023\2201\330\010\036\230g\240Q\240d\250&\260\005\260W\270A\270Q\330\010\017\210t\2207\230!\2306\240\022\2406\250\033\260A\200A\340\010\022\220&\230\001\230\021\230$\230c\240\025\240a\330\010\017\210q\220\002\220$\220e\2305\240\001\240\024\240S\250\001\330\020\023\2208\2303\230b\240\002\240\"\240D\250\006\250a\250q\260\004\260C\260u\270G\3001\300B\300h\310b\320PQ\200A\340\010\023\2201\220D\230\005\230Q\200A\340\010\023\2209\230C\230z\250\031\260#\260R\260v\270Q\270a\270t\3003\300e\3107\320RS\320SU\320U^\320^`\320`a\200A\340\010\026\220a\220t\2301\200A\340\010\030\230\006\230h\240a\240q\330\010\033\230;\240a""\240t\2504\250u\260A\330\010\t\210\024\210Q\210g\220S\230\004\230A\330\010\t\210\027\220\001\220\021\330\010\013\2101\210A\330\014\r\210X\220T\230\024\230S\240\006\240b\250\001\250\026\250r\260\021\260,\270g\300Q\300i\310q\330\010\020\220\004\220D\230\010\240\004\240A\240Q\240a\330\010\013\2106\220\027\230\001\330\014\023\2201\330\010\t\210\031\220%\220q\230\002\230,\240d\250$\250c\260\026\260r\270\021\270(\300!\3003\300d\310%\310u\320TU\320UV\320VW\330\010\t\210\031\220-\230q\240\001\240\021\330\010\t\210\032\2201\220F\230!\330\010\t\210\030\220\022\220=\240\001\240\022\2406\250\021\250$\250a\250y\270\001\270\021\330\010\014\210D\220\010\230\001\230\021\230(\240!\330\010\017\210q\200A\340\010\032\230$\230g\240R\240r\250\021\330\010\037\230t\2404\240u\250A\250S\260\001\260\026\260r\270\021\330\t\026\220d\230$\230c\240\026\240r\250\030\260\021\260%\260s\270!\2701\330\010\016\210a\210t\2204\220s\230&\240\002\240\047\250\022\2503\250h\260f\270C\270q\300\001\330\010\016\210a\210q\220\004\220B\220h\230a\330\010\016\210a\210q\220\004\220B\220i\230q\200A\340\010\032\230+\240]\260!\2601\330\010\013\2105\220\002\220$\220c\230\026\230s\240%\240s\250$\250c\260\026\260r\270\026\270q\300\001\300\024\300S\310\005\310Q\330\014\023\2201\330\010\017\210u\220B\220d\230#\230Q\200A\340\010\033\2305\240\001\330\010\017\210s\220!\2202\220U\230!\2307\240&\250\002\250)\2602\260U\270!\330\010\r\210Z\220t\2305\240\005\240V\2501\330\010\r\210[\230\001\230\026\230q\330\010\r\210W\220A\330\010\017\210t\2206\230\021\230%\230y\250\007\250w\260a\200A\340\010\035\230V\2401\240A\240T\250\023\250E\260\021\330\010\014\210E\220\021\330\010\014\210E\220\025\220a\220q\330\014\027\220q\230\004\230E\240\033\250A\250T\260\025\260a\330\010\016\210a\210q\220\004\220C\220w\230d\240(\250!\330\010\030\230\001\230\024\230Q\340\010\016\210a\210q\220\004\220C\220w\230h\240c\250\021\250!\2506\260\021\260!\2604\260s\270%\270w\300a\300r\310\030\320QU\320UZ\320Z_\320_`\320`d\320dg\320gh\330\010\014\210G\2201\330\010""\014\210E\220\025\220a\220v\230Q\230a\230t\2403\240e\2501\330\014\025\220Q\220d\230%\230{\250!\2504\250u\260A\200A\340\010\035\230V\2401\240A\240T\250\023\250G\2608\2702\270Q\330\010\016\210a\210q\220\004\220C\220w\230h\240a\330\010\017\210q\220\004\220A\330\010\017\210q\200A\340\010\035\230X\240Q\240d\250$\250e\2604\260q\330\010\022\220&\230\001\230\021\230$\230d\240#\240U\250!\330\010\017\210q\220\002\220$\220e\2305\240\001\240\024\240T\250\023\250A\330\020\023\2208\2303\230b\240\002\240\"\240D\250\006\250a\250q\260\004\260A\260R\260x\270s\300&\310\004\310F\320RS\320ST\320TX\320XY\320Y[\320[e\320eg\320gh\200A\340\010\037\230t\2404\240u\250E\260\023\260A\260W\270A\330\010\016\210a\210t\2204\220s\230&\240\002\240(\250(\260&\270\003\2701\270A\330\010\016\210a\210q\220\004\220B\220o\240S\250\001\250\021\330\010\016\210a\210q\220\004\220B\220i\230q\200A\340\010\037\230v\240Q\240a\240t\2502\250Q\330\010\013\2104\210q\330\014\023\2201\330\010\r\210]\230$\230d\240#\240V\2502\250X\260Q\260a\330\010\020\220\004\220D\230\003\2306\240\022\2407\250\"\250B\250b\260\002\260\047\270\021\200A\340\010\037\230v\240Q\240a\240t\2502\250Q\330\010\013\2104\210q\330\014\023\2203\220a\330\010\017\210y\230\004\230D\240\003\2406\250\022\2507\260\"\260F\270!\2701\270D\300\002\300!\200A\340\t\025\220T\230\024\230S\240\006\240b\250\004\250H\260A\260X\270Q\270e\3001\200A\360\006\000\t\014\2104\210r\220\026\220x\230s\240-\250t\2604\260r\270\030\300\024\300T\310\022\310:\320UV\320VW\330\014\023\2201\330\r\016\330\014\026\220j\240\001\240\024\240W\250D\260\005\260Q\260d\270!\330\010\017\210q\200A\360\006\000\t\014\210;\220a\220t\2301\330\014\023\2201\330\010\013\2104\210t\2203\220g\230T\240\021\330\014\020\220\003\2207\230$\230k\250\024\250U\260!\260>\300\023\320DT\320TV\320VX\320XZ\320Z`\320`b\320bc\330\010\013\210>\230\021\230$\230a\330\014\022\220+\230Q\230a\330\010\014\210J\220a\330\010\017\210q\200A\360\006\000\t\r\210E\220\025\220a\220t\2303\230a\330\014\017\210r\220\023\220D\230\003\2306""\240\024\240T\250\026\250q\260\003\2603\260i\270t\3004\300{\320RS\320SW\320W\\\320\\]\330\020\026\220a\220q\230\004\230C\230u\240M\260\021\200A\360\006\000\t\034\2304\230w\240d\250!\330\r\016\330\014\017\210t\2202\220X\230T\240\024\240R\240v\250X\260S\270\r\300T\310\024\310T\320QS\320S]\320]^\320^_\330\020\032\230,\240a\240t\2501\250D\260\001\340\020\032\230*\240A\240T\250\021\250$\250a\330\010\017\210q\200A\360\006\000\016\017\330\014\026\220g\230Q\230d\240%\240{\260$\260a\330\010\017\210q\200A\360\006\000\016\017\330\014\026\320\026&\240a\240t\2507\260$\260e\2701\270D\300\004\300A\330\010\017\210q\200A\360\010\000\t\020\210u\220G\2305\240\004\240D\250\005\250Q\330\r\016\330\014\026\220g\230Q\230d\240$\240e\250>\270\021\270!\330\010\017\210q\200A\360\010\000\t\020\210u\220G\2308\2404\240u\250A\330\r\016\330\014\026\220g\230Q\230d\240%\240~\260Q\260a\330\010\017\210q\200A\360\n\000\t\037\230f\240A\240Q\240d\250\"\250A\330\010\017\210t\2201\220I\230Q\230d\240$\240e\2504\250t\2601\320\000,\250A\340\004\032\230&\240\001\240\021\240&\250\002\320*=\270]\310!\3101\330\004\007\200x\210w\220a\330\010\016\210a\210q\220\006\220b\230\n\240!\330\004\014\210A\210V\2204\220u\230F\240$\240g\250R\250r\260\033\270K\300q\320\004\031\230\021\340\010\033\2304\230x\240q\250\001\330\010\016\210d\220$\220f\230A\230S\240\002\240$\240d\250&\260\001\260\026\260v\270Q\270d\300!\330\010\017\210q\220\014\230D\240\004\240C\240v\250R\250t\2601\260D\270\001\320\004\032\230!\340\010\032\230-\240q\250\006\250a\250q\260\004\260B\260i\270r\300\032\3104\310q\320PQ\330\010\013\2104\210w\220a\220s\230#\230Q\330\014\017\210t\2204\220r\230\026\230q\240\001\330\020\024\220B\220f\230A\230U\240$\240d\250%\250u\260D\270\002\270)\3001\330\014\020\220\007\220q\230\005\230T\240\024\240V\2501\250D\260\002\260&\270\001\270\024\270T\300\030\310\024\310X\320UV\330\010\017\210t\2207\230!\2301\320\004E\300Q\360\n\000\t\033\230\047\240\021\240!\360\006\000\t\r\210D\220\005\220Q\330\010\t\330\014\017\210w\220a\220t\2306""\240\025\240a\330\020\027\220q\330\014\020\220\014\230A\230T\240\024\240Q\330\014\017\210r\220\023\220E\230\023\230D\240\005\240Q\240c\250\026\250u\260E\270\027\300\n\310%\310w\320V]\320]^\330\020\026\220i\230q\240\005\240Q\330\014\022\220!\2201\220D\230\004\230C\230u\240L\260\005\260U\270\047\300\032\3101\330\014\026\220a\220t\2304\230u\240A\330\014\025\220Q\220a\340\014\034\230A\230T\240\024\240Q\330\010\017\210t\2207\230!\2301";
     PyObject *data = NULL;
     #define __Pyx_DecompressString_UNUSED
     #define __Pyx_DecompressString_LZSS_UNUSED
     #endif
     PyObject **stringtab = __pyx_mstate->__pyx_string_tab;
     Py_ssize_t pos = 0;
-    for (int i = 0; i < 292; i++) {
+    for (int i = 0; i < 294; i++) {
       Py_ssize_t bytes_length = str_length_index[i].length;
       PyObject *string = PyUnicode_DecodeUTF8(bytes + pos, bytes_length, NULL);
       if (likely(string) && i >= 27) PyUnicode_InternInPlace(&string);
@@ -32405,8 +32566,8 @@ static const char bytes[] = " bytes of shared memory (RLIMIT_AS?) could not be r
       stringtab[i] = string;
       pos += bytes_length;
     }
-    for (int i = 292; i < 363; i++) {
-      Py_ssize_t bytes_length = bytes_length_index[i-292].length;
+    for (int i = 294; i < 366; i++) {
+      Py_ssize_t bytes_length = bytes_length_index[i-294].length;
       PyObject *string = PyBytes_FromStringAndSize(bytes + pos, bytes_length);
       stringtab[i] = string;
       pos += bytes_length;
@@ -32416,15 +32577,15 @@ static const char bytes[] = " bytes of shared memory (RLIMIT_AS?) could not be r
       }
     }
     Py_XDECREF(data);
-    for (Py_ssize_t i = 0; i < 363; i++) {
+    for (Py_ssize_t i = 0; i < 366; i++) {
       if (unlikely(PyObject_Hash(stringtab[i]) == -1)) {
         __PYX_ERR(0, 1, __pyx_L1_error)
       }
     }
     #if CYTHON_IMMORTAL_CONSTANTS
     {
-      PyObject **table = stringtab + 292;
-      for (Py_ssize_t i=0; i<71; ++i) {
+      PyObject **table = stringtab + 294;
+      for (Py_ssize_t i=0; i<72; ++i) {
         #if PY_VERSION_HEX >= 0x030F0000
         PyUnstable_SetImmortal(table[i]);
         #elif CYTHON_COMPILING_IN_CPYTHON_FREETHREADING
@@ -32773,157 +32934,162 @@ static int __Pyx_CreateCodeObjects(__pyx_mstatetype *__pyx_mstate) {
   {
     const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 52};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u_outcome};
-    __pyx_mstate_global->__pyx_codeobj_tab[52] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_deliver, __pyx_mstate->__pyx_kp_b_iso88591_A_4r_xs_t4r_T_UVVW_1_j_WD_Qd_q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[52])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[52] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_help, __pyx_mstate->__pyx_kp_b_iso88591_A_at7_e1D_A_q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[52])) goto bad;
+  }
+  {
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 59};
+    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u_outcome};
+    __pyx_mstate_global->__pyx_codeobj_tab[53] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_deliver, __pyx_mstate->__pyx_kp_b_iso88591_A_4r_xs_t4r_T_UVVW_1_j_WD_Qd_q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[53])) goto bad;
   }
   {
     const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 1};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self};
-    __pyx_mstate_global->__pyx_codeobj_tab[53] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_reduce_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[53])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[54] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_reduce_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[54])) goto bad;
   }
   {
     const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 3};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u_pyx_state};
-    __pyx_mstate_global->__pyx_codeobj_tab[54] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_setstate_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[54])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[55] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_setstate_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[55])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 62};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 69};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_outcome};
-    __pyx_mstate_global->__pyx_codeobj_tab[55] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_make_way, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V1_1, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[55])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[56] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_make_way, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V1_1, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[56])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 70};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 77};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_me, __pyx_mstate->__pyx_n_u_part};
-    __pyx_mstate_global->__pyx_codeobj_tab[56] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_slot, __pyx_mstate->__pyx_kp_b_iso88591_vT_4vS_1_6_V1G1HG6_xq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[56])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[57] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_slot, __pyx_mstate->__pyx_kp_b_iso88591_vT_4vS_1_6_V1G1HG6_xq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[57])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 84};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 91};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_me};
-    __pyx_mstate_global->__pyx_codeobj_tab[57] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_arrive_with_slot, __pyx_mstate->__pyx_kp_b_iso88591_vT_Qd_IWAXQhat6_ARq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[57])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[58] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_arrive_with_slot, __pyx_mstate->__pyx_kp_b_iso88591_vT_Qd_IWAXQhat6_ARq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[58])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 90};
+    const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 97};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_offset, __pyx_mstate->__pyx_n_u_in_place};
-    __pyx_mstate_global->__pyx_codeobj_tab[58] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_arrive_in_region, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V4_nIQ, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[58])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[59] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_arrive_in_region, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V4_nIQ, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[59])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 95};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 102};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_array};
-    __pyx_mstate_global->__pyx_codeobj_tab[59] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_arrive_privately, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V4_aq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[59])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[60] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_arrive_privately, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V4_aq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[60])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 100};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 107};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_offset};
-    __pyx_mstate_global->__pyx_codeobj_tab[60] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_arrive_with_rows, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V4y, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[60])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[61] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_arrive_with_rows, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V4y, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[61])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 105};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 112};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle};
-    __pyx_mstate_global->__pyx_codeobj_tab[61] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_opened_with_rows, __pyx_mstate->__pyx_kp_b_iso88591_4q_1F_e6_q_rQR, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[61])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[62] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_opened_with_rows, __pyx_mstate->__pyx_kp_b_iso88591_4q_1F_e6_q_rQ_aaccd, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[62])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 7, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 110};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 7, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 117};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_round, __pyx_mstate->__pyx_n_u_part, __pyx_mstate->__pyx_n_u_w, __pyx_mstate->__pyx_n_u_parity, __pyx_mstate->__pyx_n_u_found, __pyx_mstate->__pyx_n_u_array};
-    __pyx_mstate_global->__pyx_codeobj_tab[62] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_opened_sources, __pyx_mstate->__pyx_kp_b_iso88591_QfAQfBa_E_q_r_A_U_6_S_4vRvS_A_4, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[62])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[63] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_opened_sources, __pyx_mstate->__pyx_kp_b_iso88591_QfAQfBa_E_q_r_A_U_6_S_4vRvS_A_4, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[63])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {4, 0, 0, 12, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 131};
+    const __Pyx_PyCode_New_function_description descr = {4, 0, 0, 12, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 138};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job, __pyx_mstate->__pyx_n_u_key, __pyx_mstate->__pyx_n_u_value, __pyx_mstate->__pyx_n_u_out, __pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_h, __pyx_mstate->__pyx_n_u_me, __pyx_mstate->__pyx_n_u_part, __pyx_mstate->__pyx_n_u_c, __pyx_mstate->__pyx_n_u_target, __pyx_mstate->__pyx_n_u_delivered, __pyx_mstate->__pyx_n_u_outcome};
-    __pyx_mstate_global->__pyx_codeobj_tab[63] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_quick_pushpull, __pyx_mstate->__pyx_kp_b_iso88591_S_AQ_wc_c_HCs_Q_q_A_s_1_q_M_ARx, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[63])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[64] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_quick_pushpull, __pyx_mstate->__pyx_kp_b_iso88591_S_AQ_wc_c_HCs_Q_q_A_s_1_q_M_ARx, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[64])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {6, 0, 0, 8, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 173};
+    const __Pyx_PyCode_New_function_description descr = {6, 0, 0, 8, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 180};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_rule, __pyx_mstate->__pyx_n_u_params, __pyx_mstate->__pyx_n_u_master, __pyx_mstate->__pyx_n_u_states, __pyx_mstate->__pyx_n_u_updates, __pyx_mstate->__pyx_n_u_e, __pyx_mstate->__pyx_n_u_i};
-    __pyx_mstate_global->__pyx_codeobj_tab[64] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_put_out, __pyx_mstate->__pyx_kp_b_iso88591_vQ_U_1_fAV2Rs_ZvT_1KwgZq_c_U_1A, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[64])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[65] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_put_out, __pyx_mstate->__pyx_kp_b_iso88591_vQ_U_1_fAV2Rs_ZvT_1KwgZq_c_U_1A, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[65])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 187};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 194};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_to, __pyx_mstate->__pyx_n_u_phase, __pyx_mstate->__pyx_n_u_data};
-    __pyx_mstate_global->__pyx_codeobj_tab[65] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_sum_opened, __pyx_mstate->__pyx_kp_b_iso88591_k_aq_avT_fD_1HA, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[65])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[66] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_sum_opened, __pyx_mstate->__pyx_kp_b_iso88591_k_aq_avT_fD_1HA, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[66])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 5, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 195};
+    const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 5, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 202};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_other, __pyx_mstate->__pyx_n_u_updates, __pyx_mstate->__pyx_n_u_phase, __pyx_mstate->__pyx_n_u_current};
-    __pyx_mstate_global->__pyx_codeobj_tab[66] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_close_opened, __pyx_mstate->__pyx_kp_b_iso88591_A_1_xwa_aq_b_AV4uF_gRr_Kq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[66])) goto bad;
-  }
-  {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 203};
-    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle};
-    __pyx_mstate_global->__pyx_codeobj_tab[67] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_take_back, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V4q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[67])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[67] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_close_opened, __pyx_mstate->__pyx_kp_b_iso88591_A_1_xwa_aq_b_AV4uF_gRr_Kq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[67])) goto bad;
   }
   {
     const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 210};
-    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job};
-    __pyx_mstate_global->__pyx_codeobj_tab[68] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_mode, __pyx_mstate->__pyx_kp_b_iso88591_6_3c_a, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[68])) goto bad;
+    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_handle};
+    __pyx_mstate_global->__pyx_codeobj_tab[68] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_take_back, __pyx_mstate->__pyx_kp_b_iso88591_QfD_V4q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[68])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 215};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 217};
+    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job};
+    __pyx_mstate_global->__pyx_codeobj_tab[69] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_mode, __pyx_mstate->__pyx_kp_b_iso88591_6_3c_a, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[69])) goto bad;
+  }
+  {
+    const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 222};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job, __pyx_mstate->__pyx_n_u_mode, __pyx_mstate->__pyx_n_u_able};
-    __pyx_mstate_global->__pyx_codeobj_tab[69] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_catch_up, __pyx_mstate->__pyx_kp_b_iso88591_s_1_q_3ha, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[69])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[70] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_catch_up, __pyx_mstate->__pyx_kp_b_iso88591_s_1_q_3ha, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[70])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 222};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 229};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job, __pyx_mstate->__pyx_n_u_mode};
-    __pyx_mstate_global->__pyx_codeobj_tab[70] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_set_mode, __pyx_mstate->__pyx_kp_b_iso88591_1Cs_wa_1Cq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[70])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[71] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_set_mode, __pyx_mstate->__pyx_kp_b_iso88591_1Cs_wa_1Cq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[71])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 228};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 235};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job};
-    __pyx_mstate_global->__pyx_codeobj_tab[71] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_settings_version, __pyx_mstate->__pyx_kp_b_iso88591_6_3c_a, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[71])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[72] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_settings_version, __pyx_mstate->__pyx_kp_b_iso88591_6_3c_a, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[72])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 233};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 240};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job, __pyx_mstate->__pyx_n_u_offset};
-    __pyx_mstate_global->__pyx_codeobj_tab[72] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_settings, __pyx_mstate->__pyx_kp_b_iso88591_6_3c_a_1Cs_6_3c_6K_WX, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[72])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[73] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_settings, __pyx_mstate->__pyx_kp_b_iso88591_6_3c_a_1Cs_6_3c_6K_WX, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[73])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 5, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 239};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 5, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 246};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job, __pyx_mstate->__pyx_n_u_text, __pyx_mstate->__pyx_n_u_old, __pyx_mstate->__pyx_n_u_size, __pyx_mstate->__pyx_n_u_offset};
-    __pyx_mstate_global->__pyx_codeobj_tab[73] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_set_settings, __pyx_mstate->__pyx_kp_b_iso88591_aq_3e_fAQc_EQR_Yc_t1_iq_1A_3c_r, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[73])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[74] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_set_settings, __pyx_mstate->__pyx_kp_b_iso88591_aq_3e_fAQc_EQR_Yc_t1_iq_1A_3c_r, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[74])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 253};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 260};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job};
-    __pyx_mstate_global->__pyx_codeobj_tab[74] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_num_update, __pyx_mstate->__pyx_kp_b_iso88591_6_3c_a, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[74])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[75] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_num_update, __pyx_mstate->__pyx_kp_b_iso88591_6_3c_a, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[75])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 258};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 265};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job, __pyx_mstate->__pyx_n_u_n, __pyx_mstate->__pyx_n_u_now};
-    __pyx_mstate_global->__pyx_codeobj_tab[75] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_raise_num_update, __pyx_mstate->__pyx_kp_b_iso88591_aq_3e1_b_d_3c_m5_fAQc_E, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[75])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[76] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_raise_num_update, __pyx_mstate->__pyx_kp_b_iso88591_aq_3e1_b_d_3c_m5_fAQc_E, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[76])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 265};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 272};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_job, __pyx_mstate->__pyx_n_u_n};
-    __pyx_mstate_global->__pyx_codeobj_tab[76] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_set_num_update, __pyx_mstate->__pyx_kp_b_iso88591_1Cs_A, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[76])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[77] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_set_num_update, __pyx_mstate->__pyx_kp_b_iso88591_1Cs_A, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[77])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 278};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 285};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self};
-    __pyx_mstate_global->__pyx_codeobj_tab[77] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_enter, __pyx_mstate->__pyx_kp_b_iso88591_A_D_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[77])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[78] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_enter, __pyx_mstate->__pyx_kp_b_iso88591_A_D_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[78])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS|CO_VARARGS), 281};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS|CO_VARARGS), 288};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u__4};
-    __pyx_mstate_global->__pyx_codeobj_tab[78] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_exit, __pyx_mstate->__pyx_kp_b_iso88591_A_T, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[78])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[79] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_kvstore_memory_rounds_pxi, __pyx_mstate->__pyx_n_u_exit, __pyx_mstate->__pyx_kp_b_iso88591_A_T, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[79])) goto bad;
   }
   {
     const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 1};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self};
-    __pyx_mstate_global->__pyx_codeobj_tab[79] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_reduce_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[79])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[80] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_reduce_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[80])) goto bad;
   }
   {
     const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 3};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u_pyx_state};
-    __pyx_mstate_global->__pyx_codeobj_tab[80] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_setstate_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[80])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[81] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_setstate_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[81])) goto bad;
   }
   {
     const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 4};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_pyx_type, __pyx_mstate->__pyx_n_u_pyx_checksum, __pyx_mstate->__pyx_n_u_pyx_state, __pyx_mstate->__pyx_n_u_pyx_result};
-    __pyx_mstate_global->__pyx_codeobj_tab[81] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_pyx_unpickle_Piece, __pyx_mstate->__pyx_kp_b_iso88591_q_0_kQR_5_7_q_a_1, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[81])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[82] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_pyx_unpickle_Piece, __pyx_mstate->__pyx_kp_b_iso88591_q_0_kQR_5_7_q_a_1, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[82])) goto bad;
   }
   {
     const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 4};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_pyx_type, __pyx_mstate->__pyx_n_u_pyx_checksum, __pyx_mstate->__pyx_n_u_pyx_state, __pyx_mstate->__pyx_n_u_pyx_result};
-    __pyx_mstate_global->__pyx_codeobj_tab[82] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_pyx_unpickle_Window, __pyx_mstate->__pyx_kp_b_iso88591_q_0_kQR_6_7_1, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[82])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[83] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_pyx_unpickle_Window, __pyx_mstate->__pyx_kp_b_iso88591_q_0_kQR_6_7_1, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[83])) goto bad;
   }
   Py_DECREF(tuple_dedup_map);
   return 0;

@@ -461,11 +461,11 @@ static void kv_return(kv_self *me, kv_entry *e, int other)
 }
 
 /* Whether a source of the opened round is a list of rows: Python adds those up. */
-static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round)
+static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
 {
     const kv_part *part = kv_parts(me, e);
     for (int w = 0; w < me->size; w++)
-        if (e->mask >> w & 1 && part[w].kind[round & 1] == KV_ROWS)
+        if (mask >> w & 1 && part[w].kind[round & 1] == KV_ROWS)
             return 1;
     return e->sparse;
 }
@@ -479,7 +479,7 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
         kv_return(me, e, 0);
         return KV_READY;
     }
-    if (!kv_sums(me) || kv_has_rows(me, e, kv_round_of(phase)))
+    if (!kv_sums(me) || kv_has_rows(me, e, kv_round_of(phase), e->mask))
         return KV_PLAN;
     int outcome = kv_make_room(me, e);
     if (outcome != KV_READY) {
@@ -560,8 +560,8 @@ static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
     return KV_READY;
 }
 
-/* Bring the key forward until the call's round is complete. */
-static int kv_advance(kv_self *me, kv_call *call)
+/* Bring the key forward until the call's round is complete, or, without patience, as far as it goes without waiting. */
+static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
 {
     kv_entry *e = call->entry;
     for (;;) {
@@ -580,6 +580,8 @@ static int kv_advance(kv_self *me, kv_call *call)
             return outcome;
         if (kv_get(&e->phase) != phase)
             continue;
+        if (!patient)
+            return KV_TICK;
         outcome = kv_wait(me, kv_changed, &watch);
         /* An open round can be brought to its end by those who are left, and is. */
         if (outcome == KV_PEER_LOST && kv_step_of(phase) == KV_OPEN)
@@ -587,6 +589,11 @@ static int kv_advance(kv_self *me, kv_call *call)
         if (outcome != KV_READY)
             return outcome;
     }
+}
+
+static int kv_advance(kv_self *me, kv_call *call)
+{
+    return kv_bring_forward(me, call, 1);
 }
 
 typedef struct {
@@ -608,11 +615,13 @@ static int kv_sum_small(kv_self *me, kv_call *call)
 {
     kv_entry *e = call->entry;
     kv_arrivals a = {me, e, call->round, 0, kv_get(&me->head->epoch)};
+    if (kv_complete_round(kv_get(&e->phase)) >= call->round)
+        return KV_READY;
     int outcome = kv_wait(me, kv_have_arrived, &a);
     uint64_t phase;
     if (outcome != KV_READY)
         return outcome;
-    if (!a.in || !kv_sums(me) || !call->n_outs)
+    if (!a.in || !kv_sums(me) || !call->n_outs || kv_has_rows(me, e, call->round, a.in))
         return kv_advance(me, call);
     kv_sources s;
     kv_gather(me, call, call->round, a.in, &s);

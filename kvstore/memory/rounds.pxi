@@ -49,6 +49,13 @@ cdef class Call:
                 outcome = kv_advance(me, &self.c)
         return outcome
 
+    def help(self):
+        """Do what can be done for the round without waiting for anybody; an outcome."""
+        cdef int outcome
+        with nogil:
+            outcome = kv_bring_forward(self.handle.job.me, &self.c, 0)
+        return outcome
+
     def deliver(self):
         """Write the result to the arrays that do not have it yet; an outcome."""
         cdef int outcome
@@ -104,7 +111,7 @@ def arrive_with_rows(Handle handle, uint64_t offset):
 
 def opened_with_rows(Handle handle):
     """Whether rows were pushed into the round that this worker has opened."""
-    return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase))))
+    return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask))
 
 
 def opened_sources(Handle handle):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -32,8 +33,9 @@ class Seat:
         _check(place)
         self.rank, self.size = place.rank, place.size
         self._timeout = config.timeout
-        number = next(_numbers[place.job, config.group])
-        self._meeting = Meeting(place.job, config.group, number, place.rank, place.size)
+        job = place.job if place.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"  # nobody else is to come
+        number = next(_numbers[job, config.group])
+        self._meeting = Meeting(job, config.group, number, place.rank, place.size)
         deadline = time.monotonic() + config.timeout
         try:
             self.job = self._enter(config)

@@ -112,7 +112,7 @@ PULLS = ["sorted", "dup_unsorted", "all", "empty", "float_ids", "2d"]
 def recorded(golden: Golden, store_name: str) -> dict[str, Any]:
     """What was recorded for a type of store, by case, and the weight."""
     cases = golden("row_sparse.json")
-    prefix = f"{store_name}_"
+    prefix = f"{'device' if store_name == 'shared' else store_name}_"
     return {name.removeprefix(prefix): case for name, case in cases.items()}
 
 
