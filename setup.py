@@ -21,7 +21,7 @@ QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
 
 
 def parts(folder):
-    """Sources that are included by others."""
+    """List the sources that are included by others."""
     return [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith((".h", ".pxi"))]
 
 

@@ -440,9 +440,9 @@ class KVStore(KVStoreBase):
     def empty(self, key: Key) -> Any:
         """Return a new array of the key's shape and element type, of any content, where the store works best.
 
-        With `shared` it lies in the memory that the workers share, so that pushing it moves nothing: it is then
-        the store's from the push until the round is pulled, and ``pushpull(key, array)`` leaves the sum in it.
-        Each call makes another array; its memory is given back when the last reference to it is gone.
+        With `shared` it lies in the memory that the workers share, so that pushing it moves nothing: it is
+        then the store's from the push until the round is pulled, and ``pushpull(key, array)`` leaves the sum
+        in it. Each call makes another array; its memory goes back when the last reference to it is gone.
 
         Raises
         ------

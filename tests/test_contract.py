@@ -738,7 +738,9 @@ def test_an_updater_s_error_reaches_the_caller(store: kv.KVStore) -> None:
         with pytest.raises(kv.UpdaterError, match=r"RuntimeError on key 2 .*no such luck") as caught:
             call([1, 2, 3], [full(1)] * 3)
         assert isinstance(caught.value.__cause__, RuntimeError)
-    assert [pulled(store, key)[0, 0] for key in (1, 2, 3)] == [2, 0, 0]
+    # One call in one process ends there; the rounds of several processes are each key's own.
+    after = 2 if store.type == "shared" else 0
+    assert [pulled(store, key)[0, 0] for key in (1, 2, 3)] == [2, 0, after]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -885,8 +887,10 @@ def test_counts_follow_the_keys_that_were_updated(store: kv.KVStore) -> None:
     store.set_optimizer(optimizer)
     with pytest.raises(kv.UpdaterError, match="key 2"):
         store.push([1, 2, 3], [full(1)] * 3)
-    assert [pulled(store, key)[0, 0] for key in (1, 2, 3)] == [4, 8, 8]
-    assert optimizer._index_update_count == {1: 1}
+    own_rounds = store.type == "shared"
+    assert [pulled(store, key)[0, 0] for key in (1, 2, 3)] == [4, 8, 4 if own_rounds else 8]
+    counts = store._updater.optimizer._index_update_count
+    assert {key: n for key, n in counts.items() if key != 2} == ({1: 1, 3: 1} if own_rounds else {1: 1})
 
 
 # ------------------------------------------------------------------------------------------- states, values
@@ -964,8 +968,10 @@ def test_views_may_be_pushed(store: kv.KVStore) -> None:
     assert equal(pulled(store, "a"), 4)
     store.push("t", [store.view("t"), store.view("t")])
     assert store.view("t").data.tolist() == [[10, 10]] * 2
-    store.push(["a", "b"], [store.view("b"), store.view("a")])  # key by key: a first
-    assert (store.view("a")[0, 0], store.view("b")[0, 0]) == (2, 2)
+    store.push(["a", "b"], [store.view("b"), store.view("a")])
+    swapped = (store.view("a")[0, 0], store.view("b")[0, 0])
+    # In one process key by key, a first; between processes a push takes what is there when it is called.
+    assert swapped == ((2, 4) if store.type == "shared" else (2, 2))
 
 
 def test_unknown_keys_have_no_view(store: kv.KVStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,22 @@ from .rows import RowTable
 
 Array = npt.NDArray[Any]
 Deliver = Callable[[], None]
+
+
+class Keyed(Protocol):
+    """A key as the checks below see it."""
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its element type."""
 
 
 class Entry:
@@ -59,19 +75,19 @@ class Entry:
             self._spare[name] = memory
 
 
-def check_shape(entry: Entry, array: Array | RowSparseArray, what: str) -> None:
+def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:
     """Raise ShapeError unless `array` has the key's shape."""
     if array.shape != entry.shape:
         raise ShapeError(f"{what} of key {entry.key!r} has shape {array.shape}, the key has {entry.shape}")
 
 
-def check_dtype(entry: Entry, dtype: np.dtype[Any]) -> None:
+def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
     """Raise DTypeError unless `dtype` is the key's, whatever its byte order."""
     if not same_type(dtype, entry.dtype):
         raise DTypeError(f"value of key {entry.key!r} has element type {dtype}, the key has {entry.dtype}")
 
 
-def sparse_source(entry: Entry, value: RowSparseArray) -> RowSparseArray:
+def sparse_source(entry: Keyed, value: RowSparseArray) -> RowSparseArray:
     """Return `value` if it can be pushed to the key."""
     value = checked(value)
     check_dtype(entry, value.dtype)
@@ -79,7 +95,7 @@ def sparse_source(entry: Entry, value: RowSparseArray) -> RowSparseArray:
     return value
 
 
-def dense_source(entry: Entry, value: Any) -> Array:
+def dense_source(entry: Keyed, value: Any) -> Array:
     """View or copy `value` as a plain array that can be pushed to the key."""
     if isinstance(value, RowSparseArray):
         return sparse_source(entry, value).todense()
@@ -99,7 +115,7 @@ def conversion(entry: Entry, out: Array) -> Deliver:
     return lambda: np.copyto(out, dense_of(entry), casting="unsafe")
 
 
-def row_ids(entry: Entry, ids: Any) -> Array:
+def row_ids(entry: Keyed, ids: Any) -> Array:
     """Sorted, unique row ids, checked; fractions are cut off as MXNet does."""
     what = f"row_ids of key {entry.key!r}"
     ids = _whole_numbers(ids, what)

@@ -161,7 +161,7 @@ class Rows:
             raise
 
     def _weight(self, handle: Handle) -> tuple[Array, bool]:
-        """The dense weight, and whether it is at the place that is not in use yet: absent rows were filled."""
+        """Return the dense weight, and whether it lies at the place not in use: absent rows were filled."""
         if not handle.sparse or handle.rows()[0] < 0:
             return handle.value(), False
         table, full = self.table(handle), handle.value(other=True)
@@ -171,7 +171,7 @@ class Rows:
         return full, True
 
     def _note_rows(self, handle: Handle, rows: Ids) -> None:
-        n, ids = handle.rows(other=True)
+        _, ids = handle.rows(other=True)
         ids[: len(rows)] = rows
         handle.set_rows(True, -1 if len(rows) == handle.shape[0] else len(rows))
 
@@ -182,7 +182,7 @@ class Rows:
 
 
 def with_all_rows(table: Array) -> RowSparseArray:
-    """A dense array as a row-sparse one that holds every row, those of zeros too."""
+    """Return a dense array as a row-sparse one that holds every row, those of zeros too."""
     return RowSparseArray._trusted(table, np.arange(len(table), dtype=np.int64), table.shape)
 
 

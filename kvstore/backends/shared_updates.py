@@ -1,8 +1,8 @@
 """What a round of the shared store does to a weight, and the optimizer that all workers have in common.
 
-The optimizer is one description in the region; each process builds its own object from it, and whoever opens a
-round plans with that. States lie in the region too. A worker's change of settings holds from its own next push
-on: before it, the rounds that it has pushed into are completed; after it, no round opens without its push.
+The optimizer is one description in the region; each process builds its own object from it, and whoever opens
+a round plans with that. States lie in the region too. A worker's change of settings holds from its own next
+push on: before it, the rounds that it has pushed into are completed; after it, no round opens without it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import pages
 from ..errors import ConfigError, DTypeError, UpdaterError
+from ..grouping import Key
 from ..memory import _shared as shm
 from ..optimizer import Optimizer, Updater
 from ..optimizer.optimizer import Array, State
@@ -35,13 +36,17 @@ class Updates:
         self._call: Callable[..., None] | None = None
         self._set = 0  # how often this process has set one
         self._version = 0
+        #: What was raised in this process, by key and round, until its worker is told.
+        self.causes: dict[tuple[Key, int], BaseException] = {}
         self._records: dict[int | str, int] = {}
 
     def check(self, handle: Handle) -> None:
         """Raise DTypeError if the key's weight cannot be updated."""
         if self.updater is not None and handle.dtype.kind in "iu":
             rule = type(self.updater.optimizer).__name__
-            raise DTypeError(f"key {handle.key!r} holds {handle.dtype}; {rule} updates floating-point weights only")
+            raise DTypeError(
+                f"key {handle.key!r} holds {handle.dtype}; {rule} updates floating-point weights only"
+            )
 
     # --------------------------------------------------------------------------------------- settings
 
@@ -87,7 +92,7 @@ class Updates:
         self._records.clear()
 
     def catch_up(self) -> None:
-        """Build the optimizer that another worker has set; where that cannot be, leave the rounds to others."""
+        """Build the optimizer that another worker has set; if that cannot be, leave rounds to others."""
         with shm.Lock(self._job):
             mode, text = shm.mode(self._job), shm.settings(self._job)
         optimizer = _built(text) if mode & 1 and text else None
@@ -137,14 +142,14 @@ class Updates:
                 self._plan(handle)
             else:
                 self._do(handle)
-        except Exception as error:
+        except BaseException as error:
             kind = type(error).__name__
             text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
+            self.causes[handle.key, handle.complete + 1] = error
             handle.spoil(handle.complete + 1, text)
             shm.close_opened(handle, False)
-        except BaseException:
-            shm.take_back(handle)
-            raise
+            if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
+                raise
 
     def _name(self) -> str:
         return "the updater" if self.updater is None else type(self.updater.optimizer).__name__
@@ -224,7 +229,7 @@ class Updates:
         self._records[handle.key] = handle.record()[0]
 
     def note_state(self, handle: Handle) -> None:
-        """An update may have replaced an array of its state by another one: bring that into the region."""
+        """Bring arrays into the region by which an update has replaced parts of its state."""
         assert self.updater is not None
         state = self.updater.states.get(handle.key)
         if any(not self._job.offset_of(array) for array in _leaves(state) if array.size):

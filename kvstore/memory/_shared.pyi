@@ -1,4 +1,4 @@
-"""Types of the compiled face of the shared region; what each does is said in the .pxi files beside this one."""
+"""Types of the compiled face of the shared region; what each does is said in the .pxi files beside it."""
 
 from typing import Any
 

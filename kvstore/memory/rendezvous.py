@@ -1,8 +1,8 @@
 """How the processes of a job find their region: by an abstract Unix socket, of which nothing is left behind.
 
-Rank 0 makes the region, a memfd without a name. Every worker then listens on a socket whose name follows from
-the user, the job and the store; nobody ever accepts a connection. Whoever comes later connects, lets the kernel
-say whose socket that is, and opens the memfd of that process: the kernel lets in the same user only.
+Rank 0 makes the region, a memfd without a name. Every worker then listens on a socket whose name follows
+from the user, the job and the store; nobody ever accepts a connection. Whoever comes later connects, lets the
+kernel say whose socket that is, and opens the memfd of that process: the kernel lets in the same user only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Meeting:
         text = "\0".join((str(os.getuid()), job, group, str(number)))
         self.name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         self.rank, self.size = rank, size
-        self._socket: socket.socket | None = None
+        self._fd = -1
 
     def listen(self) -> None:
         """Be found by others from now on.
@@ -59,16 +59,19 @@ class Meeting:
         except OSError as error:
             sock.close()
             raise ConfigError(
-                f"rank {self.rank} of this job is taken by another living process ({error}); give each process "
-                "its own rank, and each job its own KVSTORE_JOB"
+                f"rank {self.rank} of this job is taken by another living process ({error}); give each "
+                "process its own rank, and each job its own KVSTORE_JOB"
             ) from error
-        self._socket = sock
+        self._fd = sock.detach()
 
     def close(self) -> None:
         """Be found no more."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def found(self) -> int:
         """Make the region; returns the descriptor of its memory."""
@@ -96,8 +99,8 @@ class Meeting:
             waited = time.monotonic() - start
             if waited > timeout:
                 raise TimeoutError(
-                    f"worker {self.rank} of {self.size} waited {waited:.0f} s for worker 0 of its job to create "
-                    "its store; did it start, with the same KVSTORE_JOB, and create as many stores?"
+                    f"worker {self.rank} of {self.size} waited {waited:.0f} s for worker 0 of its job to "
+                    "create its store; did it start, with the same KVSTORE_JOB, and create as many stores?"
                 )
             if waited > _NOTICE_AFTER and not told:
                 log.warning("worker %d waits for worker 0 to create its store", self.rank)

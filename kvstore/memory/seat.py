@@ -26,14 +26,16 @@ _numbers: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.co
 
 
 class Seat:
-    """This process's place in a job of one machine."""
+    """Place of a process in a job of one machine."""
 
     def __init__(self, config: StoreConfig) -> None:
         place = detect()
         _check(place)
         self.rank, self.size = place.rank, place.size
         self._timeout = config.timeout
-        job = place.job if place.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"  # nobody else is to come
+        job = (
+            place.job if place.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
+        )  # nobody else is to come
         number = next(_numbers[job, config.group])
         self._meeting = Meeting(job, config.group, number, place.rank, place.size)
         deadline = time.monotonic() + config.timeout
@@ -94,13 +96,14 @@ class Seat:
         while (outcome := step()) != shm.READY:
             if outcome != shm.TICK and self.job.lost():
                 raise KVStoreError(
-                    f"worker {self.job.lost()[0]} of {self.size} died while the job was starting; look at its error"
+                    f"worker {self.job.lost()[0]} of {self.size} died while the job was starting; "
+                    "look at its error"
                 )
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing()))
                 raise TimeoutError(
-                    f"worker {self.rank} of {self.size} waited {self._timeout:g} s for workers {names} to create "
-                    "their store"
+                    f"worker {self.rank} of {self.size} waited {self._timeout:g} s for workers {names} to "
+                    "create their store"
                 )
 
 
@@ -109,8 +112,8 @@ def _check(place: Placement) -> None:
         raise ConfigError(f"a shared store has at most {shm.MAX_WORKERS} workers, this job has {place.size}")
     if place.local_size != place.size:
         raise ConfigError(
-            f"this job has {place.size} workers of which {place.local_size} are on this machine; 'shared' is for "
-            "one machine, use 'dist_sync'"
+            f"this job has {place.size} workers of which {place.local_size} are on this machine; 'shared' is "
+            "for one machine, use 'dist_sync'"
         )
 
 

@@ -30,7 +30,7 @@ def test_help_lists_the_commands() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--store", "shared"], "shared"),
+        (["--store", "nccl"], "nccl"),
         (["--store", "lokal"], "local"),  # the nearest name
         (["--store", "teststore"], "optimizer"),
         (["--optimizer", "sdg"], "sgd"),

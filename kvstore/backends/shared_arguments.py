@@ -1,0 +1,171 @@
+"""What callers hand to the shared store: checked, and turned into handles and plain arrays."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..arrays import readable, writable
+from ..errors import (
+    ArrayError,
+    DTypeError,
+    DuplicateKeyError,
+    KeyKindError,
+    KeyNotFoundError,
+    ShapeError,
+)
+from ..grouping import Group, Key
+from ..kernels import cpu
+from ..memory import _shared as shm
+from ..sparse import RowSparseArray, checked
+from .entry import Array, Deliver, check_shape, dense_source, sparse_source
+from .shared_rows import with_all_rows
+from .shared_updates import Updates
+
+log = logging.getLogger("kvstore.shared")
+
+Handle = shm.Handle
+Dense = list[tuple[Handle, list[Array]]]
+Sparse = list[tuple[Handle, list[RowSparseArray]]]
+
+
+class Arguments:
+    """Keys, values and outs of one process's calls."""
+
+    def __init__(self, job: shm.Job, keys: shm.Keys, updates: Updates, rank: int) -> None:
+        self._job, self._keys, self._updates, self._rank = job, keys, updates, rank
+        self._told: set[Key] = set()
+        #: Keys that this process has initialised.
+        self.initialised: set[Key] = set()
+
+    def first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
+        """Return the one value of a key that is to be initialised."""
+        if key in self.initialised:
+            raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
+        if len(values) > 1:
+            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
+        self._check_kind(key)
+        value = values[0]
+        return (
+            checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
+        )
+
+    def _check_kind(self, key: Key) -> None:
+        kind = self._keys.kind
+        if kind and (kind == 2) != isinstance(key, str):
+            raise KeyKindError(
+                f"key {key!r} is a {type(key).__name__}, this store's keys are {('int', 'str')[kind - 1]}"
+            )
+
+    def check_same(self, handle: Handle, value: Array | RowSparseArray) -> None:
+        """Raise unless a key is here what it is on the worker that made it."""
+        if handle.sparse != isinstance(value, RowSparseArray):
+            there = "row-sparse" if handle.sparse else "dense"
+            raise ArrayError(
+                f"key {handle.key!r} is {there} on worker 0 and something else on worker {self._rank}"
+            )
+        if handle.dtype != value.dtype:
+            raise DTypeError(
+                f"key {handle.key!r} has element type {handle.dtype} on worker 0 and {value.dtype} on "
+                f"worker {self._rank}"
+            )
+        if handle.shape != value.shape:
+            raise ShapeError(
+                f"key {handle.key!r} has shape {handle.shape} on worker 0 and {value.shape} on "
+                f"worker {self._rank}"
+            )
+
+    def handle(self, key: Key) -> Handle:
+        """Return the handle of a key that must be there."""
+        handle = self._job.handles.get(key) or self._keys.find(key)
+        if handle is not None:
+            return handle
+        self._check_kind(key)
+        raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
+
+    def by_number(self, groups: list[Group]) -> list[tuple[Handle, list[Any]]]:
+        """Return handles and arrays in the order of updates."""
+        return self.by_order([(self.handle(key), arrays) for key, arrays in groups])
+
+    @staticmethod
+    def by_order(pairs: list[tuple[Handle, Any]]) -> list[tuple[Handle, Any]]:
+        """In the order of updates: int keys ascend, str keys follow the order of their init."""
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
+        return pairs
+
+    def sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
+        """Check everything that is pushed, before anything changes."""
+        dense: Dense = []
+        sparse: Sparse = []
+        for key, values in groups:
+            handle = self.handle(key)
+            self._updates.check(handle)
+            if not values:
+                continue
+            if not handle.sparse and cpu.first_misfit(values, handle.like) < 0:
+                dense.append((handle, values))
+            elif handle.sparse or all(isinstance(value, RowSparseArray) for value in values):
+                sparse.append((handle, [self._row_source(handle, value) for value in values]))
+            else:
+                dense.append((handle, [dense_source(handle, value) for value in values]))
+        return dense, sparse
+
+    def _row_source(self, handle: Handle, value: Any) -> RowSparseArray:
+        if isinstance(value, RowSparseArray):
+            return sparse_source(handle, value)
+        return with_all_rows(dense_source(handle, value))
+
+    def outs(self, handle: Handle, outs: list[Any], later: list[Deliver]) -> list[Array]:
+        """Return arrays to fill; what must be converted or copied home is added to `later`."""
+        if cpu.first_misfit(outs, handle.like, True) < 0:
+            return outs
+        direct = []
+        for out in outs:
+            if isinstance(out, RowSparseArray):
+                continue
+            array, deliver = writable(out, f"out of key {handle.key!r}")
+            check_shape(handle, array, "out")
+            if array.dtype == handle.dtype:
+                direct.append(array)
+            else:
+                later.append(partial(_convert, handle, array))
+            if deliver is not None:
+                later.append(deliver)
+        return direct
+
+    def check_outs(self, rest: list[Group]) -> None:
+        """Make sure, before a push, that the pull after it will work."""
+        for key, outs in rest:
+            handle = self.handle(key)
+            for out in outs:
+                if not isinstance(out, RowSparseArray):
+                    check_shape(handle, writable(out, f"out of key {key!r}")[0], "out")
+
+    def sparse_outs(
+        self, handle: Handle, outs: list[Any], ignore_sparse: bool
+    ) -> list[tuple[Handle, RowSparseArray]]:
+        """Return the row-sparse outs of a pull, which are left alone unless asked for."""
+        if ignore_sparse:
+            if handle.key not in self._told:
+                self._told.add(handle.key)
+                log.info("pull of key %r leaves row-sparse outs alone; use row_sparse_pull", handle.key)
+            return []
+        if not handle.sparse:
+            raise ArrayError(f"key {handle.key!r} holds a dense array; pull it into a dense out")
+        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
+        for out in sparse:
+            check_shape(handle, out, "out")
+        return [(handle, out) for out in sparse]
+
+
+def _convert(handle: Handle, out: Array) -> None:
+    np.copyto(out, handle.value(), casting="unsafe")
+
+
+def is_large(pairs: list[tuple[Handle, list[Any]]]) -> bool:
+    """Whether a call moves more than the caches hold."""
+    return sum(h.nbytes * (1 + len(arrays)) for h, arrays in pairs) * 2 > cpu.stream_bytes()

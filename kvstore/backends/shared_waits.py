@@ -1,0 +1,198 @@
+"""Waits of the shared store: rounds brought to their end, deadlines kept, outcomes turned into errors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from ..errors import ConfigError, FencedError, KVStoreError, PeerLostError, TimeoutError, UpdaterError
+from ..grouping import Key
+from ..memory import _shared as shm
+from .shared_rows import Rows
+from .shared_updates import Updates
+
+log = logging.getLogger("kvstore.shared")
+
+_NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
+
+Handle = shm.Handle
+Step = Callable[[], int]
+Missing = Callable[[], Iterable[int]]
+
+
+class Waits:
+    """The waits of one worker of a job."""
+
+    def __init__(
+        self, job: shm.Job, keys: shm.Keys, updates: Updates, rows: Rows, timeout: float, rank: int
+    ) -> None:
+        self._job, self._keys, self._updates, self._rows = job, keys, updates, rows
+        self._timeout, self._rank = timeout, rank
+        self._told = False  # of the loss of a peer
+        self._reported: dict[Key, int] = {}  # the last failed round that this worker was told of
+        self.joined = False
+
+    def check_open(self) -> None:
+        """Raise in a fork of the process that sat down."""
+        if self._job.forked:
+            raise KVStoreError(
+                f"this process is a fork of worker {self._rank} and has no part in its job; use the store in "
+                "the process that created it, or start workers with `kvstore run` or kv.spawn"
+            )
+
+    def check_writing(self) -> None:
+        """Raise unless this worker may push."""
+        self.check_open()
+        standing = self._job.standing()
+        if standing != shm.READY:
+            if self.joined and standing == shm.FENCED and self._job.state(self._rank) == 2:
+                return
+            self._raise(standing, None, [])
+        if self.joined:
+            raise ConfigError(f"worker {self._rank} has joined: it can read, and push no more")
+
+    def complete(self, calls: list[shm.Call], private: set[Key]) -> None:
+        """See all rounds complete and delivered; then raise the first error of any."""
+        errors: list[KVStoreError] = []
+        try:
+            for call in calls:
+                self._finish(call, errors)
+        except BaseException:
+            for call in calls:
+                # Others may be reading this process's memory: what they read from now on is not to count.
+                if call.handle.key in private and call.handle.complete < call.round:
+                    call.handle.spoil(call.round, f"worker {self._rank} gave up waiting")
+            raise
+        if errors:
+            raise errors[0]
+
+    def _finish(self, call: shm.Call, errors: list[KVStoreError]) -> None:
+        handle = call.handle
+        outcome = call.advance()
+        if outcome != shm.READY:
+            self.wait(call.advance, handle, first=outcome)
+        if failure := self._failure(handle, call.round):
+            errors.append(failure)
+            return
+        if call.deliver() != shm.READY:
+            self.wait(call.deliver, handle)
+
+    def read(self, calls: list[shm.Call]) -> None:
+        """See the rounds complete that this worker has pushed into, and deliver."""
+        if self._told:  # the loss was reported: reads give what there is
+            for call in calls:
+                call.deliver()
+            return
+        self.complete(calls, set())
+
+    def help(self, handles: list[Handle]) -> None:
+        """Where this worker was the last to arrive, begin the work; never wait."""
+        errors: list[KVStoreError] = []
+        for handle in handles:
+            call = shm.Call(handle, [], False)
+            while (outcome := call.help()) in (shm.PLAN, shm.CATCH_UP):
+                self._prepare(outcome, handle)
+            if outcome not in (shm.READY, shm.TICK):
+                self._raise(outcome, handle, [])
+            if failure := self._failure(handle, call.round):
+                errors.append(failure)
+        if errors:
+            raise errors[0]
+
+    def _prepare(self, outcome: int, handle: Handle | None) -> None:
+        if outcome == shm.CATCH_UP:
+            self._updates.catch_up()
+        else:
+            assert handle is not None
+            try:
+                self._updates.carry_out(handle, self._rows)
+            except BaseException:
+                self._reported[handle.key] = handle.failed
+                raise
+
+    def settle(self, handle: Handle) -> None:
+        """See the rounds complete that this worker has pushed into."""
+        if not self._told and (handle.complete < handle.arrived or handle.failed == handle.arrived > 0):
+            self.complete([shm.Call(handle, [], False)], set())
+
+    def settle_all(self) -> None:
+        """See every round complete that this worker has pushed into."""
+        self.check_open()
+        for handle in self._keys.all():
+            self.settle(handle)
+
+    def wait(
+        self,
+        step: Step,
+        handle: Handle | None,
+        missing: Missing | None = None,
+        what: str = "",
+        first: int = shm.TICK,
+    ) -> None:
+        """Take steps until one is ready, within the deadline."""
+        outcome = step() if first == shm.TICK else first
+        start, told = time.monotonic(), False
+        while outcome != shm.READY:
+            if outcome in (shm.PLAN, shm.CATCH_UP):
+                self._prepare(outcome, handle)
+            elif outcome != shm.TICK:
+                self._raise(outcome, handle, self._absent(handle, missing))
+            waited = time.monotonic() - start
+            if waited > self._timeout:
+                raise TimeoutError(self._waiting(handle, missing, what, waited))
+            if waited > _NOTICE_AFTER and not told:
+                told = True
+                log.warning("%s", self._waiting(handle, missing, what, waited))
+            outcome = step()
+
+    def _absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
+        if missing is not None:
+            return list(missing())
+        return [] if handle is None else handle.missing(handle.complete + 1)
+
+    def _waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
+        absent = [w for w in self._absent(handle, missing) if w != self._rank]
+        where = what or (
+            "a barrier" if handle is None else f"round {handle.complete + 1} of key {handle.key!r}"
+        )
+        seen = (
+            ", ".join(f"worker {w} (heard of {self._job.silence(w):.1f} s ago)" for w in absent)
+            or "its peers"
+        )
+        return f"worker {self._rank} has waited {waited:.0f} s on {where} for {seen}"
+
+    def _raise(self, outcome: int, handle: Handle | None, absent: list[int]) -> None:
+        where = "" if handle is None else f" (key {handle.key!r}, round {handle.complete + 1})"
+        if outcome == shm.PEER_LOST:
+            self._told = True
+            lost = self._job.lost()
+            rank = lost[0] if lost else -1
+            raise PeerLostError(
+                f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}"
+                f"{where}. "
+                "The last complete values can still be read and saved; with on_peer_loss='continue' the others "
+                "would have gone on",
+                role="worker",
+                rank=rank,
+                last_seen=self._job.silence(rank) if rank >= 0 else None,
+            )
+        if outcome == shm.FENCED:
+            raise FencedError(
+                f"worker {self._rank} was taken for dead by the others (stopped for too long, or its rank "
+                f"was started again) and has no part in the job any more{where}; end this process"
+            )
+        if outcome == shm.NO_MEMORY:
+            raise MemoryError(f"no memory for more of the job's shared region{where}")
+        raise KVStoreError(f"unexpected outcome {outcome} of a wait{where}")
+
+    def _failure(self, handle: Handle, round: int) -> KVStoreError | None:
+        """Return the error of a round that came to nothing; each worker is told once."""
+        if not round or handle.failed != round or self._reported.get(handle.key) == round:
+            return None
+        self._reported[handle.key] = round
+        why = handle.why() or "the memory of a worker could not be read"
+        kind = UpdaterError if shm.mode(self._job) & 1 else KVStoreError
+        error = kind(f"round {round} of key {handle.key!r} came to nothing: {why}")
+        error.__cause__ = self._updates.causes.pop((handle.key, round), None)
+        return error
