@@ -16,6 +16,8 @@ log = logging.getLogger("kvstore")
 K = TypeVar("K", bound=type)
 
 _LOCAL = ("local", "LocalBackend")
+#: Stores of one process, which become `shared` where our own launcher has started several.
+_ALONE = ("local", "local_update_cpu", "local_allreduce_cpu")
 _NOT_BUILT: dict[str, str] = {
     "NCCL": "nccl",
     "MPI": "mpi",
@@ -158,10 +160,19 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
     from .config import store_config
     from .store import KVStore
 
-    module, cls = BACKENDS[literal]
-    backend = getattr(importlib.import_module(f".backends.{module}", __package__), cls)
     config = store_config(options)
+    shared = literal in _ALONE and config.processes != 1 and _has_peers()
+    module, cls = BACKENDS["shared" if shared else literal]
+    backend = getattr(importlib.import_module(f".backends.{module}", __package__), cls)
     return KVStore(literal, backend(config), config)
+
+
+def _has_peers() -> bool:
+    """Whether this process was started by `kvstore run` or `spawn` together with others."""
+    from .cluster import detect
+
+    place = detect()
+    return place.launcher == "kvstore" and place.size > 1
 
 
 def _unknown(literal: str) -> str:

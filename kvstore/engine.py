@@ -271,11 +271,12 @@ def _reset_in_child() -> None:
             task.work._disown()
 
 
-def _finish_at_exit() -> None:
+def finish_all() -> None:
+    """Wait until nothing is under way in any store."""
     for engine in list(_engines):
         with contextlib.suppress(TimeoutError):  # the wait has been logged already
             engine.wait_all()
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
-atexit.register(_finish_at_exit)
+atexit.register(finish_all)

@@ -117,7 +117,7 @@ class KVStore(KVStoreBase):
         groups = group(key, value)
         self._pushes += 1
         if async_op:
-            return self._start("push", groups, partial(self._backend.push, groups), priority)
+            return self._start("push", groups, priority, groups)
         self._do(groups, self._backend.push, groups)
         return None
 
@@ -147,7 +147,7 @@ class KVStore(KVStoreBase):
         groups = group(key, out, "out")
         self._pulls += 1
         if async_op:
-            return self._start("pull", groups, partial(self._backend.pull, groups, ignore_sparse), priority)
+            return self._start("pull", groups, priority, groups, ignore_sparse)
         self._do(groups, self._backend.pull, groups, ignore_sparse)
         return None
 
@@ -180,7 +180,7 @@ class KVStore(KVStoreBase):
         self._pushes += 1
         self._pulls += 1
         if async_op:
-            return self._start("pushpull", groups, partial(self._backend.pushpull, groups, outs), priority)
+            return self._start("pushpull", groups, priority, groups, outs)
         self._do(groups, self._backend.pushpull, groups, outs)
         return None
 
@@ -233,10 +233,9 @@ class KVStore(KVStoreBase):
         wanted = pair_rows(key, out, row_ids)
         self._pulls += 1
         keys: list[Group] = [(name, []) for name, _ in wanted]
-        run = partial(self._backend.row_sparse_pull, wanted)
         if async_op:
-            return self._start("row_sparse_pull", keys, run, priority)
-        self._do(keys, run)
+            return self._start("row_sparse_pull", keys, priority, wanted)
+        self._do(keys, self._backend.row_sparse_pull, wanted)
         return None
 
     # ---------------------------------------------------------------------------------------- updates
@@ -588,19 +587,31 @@ class KVStore(KVStoreBase):
             except RuntimeError:
                 pass
 
-    def _start(self, verb: str, groups: list[Group], run: Callable[[], None], priority: int) -> Work:
+    def _start(self, verb: str, groups: list[Group], priority: int, *arguments: Any) -> Work:
+        """Begin an operation in the background, behind what is still under way for these keys."""
         self._check_open()
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
+        run: Callable[[], Any] = partial(self._exclusively, getattr(self._backend, verb), *arguments)
         if self._engine.inside():
-            return self._engine.run_now(partial(self._exclusively, run), what)
-        return self._engine.submit(keys, partial(self._exclusively, run), _whole(priority), what)
+            return self._engine.run_now(run, what)
+        rank = _whole(priority)
+        begun: Callable[[], Any] | None
+        try:
+            begun = self._exclusively(self._backend.begin, verb, arguments)
+        except Exception as error:
+            begun = partial(_raise, error)
+        return self._engine.submit(keys, run if begun is None else begun, rank, what)
 
     def _updater_or_raise(self, verb: str) -> Updater:
         updater = self._backend.updater
         if updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
         return updater
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _whole(priority: Any) -> int:

@@ -129,6 +129,9 @@ class LocalBackend:
         if rest:
             self.pull(rest, ignore_sparse=True)
 
+    def begin(self, verb: str, arguments: tuple[Any, ...]) -> None:
+        """Leave all of it to the background."""
+
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
         entry = self._entries.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -43,6 +44,12 @@ class Backend(Protocol):
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, then pull into `outs`, or where that is None into the values themselves."""
+
+    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Callable[[], None] | None:
+        """Begin an operation that is to end in the background.
+
+        Returns what is left to do, which holds no lock; None: all of it, under the store's lock.
+        """
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """Do a `pushpull` of one key with arrays as the caller wrote them, where that takes few steps.

@@ -10,12 +10,13 @@ import atexit
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..arrays import writable
+from .. import engine
 from ..config import StoreConfig
 from ..errors import ArrayError
 from ..grouping import Group, Key
@@ -42,6 +43,7 @@ _CODES = {
 }
 
 Handle = shm.Handle
+Finish = Callable[[], None]
 
 
 class SharedBackend:
@@ -104,15 +106,38 @@ class SharedBackend:
 
     def push(self, groups: list[Group]) -> None:
         """Copy, or name the place of, what is pushed."""
+        self.start_push(groups)()
+
+    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Wait for the rounds that this worker has pushed into, and copy."""
+        self.start_pull(groups, ignore_sparse)()
+
+    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+        """Push, work, and receive."""
+        self.start_pushpull(groups, outs)()
+
+    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Finish | None:
+        """Arrive at once: then workers that wait in different orders do not wait for each other."""
+        starts: dict[str, Callable[..., Finish]] = {
+            "push": self.start_push,
+            "pull": self.start_pull,
+            "pushpull": self.start_pushpull,
+        }
+        start = starts.get(verb)
+        return partial(getattr(self, verb), *arguments) if start is None else start(*arguments)
+
+    def start_push(self, groups: list[Group]) -> Finish:
+        """Arrive; what is left to do is to help."""
         dense, sparse = self._arguments.sources(groups)
         self._waits.check_writing()
         self._copy_to_slots([pair for pair in dense if not self._push_from_region(*pair)])
         for handle, sources in sparse:
             self._push_rows(handle, sources)
-        self._waits.help([handle for handle, _ in self._arguments.by_order([*dense, *sparse])])
+        handles = [handle for handle, _ in self._arguments.by_order([*dense, *sparse])]
+        return partial(self._waits.help, handles)
 
-    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
-        """Wait for the rounds that this worker has pushed into, and copy."""
+    def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
+        """Note which rounds are meant; what is left to do is to wait and to copy."""
         later: list[Deliver] = []
         calls, rows = [], []
         for handle, outs in self._arguments.by_number(groups):
@@ -120,27 +145,31 @@ class SharedBackend:
             if len(dense) < len(outs):
                 rows += self._arguments.sparse_outs(handle, outs, ignore_sparse)
             if dense and handle.sparse:
+                self._arguments.check_outs([(handle.key, dense)])
                 rows += [(handle, out) for out in dense]
-                for out in dense:
-                    check_shape(handle, writable(out, f"out of key {handle.key!r}")[0], "out")
             elif dense:
                 calls.append((handle, self._arguments.outs(handle, dense, later)))
-        self._waits.read([shm.Call(handle, outs, is_large(calls)) for handle, outs in calls])
+        waiting = [shm.Call(handle, outs, is_large(calls)) for handle, outs in calls]
+        return partial(self._finish_pull, waiting, rows, later)
+
+    def _finish_pull(
+        self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: list[Deliver]
+    ) -> None:
+        self._waits.read(calls)
         for handle, out in rows:
             self._waits.settle(handle)
             self._rows.copy_to(handle, out)
         for deliver in later:
             deliver()
 
-    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
-        """Push, work, and receive."""
+    def start_pushpull(self, groups: list[Group], outs: list[Group] | None) -> Finish:
+        """Arrive; what is left to do is to work, to wait, and to receive."""
         dense, sparse = self._arguments.sources(groups)
         targets = dict(groups if outs is None else outs)
         if sparse or set(targets) != {key for key, values in groups if values}:
             self._arguments.check_outs(list(targets.items()))
-            self.push(groups)
-            self.pull([(key, arrays) for key, arrays in targets.items() if arrays], ignore_sparse=True)
-            return
+            self.start_push(groups)
+            return self.start_pull([(key, arrays) for key, arrays in targets.items() if arrays], True)
         later: list[Deliver] = []
         wanted = [
             (h, values, self._arguments.outs(h, targets[h.key], later))
@@ -148,31 +177,37 @@ class SharedBackend:
         ]
         self._waits.check_writing()
         large = is_large([(handle, values + arrays) for handle, values, arrays in wanted])
-        slots, private, homes = [], [], []
-        for handle, values, arrays in wanted:
-            home = self._job.offset_of(values[0]) if len(values) == 1 and not handle.small else 0
-            alone = len(values) == 1 and not handle.small and len(arrays) == 1 and arrays[0] is values[0]
-            if home:
+        direct, private = self._arrive(wanted)
+        calls = [shm.Call(h, [] if h.key in direct else arrays, large) for h, _, arrays in wanted]
+        return partial(self._finish_pushpull, calls, private, later)
+
+    def _finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: list[Deliver]) -> None:
+        self._waits.complete(calls, private)
+        for deliver in later:
+            deliver()
+
+    def _arrive(self, wanted: list[tuple[Handle, list[Array], list[Array]]]) -> tuple[set[Key], set[Key]]:
+        """Push values: copies, what lies in the region, and what the others read from this process.
+
+        Returns the keys whose sum the workers leave in the pushed array, and those that are read from here.
+        """
+        slots, direct, private = [], set(), set()
+        for handle, values, outs in wanted:
+            if len(values) > 1 or handle.small:
+                slots.append((handle, values))
+            elif home := self._job.offset_of(values[0]):
+                in_place = len(outs) == 1 and outs[0] is values[0] and self._may_peek(region=True)
                 self._waits.wait(partial(shm.make_way, handle), handle)
-                direct = alone and not self._job.goes_on and not shm.mode(self._job) & 1
-                homes.append((handle, home, direct, arrays))
-            elif len(values) == 1 and not handle.small and self._may_peek():
-                private.append((handle, values[0], arrays))
+                shm.arrive_in_region(handle, home, in_place)
+                direct |= {handle.key} if in_place else set()
+            elif self._may_peek():
+                self._waits.wait(partial(shm.make_way, handle), handle)
+                shm.arrive_privately(handle, values[0])
+                private.add(handle.key)
             else:
                 slots.append((handle, values))
         self._copy_to_slots(slots)
-        kept = {handle.key: arrays for handle, _, arrays in wanted}
-        for handle, home, direct, _ in homes:
-            shm.arrive_in_region(handle, home, direct)
-            if direct:
-                kept[handle.key] = []
-        for handle, value, _ in private:
-            self._waits.wait(partial(shm.make_way, handle), handle)
-            shm.arrive_privately(handle, value)
-        calls = [shm.Call(handle, kept[handle.key], large) for handle, _, _ in wanted]
-        self._waits.complete(calls, {handle.key for handle, _, _ in private})
-        for deliver in later:
-            deliver()
+        return direct, private
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
@@ -345,8 +380,13 @@ class SharedBackend:
 
     # ---------------------------------------------------------------------------------------- arrivals
 
-    def _may_peek(self) -> bool:
-        return self._job.peeking() and not self._job.goes_on and not shm.mode(self._job) & 1
+    def _may_peek(self, region: bool = False) -> bool:
+        """Whether the workers may read, or with `region` write, each other's arrays in a round.
+
+        If the loss of one is to be survived, its part must outlive it; and an update that has begun must end.
+        """
+        sums = not self._job.goes_on and not shm.mode(self._job) & 1
+        return sums and (region or self._job.peeking())
 
     def _push_from_region(self, handle: Handle, values: list[Array]) -> bool:
         home = self._job.offset_of(values[0]) if len(values) == 1 and not handle.small else 0
@@ -378,6 +418,7 @@ def _forked() -> None:
 
 def _leave_at_exit() -> None:
     """Leave all jobs; as one who is lost, if this process failed, so that it is noticed."""
+    engine.finish_all()
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for store in list(_stores):
         store.abandon() if failed else store.close()

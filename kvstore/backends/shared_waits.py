@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -31,6 +32,7 @@ class Waits:
         self._timeout, self._rank = timeout, rank
         self._told = False  # of the loss of a peer
         self._reported: dict[Key, int] = {}  # the last failed round that this worker was told of
+        self._preparing = threading.RLock()  # the updater works for one thread at a time
         self.joined = False
 
     def check_open(self) -> None:
@@ -101,9 +103,10 @@ class Waits:
             raise errors[0]
 
     def _prepare(self, outcome: int, handle: Handle | None) -> None:
-        if outcome == shm.CATCH_UP:
-            self._updates.catch_up()
-        else:
+        with self._preparing:
+            if outcome == shm.CATCH_UP:
+                self._updates.catch_up()
+                return
             assert handle is not None
             try:
                 self._updates.carry_out(handle, self._rows)
@@ -171,8 +174,8 @@ class Waits:
             raise PeerLostError(
                 f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}"
                 f"{where}. "
-                "The last complete values can still be read and saved; with on_peer_loss='continue' the others "
-                "would have gone on",
+                "The last complete values can still be read and saved; with on_peer_loss='continue' the "
+                "others would have gone on",
                 role="worker",
                 rank=rank,
                 last_seen=self._job.silence(rank) if rank >= 0 else None,

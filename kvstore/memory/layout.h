@@ -124,6 +124,8 @@ typedef struct {
     pthread_mutex_t pulse_lock;
     pthread_cond_t pulse_wake;
     int pulsing, pulse_stop;
+    pthread_mutex_t busy; /* log and bounce buffer serve one thread of the process at a time */
+    _Atomic int sleepers; /* threads of the process that sleep */
 } kv_self;
 
 static const uint64_t KV_HEADER_BYTES = sizeof(kv_header);

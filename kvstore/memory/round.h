@@ -216,6 +216,7 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
 {
     kv_call call = {.entry = e};
     kv_sources s;
+    pthread_mutex_lock(&me->busy);
     kv_gather(me, &call, round, e->mask, &s);
     s.m = 0;
     for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n; at += size) {
@@ -225,6 +226,7 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
         else if (kv_sum_peeking(me, &call, &s, to, at, end) != KV_READY)
             kv_put(&e->failed, round);
     }
+    pthread_mutex_unlock(&me->busy);
 }
 
 /* What an update works on: weight, float32 copy, states, each with its place in the log's scratch. */
@@ -383,8 +385,10 @@ static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
         uint64_t w = (uint64_t)((me->rank + i) % me->size), begin = chunks * w / size, end = chunks * (w + 1) / size;
         for (uint64_t j = begin; j < end; j++) {
             uint64_t chunk = i ? end - 1 - (j - begin) : j;
+            pthread_mutex_lock(&me->busy);
             if (kv_take_chunk(me, call->entry, round, chunk))
                 kv_do_chunk(me, call, &me->worker->log, phase, chunk);
+            pthread_mutex_unlock(&me->busy);
         }
     }
     return KV_READY;
@@ -404,10 +408,12 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
         kv_worker *owner = &me->head->worker[word >> 8 & 0xff];
         if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_get(&owner->state) != KV_LOST)
             continue;
+        pthread_mutex_lock(&me->busy);
         if (kv_get(&owner->log.entry) == here && owner->log.round == round && owner->log.chunk == c)
             kv_finish_chunk(me, call, &owner->log, phase);
         else
             kv_do_chunk(me, call, &owner->log, phase, c);
+        pthread_mutex_unlock(&me->busy);
     }
     kv_unlock_region(me);
     return KV_READY;

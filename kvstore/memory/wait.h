@@ -35,7 +35,7 @@ static void kv_ring(kv_self *me, uint64_t whom)
         if (whom >> w & 1) {
             _Atomic uint32_t *bell = &me->head->worker[w].bell;
             atomic_fetch_add(bell, 1);
-            syscall(SYS_futex, bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+            syscall(SYS_futex, bell, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
         }
 }
 
@@ -127,6 +127,8 @@ static void kv_mark_lost(kv_self *me, int w)
 static void kv_look_around(kv_self *me)
 {
     uint64_t now = kv_now_ns();
+    if (pthread_mutex_trylock(&me->busy) != 0)
+        return; /* another thread of this process is at work; there is a next time */
     me->looked = now;
     for (int w = 0; w < me->size; w++) {
         kv_worker *peer = &me->head->worker[w];
@@ -141,6 +143,7 @@ static void kv_look_around(kv_self *me)
         if (gone)
             kv_mark_lost(me, w);
     }
+    pthread_mutex_unlock(&me->busy);
 }
 
 /* KV_READY while this worker may take part. */
@@ -186,12 +189,14 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
     const struct timespec nap = {0, KV_NAP * 1000000};
     for (;;) {
         uint32_t bell = atomic_load(&me->worker->bell);
+        atomic_fetch_add(&me->sleepers, 1);
         kv_set_bits(&me->head->asleep, kv_bit(me->rank));
         kv_fence();
         int held = ready(context);
         if (!held)
             syscall(SYS_futex, &me->worker->bell, FUTEX_WAIT, bell, &nap, NULL, 0);
-        kv_clear_bits(&me->head->asleep, kv_bit(me->rank));
+        if (atomic_fetch_sub(&me->sleepers, 1) == 1) /* else another thread of this process still sleeps */
+            kv_clear_bits(&me->head->asleep, kv_bit(me->rank));
         if (held || ready(context))
             return KV_READY;
         uint64_t now = kv_now_ns();
