@@ -596,12 +596,12 @@ class KVStore(KVStoreBase):
         if self._engine.inside():
             return self._engine.run_now(run, what)
         rank = _whole(priority)
-        begun: Callable[[], Any] | None
-        try:
-            begun = self._exclusively(self._backend.begin, verb, arguments)
-        except Exception as error:
-            begun = partial(_raise, error)
-        return self._engine.submit(keys, run if begun is None else begun, rank, what)
+        if self._backend.begins:
+            try:
+                run = self._exclusively(self._backend.begin, verb, arguments)
+            except Exception as error:
+                run = partial(_raise, error)
+        return self._engine.submit(keys, run, rank, what)
 
     def _updater_or_raise(self, verb: str) -> Updater:
         updater = self._backend.updater

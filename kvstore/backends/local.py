@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class LocalBackend:
     rank = 0
     local_rank = 0
     num_workers = 1
+    begins = False
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
@@ -129,8 +130,9 @@ class LocalBackend:
         if rest:
             self.pull(rest, ignore_sparse=True)
 
-    def begin(self, verb: str, arguments: tuple[Any, ...]) -> None:
-        """Leave all of it to the background."""
+    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Callable[[], None]:
+        """Not asked for: operations of one process wait for nobody."""
+        raise NotImplementedError
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""

@@ -22,6 +22,8 @@ class Backend(Protocol):
     rank: int
     local_rank: int
     num_workers: int
+    #: Whether asynchronous operations begin at the call; else all of one runs in the background.
+    begins: bool
 
     @property
     def updater(self) -> Updater | None:
@@ -45,10 +47,10 @@ class Backend(Protocol):
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, then pull into `outs`, or where that is None into the values themselves."""
 
-    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Callable[[], None] | None:
-        """Begin an operation that is to end in the background.
+    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Callable[[], None]:
+        """Begin an operation that is to end in the background; where `begins`.
 
-        Returns what is left to do, which holds no lock; None: all of it, under the store's lock.
+        Returns what is left to do, which needs no lock.
         """
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:

@@ -49,6 +49,8 @@ Finish = Callable[[], None]
 class SharedBackend:
     """See `kvstore.backends.protocol.Backend`."""
 
+    begins = True
+
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._seat = Seat(config)
@@ -116,7 +118,7 @@ class SharedBackend:
         """Push, work, and receive."""
         self.start_pushpull(groups, outs)()
 
-    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Finish | None:
+    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other."""
         starts: dict[str, Callable[..., Finish]] = {
             "push": self.start_push,

@@ -154,9 +154,9 @@ def quick_pushpull(Job job, key, value, out):
         return None
     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):
         return None
-    if kv_standing(me) != KV_READY or kv_make_way(me, h.e) != KV_READY:
-        return None
     part = &kv_parts(me, h.e)[me.rank]
+    if kv_standing(me) != KV_READY or kv_complete_round(kv_get(&h.e.phase)) + 1 < kv_get(&part.arrived):
+        return None
     if not part.slot[kv_get(&part.arrived) + 1 & 1]:
         return None
     memcpy(me.base + slot_of(h, part), cnp.PyArray_DATA(<cnp.ndarray>value), h.e.nbytes)
