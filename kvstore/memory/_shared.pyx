@@ -149,6 +149,7 @@ cdef extern from "region.h" nogil:
     uint64_t kv_round_of(uint64_t phase)
     int kv_step_of(uint64_t phase)
     int kv_make_way(kv_self *me, kv_entry *e)
+    void kv_fill(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)
     int kv_advance(kv_self *me, kv_call *call)
     int kv_bring_forward(kv_self *me, kv_call *call, int patient)

@@ -55,6 +55,7 @@ typedef struct {
     uint64_t source[2];        /* by parity of the round */
     uint32_t kind[2];
     uint64_t slot[2];          /* memory for copies of what it pushes; 0: none yet */
+    _Atomic uint64_t filling;  /* round whose source it writes to a slot, or has written */
 } kv_part;
 
 enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS };

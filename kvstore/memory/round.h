@@ -79,11 +79,32 @@ static int kv_everyone(kv_self *me, const kv_entry *e, uint64_t round, uint64_t 
     return arrived != 0;
 }
 
+/* This worker writes to its slot from now on; who sums a small key for itself may still be reading there. */
+static inline void kv_fill(kv_self *me, const kv_entry *e)
+{
+    kv_part *part = &kv_parts(me, e)[me->rank];
+    kv_put(&part->filling, kv_get(&part->arrived) + 1);
+    kv_fence();
+}
+
+/* Whether the sources of `round` were all there until now: no slot was filled again in the meantime. */
+static int kv_still_there(kv_self *me, const kv_entry *e, uint64_t round, uint64_t in)
+{
+    const kv_part *part = kv_parts(me, e);
+    atomic_thread_fence(memory_order_acquire);
+    for (int w = 0; w < me->size; w++)
+        if (in >> w & 1 && kv_get(&part[w].filling) > round + 1)
+            return 0;
+    return 1;
+}
+
 /* This worker's source of its next round is in place. */
 static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t source)
 {
     kv_part *part = &kv_parts(me, e)[me->rank];
     uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;
+    kv_put(&part->filling, round);
+    atomic_thread_fence(memory_order_release);
     part->source[round & 1] = source;
     part->kind[round & 1] = kind;
     kv_put(&part->arrived, round);
@@ -616,7 +637,8 @@ static int kv_have_arrived(void *context)
 }
 
 /* A small key that is only summed: nobody waits for the work of another. As soon as all have arrived, each sums for
- * itself; one of them puts the sum away. The sources of this round are not touched before round + 2. */
+ * itself; one of them puts the sum away. From then on the others may fill their slots anew, for round + 2: who has not
+ * read them yet takes what was put away. */
 static int kv_sum_small(kv_self *me, kv_call *call)
 {
     kv_entry *e = call->entry;
@@ -632,7 +654,7 @@ static int kv_sum_small(kv_self *me, kv_call *call)
     kv_sources s;
     kv_gather(me, call, call->round, a.in, &s);
     kv_sum_here(me, call, NULL, s.src, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
-    call->delivered[0] = 1;
+    call->delivered[0] = (unsigned char)kv_still_there(me, e, call->round, a.in);
     phase = kv_get(&e->phase);
     if (kv_complete_round(phase) + 1 < call->round)
         return kv_advance(me, call);

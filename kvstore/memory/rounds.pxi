@@ -75,9 +75,10 @@ def make_way(Handle handle):
 
 
 def slot(Handle handle):
-    """The memory that this worker's next push of the key is copied to, as an array."""
+    """The memory that this worker's next push of the key is copied to, as an array; written to at once."""
     cdef kv_self *me = handle.job.me
     cdef kv_part *part = &kv_parts(me, handle.e)[me.rank]
+    kv_fill(me, handle.e)
     return handle.job.array(slot_of(handle, part), handle.shape, handle.dtype, None)
 
 
@@ -159,6 +160,7 @@ def quick_pushpull(Job job, key, value, out):
         return None
     if not part.slot[kv_get(&part.arrived) + 1 & 1]:
         return None
+    kv_fill(me, h.e)
     memcpy(me.base + slot_of(h, part), cnp.PyArray_DATA(<cnp.ndarray>value), h.e.nbytes)
     kv_arrive(me, h.e, KV_SLOT, slot_of(h, part))
     target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray>(value if out is None else out))
