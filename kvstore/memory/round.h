@@ -632,21 +632,30 @@ typedef struct {
 static int kv_have_arrived(void *context)
 {
     kv_arrivals *a = (kv_arrivals *)context;
-    return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_complete_round(kv_get(&a->entry->phase)) >= a->round ||
-           kv_get(&a->me->head->epoch) != a->epoch;
+    return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch;
+}
+
+/* Put the sum of a small key away, as the value. The same worker does it every time: its cache has the place. */
+static int kv_put_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, const char *sum)
+{
+    uint64_t phase = kv_get(&e->phase), opening = kv_phase(round, me->rank, kv_current_of(phase), KV_OPENING);
+    if (kv_complete_round(phase) >= round)
+        return 1;
+    if (phase >> 16 != round - 1 || kv_step_of(phase) != KV_CLOSED || !kv_swap(&e->phase, phase, opening))
+        return 0;
+    e->mask = in;
+    memcpy(kv_at(me, e->value[1 - kv_current_of(phase)]), sum, e->nbytes);
+    kv_close(me, e, opening, 1 - kv_current_of(phase));
+    return 1;
 }
 
 /* A small key that is only summed: nobody waits for the work of another. As soon as all have arrived, each sums for
- * itself; one of them puts the sum away. From then on the others may fill their slots anew, for round + 2: who has not
- * read them yet takes what was put away. */
+ * itself; the lowest rank puts the sum away. The sources of this round are not touched before round + 2. */
 static int kv_sum_small(kv_self *me, kv_call *call)
 {
     kv_entry *e = call->entry;
     kv_arrivals a = {me, e, call->round, 0, kv_get(&me->head->epoch)};
-    if (kv_complete_round(kv_get(&e->phase)) >= call->round)
-        return KV_READY;
     int outcome = kv_wait(me, kv_have_arrived, &a);
-    uint64_t phase;
     if (outcome != KV_READY)
         return outcome;
     if (!a.in || !kv_sums(me) || !call->n_outs || kv_has_rows(me, e, call->round, a.in))
@@ -654,18 +663,9 @@ static int kv_sum_small(kv_self *me, kv_call *call)
     kv_sources s;
     kv_gather(me, call, call->round, a.in, &s);
     kv_sum_here(me, call, NULL, s.src, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
-    call->delivered[0] = (unsigned char)kv_still_there(me, e, call->round, a.in);
-    phase = kv_get(&e->phase);
-    if (kv_complete_round(phase) + 1 < call->round)
+    call->delivered[0] = 1;
+    if (me->rank == __builtin_ctzll(a.in) && !kv_put_away(me, e, call->round, a.in, call->outs[0]))
         return kv_advance(me, call);
-    if (kv_step_of(phase) != KV_CLOSED || kv_round_of(phase) >= call->round)
-        return KV_READY;
-    uint64_t opening = kv_phase(call->round, me->rank, kv_current_of(phase), KV_OPENING);
-    if (kv_swap(&e->phase, phase, opening)) {
-        e->mask = a.in;
-        memcpy(kv_at(me, e->value[1 - kv_current_of(phase)]), call->outs[0], e->nbytes);
-        kv_close(me, e, opening, 1 - kv_current_of(phase));
-    }
     return KV_READY;
 }
 

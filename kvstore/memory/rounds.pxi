@@ -43,7 +43,9 @@ cdef class Call:
         cdef int outcome
         cdef kv_self *me = self.handle.job.me
         with nogil:
-            if self.c.n_outs and self.c.entry.nbytes <= KV_SMALL_KEY and not self.c.delivered[0]:
+            if kv_complete_round(kv_get(&self.c.entry.phase)) >= self.c.round:
+                outcome = KV_READY
+            elif self.c.n_outs and self.c.entry.nbytes <= KV_SMALL_KEY and not self.c.delivered[0]:
                 outcome = kv_sum_small(me, &self.c)
             else:
                 outcome = kv_advance(me, &self.c)

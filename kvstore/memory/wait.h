@@ -118,7 +118,8 @@ static void kv_mark_lost(kv_self *me, int w)
     if (!kv_here(state) || !kv_swap(&head->worker[w].state, state, KV_LOST))
         return;
     kv_set_bits(&head->lost, kv_bit(w));
-    kv_clear_bits(&head->members, kv_bit(w));
+    if (me->go_on) /* else rounds go on waiting for it, in vain */
+        kv_clear_bits(&head->members, kv_bit(w));
     kv_add(&head->epoch, 1);
     kv_tell(me);
 }
