@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jobs
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,6 +64,25 @@ def body() -> Callable[..., subprocess.CompletedProcess[str]]:
         return ended
 
     return run
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[jobs.Nursery]:
+    with jobs.nursery() as made:
+        yield made
+
+
+@pytest.fixture
+def job(nursery: jobs.Nursery, tmp_path: Path) -> Iterator[Callable[..., jobs.Job]]:
+    """Make a job of so many processes: `job(2).start_all("procs_shared", "sums")`."""
+    with contextlib.ExitStack() as stack:
+
+        def make(size: int, name: str = "") -> jobs.Job:
+            made = jobs.Job(nursery, tmp_path, size, name)
+            stack.callback(made.close)
+            return made
+
+        yield make
 
 
 @pytest.fixture
