@@ -7,6 +7,7 @@ results brought home.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import weakref
@@ -29,7 +30,7 @@ from .entry import Array, Deliver, check_shape
 from .shared_arguments import Arguments, is_large
 from .shared_rows import Rows
 from .shared_updates import Updates
-from .shared_waits import Waits
+from .shared_waits import Once, Waits
 
 _CODES = {
     "float32": 0,
@@ -61,6 +62,8 @@ class SharedBackend:
         self._updates = Updates(self._job, self._keys, self.rank)
         self._rows = Rows(self._job, self._updates)
         self._arguments = Arguments(self._job, self._keys, self._updates, self.rank)
+        # Asynchronous operations that have yet to write their results, by key.
+        self._undelivered: dict[Key, list[Once]] = {}
         self._waits = Waits(self._job, self._keys, self._updates, self._rows, config.timeout, self.rank)
         if config.threads:
             cpu.set_threads(config.threads)
@@ -119,14 +122,32 @@ class SharedBackend:
         self.start_pushpull(groups, outs)()
 
     def begin(self, verb: str, arguments: tuple[Any, ...]) -> Finish:
-        """Arrive at once: then workers that wait in different orders do not wait for each other."""
+        """Arrive at once: then workers that wait in different orders do not wait for each other.
+
+        A result that is still to be delivered is so before the key's next round may begin.
+        """
         starts: dict[str, Callable[..., Finish]] = {
             "push": self.start_push,
             "pull": self.start_pull,
             "pushpull": self.start_pushpull,
         }
-        start = starts.get(verb)
-        return partial(getattr(self, verb), *arguments) if start is None else start(*arguments)
+        if verb not in starts:
+            return partial(getattr(self, verb), *arguments)
+        keys = [key for key, _ in arguments[0]]
+        if verb != "pull":
+            self._deliver_first(keys)
+        finish = Once(starts[verb](*arguments))
+        if verb != "push":
+            for key in keys:
+                earlier = self._undelivered.get(key, ())
+                self._undelivered[key] = [*(one for one in earlier if not one.done), finish]
+        return finish
+
+    def _deliver_first(self, keys: list[Key]) -> None:
+        for key in keys:
+            for finish in self._undelivered.pop(key, ()):
+                with contextlib.suppress(Exception):  # whoever holds the operation's handle is told
+                    finish()
 
     def start_push(self, groups: list[Group]) -> Finish:
         """Arrive; what is left to do is to help."""
@@ -135,8 +156,8 @@ class SharedBackend:
         self._copy_to_slots([pair for pair in dense if not self._push_from_region(*pair)])
         for handle, sources in sparse:
             self._push_rows(handle, sources)
-        handles = [handle for handle, _ in self._arguments.by_order([*dense, *sparse])]
-        return partial(self._waits.help, handles)
+        pushed = self._arguments.by_order([*dense, *sparse])
+        return partial(self._waits.help, [shm.Call(handle, [], False) for handle, _ in pushed])
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
         """Note which rounds are meant; what is left to do is to wait and to copy."""

@@ -22,6 +22,32 @@ Step = Callable[[], int]
 Missing = Callable[[], Iterable[int]]
 
 
+class Once:
+    """Something to be done once, by whichever thread comes first; all are told how it went."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run: Callable[[], None] | None = run
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """Whether it was done, well or not."""
+        return self._run is None
+
+    def __call__(self) -> None:
+        """Do it, or wait until it is done. Raises what it raised."""
+        with self._lock:
+            if self._run is not None:
+                try:
+                    self._run()
+                except BaseException as error:
+                    self._error = error
+                self._run = None
+        if self._error is not None:
+            raise self._error
+
+
 class Waits:
     """The waits of one worker of a job."""
 
@@ -88,11 +114,11 @@ class Waits:
             return
         self.complete(calls, set())
 
-    def help(self, handles: list[Handle]) -> None:
+    def help(self, calls: list[shm.Call]) -> None:
         """Where this worker was the last to arrive, begin the work; never wait."""
         errors: list[KVStoreError] = []
-        for handle in handles:
-            call = shm.Call(handle, [], False)
+        for call in calls:
+            handle = call.handle
             while (outcome := call.help()) in (shm.PLAN, shm.CATCH_UP):
                 self._prepare(outcome, handle)
             if outcome not in (shm.READY, shm.TICK):

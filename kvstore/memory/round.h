@@ -650,7 +650,8 @@ static int kv_put_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, co
 }
 
 /* A small key that is only summed: nobody waits for the work of another. As soon as all have arrived, each sums for
- * itself; the lowest rank puts the sum away. The sources of this round are not touched before round + 2. */
+ * itself; the lowest rank puts the sum away. From then on the others may fill their slots anew, for round + 2: who has
+ * not read them yet takes what was put away. */
 static int kv_sum_small(kv_self *me, kv_call *call)
 {
     kv_entry *e = call->entry;
@@ -663,6 +664,8 @@ static int kv_sum_small(kv_self *me, kv_call *call)
     kv_sources s;
     kv_gather(me, call, call->round, a.in, &s);
     kv_sum_here(me, call, NULL, s.src, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
+    if (!kv_still_there(me, e, call->round, a.in))
+        return kv_advance(me, call);
     call->delivered[0] = 1;
     if (me->rank == __builtin_ctzll(a.in) && !kv_put_away(me, e, call->round, a.in, call->outs[0]))
         return kv_advance(me, call);
