@@ -20,7 +20,13 @@ def compiler() -> str | None:
 
 @functools.cache
 def load(source: Path, *flags: str) -> ctypes.CDLL:
-    """Compile a C file for this very processor and load it.
+    """Compile a C file for this very processor and load it; once."""
+    return ctypes.CDLL(str(build(source, *flags)))
+
+
+@functools.cache
+def build(source: Path, *flags: str) -> Path:
+    """Compile a C file for this very processor.
 
     Raises
     ------
@@ -29,13 +35,13 @@ def load(source: Path, *flags: str) -> ctypes.CDLL:
     """
     if compiler() is None:
         raise RuntimeError("no C compiler: set CC or install cc")
-    target = _folder() / f"{source.stem}.so"
+    target = _folder() / f"{source.parent.name}-{source.stem}.so"
     command = [*shlex.split(os.environ.get("CC", "") or "cc"), "-O3", "-march=native", "-fno-math-errno"]
     command += ["-fno-trapping-math", "-shared", "-fPIC", "-pthread", "-o", str(target), str(source), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)}\n{done.stderr}")
-    return ctypes.CDLL(str(target))
+    return target
 
 
 @functools.cache

@@ -112,7 +112,7 @@ def report(measured: list[Measured], streams: list[Measured], took: float) -> st
         f"median [lowest-highest] of {rounds} rounds in which all peers took turns; times are medians. "
         f"Measured in {took / 60:.0f} minutes; how, and what each peer does: "
         "[bench/README.md](../README.md).\n",
-        _state([*streams, *measured]),
+        state([*streams, *measured]),
     ]
     if goals := table.goals(measured):
         parts += ["## Goals\n", table.markdown(table.GOALS_HEAD, goals)]
@@ -127,7 +127,7 @@ def report(measured: list[Measured], streams: list[Measured], took: float) -> st
     return "\n".join(parts)
 
 
-def _state(measured: list[Measured]) -> str:
+def state(measured: list[Measured]) -> str:
     """How the machine was while all this was measured."""
     probes = [probe for m in measured for probe in m.probes]
     shares = [share for m in measured for share in m.others]

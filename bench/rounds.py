@@ -8,14 +8,29 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from .cases import Case
 from .machine import Others, Probe
-from .peers.process import PeerProcess
 
 BUSY = 0.10  # a round in which others took more of the machine than that is repeated
 CLOSE = 1.25  # variants up to that much slower than the peer's best stay in the race,
 FIELD = 2  # and at most so many of a peer
+
+
+class Process(Protocol):
+    """A peer's process, or a group of them; `cpu` is what a call of the last run took of the processors."""
+
+    setting: Any
+    cpu: float
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def start_prepare(self, case: Any) -> None: ...
+
+    def finish_prepare(self) -> tuple[list[str], list[float]] | str: ...
+
+    def run(self, variant: str, repeats: int) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -44,13 +59,18 @@ class Plan:
 
 @dataclass
 class Contender:
-    """One variant of one peer's process, and its median seconds in each round."""
+    """One variant of one peer's process, and its median seconds in each round.
 
-    process: PeerProcess
+    Beside them the 99th percentile of the round, and the seconds that all processors together gave to a call.
+    """
+
+    process: Process
     variant: str
     repeats: int
     first: float
     seconds: list[float] = field(default_factory=list)
+    tails: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -64,12 +84,14 @@ class Contender:
 class Measured:
     """A case as measured: for each peer the best variant, its seconds by round, and how the machine was."""
 
-    case: Case
+    case: Any
     seconds: dict[str, list[float]]
     variants: dict[str, str]
     probes: list[Probe]
     others: list[float]
     wrong: list[str] = field(default_factory=list)
+    tails: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
 
     def ratios(self, peer: str) -> list[float]:
         """Time of `peer` over ours, round by round."""
@@ -88,8 +110,8 @@ class Measured:
 
 
 def measure(
-    case: Case,
-    peers: Sequence[PeerProcess],
+    case: Any,
+    peers: Sequence[Process],
     plan: Plan,
     probe: Callable[[], Probe],
 ) -> Measured | None:
@@ -105,12 +127,12 @@ def measure(
         best.setdefault(contender.process.setting.name, contender)
     seconds = {name: contender.seconds for name, contender in best.items()}
     variants = {name: contender.label for name, contender in best.items()}
-    return Measured(case, seconds, variants, probes, shares, wrong)
+    tails = {name: contender.tails for name, contender in best.items()}
+    cpu = {name: contender.cpu for name, contender in best.items()}
+    return Measured(case, seconds, variants, probes, shares, wrong, tails, cpu)
 
 
-def _prepare(
-    case: Case, peers: Sequence[PeerProcess]
-) -> tuple[list[tuple[PeerProcess, list[str]]], list[str]]:
+def _prepare(case: Any, peers: Sequence[Process]) -> tuple[list[tuple[Process, list[str]]], list[str]]:
     """Prepare all at once, and compare what the first call of each produced."""
     for peer in peers:
         peer.start_prepare(case)
@@ -123,7 +145,7 @@ def _prepare(
         variants, digest = reply
         ready.append((peer, variants))
         expected = expected or digest
-        if not _alike(expected, digest):
+        if digest and not _alike(expected, digest):
             wrong.append(peer.setting.name)
     return ready, wrong
 
@@ -135,7 +157,7 @@ def _alike(a: list[float], b: list[float]) -> bool:
     return len(a) == len(b) and all(map(close, a, b))
 
 
-def _contenders(process: PeerProcess, variants: list[str], plan: Plan) -> list[Contender]:
+def _contenders(process: Process, variants: list[str], plan: Plan) -> list[Contender]:
     found = []
     for variant in variants:
         process.run(variant, 2)
@@ -160,12 +182,12 @@ def _race(
 ) -> tuple[list[Probe], list[float]]:
     probes, shares = [probe()], []
     start = time.monotonic()
-    others = Others([os.getpid(), *{c.process.pid for c in contenders}])
+    others = Others([os.getpid(), *{pid for c in contenders for pid in c.process.pids}])
     for number in range(plan.rounds + plan.spare):
         others.start()
         turn = number % len(contenders)
         for contender in contenders[turn:] + contenders[:turn]:
-            contender.seconds.append(_turn(contender))
+            _turn(contender)
         shares.append(others.share())
         probes.append(probe())
         late = time.monotonic() - start > plan.patience
@@ -176,14 +198,18 @@ def _race(
     return probes, sorted(shares)[: plan.rounds]
 
 
-def _turn(contender: Contender) -> float:
-    """Median of a turn, after calls that bring the caches back."""
+def _turn(contender: Contender) -> None:
+    """Note median and tail of a turn, after calls that bring the caches back."""
     warm = max(1, contender.repeats // 10)
-    times = contender.process.run(contender.variant, warm + contender.repeats)
-    return statistics.median(times[warm:])
+    times = contender.process.run(contender.variant, warm + contender.repeats)[warm:]
+    contender.seconds.append(statistics.median(times))
+    contender.tails.append(sorted(times)[int(0.99 * len(times))])
+    contender.cpu.append(contender.process.cpu)
 
 
 def _keep_quietest(contenders: list[Contender], shares: list[float], rounds: int) -> None:
     order = sorted(range(len(shares)), key=lambda i: shares[i])[:rounds]
     for contender in contenders:
-        contender.seconds = [contender.seconds[i] for i in sorted(order)]
+        for name in ("seconds", "tails", "cpu"):
+            noted = getattr(contender, name)
+            setattr(contender, name, [noted[i] for i in sorted(order)])

@@ -21,7 +21,7 @@ HOW = {"ordinary stores": 0, "streaming stores": 1, "streaming, by blocks": 2}
 SMALL = 256 * 1024
 
 
-class _Item(ctypes.Structure):
+class Item(ctypes.Structure):
     _fields_ = (
         ("n", ctypes.c_ssize_t),
         ("k", ctypes.c_int),
@@ -35,11 +35,11 @@ class _Item(ctypes.Structure):
     )
 
 
-class _Params(ctypes.Structure):
+class Params(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_float) for name in ("lr", "mu", "wd", "beta1", "beta2", "eps"))
 
 
-PARAMS = _Params(
+PARAMS = Params(
     cases.LEARNING_RATE, cases.MOMENTUM, cases.WEIGHT_DECAY, cases.BETA1, cases.BETA2, cases.EPSILON
 )
 
@@ -90,14 +90,14 @@ class Limit(Peer):
                     update = UPDATES.index(case.update)
                     self.timers[label] = partial(self._run, jobs, update, number, threads, fixed)
 
-    def _job(self, verb: str, case: Case) -> ctypes.Array[_Item]:
-        items = (_Item * len(case.shapes))()
+    def _job(self, verb: str, case: Case) -> ctypes.Array[Item]:
+        items = (Item * len(case.shapes))()
         for i, item in enumerate(items):
             weight, values, outs = self.stored[i], self.data.values[i], self.data.outs[i]
             fresh = [] if case.update or verb == "pull" else [weight]
             given = outs if verb in ("pushpull", "pull") else []
             in_place = verb == "pushpull" and case.in_place
-            _fill(item, [weight] if verb == "pull" else values, fresh + given)
+            fill(item, [weight] if verb == "pull" else values, fresh + given)
             item.streamed = len(fresh) if in_place else len(fresh) + len(given)
             if case.update:
                 item.w = weight.ctypes.data
@@ -106,7 +106,7 @@ class Limit(Peer):
 
     def _run(
         self,
-        jobs: list[ctypes.Array[_Item]],
+        jobs: list[ctypes.Array[Item]],
         update: int,
         how: int,
         threads: int,
@@ -124,7 +124,7 @@ class Limit(Peer):
         ]
 
     def _run_one(
-        self, items: ctypes.Array[_Item], update: int, how: int, threads: int, fixed: int, repeats: int
+        self, items: ctypes.Array[Item], update: int, how: int, threads: int, fixed: int, repeats: int
     ) -> list[float]:
         seconds = (ctypes.c_double * repeats)()
         self.code.limit_run(
@@ -166,7 +166,7 @@ def _states(case: Case) -> range:
     return range({"": 0, "sgd_momentum": 1, "adam": 2}[case.update])
 
 
-def _fill(item: _Item, sources: list[Array], outs: list[Array]) -> None:
+def fill(item: Item, sources: list[Array], outs: list[Array]) -> None:
     item.n, item.k, item.m = sources[0].size, len(sources), len(outs)
     item.src[: len(sources)] = [array.ctypes.data for array in sources]
     item.out[: len(outs)] = [array.ctypes.data for array in outs]

@@ -53,7 +53,8 @@ class PeerProcess:
             env=env,
             bufsize=0,
         )
-        self.pid = self._process.pid
+        self.pids = [self._process.pid]
+        self.cpu = 0.0
         self._rest = b""
 
     def start_prepare(self, case: Case) -> None:

@@ -21,7 +21,7 @@ class Torch(Peer):
         self.weights = [torch.nn.Parameter(torch.from_numpy(weight).clone()) for weight in data.weights]
         for weight, own in zip(self.weights, data.values, strict=True):
             weight.grad = torch.from_numpy(own[0]).clone()
-        step = _optimizer(case.update, self.weights).step
+        step = optimizer(case.update, self.weights).step
         self.variants = {"fused": step}
         step()
         return [weight.detach().numpy() for weight in self.weights]
@@ -31,7 +31,7 @@ class Torch(Peer):
         self.weights = []
 
 
-def _optimizer(name: str, weights: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer(name: str, weights: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     rates = {"lr": cases.LEARNING_RATE, "weight_decay": cases.WEIGHT_DECAY}
     if name == "sgd_momentum":
         return torch.optim.SGD(weights, momentum=cases.MOMENTUM, fused=True, **rates)

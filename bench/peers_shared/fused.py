@@ -1,0 +1,67 @@
+"""Update in each worker, after the all-reduce: torch's fused optimizer, or C where there is no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from bench import cases
+from bench.peers.plain import corrected_rate
+from bench.shared_cases import Inputs, SharedCase
+
+from .base import Call, Place
+
+
+def stepper(case: SharedCase, data: Inputs, place: Place) -> tuple[str, Call]:
+    """Return what to call it, and the step that updates ``data.weights`` with ``data.values``."""
+    if importlib.util.find_spec("torch") is None:
+        return "then C loops", _compiled(case, data, place)
+    return "then torch fused", _torch(case, data)
+
+
+def _torch(case: SharedCase, data: Inputs) -> Call:
+    import torch
+
+    from bench.peers.rival_torch import optimizer
+
+    torch.set_num_threads(1)  # there is a process for each core
+    weights = [torch.nn.Parameter(torch.from_numpy(weight)) for weight in data.weights]
+    for weight, value in zip(weights, data.values, strict=True):
+        weight.grad = torch.from_numpy(value)
+    step: Call = optimizer(case.update, weights).step
+    return step
+
+
+def _compiled(case: SharedCase, data: Inputs, place: Place) -> Call:
+    """Over all tensors at once, which flatters it."""
+    code, n, steps = place.gate.code, data.flat.size, [0]
+    states = [np.zeros_like(data.flat_weights) for _ in range(2)]
+    lr, mu, wd, b1, b2, eps = (
+        ctypes.c_float(number)
+        for number in (
+            cases.LEARNING_RATE,
+            cases.MOMENTUM,
+            cases.WEIGHT_DECAY,
+            cases.BETA1,
+            cases.BETA2,
+            cases.EPSILON,
+        )
+    )
+    w, m, v, g = (_pointer(array) for array in (data.flat_weights, *states, data.flat))
+
+    def momentum() -> None:
+        code.sgd_momentum(w, m, g, ctypes.c_ssize_t(n), lr, mu, wd)
+
+    def adam() -> None:
+        steps[0] += 1
+        rate = ctypes.c_float(corrected_rate(steps[0]))
+        code.adam(w, m, v, g, ctypes.c_ssize_t(n), rate, wd, b1, b2, eps)
+
+    return momentum if case.update == "sgd_momentum" else adam
+
+
+def _pointer(array: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

@@ -1,0 +1,60 @@
+/* A barrier between processes that all peers share: it spins a little, then gives way. */
+#ifndef KVSTORE_BENCH_GATE_H
+#define KVSTORE_BENCH_GATE_H
+#include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
+
+enum { SPINS = 2000, LOOK = 4096 };
+static const double DEADLINE = 120.0; /* seconds */
+
+typedef struct {
+    _Alignas(64) atomic_uint waiting;
+    _Alignas(64) atomic_uint turn;
+} gate;
+
+static inline double gate_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* The i-th look at something that has not happened yet; -1 when it is time to give up. */
+static inline int not_yet(long i, double *end)
+{
+    if (i < SPINS) {
+        relax();
+        return 0;
+    }
+    sched_yield();
+    if (i % LOOK)
+        return 0;
+    if (*end == 0)
+        *end = gate_clock() + DEADLINE;
+    return gate_clock() < *end ? 0 : -1;
+}
+
+/* 0 when all n have come, -1 if they do not. */
+static inline int gate_pass(gate *g, unsigned n)
+{
+    double end = 0;
+    unsigned turn = atomic_load(&g->turn);
+    if (atomic_fetch_add(&g->waiting, 1) + 1 == n) {
+        atomic_store(&g->waiting, 0);
+        atomic_store(&g->turn, turn + 1);
+        return 0;
+    }
+    for (long i = 1; atomic_load_explicit(&g->turn, memory_order_acquire) == turn; i++)
+        if (not_yet(i, &end))
+            return -1;
+    return 0;
+}
+#endif

@@ -1,0 +1,103 @@
+"""One worker of a peer's group: does what the bench asks for over its line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+
+from bench.peers.base import digest
+from bench.peers.worker import die_with_parent
+from bench.shared_cases import SharedCase
+
+from .base import GroupPeer
+from .link import Gate, Link, Place
+
+PEERS = {
+    "ours": "ours:Ours",
+    "limit": "limit:Kept",
+    "bare": "limit:Bare",
+    "cma": "limit:Private",
+    "memcpy": "limit:Memcpy",
+    "line": "limit:Line",
+    "futex": "limit:Futex",
+    "gloo": "rival_gloo:Gloo",
+    "openmpi": "rival_mpi:MPIGroup",
+    "mpich": "rival_mpi:MPIGroup",
+    "deepspeed": "rival_deepspeed:DeepSpeed",
+    "mxnet": "rival_mxnet:DistSync",
+    "queue": "forked:Queues",
+    "manager": "forked:Manager",
+    "redis": "rival_redis:Redis",
+    "ray": "rival_ray:Ray",
+}
+RANKS = ("KVSTORE_BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def make(name: str, place: Place) -> GroupPeer:
+    """Import and make a peer by its name."""
+    module, _, kind = PEERS[name].partition(":")
+    peer: GroupPeer = getattr(importlib.import_module(f"bench.peers_shared.{module}"), kind)(place)
+    return peer
+
+
+def answer(peer: GroupPeer, request: dict[str, Any]) -> dict[str, Any]:
+    """Do one request."""
+    if request["do"] == "run":
+        start = time.process_time()
+        times = peer.run(request["variant"], request["repeats"], request["links"])
+        return {"times": times, "cpu": time.process_time() - start}
+    peer.release()
+    if request["do"] == "release":
+        return {}
+    results = peer.prepare(SharedCase.from_json(request["case"]))
+    return {"digest": digest(results), "variants": list(peer.variants)}
+
+
+def serve(name: str, address: str, rank: int, workers: int) -> None:
+    """Answer until the bench hangs up."""
+    link = Link(address, rank)
+    welcome = link.receive()
+    gate = Gate(welcome["gate"], link.descriptor, workers)
+    place = Place(rank, workers, welcome["processes"], link, gate, welcome["limits"])
+    peer: GroupPeer | None = None
+    while (request := link.receive()) is not None:
+        try:
+            peer = peer or make(name, place)
+            reply = answer(peer, request)
+        except Exception:
+            reply = {"error": traceback.format_exc()}
+        link.send(reply)
+    _leave(peer)
+
+
+def _leave(peer: GroupPeer | None) -> None:
+    """Close in good order, but in ten seconds at most."""
+    timer = threading.Timer(10, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+    if peer is not None:
+        peer.release()
+        peer.close()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    """Serve the peer named on the command line; what libraries print goes to standard error."""
+    die_with_parent()
+    np.seterr(all="ignore")
+    os.dup2(2, 1)
+    name, address, workers = sys.argv[1:4]
+    rank = next(int(os.environ[variable]) for variable in RANKS if variable in os.environ)
+    serve(name, address, rank, int(workers))
+
+
+if __name__ == "__main__":
+    main()

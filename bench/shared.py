@@ -1,0 +1,187 @@
+"""Ratios of the store between processes to its rivals, measured in turns: ``python -m bench.shared``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import compiled, machine, shared_cases, shared_table, table
+from .local import RESULTS, state
+from .peers.process import PeerError
+from .peers_shared.group import Group
+from .peers_shared.launch import GroupSetting, redis_server
+from .rounds import Measured, Plan, measure
+from .shared_cases import SharedCase
+
+HERE = ("limit", "bare", "cma", "memcpy", "line", "futex", "queue", "manager")
+#: Peers of environments of their own, and the variable that names the interpreter.
+ELSEWHERE = {
+    "openmpi": "KVSTORE_BENCH_OPENMPI",
+    "mpich": "KVSTORE_BENCH_MPICH",
+    "deepspeed": "KVSTORE_BENCH_DEEPSPEED",
+    "gloo": "KVSTORE_BENCH_TORCH",
+    "mxnet": "KVSTORE_BENCH_MXNET",
+    "redis": "KVSTORE_BENCH_REDIS",
+    "ray": "KVSTORE_BENCH_RAY",
+}
+CHAIN_TURN = 0.3  # seconds: a tail needs many calls
+
+
+def settings(processes: int) -> list[GroupSetting]:
+    """Return the peers that can run here, ours first."""
+    found = [GroupSetting("ours", processes)] if _exists() else []
+    found += [GroupSetting(name, processes) for name in HERE]
+    for name, variable in ELSEWHERE.items():
+        python = os.environ.get(variable, "")
+        if python and (name != "redis" or redis_server(python)):
+            found.append(GroupSetting(name, processes, str(Path(python).absolute())))
+    return found
+
+
+def _exists() -> bool:
+    return importlib.util.find_spec("kvstore.backends.shared") is not None
+
+
+@contextmanager
+def groups(wanted: list[GroupSetting]) -> Iterator[list[Group]]:
+    """Hold the peers' groups, and end them; each starts with its first case."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Group(setting)) for setting in wanted]
+
+
+def measured(
+    chosen: Sequence[SharedCase], plan: Plan, prober: machine.Prober, only: str = ""
+) -> Iterator[Measured]:
+    """Measure case after case, all of one number of processes together."""
+    for processes in dict.fromkeys(case.processes for case in chosen):
+        wanted = [s for s in settings(processes) if s.name == "ours" or re.search(only, s.name)]
+        with groups(wanted) as peers:
+            for case in (case for case in chosen if case.processes == processes):
+                start = time.time()
+                result = one(case, peers, plan, prober)
+                print(f"{case.name}: {time.time() - start:.1f} s", file=sys.stderr)
+                if result is not None:
+                    yield result
+
+
+def one(case: SharedCase, peers: list[Group], plan: Plan, prober: Any) -> Measured | None:
+    """Measure one case; a peer that fails on the way is left out of it."""
+    there = [peer for peer in peers if peer.setting.name in ("ours", *case.peers)]
+    if case.wait:
+        plan = replace(plan, turn=max(plan.turn, CHAIN_TURN))
+    try:
+        return measure(case, there, plan, prober)
+    except PeerError:
+        healthy = [peer for peer in there if not peer.failure]
+        return one(case, healthy, plan, prober) if healthy else None
+    finally:
+        for peer in there:
+            peer.rest()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    options = _options(arguments)
+    if compiled.compiler() is None:
+        raise SystemExit("no C compiler: set CC or install cc")
+    signal.signal(signal.SIGTERM, _stop)
+    started, found = time.time(), list[Measured]()
+    plan = Plan(options.rounds, options.rounds // 2, turn=options.turn)
+    try:
+        for result in measured(_chosen(options), plan, machine.Prober(), options.peers):
+            found.append(result)
+    except KeyboardInterrupt:
+        print("stopped; here is what there is", file=sys.stderr)
+    text = report(found, time.time() - started)
+    print(text)
+    if options.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{options.write}.md").write_text(text)
+        (RESULTS / f"{options.write}.json").write_text(to_json(found))
+    return 0
+
+
+def _stop(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.shared", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--turn", type=float, default=Plan.turn, help="seconds for one turn of a variant")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="numbers of processes")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name matches")
+    parser.add_argument("--peers", default="", metavar="REGEX", help="peers whose name matches, beside ours")
+    parser.add_argument("--goals", action="store_true", help="only cases that have a goal")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
+    parser.add_argument("--write", default="", metavar="NAME", help="write bench/results/NAME.md and .json")
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join(case.name for case in _chosen(options)))
+        raise SystemExit
+    return options
+
+
+def _chosen(options: argparse.Namespace) -> list[SharedCase]:
+    cases = shared_cases.all_cases(tuple(options.workers))
+    wanted = [case for case in cases if re.search(options.only, case.name)]
+    return [case for case in wanted if case.goals or case.tail] if options.goals else wanted
+
+
+def report(found: list[Measured], took: float) -> str:
+    """Write the whole page."""
+    rounds = len(found[0].others) if found else 0
+    parts = [
+        "# The store between processes of one machine, beside its rivals\n",
+        f"{machine.describe()}.\n\n"
+        "float32. Ratios are *time of the peer ÷ time of kvstore*: above 1, kvstore is faster. Each is the "
+        f"median [lowest-highest] of {rounds} rounds in which all peers took turns; times are medians, of "
+        f"the process that took longest. Measured in {took / 60:.0f} minutes; how, and what each peer does: "
+        "[bench/README.md](../README.md).\n",
+        state(found),
+    ]
+    if goals := shared_table.goals(found):
+        parts += ["## Goals\n", table.markdown(shared_table.GOALS_HEAD, goals)]
+    if chains := shared_table.latency(found):
+        parts += ["## Round trips of 4 KB\n", table.markdown(shared_table.LATENCY_HEAD, chains)]
+    parts += ["## All cases\n", shared_table.everything(found)]
+    if any(m.disturbed for m in found):
+        parts.append("\\* others were busy during some of these rounds.\n")
+    parts += [
+        "## The way of calling that was best\n",
+        table.markdown(["case", "ways"], shared_table.variants(found)),
+    ]
+    return "\n".join(parts)
+
+
+def to_json(found: list[Measured]) -> str:
+    """Write one line for each case."""
+    rows = "".join(f"  {json.dumps(_row(m), ensure_ascii=False)},\n" for m in found).removesuffix(",\n")
+    return '{"machine": ' + json.dumps(machine.describe()) + ', "cases": [\n' + rows + "\n]}\n"
+
+
+def _row(m: Measured) -> dict[str, Any]:
+    case: SharedCase = m.case
+    names = ("verb", "processes", "home", "pages", "update", "wait", "goals", "tail")
+    row: dict[str, Any] = {"case": case.name, "bytes": case.nbytes, "keys": len(case.shapes)}
+    row |= {name: getattr(case, name) for name in names}
+    for name in ("seconds", "tails", "cpu"):
+        row[name] = {p: [float(f"{s:.4g}") for s in times] for p, times in getattr(m, name).items()}
+    row |= {"variants": m.variants, "wrong": m.wrong, "others": [round(share, 3) for share in m.others]}
+    row["probes"] = [{name: round(value, 1) for name, value in asdict(p).items()} for p in m.probes]
+    return row
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
