@@ -11,6 +11,10 @@
 2.0
 """
 
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
 try:
     from .kernels import cpu as _cpu  # noqa: F401
 except ImportError as _error:
@@ -43,6 +47,7 @@ from .errors import (
     StateFileError,
     TimeoutError,
     UpdaterError,
+    WorkerError,
 )
 from .optimizer import lr_scheduler
 from .sparse import RowSparseArray
@@ -80,9 +85,43 @@ __all__ = [
     "TimeoutError",
     "UpdaterError",
     "Work",
+    "WorkerError",
     "create",
     "errors",
     "lr_scheduler",
     "optimizer",
     "register",
+    "spawn",
 ]
+
+
+def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:
+    """Run ``fn(*args)`` in `n` fresh processes of this machine, which form one job, and wait for all.
+
+    The stores that they create find each other; `KVStore.rank` tells which process is which. If one fails,
+    the others are ended within two seconds; so they are when the caller is interrupted or dies.
+
+    Parameters
+    ----------
+    fn : callable
+        Defined at module level, so that a fresh process can import it. A script that calls `spawn` does so
+        under ``if __name__ == "__main__":``, for the processes import the script too.
+    n : int
+        Number of processes.
+    args : sequence
+        Arguments, the same for all; they are copied to the processes.
+    timeout : float, optional
+        Seconds that the processes may take together; without end where None.
+
+    Raises
+    ------
+    WorkerError
+        A process failed; the message has its rank, how it ended, and its traceback.
+    TimeoutError
+        The processes did not end in time; they are ended.
+    ArgumentError
+        `fn` or `args` cannot be sent to another process.
+    ConfigError
+        `n` is not positive.
+    """
+    importlib.import_module("kvstore.launch.spawn").spawn(fn, n, args, timeout)

@@ -76,6 +76,23 @@ class PeerLostError(KVStoreError):
         self.last_seen = last_seen
 
 
+class WorkerError(KVStoreError):
+    """A worker that `kvstore.spawn` started failed.
+
+    Attributes
+    ----------
+    rank
+        Its number.
+    code
+        Its exit code; negative for the signal that ended it.
+    """
+
+    def __init__(self, message: str, *, rank: int = -1, code: int = 1) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.code = code
+
+
 class FencedError(KVStoreError):
     """The calling process was replaced or declared dead; it may no longer take part."""
 

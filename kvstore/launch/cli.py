@@ -51,3 +51,47 @@ def demo(**options: Any) -> None:
     from kvstore.launch.demo import Settings, run
 
     run(Settings(**options))
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--workers", type=click.IntRange(1, 1024), required=True, help="Number of processes.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Failed workers that are started again, in all, before a failure ends the job.",
+)
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
+@click.option("--no-prefix", is_flag=True, help="Do not mark lines of output with the rank they come from.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    workers: int, restarts: int, module: bool, no_prefix: bool, program: str, arguments: tuple[str, ...]
+) -> None:
+    """Run PROGRAM in several processes of this machine, which find each other through kvstore.
+
+    A PROGRAM whose name ends with .py runs in this Python. The first worker that fails ends the others, and
+    its exit code is that of the command. `--` ends the options, and may be left out.
+    """
+    from kvstore.launch.run import command_of
+    from kvstore.launch.run import run as start
+
+    code = start(command_of(program, arguments, module), workers, restarts, prefix=not no_prefix)
+    raise SystemExit(code)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def env(as_json: bool) -> None:
+    """Show which launcher's variables are found here, what they say, and why the others lost.
+
+    Exits with 1 where the variables contradict each other.
+    """
+    import json
+
+    from kvstore.launch.env import findings, lines
+
+    found = findings()
+    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
+    raise SystemExit(1 if "error" in found else 0)

@@ -1,0 +1,102 @@
+"""The workers' output on its way through the launcher: whole lines, and no waiting for whoever reads them."""
+
+from __future__ import annotations
+
+import collections
+import os
+import select
+from typing import IO
+
+_CHUNK = 1 << 16
+_PIPE = 1 << 20  # bytes that a pipe can hold at most
+_PIPE_BUF = 4096  # what a pipe that is ready takes without blocking
+_FULL = 1 << 20  # bytes that may wait for the reader before the workers have to
+_LONGEST = 1 << 23  # bytes of a line; what is longer is passed on in pieces
+_KEPT = 4096  # bytes of a line that the tail remembers
+
+
+class Sink:
+    """One of our own streams, written only as far as it takes without blocking."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        #: The reader is gone.
+        self.broken = False
+        self._pending = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """Queue `data`; `flush` writes it."""
+        if not self.broken:
+            self._pending += data
+
+    def flush(self) -> None:
+        """Write what the stream takes now."""
+        try:
+            while self._pending and select.select([], [self.fd], [], 0)[1]:
+                del self._pending[: os.write(self.fd, self._pending[:_PIPE_BUF])]
+        except OSError:
+            self.broken = True
+            self._pending.clear()
+
+    @property
+    def empty(self) -> bool:
+        """Whether all is written."""
+        return not self._pending
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that nothing more should be read."""
+        return len(self._pending) > _FULL
+
+
+class Lines:
+    """One stream of a worker, cut into lines; each goes to the sink with a prefix."""
+
+    def __init__(self, stream: IO[bytes] | None, sink: Sink, prefix: bytes, keep: int = 0) -> None:
+        assert stream is not None
+        os.set_blocking(stream.fileno(), False)
+        self.stream = stream
+        #: The other side has closed it.
+        self.ended = False
+        #: The last lines, without the prefix.
+        self.tail: collections.deque[bytes] = collections.deque(maxlen=keep)
+        self._sink = sink
+        self._prefix = prefix
+        self._parts: list[bytes] = []
+        self._length = 0
+
+    def read(self) -> bool:
+        """Take what is there and return whether there was anything."""
+        try:
+            data = os.read(self.stream.fileno(), _CHUNK)
+        except BlockingIOError:
+            return False
+        self.ended = not data
+        self._feed(data)
+        return bool(data)
+
+    def close(self) -> None:
+        """Take what is left and close the stream. A last line without a newline gets one."""
+        for _ in range(_PIPE // _CHUNK):  # no more than a pipe holds: somebody may write for ever
+            if not self.read():
+                break
+        if self._parts:
+            self._line(b"")
+        self.stream.close()
+
+    def _feed(self, data: bytes) -> None:
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            self._line(line)
+        if rest:
+            self._parts.append(rest)
+            self._length += len(rest)
+        if self._length > _LONGEST:
+            self._line(b"")
+
+    def _line(self, end: bytes) -> None:
+        line = b"".join([*self._parts, end])
+        self._parts.clear()
+        self._length = 0
+        self._sink.write(self._prefix + line + b"\n")
+        self.tail.append(line[:_KEPT])

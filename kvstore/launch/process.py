@@ -1,0 +1,74 @@
+"""What both ways to start workers share: their variables, how they die with us, how an end is told."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+
+#: Seconds between asking a process to end and killing it, so that all are gone within two.
+GRACE = 1.5
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def new_job() -> str:
+    """Name a job: 128 random bits."""
+    return secrets.token_hex(16)
+
+
+def variables(job: str, rank: int, size: int, restart: int = 0) -> dict[str, str]:
+    """Make the variables by which `kvstore.cluster.detect` knows a worker of one machine."""
+    return {
+        "KVSTORE_JOB": job,
+        "KVSTORE_RANK": str(rank),
+        "KVSTORE_SIZE": str(size),
+        "KVSTORE_LOCAL_RANK": str(rank),
+        "KVSTORE_LOCAL_SIZE": str(size),
+        "KVSTORE_RESTART": str(restart),
+    }
+
+
+def told(code: int) -> str:
+    """Say how a process ended; negative codes are signals, as in `subprocess`."""
+    return f"failed with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """Give the name of a signal, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def tied_to(parent: int) -> Callable[[], None]:
+    """Make a function that has the kernel kill the calling process when its parent ends; Linux only.
+
+    It is bound to the thread that started the process, so that thread must outlive it. A parent that ended
+    before the call is noticed too.
+    """
+    prctl = _prctl()  # found now: between fork and exec there should be little to do
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return tie
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what workers leave running, to reap it also where no init does; Linux only."""
+    _prctl()(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl() -> Callable[[int, int], object]:
+    if sys.platform != "linux":
+        return lambda option, value: None
+    import ctypes
+
+    function: Callable[[int, int], object] = ctypes.CDLL(None).prctl
+    return function

@@ -1,0 +1,182 @@
+"""Workers from within Python: `kvstore.spawn`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import operator
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
+
+from .process import GRACE, new_job, tied_to, told, variables
+
+_LONGEST = 32_000  # characters of a traceback: less than a pipe holds, so that a worker never waits to tell
+
+_environment = threading.Lock()
+
+
+class _Worker:
+    """A process and the pipe on which it tells how `fn` failed."""
+
+    def __init__(
+        self, rank: int, job: Mapping[str, str], fn: Callable[..., object], args: Sequence[Any]
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.rank = rank
+        self._told, telling = context.Pipe(duplex=False)
+        self._process: SpawnProcess = context.Process(
+            target=_body, args=(fn, tuple(args), telling, os.getpid()), name=f"kvstore-worker-{rank}"
+        )
+        with telling, _set(job):
+            self._process.start()
+
+    @property
+    def sentinel(self) -> int:
+        """What `multiprocessing.connection.wait` takes; ready when the process has ended."""
+        return self._process.sentinel
+
+    @property
+    def code(self) -> int:
+        """Exit code of the ended process; negative for a signal."""
+        self._process.join()
+        return self._process.exitcode or 0
+
+    def error(self) -> WorkerError:
+        """Put what the ended process told into an error."""
+        text = f"rank {self.rank} {told(self.code)}"
+        try:
+            text += f":\n{self._told.recv_bytes().decode()}"
+        except (EOFError, OSError):
+            text += "; it told nothing, its stderr may say more"
+        return WorkerError(text, rank=self.rank, code=self.code)
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self._process.exitcode is None:
+            os.kill(self._process.pid or 0, number)
+
+    def close(self) -> None:
+        """Reap the ended process and close the pipe."""
+        self._process.join()
+        self._process.close()
+        self._told.close()
+
+
+def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:
+    """Do what `kvstore.spawn` says, which is this function."""
+    n = _checked(fn, n, timeout)
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    job = new_job()
+    workers: list[_Worker] = []
+    try:
+        workers.extend(_started(rank, variables(job, rank, n), fn, args) for rank in range(n))
+        _wait(workers, deadline, timeout)
+    finally:
+        _end(workers)
+
+
+def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise ArgumentError(f"n must be an int, not {n!r}")
+    if n < 1:
+        raise ConfigError(f"n must be at least 1, got {n}")
+    if timeout is not None and not timeout > 0:
+        raise ConfigError(f"timeout must be a positive number of seconds or None, got {timeout}")
+    if not callable(fn):
+        raise ArgumentError(f"fn must be a function, not {fn!r}")
+    if "<" in getattr(fn, "__qualname__", ""):  # <lambda>, <locals>
+        raise ArgumentError(
+            f"fn must be defined at module level, so that other processes find it; {fn!r} is not"
+        )
+    return operator.index(n)
+
+
+def _started(rank: int, job: Mapping[str, str], fn: Callable[..., object], args: Sequence[Any]) -> _Worker:
+    try:
+        return _Worker(rank, job, fn, args)
+    except (OSError, RuntimeError):
+        raise  # about processes, and well told by Python
+    except Exception as error:
+        raise ArgumentError(
+            f"fn and args must be such that they can be sent to another process: {error}"
+        ) from error
+
+
+def _wait(workers: list[_Worker], deadline: float, timeout: float | None) -> None:
+    """Wait for all workers; raise for the first that fails."""
+    waiting = {worker.sentinel: worker for worker in workers}
+    while waiting:
+        left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+        ready = connection.wait(list(waiting), left)
+        if not ready:
+            ranks = ", ".join(str(worker.rank) for worker in waiting.values())
+            raise TimeoutError(
+                f"not ended after {timeout:g} s: rank {ranks}; give more time, or see what they wait for"
+            )
+        ended = [waiting.pop(sentinel) for sentinel in ready if isinstance(sentinel, int)]
+        # One that a signal killed did not end because of the others.
+        for worker in sorted(ended, key=lambda worker: worker.code >= 0):
+            if worker.code:
+                raise worker.error()
+
+
+def _end(workers: list[_Worker]) -> None:
+    """End those that still run, and reap all."""
+    try:
+        _signal(workers, signal.SIGTERM)
+    finally:  # also where a second Ctrl-C cuts the patience short
+        _signal(workers, signal.SIGKILL)
+        for worker in workers:
+            worker.close()
+
+
+def _signal(workers: list[_Worker], number: int) -> None:
+    """Send a signal to those that run, and wait a little for their end."""
+    for worker in workers:
+        worker.signal(number)
+    until = time.monotonic() + GRACE
+    waiting: list[Any] = [worker.sentinel for worker in workers]
+    while waiting and (left := until - time.monotonic()) > 0:
+        ready = connection.wait(waiting, left)
+        waiting = [sentinel for sentinel in waiting if sentinel not in ready]
+
+
+@contextlib.contextmanager
+def _set(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a process that starts meanwhile: it has them before it imports anything."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _body(
+    fn: Callable[..., object], args: tuple[Any, ...], telling: connection.Connection, parent: int
+) -> None:
+    """Call `fn` in a worker, and tell how it failed."""
+    tied_to(parent)()
+    try:
+        fn(*args)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # Ctrl-C reaches all; the caller tells of it once
+    except Exception:
+        telling.send_bytes(traceback.format_exc()[-_LONGEST:].encode(errors="replace"))
+        sys.exit(1)

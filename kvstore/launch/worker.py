@@ -1,0 +1,106 @@
+"""One worker of ``kvstore run``: a process at the head of a group of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from kvstore.errors import ConfigError
+
+from .output import Lines, Sink
+from .process import GRACE, tied_to
+
+_TAIL = 20
+_UNKILLABLE = 5.0  # seconds after which a process that even SIGKILL does not end is given up
+
+
+class Worker:
+    """A started process, its two streams, and all that it starts in its group.
+
+    Raises
+    ------
+    ConfigError
+        The program cannot be started.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        sinks: tuple[Sink, Sink],
+        mark: bool,
+    ) -> None:
+        self.rank = rank
+        #: Exit code once it has ended; negative for a signal.
+        self.code: int | None = None
+        self.seconds = 0.0
+        self._started = time.monotonic()
+        self._kill_at: float | None = None
+        self._process = _start(command, environment)
+        prefix = b"[%d] " % rank if mark else b""
+        self.out = Lines(self._process.stdout, sinks[0], prefix)
+        self.err = Lines(self._process.stderr, sinks[1], prefix, keep=_TAIL)
+
+    @property
+    def group(self) -> int:
+        """Id of the process, and of its group."""
+        return self._process.pid
+
+    def ended(self) -> bool:
+        """Whether the process has ended. What it left running is then asked to end too."""
+        if self.code is None and (code := self._process.poll()) is not None:
+            self.code, self.seconds = code, time.monotonic() - self._started
+            self.end(signal.SIGTERM)
+        return self.code is not None
+
+    def end(self, number: int) -> None:
+        """Send a signal to the group, which is killed if it is still there a little later."""
+        self._kill_at = self._kill_at or time.monotonic() + GRACE
+        self._signal(number)
+
+    def gone(self) -> bool:
+        """Whether nothing is left of the group; kills it when its time is over."""
+        over = time.monotonic() - self._kill_at if self._kill_at else -1.0
+        if over >= 0:
+            self._signal(signal.SIGKILL)
+        self._reap_adopted()
+        # Processes that cannot die, or that no parent reaps, are not worth waiting for.
+        return over > _UNKILLABLE or (self.ended() and not self._signal(0))
+
+    def _signal(self, number: int) -> bool:
+        """Signal the group and return whether there was anybody."""
+        try:
+            os.killpg(self.group, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def _reap_adopted(self) -> None:
+        """Reap what the process started and left to us."""
+        try:
+            while self.code is not None and os.waitpid(-self.group, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=tied_to(os.getpid()),
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"cannot start {command[0]!r}: {error.strerror}; is it a program that can be run, or a Python "
+            "script whose name ends with .py?"
+        ) from error
