@@ -8,6 +8,7 @@ push on: before it, the rounds that it has pushed into are completed; after it, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -223,7 +224,7 @@ class Updates:
 
     def _put_state(self, handle: Handle, state: State) -> None:
         assert self.updater is not None
-        outline, there = _moved(handle, state)
+        outline, there = _moved(handle, state, itertools.count())
         handle.set_record(json.dumps({"mode": shm.mode(self._job), "state": outline}).encode())
         self.updater.states[handle.key] = there
         self._records[handle.key] = handle.record()[0]
@@ -301,14 +302,14 @@ def _leaves(state: State) -> Iterator[Array]:
         yield state
 
 
-def _moved(handle: Handle, state: State) -> tuple[Any, State]:
+def _moved(handle: Handle, state: State, numbers: Iterator[int]) -> tuple[Any, State]:
     """Copy a state into the region: its description, and the same state there."""
     if state is None:
         return None, None
     if isinstance(state, tuple):
-        parts = [_moved(handle, part) for part in state]
+        parts = [_moved(handle, part, numbers) for part in state]
         return [outline for outline, _ in parts], tuple(there for _, there in parts)
-    offset, there = handle.new_state(state.shape, state.dtype)
+    offset, there = handle.new_state(state.shape, state.dtype, next(numbers))
     np.copyto(there, state)
     return {"at": offset, "shape": list(state.shape), "dtype": state.dtype.name}, there
 

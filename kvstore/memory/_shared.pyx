@@ -136,6 +136,11 @@ cdef extern from "region.h" nogil:
     int kv_gate_open(void *context)
     int kv_lock_region(kv_self *me)
     void kv_unlock_region(kv_self *me)
+    enum:
+        KV_VALUE_COLOUR
+        KV_STATE_COLOUR
+        KV_SOURCE_COLOUR
+    uint64_t kv_take_coloured(kv_self *me, uint64_t size, int colour)
     uint64_t kv_take_locked(kv_self *me, uint64_t size)
     void kv_give_locked(kv_self *me, uint64_t offset, uint64_t size)
     uint64_t kv_hash(const char *text, uint64_t size, int64_t number)

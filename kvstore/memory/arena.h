@@ -13,8 +13,16 @@
 
 #define KV_PAGE 4096ull
 #define KV_GROWTH (8ull << 20)
-/* Arrays that begin at the same place of a page stand in each other's way (kvstore/pages.py). */
-#define KV_COLOURS 4
+
+/* Arrays that are worked on together should begin at different places of a page: a load waits for a store to the same
+ * place of another page (kvstore/pages.py). Who takes memory says what it is for. */
+enum kv_colour { KV_VALUE_COLOUR, KV_STATE_COLOUR = 2, KV_SOURCE_COLOUR = 4, KV_COLOURS = 16 };
+
+static uint64_t kv_place(int colour)
+{
+    static const unsigned char place[KV_COLOURS] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+    return 256ull * place[colour % KV_COLOURS];
+}
 
 static int kv_lock_free(void *context)
 {
@@ -119,7 +127,7 @@ static int kv_reserve(kv_self *me, uint64_t bytes)
 }
 
 /* 0: there is no memory. The lock is held. */
-static uint64_t kv_take_locked(kv_self *me, uint64_t bytes)
+static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
 {
     kv_header *head = me->head;
     uint64_t rounded, offset;
@@ -133,14 +141,17 @@ static uint64_t kv_take_locked(kv_self *me, uint64_t bytes)
     }
     uint64_t top = kv_get(&head->top);
     offset = rounded < KV_PAGE ? top : (top + KV_PAGE - 1) & ~(KV_PAGE - 1);
-    if (rounded >= 16 * KV_PAGE) {
-        static const uint64_t colour[KV_COLOURS] = {0, 17 * 64, 24 * 64, 40 * 64};
-        offset += colour[(offset / KV_PAGE) % KV_COLOURS];
-    }
+    if (rounded >= 16 * KV_PAGE)
+        offset += kv_place(colour);
     if (rounded > me->window || kv_reserve(me, offset + rounded))
         return 0;
     kv_put(&head->top, offset + rounded);
     return offset;
+}
+
+static uint64_t kv_take_locked(kv_self *me, uint64_t bytes)
+{
+    return kv_take_coloured(me, bytes, 0);
 }
 
 static void kv_give_locked(kv_self *me, uint64_t offset, uint64_t bytes)
@@ -153,12 +164,12 @@ static void kv_give_locked(kv_self *me, uint64_t offset, uint64_t bytes)
 }
 
 /* KV_READY, with the place in `offset`; else why not. */
-static int kv_take(kv_self *me, uint64_t bytes, uint64_t *offset)
+static int kv_take(kv_self *me, uint64_t bytes, int colour, uint64_t *offset)
 {
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    *offset = kv_take_locked(me, bytes);
+    *offset = kv_take_coloured(me, bytes, colour);
     kv_unlock_region(me);
     return *offset ? KV_READY : KV_NO_MEMORY;
 }

@@ -236,11 +236,11 @@ cdef class Job:
             raise InterruptedError("fenced")
         return 0
 
-    cdef uint64_t take(self, uint64_t size) except 0:
+    cdef uint64_t take(self, uint64_t size, int colour=0) except 0:
         cdef uint64_t offset
         self.lock()
         with nogil:
-            offset = kv_take_locked(self.me, size)
+            offset = kv_take_coloured(self.me, size, colour)
             kv_unlock_region(self.me)
         if not offset:
             raise no_memory(size)
@@ -265,7 +265,7 @@ cdef class Job:
         """A new array that lives in the region; other workers reach it without a copy."""
         cdef Piece piece = Piece()
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        piece.offset = self.take(max(size, 1))
+        piece.offset = self.take(max(size, 1), KV_SOURCE_COLOUR + self.me.rank)
         piece.size = max(size, 1)
         piece.job = self
         return self.array(piece.offset, shape, dtype, piece)

@@ -62,7 +62,7 @@ cdef class Handle:
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
         if self.arrays[i] is None:
             if not self.e.value[i]:
-                self.e.value[i] = self.job.take(max(self.e.nbytes, 1))
+                self.e.value[i] = self.job.take(max(self.e.nbytes, 1), KV_VALUE_COLOUR + <int>i)
             self.arrays[i] = self.job.array(self.e.value[i], self.shape, self.dtype, None)
         return self.arrays[i]
 
@@ -143,10 +143,10 @@ cdef class Handle:
         """An array over a state that a description names."""
         return self.job.array(offset, shape, dtype, None)
 
-    def new_state(self, shape, dtype):
-        """Memory for a state: its offset, and an array over it."""
+    def new_state(self, shape, dtype, int number):
+        """Memory for array number `number` of a state: its offset, and an array over it."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        offset = self.job.take(max(size, 1))
+        offset = self.job.take(max(size, 1), KV_STATE_COLOUR + number)
         return offset, self.job.array(offset, shape, dtype, None)
 
 
@@ -261,7 +261,7 @@ cdef class Keys:
         e.map = kv_take_locked(me, 8 * e.chunks)
         e.value[0] = kv_take_locked(me, max(<uint64_t>1, e.nbytes))
         if e.nbytes <= KV_SMALL_KEY:
-            e.value[1] = kv_take_locked(me, max(<uint64_t>1, e.nbytes))
+            e.value[1] = kv_take_coloured(me, max(<uint64_t>1, e.nbytes), KV_VALUE_COLOUR + 1)
         if not (e.shape and e.parts and e.map and e.value[0] and (e.value[1] or e.nbytes > KV_SMALL_KEY)):
             return -1
         if ids is not None:

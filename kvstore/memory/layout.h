@@ -20,7 +20,7 @@ enum {
     KV_SIZE_CLASSES = 256,
     KV_SMALL_KEY = 64 * 1024,  /* bytes: up to here each worker sums for itself */
     KV_SHARE_BYTES = 128 * 1024, /* of each array, in one chunk of work */
-    KV_LOG_ELEMENTS = 2048,    /* updated, then copied home, at a time */
+    KV_LOG_ELEMENTS = 2048,    /* updated at a time */
     KV_LOG_ARRAYS = 2 + KV_MAX_STATES
 };
 
@@ -28,11 +28,11 @@ enum {
 
 enum kv_state { KV_ABSENT, KV_ALIVE, KV_JOINED, KV_LEFT, KV_LOST };
 
-/* A chunk under way: enough for another worker to finish it. The updated block waits in `scratch`; once it is
- * `committed` it is copied home, which may be done twice, and before that nothing at home has changed. */
+/* A chunk under way: enough for another worker to finish it. What is before `at` is done. If `changing` lies behind
+ * `at`, the elements between are being updated, and `scratch` has them as they were. */
 typedef struct {
     _Atomic uint64_t entry;     /* offset; 0: nothing is under way */
-    _Atomic uint64_t committed; /* number of the first element behind the block that waits; 0: none waits */
+    _Atomic uint64_t changing;
     uint64_t round, chunk, at;
     uint64_t scratch;
 } kv_log;

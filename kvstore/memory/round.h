@@ -250,7 +250,7 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
     pthread_mutex_unlock(&me->busy);
 }
 
-/* What an update works on: weight, float32 copy, states, each with its place in the log's scratch. */
+/* What an update works on: weight, float32 copy, states. */
 typedef struct {
     char *home[KV_LOG_ARRAYS];
     ptrdiff_t size[KV_LOG_ARRAYS];
@@ -273,24 +273,36 @@ static void kv_find_homes(kv_self *me, const kv_entry *e, uint64_t current, kv_h
     }
 }
 
-static char *kv_scratch(kv_self *me, const kv_log *log, int i)
+static char *kv_saved(kv_self *me, const kv_log *log, int i)
 {
     return (char *)kv_at(me, log->scratch) + (size_t)i * KV_LOG_ELEMENTS * sizeof(double) + (size_t)(i % 4) * 1088;
 }
 
-static void kv_bring_home(kv_self *me, const kv_log *log, const kv_homes *h, uint64_t from, uint64_t end)
+/* Remember a block as it is, then say that it is about to change. */
+static void kv_save_block(kv_self *me, kv_log *log, const kv_homes *h, uint64_t end)
 {
+    uint64_t from = log->at;
     for (int i = 0; i < h->n; i++)
-        memcpy(h->home[i] + from * (uint64_t)h->size[i], kv_scratch(me, log, i), (end - from) * (uint64_t)h->size[i]);
+        memcpy(kv_saved(me, log, i), h->home[i] + from * (uint64_t)h->size[i], (end - from) * (uint64_t)h->size[i]);
+    kv_put(&log->changing, end);
+    kv_fence();
 }
 
-/* Update elements `from` to `end` in the log's scratch. */
-static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, const kv_log *log, const kv_homes *h,
-                           ptrdiff_t from, ptrdiff_t end)
+/* A block that somebody died within: as it was before. */
+static void kv_restore_block(kv_self *me, const kv_log *log, const kv_homes *h)
+{
+    uint64_t from = log->at, end = kv_get(&log->changing);
+    for (int i = 0; i < h->n && from < end; i++)
+        memcpy(h->home[i] + from * (uint64_t)h->size[i], kv_saved(me, log, i), (end - from) * (uint64_t)h->size[i]);
+}
+
+/* Update elements `from` to `end`. */
+static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, const kv_homes *h, ptrdiff_t from,
+                           ptrdiff_t end)
 {
     const kv_entry *e = call->entry;
     kv_sources s;
-    char *place[KV_LOG_ARRAYS], *buffer = me->bounce;
+    char *buffer = me->bounce;
     ptrdiff_t size = kv_itemsize[e->dtype];
     kv_gather(me, call, round, e->mask, &s);
     for (int i = 0; i < s.k; i++)
@@ -300,16 +312,12 @@ static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, con
             s.src[i] = buffer - from * size;
             buffer += KV_SHARE_BYTES + 256;
         }
-    for (int i = 0; i < h->n; i++) {
-        memcpy(kv_scratch(me, log, i), h->home[i] + from * h->size[i], (size_t)((end - from) * h->size[i]));
-        place[i] = kv_scratch(me, log, i) - from * h->size[i];
-    }
     kv_item it = {.dtype = e->dtype, .rule = e->rule, .k = s.k, .n = (ptrdiff_t)e->n, .n_states = e->n_states};
     it.src = s.src;
-    it.dst = place[0];
-    it.master = e->master ? place[1] : NULL;
+    it.dst = h->home[0];
+    it.master = e->master ? h->home[1] : NULL;
     for (int j = 0; j < e->n_states; j++)
-        it.states[j] = place[j + (e->master ? 2 : 1)];
+        it.states[j] = h->home[j + (e->master ? 2 : 1)];
     it.p = e->params;
     (*me->level)->item_span(&it, from, end);
     return KV_READY;
@@ -319,20 +327,15 @@ static int kv_update_chunk(kv_self *me, const kv_call *call, kv_log *log, uint64
 {
     kv_homes h;
     kv_find_homes(me, call->entry, current, &h);
-    uint64_t committed = kv_get(&log->committed);
-    while (committed || (ptrdiff_t)log->at < end) {
-        if (!committed) {
-            ptrdiff_t to = (ptrdiff_t)log->at + KV_LOG_ELEMENTS < end ? (ptrdiff_t)log->at + KV_LOG_ELEMENTS : end;
-            int outcome = kv_update_block(me, call, log->round, log, &h, (ptrdiff_t)log->at, to);
-            if (outcome != KV_READY)
-                return outcome;
-            committed = (uint64_t)to;
-            kv_put(&log->committed, committed);
-        }
-        kv_bring_home(me, log, &h, log->at, committed);
-        log->at = committed;
-        kv_put(&log->committed, 0);
-        committed = 0;
+    kv_restore_block(me, log, &h);
+    while ((ptrdiff_t)log->at < end) {
+        ptrdiff_t from = (ptrdiff_t)log->at, to = from + KV_LOG_ELEMENTS < end ? from + KV_LOG_ELEMENTS : end;
+        kv_save_block(me, log, &h, (uint64_t)to);
+        int outcome = kv_update_block(me, call, log->round, &h, from, to);
+        if (outcome != KV_READY)
+            return outcome;
+        atomic_thread_fence(memory_order_release);
+        log->at = (uint64_t)to;
     }
     return KV_READY;
 }
@@ -385,7 +388,7 @@ static int kv_do_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase, 
     log->round = kv_round_of(phase);
     log->chunk = chunk;
     log->at = chunk * (uint64_t)kv_chunk_size(call->entry);
-    kv_put(&log->committed, 0);
+    kv_put(&log->changing, 0);
     kv_put(&log->entry, (uint64_t)((char *)call->entry - me->base));
     return kv_finish_chunk(me, call, log, phase);
 }
@@ -457,7 +460,7 @@ static int kv_make_room(kv_self *me, kv_entry *e)
     for (int i = 0; i < 2; i++)
         if (!e->value[i]) {
             uint64_t offset;
-            int outcome = kv_take(me, e->nbytes, &offset);
+            int outcome = kv_take(me, e->nbytes, KV_VALUE_COLOUR + i, &offset);
             if (outcome != KV_READY)
                 return outcome;
             e->value[i] = offset;
@@ -473,11 +476,15 @@ static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
     kv_tell(me);
 }
 
-/* Hold a closed key, so that nobody opens its next round; for changes from outside of rounds. */
+/* Hold a closed key, or one that a dead worker held or opened, so that nobody opens its next round; for changes from
+ * outside of rounds. */
 static int kv_borrow(kv_self *me, kv_entry *e, uint64_t phase)
 {
-    return kv_step_of(phase) == KV_CLOSED &&
-           kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) + 1, me->rank, kv_current_of(phase), KV_OPENING));
+    uint64_t held = kv_phase(kv_complete_round(phase) + 1, me->rank, kv_current_of(phase), KV_OPENING);
+    int opener = kv_opener_of(phase);
+    int orphan = kv_step_of(phase) == KV_OPENING && opener != me->rank &&
+                 !kv_here(kv_get(&me->head->worker[opener].state));
+    return (kv_step_of(phase) == KV_CLOSED || orphan) && kv_swap(&e->phase, phase, held);
 }
 
 static void kv_return(kv_self *me, kv_entry *e, int other)
@@ -700,9 +707,10 @@ static int kv_deliver(kv_self *me, kv_call *call)
     }
     atomic_thread_fence(memory_order_acquire);
     uint64_t now = kv_get(&e->phase);
-    int calm = now == phase || (kv_step_of(phase) == KV_CLOSED && kv_current_of(now) == kv_current_of(phase) &&
-                                kv_round_of(now) == kv_round_of(phase));
-    return calm && kv_step_of(phase) == KV_CLOSED ? KV_READY : KV_TICK;
+    /* Only an open round writes to the value in use; one that is being prepared, perhaps by a dead worker, does not. */
+    int calm = kv_step_of(phase) != KV_OPEN && kv_step_of(now) != KV_OPEN &&
+               kv_current_of(now) == kv_current_of(phase) && kv_complete_round(now) == kv_complete_round(phase);
+    return calm ? KV_READY : KV_TICK;
 }
 
 #endif

@@ -87,7 +87,7 @@ def slot(Handle handle):
 cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:
     cdef uint64_t parity = kv_get(&part.arrived) + 1 & 1
     if not part.slot[parity]:
-        part.slot[parity] = handle.job.take(max(<uint64_t>1, handle.e.nbytes))
+        part.slot[parity] = handle.job.take(max(<uint64_t>1, handle.e.nbytes), KV_SOURCE_COLOUR + handle.job.me.rank)
     return part.slot[parity]
 
 
