@@ -121,17 +121,14 @@ static int kv_sit_down(kv_self *me)
 static void kv_clean_up(kv_self *me, kv_entry *e)
 {
     kv_call call = {.entry = e};
-    uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
+    uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase);
     kv_log *log = &me->worker->log;
     if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank)
         kv_return(me, e, 0);
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
         if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))
             continue;
-        if (kv_get(&log->entry) == here && log->round == round && log->chunk == c)
-            kv_finish_chunk(me, &call, log, phase);
-        else
-            kv_do_chunk(me, &call, log, phase, c);
+        kv_take_over(me, &call, log, phase, c);
     }
 }
 

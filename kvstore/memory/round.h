@@ -418,12 +418,39 @@ static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
     return KV_READY;
 }
 
+/* Whether a sum of the round is left in arrays that it reads. */
+static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    const kv_part *part = kv_parts(me, e);
+    for (int w = 0; w < me->size && e->rule < 0; w++)
+        if (e->mask >> w & 1 && kv_in_place_now(me, &part[w], (int)(round & 1)))
+            return 1;
+    return 0;
+}
+
+/* A chunk that its owner, who is dead, had taken. A sum over its own sources cannot be done again once it was begun:
+ * the round then comes to nothing. */
+static void kv_take_over(kv_self *me, kv_call *call, kv_log *log, uint64_t phase, uint64_t chunk)
+{
+    kv_entry *e = call->entry;
+    uint64_t round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
+    if (kv_get(&log->entry) != here || log->round != round || log->chunk != chunk) {
+        kv_do_chunk(me, call, log, phase, chunk);
+    } else if (!kv_over_sources(me, e, round)) {
+        kv_finish_chunk(me, call, log, phase);
+    } else {
+        kv_put(&e->failed, round);
+        kv_put(&kv_map(me, e)[chunk], kv_chunk_word(round, me->rank, KV_DONE));
+        kv_put(&log->entry, 0);
+    }
+}
+
 /* Finish what the dead have taken: each chunk in its owner's log, so that another can go on should this worker die
  * too. A chunk without a log was not begun. */
 static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
-    uint64_t round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
+    uint64_t round = kv_round_of(phase);
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
@@ -433,10 +460,7 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
         if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_get(&owner->state) != KV_LOST)
             continue;
         pthread_mutex_lock(&me->busy);
-        if (kv_get(&owner->log.entry) == here && owner->log.round == round && owner->log.chunk == c)
-            kv_finish_chunk(me, call, &owner->log, phase);
-        else
-            kv_do_chunk(me, call, &owner->log, phase, c);
+        kv_take_over(me, call, &owner->log, phase, c);
         pthread_mutex_unlock(&me->busy);
     }
     kv_unlock_region(me);
