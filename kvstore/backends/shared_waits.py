@@ -16,6 +16,7 @@ from .shared_updates import Updates
 log = logging.getLogger("kvstore.shared")
 
 _NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
+_DYING = 0.5  # seconds that the end of a process may take
 
 Handle = shm.Handle
 Step = Callable[[], int]
@@ -220,8 +221,25 @@ class Waits:
         if not round or handle.failed != round or self._reported.get(handle.key) == round:
             return None
         self._reported[handle.key] = round
-        why = handle.why() or "the memory of a worker could not be read"
+        text = handle.why(round)
+        if not shm.mode(self._job) & 1:
+            self._blame_the_dead(handle, patience=_DYING if text is None else 0.0)
+        why = text or "the memory of a worker could not be read"
         kind = UpdaterError if shm.mode(self._job) & 1 else KVStoreError
         error = kind(f"round {round} of key {handle.key!r} came to nothing: {why}")
         error.__cause__ = self._updates.causes.pop((handle.key, round), None)
         return error
+
+    def _blame_the_dead(self, handle: Handle, patience: float) -> None:
+        """Raise PeerLostError if a worker is lost: that is why a sum failed, here or where it was given up.
+
+        The memory of a process that is killed goes before the process does.
+        """
+        end = time.monotonic() + patience
+        while True:
+            self._job.look_around()
+            if self._job.standing() == shm.PEER_LOST:
+                self._raise(shm.PEER_LOST, handle, [])
+            if time.monotonic() >= end:
+                return
+            time.sleep(0.001)

@@ -95,19 +95,20 @@ cdef class Handle:
     def spoil(self, uint64_t round, str text):
         """Make a round come to nothing; the text says why, to whoever waits for it."""
         cdef bytes data = text.encode()[:4000]
-        cdef uint64_t offset = self.job.take(len(data) + 8)
-        (<uint64_t *>(self.job.me.base + offset))[0] = len(data)
-        memcpy(self.job.me.base + offset + 8, <char *>data, len(data))
+        cdef uint64_t offset = self.job.take(len(data) + 16)
+        cdef uint64_t *note = <uint64_t *>(self.job.me.base + offset)
+        note[0], note[1] = round, len(data)
+        memcpy(note + 2, <char *>data, len(data))
         kv_put(&self.e.error, offset)
         kv_put(&self.e.failed, round)
 
-    def why(self):
-        """The text of `spoil`, or None."""
+    def why(self, uint64_t round):
+        """The text of `spoil` for a round, or None."""
         cdef uint64_t offset = kv_get(&self.e.error)
-        if not offset:
+        cdef uint64_t *note = <uint64_t *>(self.job.me.base + offset)
+        if not offset or note[0] != round:
             return None
-        n = (<uint64_t *>(self.job.me.base + offset))[0]
-        return (self.job.me.base + offset + 8)[:n].decode()
+        return (<char *>(note + 2))[:<Py_ssize_t>note[1]].decode(errors="replace")
 
     # --------------------------------------------------------------------------------------- optimizer
 
