@@ -177,7 +177,9 @@ class Worker:
         return bool(text)
 
     def close(self) -> None:
-        """End the worker, if it has not ended, and give everything back."""
+        """End the worker, if it has not ended, and give everything back. A second call does nothing."""
+        if self._errors.closed:
+            return
         if self.code is None:
             self.signal(signal.SIGKILL)
             self.code = self._nursery.reap(self.pid)
