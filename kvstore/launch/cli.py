@@ -29,28 +29,42 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--store", default="local", show_default=True, help="Name for kvstore.create: local or device.")
+@click.option("--store", default="local", show_default=True, help="Name for kvstore.create.")
 @click.option("--optimizer", default="sgd", show_default=True, help="The rule that runs on the store.")
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes; with more than one the store is `shared` unless --store says otherwise.",
+)
 @click.option(
     "--replicas",
     type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Copies of the network in this process; each works on its own shard of every batch.",
+    help="Copies of the network in each process, each with its own shard of every batch.  "
+    "[default: 4 in one process, else 1]",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=30, show_default=True)
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same bits."
 )
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.")
-def demo(**options: Any) -> None:
+def demo(workers: int, replicas: int | None, **options: Any) -> None:
     """Train a small network on handwritten digits, its gradients summed and applied by a store.
 
-    The data comes with scikit-learn, so nothing is downloaded.
+    The data comes with scikit-learn, so nothing is downloaded. Four processes of one replica end with the
+    same weights, bit by bit, as one process of four.
     """
     from kvstore.launch.demo import Settings, run
+    from kvstore.launch.spawn import spawn
 
-    run(Settings(**options))
+    if workers == 1:
+        run(Settings(replicas=replicas or 4, **options))
+        return
+    if options["store"] == "local":
+        options["store"] = "shared"
+    spawn(run, workers, (Settings(replicas=replicas or 1, **options),))
 
 
 @main.command(context_settings={"allow_interspersed_args": False})

@@ -35,7 +35,7 @@ def test_the_command_reaches_its_accuracy_and_tells_how_the_time_was_spent() -> 
 
 
 @pytest.mark.parametrize("optimizer", sorted(TUNED))
-@pytest.mark.parametrize("store", ["local", "device"])
+@pytest.mark.parametrize("store", ["local", "device", "shared"])
 def test_stores_and_optimizers_learn(store: str, optimizer: str) -> None:
     assert trained(store=store, optimizer=optimizer).accuracy >= 0.97
 
@@ -53,6 +53,20 @@ def test_same_seed_same_bits_in_two_processes(tmp_path: Path) -> None:
     assert first is not None
     assert second is not None
     assert first[1] == second[1]
+
+
+def test_processes_end_with_the_bits_of_as_many_replicas(tmp_path: Path) -> None:
+    command = "from kvstore.launch.cli import main; main()"
+    found = set()
+    for more in ([], ["-n", "2", "--replicas", "2"], ["-n", "4"]):
+        arguments = [sys.executable, "-c", command, "demo", "--epochs", "2", *more]
+        done = subprocess.run(
+            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+        )
+        match = re.search(r"weights +([0-9a-f]{12})\n", done.stdout)
+        assert match is not None, done.stdout
+        found.add(match[1])
+    assert len(found) == 1
 
 
 def test_another_seed_gives_other_bits() -> None:

@@ -35,7 +35,7 @@ def run(settings: Settings) -> Outcome:
         with screen.progress(settings, visible=first) as show:
             outcome = train(store, settings, digits.load(), show)
         if first:
-            screen.report(settings, outcome)
+            screen.report(settings, outcome, store.num_workers)
     return outcome
 
 

@@ -36,10 +36,11 @@ def progress(settings: Settings, visible: bool) -> Iterator[Callable[[float], No
             bar.stop()
 
 
-def report(settings: Settings, outcome: Outcome) -> None:
+def report(settings: Settings, outcome: Outcome, workers: int) -> None:
     """Print accuracy, pace, the digest of the weights, and where the time went."""
     console = Console(highlight=False)
-    console.print(f"{settings.optimizer} on store {settings.store!r}, {settings.replicas} replicas")
+    size = f"{settings.replicas} replicas" if workers == 1 else f"{workers} workers of {settings.replicas}"
+    console.print(f"{settings.optimizer} on store {settings.store!r}, {size}")
     console.print(f"test accuracy      {outcome.accuracy:.4f}")
     console.print(f"epochs per second  {settings.epochs / outcome.seconds:.1f}")
     console.print(f"weights            {outcome.weights}")
