@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import sys
 import warnings
 from typing import Any, ClassVar, TypeVar
 
@@ -163,6 +164,11 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
     config = store_config(options)
     shared = literal in _ALONE and config.processes != 1 and _has_peers()
     module, cls = BACKENDS["shared" if shared else literal]
+    if module == "shared" and sys.platform != "linux":
+        raise MissingBackendError(
+            f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of deaths are "
+            "memfd, futex and pidfd"
+        )
     backend = getattr(importlib.import_module(f".backends.{module}", __package__), cls)
     return KVStore(literal, backend(config), config)
 

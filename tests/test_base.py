@@ -31,6 +31,12 @@ def registry() -> Iterator[dict[str, type]]:
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_a_store_between_processes_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(kv.MissingBackendError, match="needs Linux"):
+        kv.create("shared")
+
+
 def test_every_native_name(name: str) -> None:
     with kv.create(name) as store:
         assert store.type == name

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from ..cluster import Placement, detect
 from ..config import StoreConfig
-from ..errors import ConfigError, KVStoreError, MissingBackendError, TimeoutError
+from ..errors import ConfigError, KVStoreError, TimeoutError
 from . import _shared as shm
 from .rendezvous import Meeting
 
@@ -136,7 +136,3 @@ def _window() -> int:
     """Address space to map: what the region could ever grow to."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(_LEAST_WINDOW, 1 << (2 * physical - 1).bit_length())
-
-
-if not hasattr(os, "memfd_create"):
-    raise MissingBackendError("the shared store needs Linux: memfd, futexes and pidfd")
