@@ -31,12 +31,6 @@ def registry() -> Iterator[dict[str, type]]:
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_a_store_between_processes_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(kv.MissingBackendError, match="needs Linux"):
-        kv.create("shared")
-
-
 def test_every_native_name(name: str) -> None:
     with kv.create(name) as store:
         assert store.type == name
@@ -268,3 +262,9 @@ def test_what_a_teststore_refuses(store: Any, value: Any, error: type[Exception]
     with pytest.raises(kv.ShapeError):
         store.pushpull("a", ones(), out=[out, ones(3, 2)])
     assert not out.any()
+
+
+def test_a_store_between_processes_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(kv.MissingBackendError, match="needs Linux"):
+        kv.create("shared")
