@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from .relay import Relay
 from .worker import Worker
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
+_LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
 _LOOK = 0.05  # seconds between two looks at groups that are about to end
 
 
@@ -93,8 +96,7 @@ class _Job:
                 while self._left:
                     self._turn()
                 self._report()
-                while not self._relay.empty and not self._signal:
-                    self._turn()
+                self._write_out()
             finally:
                 self._end(signal.SIGKILL)
         return self._exit_code()
@@ -162,6 +164,14 @@ class _Job:
                 self._relay.err.write(line + b"\n")
         elif self._signal:
             self._say(f"all workers are ended, because of {signal_name(self._signal)}")
+
+    def _write_out(self) -> None:
+        """Wait for the readers of our output, but not for long after a signal."""
+        until = None
+        while not self._relay.empty and (until is None or time.monotonic() < until):
+            self._turn()
+            if self._signal and until is None:
+                until = time.monotonic() + _LAST_WORDS
 
     def _say(self, text: str) -> None:
         self._relay.err.write(f"kvstore run: {text}\n".encode())
