@@ -166,8 +166,8 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
     module, cls = BACKENDS["shared" if shared else literal]
     if module == "shared" and sys.platform != "linux":
         raise MissingBackendError(
-            f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of deaths "
-            "are memfd, futex and pidfd"
+            f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of "
+            "deaths are memfd, futex and pidfd"
         )
     backend = getattr(importlib.import_module(f".backends.{module}", __package__), cls)
     return KVStore(literal, backend(config), config)

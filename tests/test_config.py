@@ -25,7 +25,7 @@ WITHOUT_MEANING = [
 
 def test_defaults() -> None:
     assert store_config({}, {}) == StoreConfig(
-        timeout=300, threads=0, group="default", processes=0, on_peer_loss="raise"
+        timeout=300, threads=0, group="default", processes=0, on_peer_loss="raise", spin=50e-6
     )
 
 
@@ -41,6 +41,8 @@ def test_defaults() -> None:
         ({"threads": 5}, {"KVSTORE_NUM_THREADS": "3"}, "threads", 5),
         ({"group": "second"}, {}, "group", "second"),
         ({"processes": 1}, {}, "processes", 1),
+        ({}, {"KVSTORE_SPIN": "0.5"}, "spin", 0.5),
+        ({"spin": 0}, {"KVSTORE_SPIN": "0.5"}, "spin", 0.0),
         ({"on_peer_loss": "continue"}, {}, "on_peer_loss", "continue"),
     ],
 )
