@@ -65,6 +65,8 @@ class SharedBackend:
         # Asynchronous operations that have yet to write their results, by key.
         self._undelivered: dict[Key, list[Once]] = {}
         self._waits = Waits(self._job, self._keys, self._updates, self._rows, config.timeout, self.rank)
+        # What was pushed from the region last and the time before, by parity of the round.
+        self._lent: dict[tuple[Key, int], Array] = {}
         if config.threads:
             cpu.set_threads(config.threads)
         elif self.num_workers > 1:
@@ -200,37 +202,51 @@ class SharedBackend:
         ]
         self._waits.check_writing()
         large = is_large([(handle, values + arrays) for handle, values, arrays in wanted])
-        direct, private = self._arrive(wanted)
+        private: set[Key] = set()
+        try:
+            direct = self._arrive(wanted, private)
+        except BaseException:
+            self._waits.give_up([shm.Call(h, [], False) for h, _, _ in wanted if h.key in private])
+            raise
         calls = [shm.Call(h, [] if h.key in direct else arrays, large) for h, _, arrays in wanted]
-        return partial(self._finish_pushpull, calls, private, later)
+        return partial(self._finish_pushpull, calls, private, later, wanted)
 
-    def _finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: list[Deliver]) -> None:
+    def _finish_pushpull(
+        self, calls: list[shm.Call], private: set[Key], later: list[Deliver], held: object
+    ) -> None:
+        """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""
         self._waits.complete(calls, private)
         for deliver in later:
             deliver()
 
-    def _arrive(self, wanted: list[tuple[Handle, list[Array], list[Array]]]) -> tuple[set[Key], set[Key]]:
+    def _arrive(self, wanted: list[tuple[Handle, list[Array], list[Array]]], private: set[Key]) -> set[Key]:
         """Push values: copies, what lies in the region, and what the others read from this process.
 
-        Returns the keys whose sum the workers leave in the pushed array, and those that are read from here.
+        Returns the keys whose sum the workers leave in the pushed array; adds those that are read from here
+        to `private`.
         """
-        slots, direct, private = [], set(), set()
+        slots, direct = [], set()
         for handle, values, outs in wanted:
             if len(values) > 1 or handle.small:
                 slots.append((handle, values))
             elif home := self._job.offset_of(values[0]):
                 in_place = len(outs) == 1 and outs[0] is values[0] and self._may_peek(region=True)
                 self._waits.wait(partial(shm.make_way, handle), handle)
-                shm.arrive_in_region(handle, home, in_place)
+                self._arrive_in_region(handle, values[0], home, in_place)
                 direct |= {handle.key} if in_place else set()
             elif self._may_peek():
                 self._waits.wait(partial(shm.make_way, handle), handle)
-                shm.arrive_privately(handle, values[0])
                 private.add(handle.key)
+                shm.arrive_privately(handle, values[0])
             else:
                 slots.append((handle, values))
         self._copy_to_slots(slots)
-        return direct, private
+        return direct
+
+    def _arrive_in_region(self, handle: Handle, value: Array, home: int, in_place: bool) -> None:
+        """Push an array of the region; it stays there for the others, also if the caller drops it."""
+        shm.arrive_in_region(handle, home, in_place)
+        self._lent[handle.key, handle.arrived % 2] = value
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
@@ -377,6 +393,7 @@ class SharedBackend:
     def _await_key(self, key: Key) -> Handle:
         def come() -> int:
             known = len(self._keys)
+            self._arguments.check_kind(key)
             return shm.READY if self._keys.find(key) is not None else self._keys.wait_for_more(known)
 
         while (handle := self._keys.find(key)) is None:
@@ -416,7 +433,7 @@ class SharedBackend:
         if not home:
             return False
         self._waits.wait(partial(shm.make_way, handle), handle)
-        shm.arrive_in_region(handle, home, False)
+        self._arrive_in_region(handle, values[0], home, False)
         return True
 
     def _copy_to_slots(self, pairs: list[tuple[Handle, list[Array]]]) -> None:

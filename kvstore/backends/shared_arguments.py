@@ -47,13 +47,14 @@ class Arguments:
             raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
         if len(values) > 1:
             raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
-        self._check_kind(key)
+        self.check_kind(key)
         value = values[0]
         return (
             checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
         )
 
-    def _check_kind(self, key: Key) -> None:
+    def check_kind(self, key: Key) -> None:
+        """Raise if the store's keys are of the other kind."""
         kind = self._keys.kind
         if kind and (kind == 2) != isinstance(key, str):
             raise KeyKindError(
@@ -83,7 +84,7 @@ class Arguments:
         handle = self._job.handles.get(key) or self._keys.find(key)
         if handle is not None:
             return handle
-        self._check_kind(key)
+        self.check_kind(key)
         raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
 
     def by_number(self, groups: list[Group]) -> list[tuple[Handle, list[Any]]]:

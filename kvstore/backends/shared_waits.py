@@ -88,13 +88,16 @@ class Waits:
             for call in calls:
                 self._finish(call, errors)
         except BaseException:
-            for call in calls:
-                # Others may be reading this process's memory: what they read from now on is not to count.
-                if call.handle.key in private and call.handle.complete < call.round:
-                    call.handle.spoil(call.round, f"worker {self._rank} gave up waiting")
+            self.give_up([call for call in calls if call.handle.key in private])
             raise
         if errors:
             raise errors[0]
+
+    def give_up(self, calls: list[shm.Call]) -> None:
+        """Others may be reading this process's memory: what they read from now on is not to count."""
+        for call in calls:
+            if call.handle.complete < call.round:
+                call.handle.spoil(call.round, f"worker {self._rank} gave up waiting")
 
     def _finish(self, call: shm.Call, errors: list[KVStoreError]) -> None:
         handle = call.handle
