@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jobs import Job
 from references import DTYPES
 
@@ -60,3 +63,141 @@ def test_recorded_sums_of_mxnet(job: MakeJob, size: int, function: str) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_recorded_optimizers_of_mxnet(job: MakeJob, size: int) -> None:
     same(job(size), "golden_optimizers", str(TESTS / "optimizer"))
+
+
+# ---------------------------------------------------------------------------------------------------- rounds
+
+ROUNDS = "procs_shared_rounds"
+KEYS = ["small", "edge", "large"]
+
+
+def together(job: Job, function: str, *arguments: object) -> list[Any]:
+    """Run a function on all workers, which check for themselves."""
+    job.start_all(ROUNDS, function, *arguments)
+    return job.results()
+
+
+@pytest.mark.parametrize("home", [False, True], ids=["array", "empty"])
+@pytest.mark.parametrize("key", KEYS)
+def test_the_third_push_waits(job: MakeJob, key: str, home: bool) -> None:
+    made = job(2)
+    ahead, behind = made.start_all(ROUNDS, "third_push_waits", key, home)
+    ahead.expect("waits")
+    behind.say("go")
+    made.results()
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(job: MakeJob, key: str) -> None:
+    made = job(2)
+    behind, ahead = made.start_all(ROUNDS, "pull_gives_the_round", key)
+    ahead.expect("ahead")
+    behind.say("go")
+    made.results()
+
+
+def test_who_has_not_pushed_reads_at_once(job: MakeJob) -> None:
+    made = job(2)
+    pushing, reading = made.start_all(ROUNDS, "reads_without_a_push")
+    pushing.expect("pushed")
+    reading.say("go")
+    reading.expect("done")
+    pushing.say("go")
+    made.results()
+
+
+def test_a_wait_ends_at_the_deadline_and_says_for_whom_it_was(job: MakeJob) -> None:
+    made = job(2)
+    waiting, late = made.start_all(ROUNDS, "deadline")
+    waiting.expect("late")
+    late.say("go")
+    late.expect("pushed")
+    waiting.say("go")
+    waiting.expect("read")
+    late.say("go")
+    made.results()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_workers_with_fewer_batches_join(job: MakeJob, size: int) -> None:
+    made = job(size)
+    workers = made.start_all(ROUNDS, "uneven")
+    for worker in workers:
+        worker.expect("joined")
+    for worker in workers:
+        worker.say("go")
+    made.results()
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(job: MakeJob) -> None:
+    for times in zip(*together(job(4), "barriers", 30), strict=True):
+        assert max(came for came, _ in times) <= min(went for _, went in times)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "function",
+    ["settings_change", "set_by_one", "set_differently", "several_stores", "first_values"],
+)
+def test_one_meaning_on_all_workers(job: MakeJob, size: int, function: str) -> None:
+    together(job(size), function)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_error_of_the_updater_reaches_everybody(job: MakeJob, size: int) -> None:
+    first, *others = together(job(size), "failing_updater")
+    assert all(other == first for other in others)
+
+
+def test_kinds_of_keys_that_differ_between_workers(job: MakeJob) -> None:
+    made = job(2)
+    founding, waiting = made.start_all(ROUNDS, "kinds_differ")
+    waiting.expect("waiting")
+    founding.say("go")
+    made.results()
+
+
+def test_a_hundred_thousand_keys(job: MakeJob) -> None:
+    together(job(2), "many_keys", 100_000)
+
+
+@pytest.mark.nightly
+def test_a_million_keys(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(ROUNDS, "many_keys", 1_000_000, KVSTORE_TIMEOUT="100")
+    made.results(110)
+
+
+def test_keys_are_made_while_others_work(job: MakeJob) -> None:
+    together(job(3), "growing_table", 3000)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_worker_saves_and_any_other_loads(job: MakeJob, tmp_path: Path, size: int) -> None:
+    (tmp_path / "files").mkdir()
+    together(job(size), "saved_and_loaded", str(tmp_path / "files"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations_in_the_background_need_no_common_order(job: MakeJob, size: int) -> None:
+    together(job(size), "in_the_background", 12)
+
+
+def test_arrays_that_the_caller_drops_are_read_all_the_same(job: MakeJob) -> None:
+    together(job(3), "dropped")
+
+
+VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate", "barrier", "pause"]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rule=st.sampled_from(["", "sgd", "adam", "lamb"]),
+    steps=st.lists(
+        st.tuples(st.sampled_from(VERBS), st.integers(0, 3), st.integers(0, 50)), min_size=5, max_size=30
+    ),
+)
+def test_any_program_of_verbs_gives_the_bits_of_local(job: MakeJob, rule: str, steps: Any) -> None:
+    made = job(2)
+    together(made, "program", rule, steps)
+    made.close()

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from jobs import Job
 
 BODIES = "procs_shared_faults"
