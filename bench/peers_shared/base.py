@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ class GroupPeer:
     `prepare` makes the arrays, makes one call, and returns what that call produced. Afterwards `variants`
     names the ways to make the call again, the same in every worker. `buffers` are written before each
     repetition, as a training loop writes its gradients; where a call writes the sum into them (`grows`),
-    that also undoes its growth, so that values stay what they were.
+    that also undoes its growth, so that values stay what they were. `cpu` is what the last run took of the
+    processor, in seconds.
     """
 
     grows = True
@@ -33,6 +34,7 @@ class GroupPeer:
         self.variants: dict[str, Call] = {}
         self.buffers: list[Any] = []
         self.calls = 0
+        self.cpu = 0.0
 
     def prepare(self, case: SharedCase) -> list[Array]:
         """Get ready, call once, and return the result: the sums, or the weights after an update."""
@@ -44,6 +46,7 @@ class GroupPeer:
         times: list[float] = []
         gc.collect()
         gc.disable()
+        start = process_time()
         try:
             while len(times) < repeats:
                 self._rescale()
@@ -51,6 +54,7 @@ class GroupPeer:
                 self.place.gate.wait()
                 times += self._timed(call, count + 1)[1:] if links > 1 else self._timed(call, count)
         finally:
+            self.cpu = process_time() - start
             gc.enable()
         return times
 

@@ -37,28 +37,20 @@ def _torch(case: SharedCase, data: Inputs) -> Call:
 
 def _compiled(case: SharedCase, data: Inputs, place: Place) -> Call:
     """Over all tensors at once, which flatters it."""
-    code, n, steps = place.gate.code, data.flat.size, [0]
+    code, steps = place.gate.code, [0]
     states = [np.zeros_like(data.flat_weights) for _ in range(2)]
-    lr, mu, wd, b1, b2, eps = (
-        ctypes.c_float(number)
-        for number in (
-            cases.LEARNING_RATE,
-            cases.MOMENTUM,
-            cases.WEIGHT_DECAY,
-            cases.BETA1,
-            cases.BETA2,
-            cases.EPSILON,
-        )
-    )
-    w, m, v, g = (_pointer(array) for array in (data.flat_weights, *states, data.flat))
+    names = ("LEARNING_RATE", "MOMENTUM", "WEIGHT_DECAY", "BETA1", "BETA2", "EPSILON")
+    lr, mu, wd, b1, b2, eps = (ctypes.c_float(getattr(cases, name)) for name in names)
+    arrays = [data.flat_weights, *states, data.flat]
+    n = ctypes.c_ssize_t(data.flat.size)
 
     def momentum() -> None:
-        code.sgd_momentum(w, m, g, ctypes.c_ssize_t(n), lr, mu, wd)
+        w, v, _, g = map(_pointer, arrays)
+        code.sgd_momentum(w, v, g, n, lr, mu, wd)
 
     def adam() -> None:
         steps[0] += 1
-        rate = ctypes.c_float(corrected_rate(steps[0]))
-        code.adam(w, m, v, g, ctypes.c_ssize_t(n), rate, wd, b1, b2, eps)
+        code.adam(*map(_pointer, arrays), n, ctypes.c_float(corrected_rate(steps[0])), wd, b1, b2, eps)
 
     return momentum if case.update == "sgd_momentum" else adam
 

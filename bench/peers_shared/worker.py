@@ -6,12 +6,12 @@ import importlib
 import os
 import sys
 import threading
-import time
 import traceback
 from typing import Any
 
 import numpy as np
 
+from bench import machine
 from bench.peers.base import digest
 from bench.peers.worker import die_with_parent
 from bench.shared_cases import SharedCase
@@ -37,6 +37,9 @@ PEERS = {
     "redis": "rival_redis:Redis",
     "ray": "rival_ray:Ray",
 }
+#: Have no threads beside the worker itself: each worker stays on a core of its own where there are enough.
+#: Without that the scheduler may put two that spin, or two that wake each other, on one core.
+BOUND = ("ours", "limit", "bare", "cma", "memcpy", "line", "futex", "openmpi", "mpich", "deepspeed")
 RANKS = ("KVSTORE_BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
@@ -50,9 +53,8 @@ def make(name: str, place: Place) -> GroupPeer:
 def answer(peer: GroupPeer, request: dict[str, Any]) -> dict[str, Any]:
     """Do one request."""
     if request["do"] == "run":
-        start = time.process_time()
         times = peer.run(request["variant"], request["repeats"], request["links"])
-        return {"times": times, "cpu": time.process_time() - start}
+        return {"times": times, "cpu": peer.cpu}
     peer.release()
     if request["do"] == "release":
         return {}
@@ -62,6 +64,8 @@ def answer(peer: GroupPeer, request: dict[str, Any]) -> dict[str, Any]:
 
 def serve(name: str, address: str, rank: int, workers: int) -> None:
     """Answer until the bench hangs up."""
+    if name in BOUND:
+        _bind(rank, workers)
     link = Link(address, rank)
     welcome = link.receive()
     gate = Gate(welcome["gate"], link.descriptor, workers)
@@ -75,6 +79,12 @@ def serve(name: str, address: str, rank: int, workers: int) -> None:
             reply = {"error": traceback.format_exc()}
         link.send(reply)
     _leave(peer)
+
+
+def _bind(rank: int, workers: int) -> None:
+    cpus = machine.cpus()
+    if workers <= len(cpus) and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {cpus[rank]})
 
 
 def _leave(peer: GroupPeer | None) -> None:
