@@ -403,10 +403,7 @@ class SharedBackend:
         return handle
 
     def _overwrite(self, handle: Handle, value: Array | RowSparseArray) -> None:
-        def hold() -> int:
-            return shm.READY if handle.borrow() else shm.TICK
-
-        self._waits.wait(hold, handle)
+        self._waits.wait(handle.borrow, handle)
         try:
             if isinstance(value, RowSparseArray):
                 self._rows.overwrite(handle, value)

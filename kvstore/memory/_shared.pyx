@@ -84,7 +84,7 @@ cdef extern from "region.h" nogil:
         double params[16]
         uint64_t number, name, name_bytes, shape, ndim, is_text, hash
         int64_t int_key
-        uint64_t updates, next_updates, error, record, record_bytes, rows_of
+        uint64_t error, record, record_bytes, rows_of
     ctypedef struct kv_header:
         uint64_t n_workers, members, lost, epoch, no_peeking, mode, go_on
         uint64_t settings, settings_bytes, settings_version, num_update, text_keys, top, reserved, n_keys
@@ -121,8 +121,10 @@ cdef extern from "region.h" nogil:
     int kv_start_pulse(kv_self *me)
     void kv_stop_pulse(kv_self *me)
     void kv_stand_up(kv_self *me, int state)
-    void kv_clean_up(kv_self *me, kv_entry *e)
-    void kv_rejoin(kv_self *me, kv_entry *e)
+    ctypedef int (*kv_attempt)(kv_self *me)
+    int kv_enlist(kv_self *me)
+    int kv_come_back(kv_self *me)
+    int kv_state(kv_self *me, int w)
     int kv_can_peek(kv_self *me, int w)
     int kv_standing(kv_self *me)
     void kv_look_around(kv_self *me)
@@ -165,8 +167,10 @@ cdef extern from "region.h" nogil:
     int kv_make_room(kv_self *me, kv_entry *e)
     void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
     int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
-    int kv_borrow(kv_self *me, kv_entry *e, uint64_t phase)
+    int kv_borrow(kv_self *me, kv_entry *e)
     void kv_return(kv_self *me, kv_entry *e, int other)
+    void *kv_updates(kv_entry *e)
+    void *kv_next_updates(kv_entry *e)
     ctypedef struct kv_growth:
         kv_self *me
         uint64_t n

@@ -33,32 +33,14 @@ static int kv_lock_free(void *context)
 /* KV_READY: held. A dead holder's lock is taken over. */
 static int kv_lock_region(kv_self *me)
 {
-    for (;;) {
-        uint64_t holder = kv_get(&me->head->lock);
-        if (holder == 0) {
-            if (kv_swap(&me->head->lock, 0, (uint64_t)me->rank + 1))
-                return KV_READY;
-            continue;
-        }
-        int w = (int)holder - 1;
-        if (w == me->rank || kv_get(&me->head->worker[w].state) == KV_LOST) {
-            /* Its own, left behind by an earlier process of this rank, or a dead one's. */
-            if (kv_swap(&me->head->lock, holder, (uint64_t)me->rank + 1))
-                return KV_READY;
-            continue;
-        }
+    while (!kv_try_lock(me)) {
         int outcome = kv_wait(me, kv_lock_free, me);
         if (outcome == KV_FENCED || outcome == KV_TICK)
             return outcome;
-        if (outcome == KV_PEER_LOST && !(kv_get(&me->head->lost) & kv_bit(w)))
-            sched_yield(); /* somebody else is lost; the holder is not, and will let go */
+        if (outcome == KV_PEER_LOST)
+            sched_yield(); /* the holder is lost, and next time its lock is taken over; or it is not, and will let go */
     }
-}
-
-static void kv_unlock_region(kv_self *me)
-{
-    if (kv_swap(&me->head->lock, (uint64_t)me->rank + 1, 0))
-        kv_tell(me);
+    return KV_READY;
 }
 
 /* Four classes to each doubling: at most a quarter is lost. */

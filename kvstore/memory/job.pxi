@@ -101,25 +101,11 @@ cdef class Job:
 
     def enlist(self):
         """Be a member from now on: rounds wait for this worker."""
-        kv_put(&self.me.worker.state, KV_ALIVE)
-        kv_clear_bits(&self.me.head.lost, <uint64_t>1 << self.me.rank)
-        kv_set_bits(&self.me.head.members, <uint64_t>1 << self.me.rank)
-        kv_add(&self.me.head.epoch, 1)
-        kv_tell(self.me)
+        self.insist(kv_enlist)
 
     def come_back(self):
         """Take the place of an earlier process of this rank: join the round after the next of each key."""
-        cdef uint64_t i, n = kv_get(&self.me.head.n_keys)
-        self.lock()
-        for i in range(n):
-            kv_clean_up(self.me, kv_entry_at(self.me, i))
-        kv_put(&self.me.worker.log.entry, 0)
-        kv_unlock_region(self.me)
-        # Barriers that others wait at go on without it, too.
-        kv_put(&self.me.worker.gates, max([kv_get(&self.me.head.worker[w].gates) for w in range(self.me.size)]))
-        self.enlist()
-        for i in range(kv_get(&self.me.head.n_keys)):
-            kv_rejoin(self.me, kv_entry_at(self.me, i))
+        self.insist(kv_come_back)
 
     def wait_for_all(self):
         """Wait until every rank has been taken."""
@@ -199,7 +185,7 @@ cdef class Job:
 
     def state(self, int w):
         """Where a rank stands: 0 absent, 1 alive, 2 joined, 3 left, 4 lost."""
-        return kv_get(&self.me.head.worker[w].state)
+        return kv_state(self.me, w)
 
     def pid(self, int w):
         """Process of a rank."""
@@ -226,10 +212,14 @@ cdef class Job:
     # ------------------------------------------------------------------------------------------ memory
 
     cdef int lock(self) except -1:
+        return self.insist(kv_lock_region)
+
+    cdef int insist(self, kv_attempt attempt) except -1:
+        """Try until it is done; for what waits for the region's lock only."""
         cdef int outcome = KV_TICK
         while outcome == KV_TICK:
             with nogil:
-                outcome = kv_lock_region(self.me)
+                outcome = attempt(self.me)
             if outcome == KV_TICK:
                 check_signals()
         if outcome != KV_READY:

@@ -81,12 +81,14 @@ cdef class Handle:
         return self.e.rows_of + i * (8 + 8 * <uint64_t>self.shape[0])
 
     def borrow(self):
-        """Hold the key as who opens its next round does, until `close_opened`; False: it is not to be had now.
+        """Hold the key as who opens its next round does, until `close_opened`; an outcome.
 
         `close_opened` then makes a round of it that nobody pushed into; `take_back` does not.
         """
-        cdef uint64_t phase = kv_get(&self.e.phase)
-        return bool(kv_borrow(self.job.me, self.e, phase))
+        cdef int outcome
+        with nogil:
+            outcome = kv_borrow(self.job.me, self.e)
+        return outcome
 
     def give_back(self, bint other):
         """End `borrow`; with `other`, the other value is in use from now on."""
@@ -115,11 +117,11 @@ cdef class Handle:
     @property
     def updates(self):
         """Updates of the optimizer that are complete."""
-        return kv_get(&self.e.updates)
+        return kv_get(kv_updates(self.e))
 
     @updates.setter
     def updates(self, uint64_t n):
-        kv_put(&self.e.updates, n)
+        kv_put(kv_updates(self.e), n)
 
     @property
     def record_at(self):

@@ -26,7 +26,7 @@ enum {
 
 #define KV_MAGIC 0x4b5653746f726531ull
 
-enum kv_state { KV_ABSENT, KV_ALIVE, KV_JOINED, KV_LEFT, KV_LOST };
+enum kv_state { KV_ABSENT, KV_ALIVE, KV_JOINED, KV_LEFT, KV_LOST, KV_COMING /* has the rank, and is no member yet */ };
 
 /* A chunk under way: enough for another worker to finish it. What is before `at` is done. If `changing` lies behind
  * `at`, the elements between are being updated, and `scratch` has them as they were. */
@@ -38,7 +38,7 @@ typedef struct {
 } kv_log;
 
 typedef struct {
-    _Atomic uint64_t state;
+    _Atomic uint64_t state;       /* and from bit 8 on the incarnation: a new life is not taken for the old one */
     _Atomic uint64_t incarnation; /* how often the rank was taken */
     _Atomic uint64_t pid, started; /* together they name a process for good */
     _Atomic uint64_t beat;        /* nanoseconds of CLOCK_MONOTONIC */
@@ -50,12 +50,13 @@ typedef struct {
 
 /* One worker's part in a key; only that worker writes it. */
 typedef struct {
-    _Alignas(64) _Atomic uint64_t arrived;  /* last round it pushed into */
-    _Atomic uint64_t first;    /* first round that waits for it */
-    uint64_t source[2];        /* by parity of the round */
+    _Alignas(64) _Atomic uint64_t pushed[2]; /* by parity: last round it, or an earlier process, pushed into */
+    uint64_t source[2];        /* of those */
     uint32_t kind[2];
-    uint64_t slot[2];          /* memory for copies of what it pushes; 0: none yet */
     _Atomic uint64_t filling;  /* round whose source it writes to a slot, or has written */
+    _Atomic uint64_t first;    /* first round that waits for it */
+    _Alignas(64) _Atomic uint64_t arrived;   /* last round that is behind it */
+    uint64_t slot[2];          /* memory for copies of what it pushes; 0: none yet */
 } kv_part;
 
 enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS };
@@ -75,8 +76,7 @@ typedef struct {
     uint64_t number, name, name_bytes, shape, ndim;
     int64_t int_key;
     uint64_t is_text, hash;
-    _Atomic uint64_t updates;  /* of the optimizer, complete */
-    uint64_t next_updates;     /* and when the open round is */
+    _Atomic uint64_t updates[2]; /* of the optimizer, by parity of the round that they are complete with */
     _Atomic uint64_t error;    /* offset of the text for `failed` */
     _Atomic uint64_t record, record_bytes;  /* description of the states, as text */
     uint64_t rows_of;          /* row-sparse: for each value, the number of its rows (-1: all) and their ids */
@@ -89,7 +89,7 @@ typedef struct {
     _Atomic uint64_t asleep;   /* bit by rank: wants its bell rung */
     _Atomic uint64_t epoch;
     _Atomic uint64_t go_on;    /* the loss of a worker is no error */
-    _Atomic uint64_t lock;     /* rank + 1 of the holder */
+    _Atomic uint64_t lock;     /* rank + 1 of the holder, and from bit 8 on its incarnation */
     _Atomic uint64_t no_peeking; /* process_vm_readv does not work between some two workers */
     _Atomic uint64_t mode;     /* what a round does to the value: see round.h */
     _Atomic uint64_t settings, settings_bytes, settings_version;

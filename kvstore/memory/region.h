@@ -98,6 +98,11 @@ static void kv_stop_pulse(kv_self *me)
     me->pulsing = 0;
 }
 
+static uint64_t kv_life(const kv_self *me, enum kv_state state)
+{
+    return me->incarnation << 8 | (uint64_t)state;
+}
+
 /* Take the rank. 1: another living process has it. */
 static int kv_sit_down(kv_self *me)
 {
@@ -106,25 +111,39 @@ static int kv_sit_down(kv_self *me)
     me->worker = w;
     if (kv_here(state) && !kv_ended(me, me->rank))
         return 1;
-    if (kv_here(state))
-        kv_mark_lost(me, me->rank);
+    kv_mark_lost(me, me->rank, state);
     me->incarnation = kv_get(&w->incarnation) + 1;
     kv_put(&w->pid, (uint64_t)getpid());
     kv_put(&w->started, kv_started((uint64_t)getpid()));
     kv_put(&w->probe, (uint64_t)(uintptr_t)&me->word);
     kv_put(&w->beat, kv_now_ns());
     kv_put(&w->incarnation, me->incarnation);
+    kv_put(&w->state, kv_life(me, KV_COMING)); /* from now on this process's death is noticed */
     return 0;
 }
 
-/* A rank comes back, first step, while it still counts as lost: end what its earlier process was in the middle of. */
+/* Be a member from now on: rounds wait for this worker. Under the lock: see kv_write_off. */
+static int kv_enlist(kv_self *me)
+{
+    int outcome = kv_lock_region(me);
+    if (outcome != KV_READY)
+        return outcome;
+    kv_put(&me->worker->state, kv_life(me, KV_ALIVE));
+    kv_clear_bits(&me->head->lost, kv_bit(me->rank));
+    kv_set_bits(&me->head->members, kv_bit(me->rank));
+    kv_add(&me->head->epoch, 1);
+    kv_unlock_region(me);
+    return KV_READY;
+}
+
+/* A rank comes back, first step, before it is a member: end what its earlier process was in the middle of. */
 static void kv_clean_up(kv_self *me, kv_entry *e)
 {
     kv_call call = {.entry = e};
     uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase);
     kv_log *log = &me->worker->log;
-    if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank)
-        kv_return(me, e, 0);
+    if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank) /* if nobody has taken it over by now */
+        kv_swap(&e->phase, phase, kv_phase(round - 1, 0, kv_turn_of(phase), KV_CLOSED));
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
         if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))
             continue;
@@ -132,15 +151,16 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
     }
 }
 
-/* Second step, once it is a member again: every round that anybody has pushed into goes on without it. Who finds a
+/* Third step, once it is a member again: every round that anybody has pushed into goes on without it. Who finds a
  * round complete has pushed into it before looking at the members; so no round from here on is missed. */
 static void kv_rejoin(kv_self *me, kv_entry *e)
 {
     kv_part *part = kv_parts(me, e);
     uint64_t latest = 0;
     for (int w = 0; w < me->size; w++) {
-        uint64_t arrived = kv_get(&part[w].arrived);
-        latest = arrived > latest ? arrived : latest;
+        uint64_t even = kv_get(&part[w].pushed[0]), odd = kv_get(&part[w].pushed[1]);
+        latest = even > latest ? even : latest;
+        latest = odd > latest ? odd : latest;
     }
     kv_put(&part[me->rank].first, latest + 1);
     kv_put(&part[me->rank].arrived, latest);
@@ -152,6 +172,30 @@ static int kv_can_peek(kv_self *me, int w)
 {
     uint64_t word = 0;
     return kv_peek(me, w, kv_get(&me->head->worker[w].probe), (char *)&word, sizeof word) == 0 && word == KV_MAGIC;
+}
+
+/* Take the place of an earlier process of this rank. */
+static int kv_come_back(kv_self *me)
+{
+    uint64_t gates = 0, n = kv_get(&me->head->n_keys);
+    int outcome = kv_lock_region(me);
+    if (outcome != KV_READY)
+        return outcome;
+    for (uint64_t i = 0; i < n; i++)
+        kv_clean_up(me, kv_entry_at(me, i));
+    kv_put(&me->worker->log.entry, 0);
+    kv_unlock_region(me);
+    /* Barriers that others wait at go on without it, too. */
+    for (int w = 0; w < me->size; w++) {
+        uint64_t reached = kv_get(&me->head->worker[w].gates);
+        gates = reached > gates ? reached : gates;
+    }
+    kv_put(&me->worker->gates, gates);
+    outcome = kv_enlist(me);
+    n = kv_get(&me->head->n_keys);
+    for (uint64_t i = 0; i < n && outcome == KV_READY; i++)
+        kv_rejoin(me, kv_entry_at(me, i));
+    return outcome;
 }
 
 typedef struct {
@@ -184,7 +228,7 @@ static int kv_seated(void *context)
 {
     kv_self *me = (kv_self *)context;
     for (int w = 0; w < me->size; w++)
-        if (kv_get(&me->head->worker[w].state) == KV_ABSENT)
+        if (kv_state(me, w) == KV_ABSENT || kv_state(me, w) == KV_COMING)
             return 0;
     return 1;
 }
@@ -193,7 +237,8 @@ static int kv_seated(void *context)
 static void kv_stand_up(kv_self *me, enum kv_state state)
 {
     uint64_t now = kv_get(&me->worker->state);
-    if (kv_here(now) && kv_get(&me->worker->incarnation) == me->incarnation && kv_swap(&me->worker->state, now, state)) {
+    if (kv_here(now) && kv_get(&me->worker->incarnation) == me->incarnation &&
+        kv_swap(&me->worker->state, now, kv_life(me, state))) {
         kv_clear_bits(&me->head->members, kv_bit(me->rank));
         kv_add(&me->head->epoch, 1);
         kv_tell(me);

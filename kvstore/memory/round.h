@@ -6,8 +6,9 @@
  *   OPENING(r+1) and prepares the work: which workers take part, what is summed, what the rule's numbers are; then
  *   OPEN(r+1)    every waiting worker takes chunks; whoever finds all chunks complete makes it CLOSED(r+1).
  *
- * Who is in round r: those who pushed into it, { w : first[w] <= r <= arrived[w] }. A member that dies stops being
- * waited for after its last arrival is written, so everybody who finds the round complete finds the same set.
+ * Who is in round r: those who pushed into it, { w : pushed[w][r & 1] = r }; a push waits until the round two before is
+ * complete. A member that dies stops being waited for after its last arrival is written, so everybody who finds the
+ * round complete finds the same set; and what it pushed counts even if its rank comes back before the round is.
  *
  * A sum goes to the value that is not in use, and closing the round puts it in use: a round that comes to nothing
  * leaves the last one readable. An update works on the weights in place, block by block through a log.
@@ -28,14 +29,16 @@ static inline int kv_sums(const kv_self *me)
     return !(kv_get(&me->head->mode) & 1);
 }
 
-static inline uint64_t kv_phase(uint64_t round, int rank, uint64_t current, enum kv_step step)
+/* `turn`: how often another value was put in use, modulo 16; by it a reader sees that its value has changed. */
+static inline uint64_t kv_phase(uint64_t round, int rank, uint64_t turn, enum kv_step step)
 {
-    return round << 16 | (uint64_t)rank << 8 | current << 4 | (uint64_t)step;
+    return round << 16 | (uint64_t)rank << 8 | (turn & 0xf) << 4 | (uint64_t)step;
 }
 
 static inline uint64_t kv_round_of(uint64_t phase) { return phase >> 16; }
 static inline int kv_opener_of(uint64_t phase) { return (int)(phase >> 8 & 0xff); }
-static inline uint64_t kv_current_of(uint64_t phase) { return phase >> 4 & 1; }
+static inline uint64_t kv_turn_of(uint64_t phase) { return phase >> 4 & 0xf; }
+static inline uint64_t kv_current_of(uint64_t phase) { return kv_turn_of(phase) & 1; }
 static inline enum kv_step kv_step_of(uint64_t phase) { return (enum kv_step)(phase & 0xf); }
 static inline uint64_t kv_complete_round(uint64_t phase)
 {
@@ -69,10 +72,9 @@ static int kv_everyone(kv_self *me, const kv_entry *e, uint64_t round, uint64_t 
     const kv_part *part = kv_parts(me, e);
     uint64_t members = kv_get(&me->head->members), arrived = 0;
     for (int w = 0; w < me->size; w++) {
-        int first = kv_get(&part[w].first) <= round;
-        if (first && kv_get(&part[w].arrived) >= round)
+        if (kv_get(&part[w].pushed[round & 1]) >= round)
             arrived |= kv_bit(w);
-        else if (first && members & kv_bit(w))
+        else if (members & kv_bit(w) && kv_get(&part[w].first) <= round)
             return 0;
     }
     *in = arrived;
@@ -107,6 +109,7 @@ static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t sour
     atomic_thread_fence(memory_order_release);
     part->source[round & 1] = source;
     part->kind[round & 1] = kind;
+    kv_put(&part->pushed[round & 1], round);
     kv_put(&part->arrived, round);
     kv_fence();
     uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
@@ -457,7 +460,7 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
     for (uint64_t c = 0; c < e->chunks && kv_get(&e->phase) == phase; c++) {
         uint64_t word = kv_get(&kv_map(me, e)[c]);
         kv_worker *owner = &me->head->worker[word >> 8 & 0xff];
-        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_get(&owner->state) != KV_LOST)
+        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state_in(kv_get(&owner->state)) != KV_LOST)
             continue;
         pthread_mutex_lock(&me->busy);
         kv_take_over(me, call, &owner->log, phase, c);
@@ -472,7 +475,8 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
 /* Make the round of an opened or opening phase complete; `current` is the value that is in use from now on. */
 static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
 {
-    if (!kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), current, KV_CLOSED)))
+    uint64_t turn = kv_turn_of(phase) + (current != kv_current_of(phase));
+    if (!kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), turn, KV_CLOSED)))
         return 0;
     kv_tell(me);
     return 1;
@@ -496,25 +500,35 @@ static int kv_make_room(kv_self *me, kv_entry *e)
 static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
 {
     e->rule = rule;
-    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), kv_current_of(phase), KV_OPEN));
+    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), kv_turn_of(phase), KV_OPEN));
     kv_tell(me);
 }
 
-/* Hold a closed key, or one that a dead worker held or opened, so that nobody opens its next round; for changes from
- * outside of rounds. */
-static int kv_borrow(kv_self *me, kv_entry *e, uint64_t phase)
+/* Make a key the opener's; the phase that it has then, or 0: another was faster. */
+static uint64_t kv_hold(kv_self *me, kv_entry *e, uint64_t phase)
 {
-    uint64_t held = kv_phase(kv_complete_round(phase) + 1, me->rank, kv_current_of(phase), KV_OPENING);
-    int opener = kv_opener_of(phase);
-    int orphan = kv_step_of(phase) == KV_OPENING && opener != me->rank &&
-                 !kv_here(kv_get(&me->head->worker[opener].state));
-    return (kv_step_of(phase) == KV_CLOSED || orphan) && kv_swap(&e->phase, phase, held);
+    uint64_t round = kv_complete_round(phase) + 1, opening = kv_phase(round, me->rank, kv_turn_of(phase), KV_OPENING);
+    if (!kv_swap(&e->phase, phase, opening))
+        return 0;
+    kv_put(&e->updates[round & 1], kv_get(&e->updates[1 - (round & 1)]));
+    return opening;
+}
+
+/* Updates that the optimizer has made of the key. Those of the round under way do not count before it is complete. */
+static _Atomic uint64_t *kv_updates(kv_entry *e)
+{
+    return &e->updates[kv_complete_round(kv_get(&e->phase)) & 1];
+}
+
+static _Atomic uint64_t *kv_next_updates(kv_entry *e)
+{
+    return &e->updates[(kv_complete_round(kv_get(&e->phase)) + 1) & 1];
 }
 
 static void kv_return(kv_self *me, kv_entry *e, int other)
 {
-    uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
-    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) - 1, 0, other ? 1 - current : current, KV_CLOSED));
+    uint64_t phase = kv_get(&e->phase), turn = kv_turn_of(phase) + (other != 0);
+    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) - 1, 0, turn, KV_CLOSED));
     kv_tell(me);
 }
 
@@ -594,9 +608,8 @@ static int kv_may_open(kv_self *me, const kv_entry *e, uint64_t phase)
 
 static int kv_open(kv_self *me, kv_call *call, uint64_t phase)
 {
-    uint64_t round = kv_round_of(phase) + (kv_step_of(phase) == KV_CLOSED);
-    uint64_t opening = kv_phase(round, me->rank, kv_current_of(phase), KV_OPENING);
-    return kv_swap(&call->entry->phase, phase, opening) ? kv_prepare(me, call, opening) : KV_READY;
+    uint64_t opening = kv_hold(me, call->entry, phase);
+    return opening ? kv_prepare(me, call, opening) : KV_READY;
 }
 
 /* An open round: work, then see it closed, or what the dead have left of it finished. */
@@ -611,8 +624,6 @@ static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
             return outcome;
     }
     if (kv_all_done(me, e, round)) {
-        if (e->rule >= 0)
-            kv_put(&e->updates, e->next_updates);
         kv_close(me, e, phase, e->rule < 0 && kv_get(&e->failed) != round ? 1 - current : current);
     }
     return KV_READY;
@@ -654,6 +665,23 @@ static int kv_advance(kv_self *me, kv_call *call)
     return kv_bring_forward(me, call, 1);
 }
 
+/* Hold a closed key, or one that a dead worker has left held or opening, so that nobody opens its next round; for
+ * changes from outside of rounds. KV_TICK: not yet. */
+static int kv_borrow(kv_self *me, kv_entry *e)
+{
+    kv_watch watch = {me, e, 0, kv_get(&me->head->epoch)};
+    uint64_t phase = watch.phase = kv_get(&e->phase);
+    kv_call call = {.entry = e, .round = kv_round_of(phase)};
+    int outcome, opener = kv_opener_of(phase);
+    if (kv_step_of(phase) == KV_OPEN)
+        outcome = kv_advance(me, &call);
+    else if (kv_step_of(phase) == KV_CLOSED || (opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state))))
+        return kv_hold(me, e, phase) ? KV_READY : KV_TICK;
+    else
+        outcome = kv_wait(me, kv_changed, &watch);
+    return outcome == KV_READY ? KV_TICK : outcome;
+}
+
 typedef struct {
     kv_self *me;
     const kv_entry *entry;
@@ -669,10 +697,10 @@ static int kv_have_arrived(void *context)
 /* Put the sum of a small key away, as the value. The same worker does it every time: its cache has the place. */
 static int kv_put_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, const char *sum)
 {
-    uint64_t phase = kv_get(&e->phase), opening = kv_phase(round, me->rank, kv_current_of(phase), KV_OPENING);
+    uint64_t phase = kv_get(&e->phase), opening;
     if (kv_complete_round(phase) >= round)
         return 1;
-    if (phase >> 16 != round - 1 || kv_step_of(phase) != KV_CLOSED || !kv_swap(&e->phase, phase, opening))
+    if (phase >> 16 != round - 1 || kv_step_of(phase) != KV_CLOSED || !(opening = kv_hold(me, e, phase)))
         return 0;
     e->mask = in;
     memcpy(kv_at(me, e->value[1 - kv_current_of(phase)]), sum, e->nbytes);
@@ -721,6 +749,11 @@ static int kv_deliver(kv_self *me, kv_call *call)
     if (!call->n_outs)
         return KV_READY;
     uint64_t phase = kv_get(&e->phase);
+    if (kv_step_of(phase) == KV_OPEN) { /* perhaps by the dead only: see it closed */
+        kv_call other = {.entry = e, .round = kv_round_of(phase)};
+        int outcome = kv_advance(me, &other);
+        return outcome == KV_READY ? KV_TICK : outcome;
+    }
     char *from = (char *)kv_at(me, e->value[kv_current_of(phase)]);
     ptrdiff_t size = kv_chunk_size(e);
     for (uint64_t c = 0; c < e->chunks; c++) {
@@ -732,8 +765,8 @@ static int kv_deliver(kv_self *me, kv_call *call)
     atomic_thread_fence(memory_order_acquire);
     uint64_t now = kv_get(&e->phase);
     /* Only an open round writes to the value in use; one that is being prepared, perhaps by a dead worker, does not. */
-    int calm = kv_step_of(phase) != KV_OPEN && kv_step_of(now) != KV_OPEN &&
-               kv_current_of(now) == kv_current_of(phase) && kv_complete_round(now) == kv_complete_round(phase);
+    int calm = kv_step_of(now) != KV_OPEN && kv_turn_of(now) == kv_turn_of(phase) &&
+               kv_complete_round(now) == kv_complete_round(phase);
     return calm ? KV_READY : KV_TICK;
 }
 

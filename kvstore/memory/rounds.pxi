@@ -191,7 +191,7 @@ def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t
     e.n_states = <int>len(states)
     for i in range(e.n_states):
         e.states[i] = handle.job.offset_of(states[i])
-    e.next_updates = updates
+    kv_put(kv_next_updates(e), updates)
     kv_put_out(handle.job.me, e, kv_get(&e.phase), rule)
 
 
@@ -207,7 +207,7 @@ def close_opened(Handle handle, bint other, updates=None):
     """Complete the round that this worker has opened; with `other`, the other value is in use from now on."""
     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
     if updates is not None:
-        kv_put(&handle.e.updates, updates)
+        kv_put(kv_next_updates(handle.e), updates)
     kv_close(handle.job.me, handle.e, phase, 1 - current if other else current)
 
 

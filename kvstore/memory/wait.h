@@ -106,22 +106,67 @@ static int kv_silent(kv_self *me, int w, uint64_t now)
     return now > beat && now - beat > KV_SILENCE * KV_MILLISECOND;
 }
 
-static int kv_here(uint64_t state)
+static inline int kv_state_in(uint64_t word)
 {
-    return state == KV_ALIVE || state == KV_JOINED;
+    return (int)(word & 0xff);
 }
 
-static void kv_mark_lost(kv_self *me, int w)
+static inline int kv_state(const kv_self *me, int w)
+{
+    return kv_state_in(kv_get(&me->head->worker[w].state));
+}
+
+static int kv_here(uint64_t word)
+{
+    int state = kv_state_in(word);
+    return state == KV_ALIVE || state == KV_JOINED || state == KV_COMING;
+}
+
+/* One attempt to hold the region's lock. That of a dead holder is taken over, and what an earlier process of a rank
+ * has left locked is a dead holder's. */
+static int kv_try_lock(kv_self *me)
+{
+    uint64_t holder = kv_get(&me->head->lock), own = me->incarnation << 8 | ((uint64_t)me->rank + 1);
+    int w = (int)(holder & 0xff) - 1;
+    if (holder && kv_state(me, w) != KV_LOST && kv_get(&me->head->worker[w].incarnation) == holder >> 8)
+        return 0;
+    return kv_swap(&me->head->lock, holder, own);
+}
+
+static void kv_unlock_region(kv_self *me)
+{
+    if (kv_swap(&me->head->lock, me->incarnation << 8 | ((uint64_t)me->rank + 1), 0))
+        kv_tell(me);
+}
+
+/* Rounds stop waiting for the lost. Everybody who looks around does this, for who has marked a worker may have died
+ * before it could; and under the lock, so that nobody does it who slept while the rank came back. */
+static void kv_write_off(kv_self *me)
 {
     kv_header *head = me->head;
-    uint64_t state = kv_get(&head->worker[w].state);
-    if (!kv_here(state) || !kv_swap(&head->worker[w].state, state, KV_LOST))
+    uint64_t lost = 0;
+    for (int w = 0; w < me->size; w++)
+        if (kv_state(me, w) == KV_LOST)
+            lost |= kv_bit(w);
+    if (!(lost & ~kv_get(&head->lost)) && !(me->go_on && lost & kv_get(&head->members)))
         return;
-    kv_set_bits(&head->lost, kv_bit(w));
-    if (me->go_on) /* else rounds go on waiting for it, in vain */
-        kv_clear_bits(&head->members, kv_bit(w));
+    if (!kv_try_lock(me))
+        return; /* there is a next time */
+    for (int w = 0; w < me->size; w++)
+        if (lost & kv_bit(w) && kv_state(me, w) == KV_LOST) {
+            kv_set_bits(&head->lost, kv_bit(w));
+            if (me->go_on) /* else rounds go on waiting for it, in vain */
+                kv_clear_bits(&head->members, kv_bit(w));
+        }
     kv_add(&head->epoch, 1);
-    kv_tell(me);
+    kv_unlock_region(me);
+}
+
+/* `seen`: its state, from before it was found to be gone. */
+static void kv_mark_lost(kv_self *me, int w, uint64_t seen)
+{
+    if (kv_here(seen))
+        kv_swap(&me->head->worker[w].state, seen, (seen & ~0xffull) | KV_LOST);
 }
 
 /* See who is gone. A worker that is stopped within a chunk could write later: it is ended, so that it cannot. */
@@ -133,7 +178,8 @@ static void kv_look_around(kv_self *me)
     me->looked = now;
     for (int w = 0; w < me->size; w++) {
         kv_worker *peer = &me->head->worker[w];
-        if (w == me->rank || !kv_here(kv_get(&peer->state)))
+        uint64_t seen = kv_get(&peer->state);
+        if (w == me->rank || !kv_here(seen))
             continue;
         int gone = kv_ended(me, w);
         if (!gone && kv_silent(me, w, now)) {
@@ -142,8 +188,9 @@ static void kv_look_around(kv_self *me)
             gone = 1;
         }
         if (gone)
-            kv_mark_lost(me, w);
+            kv_mark_lost(me, w, seen);
     }
+    kv_write_off(me);
     pthread_mutex_unlock(&me->busy);
 }
 
@@ -158,6 +205,7 @@ static int kv_standing(kv_self *me)
 }
 
 typedef int (*kv_condition)(void *context);
+typedef int (*kv_attempt)(kv_self *me);
 
 static int kv_spin(kv_self *me, kv_condition ready, void *context)
 {
