@@ -205,6 +205,8 @@ class Group:
         """End all processes and wait for them; leave nothing behind."""
         for line in self._lines:
             line.connection.close()
+        for pid in self._pids if kill else ():
+            _kill_worker(pid)
         self._lines, self._pids = [], []
         for process in self._processes:
             _end(process, 0.0 if kill else 15.0)
@@ -230,6 +232,13 @@ def codes() -> tuple[str, str]:
     here = Path(__file__).parent
     gate = compiled.build(here / "gate.c", "-lm")
     return str(gate), str(compiled.build(here / "limit.c", "-fopenmp", "-lm"))
+
+
+def _kill_worker(pid: int) -> None:
+    """Kill a worker that a launcher may not reach any more."""
+    with contextlib.suppress(OSError):
+        if b"bench.peers_shared" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes], patience: float) -> None:
