@@ -623,9 +623,8 @@ static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
         if (outcome != KV_READY)
             return outcome;
     }
-    if (kv_all_done(me, e, round)) {
+    if (kv_all_done(me, e, round))
         kv_close(me, e, phase, e->rule < 0 && kv_get(&e->failed) != round ? 1 - current : current);
-    }
     return KV_READY;
 }
 
