@@ -435,9 +435,16 @@ class SharedBackend:
 
     def _copy_to_slots(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
         for handle, _ in pairs:
-            self._waits.wait(partial(shm.make_way, handle), handle)
-        cpu.reduce([(values, shm.slot(handle), []) for handle, values in pairs])
-        for handle, _ in pairs:
+            if shm.make_way(handle) != shm.READY:
+                self._waits.wait(partial(shm.make_way, handle), handle)
+        summed = []
+        for handle, values in pairs:
+            if handle.small and len(values) == 1:
+                shm.arrive_with_copy(handle, values[0])
+            else:
+                summed.append((handle, values))
+        cpu.reduce([(values, shm.slot(handle), []) for handle, values in summed])
+        for handle, _ in summed:
             shm.arrive_with_slot(handle)
 
     def _push_rows(self, handle: Handle, sources: list[RowSparseArray]) -> None:

@@ -279,7 +279,9 @@ cdef class Window:
     cdef Window over(Job job, char *data, shape, dtype, object owner):
         cdef Window self = Window()
         self.job, self.owner, self.data = job, owner, data
-        self.size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.size = dtype.itemsize
+        for n in shape:
+            self.size *= n
         return self
 
     def __getbuffer__(self, Py_buffer *view, int flags):

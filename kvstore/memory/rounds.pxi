@@ -97,6 +97,15 @@ def arrive_with_slot(Handle handle):
     kv_arrive(me, handle.e, KV_SLOT, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))
 
 
+def arrive_with_copy(Handle handle, cnp.ndarray value):
+    """Copy a small array, plain and of the key's shape and type, to the slot and push that."""
+    cdef kv_self *me = handle.job.me
+    cdef uint64_t slot = slot_of(handle, &kv_parts(me, handle.e)[me.rank])
+    kv_fill(me, handle.e)
+    memcpy(me.base + slot, cnp.PyArray_DATA(value), handle.e.nbytes)
+    kv_arrive(me, handle.e, KV_SLOT, slot)
+
+
 def arrive_in_region(Handle handle, uint64_t offset, bint in_place):
     """Push an array that lives in the region; with `in_place`, it receives the sum."""
     kv_arrive(handle.job.me, handle.e, KV_IN_PLACE if in_place else KV_SLOT, offset)
