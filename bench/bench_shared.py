@@ -1,8 +1,8 @@
 """The store between processes: pytest-benchmark times it, and its rivals take turns with it for the ratios.
 
-``pytest bench/bench_shared.py`` does the cases of two processes that have a goal; with ``KVSTORE_BENCH_ALL=1``
-it does all. Rivals need the variables that README.md in this folder names. For figures to publish, run
-``python -m bench.shared``: it takes more rounds.
+``pytest bench/bench_shared.py`` does the cases of two processes that have a goal, and with
+``KVSTORE_BENCH_ALL=1`` all. Rivals need the variables that README.md in this folder names. For figures to
+publish, run ``python -m bench.shared``: it takes more rounds.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +36,8 @@ ELSEWHERE = {
     "redis": "KVSTORE_BENCH_REDIS",
     "ray": "KVSTORE_BENCH_RAY",
 }
+#: Memory of a peer in arrays of each worker, where it is not two.
+COPIES = {"mxnet": 5}
 CHAIN_TURN = 0.3  # seconds: a tail needs many calls
 
 
@@ -77,7 +80,7 @@ def measured(
 
 def one(case: SharedCase, peers: list[Group], plan: Plan, prober: Any) -> Measured | None:
     """Measure one case; a peer that fails on the way is left out of it."""
-    there = [peer for peer in peers if peer.setting.name in ("ours", *case.peers)]
+    there = _fitting(case, [peer for peer in peers if peer.setting.name in ("ours", *case.peers)])
     if case.wait:
         plan = replace(plan, turn=max(plan.turn, CHAIN_TURN))
     try:
@@ -88,6 +91,19 @@ def one(case: SharedCase, peers: list[Group], plan: Plan, prober: Any) -> Measur
     finally:
         for peer in there:
             peer.rest()
+
+
+def _fitting(case: SharedCase, peers: list[Group]) -> list[Group]:
+    """Leave out peers from the end on until all arrays fit into memory at once."""
+    share = case.nbytes * case.processes * (2 if case.update else 1)
+    needs = accumulate(share * COPIES.get(peer.setting.name, 2) for peer in peers)
+    room, found = machine.available(), []
+    for peer, need in zip(peers, needs, strict=True):
+        if need <= room:
+            found.append(peer)
+        else:
+            print(f"{case.name}: no memory for {peer.setting.name}", file=sys.stderr)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -100,11 +100,17 @@ class Inputs:
 
 
 def inputs(case: SharedCase, rank: int) -> Inputs:
-    """Make a worker's arrays, every page touched; weights are the same for all, values differ by a factor."""
-    base = np.random.default_rng(7).random(padded(case), np.float32) - np.float32(0.5)
-    flat = np.multiply(base, np.float32(0.01 * (1 + rank)), out=memory(base.size, case.pages))
-    weights = memory(base.size, case.pages) if case.verb == "update" else base
-    np.multiply(base, np.float32(0.75), out=weights)
+    """Make a worker's arrays, every page of the values touched, which differ by a factor.
+
+    Weights are the same for all; where they are only there to be replaced by sums, they are zeros.
+    """
+    flat = memory(padded(case), case.pages)
+    np.random.default_rng(7).random(dtype=np.float32, out=flat)
+    flat -= np.float32(0.5)
+    weights = memory(flat.size, case.pages)
+    if case.verb == "update":
+        np.multiply(flat, np.float32(0.75), out=weights)
+    flat *= np.float32(0.01 * (1 + rank))
     return Inputs(pieces(weights, case.shapes), pieces(flat, case.shapes), flat, weights)
 
 
