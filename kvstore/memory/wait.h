@@ -6,6 +6,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -48,14 +49,16 @@ static inline void kv_tell(kv_self *me)
         kv_ring(me, asleep);
 }
 
-/* When the process began, in clock ticks; 0: there is no such process. The number of a dead process is used again. */
+#define KV_UNKNOWN (~0ull)
+
+/* When the process began, in clock ticks; 0: there is no such process; or KV_UNKNOWN. The number of a dead process is used again. */
 static uint64_t kv_started(uint64_t pid)
 {
     char path[48], text[1024];
     snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
     FILE *file = fopen(path, "re");
-    if (!file)
-        return 0;
+    if (!file) /* without descriptors or memory that is no news of the process */
+        return errno == ENOENT || errno == ESRCH ? 0 : KV_UNKNOWN;
     size_t n = fread(text, 1, sizeof text - 1, file);
     fclose(file);
     text[n] = 0;
@@ -70,6 +73,15 @@ static uint64_t kv_started(uint64_t pid)
     return ticks;
 }
 
+/* Whether the process that sat down is there. */
+static int kv_exists(kv_self *me, int w)
+{
+    uint64_t pid = kv_get(&me->head->worker[w].pid), then = kv_get(&me->head->worker[w].started), now = kv_started(pid);
+    if (now == KV_UNKNOWN || then == KV_UNKNOWN)
+        return kill((pid_t)pid, 0) == 0 || errno != ESRCH;
+    return now == then;
+}
+
 /* A descriptor that becomes readable when the worker's process ends; -1: it has ended already. */
 static int kv_pidfd(kv_self *me, int w)
 {
@@ -81,7 +93,7 @@ static int kv_pidfd(kv_self *me, int w)
         close(me->pidfd[w]);
     uint64_t pid = kv_get(&peer->pid);
     int fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
-    if (fd >= 0 && kv_started(pid) != kv_get(&peer->started)) {
+    if (fd >= 0 && !kv_exists(me, w)) {
         close(fd);
         fd = -1;
         errno = ESRCH;
@@ -95,7 +107,7 @@ static int kv_ended(kv_self *me, int w)
 {
     int fd = kv_pidfd(me, w);
     if (fd < 0) /* no descriptor to be had: ask the process table */
-        return errno == ESRCH || kv_started(kv_get(&me->head->worker[w].pid)) != kv_get(&me->head->worker[w].started);
+        return errno == ESRCH || !kv_exists(me, w);
     struct pollfd one = {fd, POLLIN, 0};
     return poll(&one, 1, 0) > 0;
 }
