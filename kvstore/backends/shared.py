@@ -10,8 +10,9 @@ import atexit
 import contextlib
 import os
 import sys
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,6 +67,7 @@ class SharedBackend:
         self._undelivered: dict[Key, list[Once]] = {}
         self._waits = Waits(self._job, self._keys, self._updates, self._rows, config.timeout, self.rank)
         # What was pushed from the region last and the time before, by parity of the round.
+        self._late = self._job.returned()  # came back, and has not pushed yet
         self._lent: dict[tuple[Key, int], Array] = {}
         if config.threads:
             cpu.set_threads(config.threads)
@@ -155,6 +157,7 @@ class SharedBackend:
         """Arrive; what is left to do is to help."""
         dense, sparse = self._arguments.sources(groups)
         self._waits.check_writing()
+        self._fall_in([*dense, *sparse])
         self._copy_to_slots([pair for pair in dense if not self._push_from_region(*pair)])
         for handle, sources in sparse:
             self._push_rows(handle, sources)
@@ -163,6 +166,7 @@ class SharedBackend:
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
         """Note which rounds are meant; what is left to do is to wait and to copy."""
+        self._waits.check_open()
         later: list[Deliver] = []
         calls, rows = [], []
         for handle, outs in self._arguments.by_number(groups):
@@ -201,6 +205,7 @@ class SharedBackend:
             for h, values in self._arguments.by_order(dense)
         ]
         self._waits.check_writing()
+        self._fall_in(wanted)
         large = is_large([(handle, values + arrays) for handle, values, arrays in wanted])
         private: set[Key] = set()
         try:
@@ -250,7 +255,7 @@ class SharedBackend:
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
-        if self._waits.joined:
+        if self._waits.joined or self._late:
             return False
         done = shm.quick_pushpull(self._job, key, value, out)
         if done is None:
@@ -261,6 +266,7 @@ class SharedBackend:
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""
+        self._waits.check_open()
         jobs = []
         for key, pairs in wanted:
             handle = self._arguments.handle(key)
@@ -321,6 +327,7 @@ class SharedBackend:
 
     def view(self, key: Key) -> Array | RowSparseArray:
         """Live memory, read-only."""
+        self._waits.check_open()
         handle = self._arguments.handle(key)
         self._waits.settle(handle)
         if handle.sparse:
@@ -331,6 +338,7 @@ class SharedBackend:
 
     def empty(self, key: Key) -> Array:
         """Return a new array of the key's shape and type that lives in the region."""
+        self._waits.check_open()
         handle = self._arguments.handle(key)
         if handle.sparse:
             raise ArrayError(f"key {key!r} is row-sparse; only dense keys have arrays in shared memory")
@@ -376,7 +384,7 @@ class SharedBackend:
 
     def note_fork(self) -> None:
         """Say that this is the child of a fork, which has no part in the job."""
-        self._job.note_fork()
+        self._seat.note_fork()
 
     # ----------------------------------------------------------------------------------------- checks
 
@@ -424,6 +432,22 @@ class SharedBackend:
         """
         sums = not self._job.goes_on and not shm.mode(self._job) & 1
         return sums and (region or self._job.peeking())
+
+    def _fall_in(self, pushed: Sequence[tuple[Any, ...]]) -> None:
+        """Before the first push of a rank that came back: come into step with the others."""
+        if not self._late or not pushed:
+            return
+        by_order = self._arguments.by_order([(pair[0], None) for pair in pushed])
+
+        def step() -> int:
+            self._waits.check_writing()
+            if self._job.fall_in(by_order[0][0]):
+                return shm.READY
+            time.sleep(0.0005)
+            return shm.TICK
+
+        self._waits.wait(step, by_order[0][0])
+        self._late = False
 
     def _push_from_region(self, handle: Handle, values: list[Array]) -> bool:
         home = self._job.offset_of(values[0]) if len(values) == 1 and not handle.small else 0

@@ -123,6 +123,7 @@ cdef extern from "region.h" nogil:
     void kv_stand_up(kv_self *me, int state)
     ctypedef int (*kv_attempt)(kv_self *me)
     int kv_enlist(kv_self *me)
+    int kv_fall_in(kv_self *me, kv_entry *first)
     int kv_come_back(kv_self *me)
     int kv_state(kv_self *me, int w)
     int kv_can_peek(kv_self *me, int w)

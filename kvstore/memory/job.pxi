@@ -104,8 +104,18 @@ cdef class Job:
         self.insist(kv_enlist)
 
     def come_back(self):
-        """Take the place of an earlier process of this rank: join the round after the next of each key."""
+        """Take the place of an earlier process of this rank; no round waits for it until `fall_in` was called."""
         self.insist(kv_come_back)
+
+    def fall_in(self, Handle first):
+        """After `come_back`: take a step towards the others' pass over the keys, which begins with `first`.
+
+        Returns whether it is done. Until then the others' rounds go on without this worker.
+        """
+        cdef int done
+        with nogil:
+            done = kv_fall_in(self.me, first.e)
+        return bool(done)
 
     def wait_for_all(self):
         """Wait until every rank has been taken."""
@@ -117,6 +127,7 @@ cdef class Job:
     def probe(self):
         """Find out whether this process can read the others' memory; if not, nobody does so in this job."""
         cdef int w
+        kv_look_around(self.me)  # while there are descriptors to watch the others with
         for w in range(self.me.size):
             if w != self.me.rank and self.state(w) == KV_ALIVE and not kv_can_peek(self.me, w):
                 kv_put(&self.me.head.no_peeking, 1)

@@ -86,6 +86,7 @@ typedef struct {
     uint64_t magic, version, size, n_workers;
     _Atomic uint64_t members;  /* bit by rank: rounds wait for these */
     _Atomic uint64_t lost;     /* bit by rank: dead, and not back */
+    _Atomic uint64_t newcomers; /* bit by rank: came back, and is not in any round yet */
     _Atomic uint64_t asleep;   /* bit by rank: wants its bell rung */
     _Atomic uint64_t epoch;
     _Atomic uint64_t go_on;    /* the loss of a worker is no error */

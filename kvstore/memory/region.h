@@ -151,12 +151,16 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
     }
 }
 
-/* Third step, once it is a member again: every round that anybody has pushed into goes on without it. Who finds a
- * round complete has pushed into it before looking at the members; so no round from here on is missed. */
+#define KV_NEVER (1ull << 47)
+
+/* From its first push on: every round of a key that anybody has pushed into goes on without it. Who finds a round
+ * complete has pushed into it before looking at `first`; so no round from here on is missed. */
 static void kv_rejoin(kv_self *me, kv_entry *e)
 {
     kv_part *part = kv_parts(me, e);
     uint64_t latest = 0;
+    kv_put(&part[me->rank].first, 0); /* no round of the key becomes complete meanwhile */
+    kv_fence();
     for (int w = 0; w < me->size; w++) {
         uint64_t even = kv_get(&part[w].pushed[0]), odd = kv_get(&part[w].pushed[1]);
         latest = even > latest ? even : latest;
@@ -167,6 +171,57 @@ static void kv_rejoin(kv_self *me, kv_entry *e)
     kv_tell(me);
 }
 
+/* Whether all who take part have pushed into a round, newcomers aside. */
+static int kv_others_in(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    const kv_part *part = kv_parts(me, e);
+    uint64_t newcomers = kv_get(&me->head->newcomers) | kv_bit(me->rank);
+    uint64_t members = kv_get(&me->head->members) & ~newcomers;
+    for (int w = 0; w < me->size; w++)
+        if (members >> w & 1 && kv_get(&part[w].first) <= round && kv_get(&part[w].pushed[round & 1]) < round)
+            return 0;
+    return 1;
+}
+
+/* The others are in the middle of a pass over their keys when a rank comes back, and it begins one. It is in step once
+ * all of them wait in the round of the key that it pushes into first; until then it lets the rounds of all other keys,
+ * and barriers, go on without it. Whoever has pushed into a later key of the same pass has pushed into the first one
+ * before: so that is looked at last. 1: in step. */
+static int kv_fall_in(kv_self *me, kv_entry *first)
+{
+    kv_look_around(me);
+    uint64_t n = kv_get(&me->head->n_keys), least = ~0ull, round;
+    uint64_t others = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers) & ~kv_bit(me->rank);
+    for (uint64_t i = 0; i < n; i++) {
+        kv_entry *e = kv_entry_at(me, i);
+        if (kv_get(&kv_parts(me, e)[me->rank].first) == KV_NEVER)
+            kv_rejoin(me, e);
+    }
+    round = kv_get(&kv_parts(me, first)[me->rank].first);
+    for (uint64_t i = 0; i < n && !kv_others_in(me, first, round); i++) {
+        kv_entry *e = kv_entry_at(me, i);
+        kv_part *mine = &kv_parts(me, e)[me->rank];
+        uint64_t next = kv_get(&mine->first);
+        if (e == first || !kv_others_in(me, e, next) || kv_others_in(me, first, round))
+            continue;
+        kv_put(&mine->first, next + 1);
+        kv_put(&mine->arrived, next);
+        kv_tell(me);
+    }
+    for (int w = 0; w < me->size; w++) {
+        uint64_t reached = kv_get(&me->head->worker[w].gates);
+        least = others >> w & 1 && reached < least ? reached : least;
+    }
+    if (others && least > kv_get(&me->worker->gates)) {
+        kv_put(&me->worker->gates, least);
+        kv_tell(me);
+    }
+    if (!kv_others_in(me, first, round))
+        return 0;
+    kv_clear_bits(&me->head->newcomers, kv_bit(me->rank));
+    return 1;
+}
+
 /* Whether this worker can read another's own memory. */
 static int kv_can_peek(kv_self *me, int w)
 {
@@ -174,7 +229,7 @@ static int kv_can_peek(kv_self *me, int w)
     return kv_peek(me, w, kv_get(&me->head->worker[w].probe), (char *)&word, sizeof word) == 0 && word == KV_MAGIC;
 }
 
-/* Take the place of an earlier process of this rank. */
+/* Take the place of an earlier process of this rank; no round waits for it before it pushes. */
 static int kv_come_back(kv_self *me)
 {
     uint64_t gates = 0, n = kv_get(&me->head->n_keys);
@@ -191,11 +246,10 @@ static int kv_come_back(kv_self *me)
         gates = reached > gates ? reached : gates;
     }
     kv_put(&me->worker->gates, gates);
-    outcome = kv_enlist(me);
-    n = kv_get(&me->head->n_keys);
-    for (uint64_t i = 0; i < n && outcome == KV_READY; i++)
-        kv_rejoin(me, kv_entry_at(me, i));
-    return outcome;
+    for (uint64_t i = 0; i < n; i++)
+        kv_put(&kv_parts(me, kv_entry_at(me, i))[me->rank].first, KV_NEVER);
+    kv_set_bits(&me->head->newcomers, kv_bit(me->rank));
+    return kv_enlist(me);
 }
 
 typedef struct {

@@ -53,6 +53,11 @@ class Seat:
         if hasattr(self, "job"):
             self.job.leave(lost)
 
+    def note_fork(self) -> None:
+        """Say that this is the child of a fork; it must not hold the rank's name when its parent is gone."""
+        self._meeting.close()
+        self.job.note_fork()
+
     def _enter(self, config: StoreConfig) -> shm.Job:
         fd = self._meeting.look(range(self.size))
         found = fd is None and self.rank == 0

@@ -856,6 +856,9 @@ static void come_back(worker *w)
     if (outcome != KV_READY)
         violation("worker %d cannot come back: outcome %d", rank_of(w), outcome);
     note("is back", me->incarnation, 0);
+    while (!kv_fall_in(me, keys[plan.order[0]].e)) /* before its first push, as SharedBackend._fall_in */
+        ;
+    note("has fallen in", me->incarnation, 0);
 }
 
 static void life(worker *w)
