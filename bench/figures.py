@@ -40,8 +40,8 @@ def section(results: dict[str, Any], name: str, peers: dict[str, str]) -> str:
     return (
         f"float32, on {results['machine']}: time of the peer ÷ time of kvstore, so that above 1 kvstore is "
         "faster. Median [lowest-highest] of rounds in which all took turns. How it is measured: "
-        f"[bench/README.md](bench/README.md); all cases: [bench/results/{name}.md](bench/results/{name}.md).\n\n"
-        + table.markdown(head, rows)
+        f"[bench/README.md](bench/README.md); all cases: "
+        f"[bench/results/{name}.md](bench/results/{name}.md).\n\n" + table.markdown(head, rows)
     )
 
 

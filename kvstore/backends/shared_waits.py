@@ -85,6 +85,10 @@ class Waits:
         """See all rounds complete and delivered; then raise the first error of any."""
         errors: list[KVStoreError] = []
         try:
+            if len(calls) > 1:  # first what can be worked on: at the end of each key somebody would wait
+                for call in calls:
+                    if not call.handle.small:
+                        self._help(call)
             for call in calls:
                 self._finish(call, errors)
         except BaseException:
@@ -113,8 +117,8 @@ class Waits:
     def read(self, calls: list[shm.Call]) -> None:
         """See the rounds complete that this worker has pushed into, and deliver."""
         if self._told:  # the loss was reported: reads give what there is
-            for call in calls:
-                call.deliver()
+            for call in calls:  # an update that the dead have left half done is finished first
+                self.wait(call.deliver, call.handle)
             return
         self.complete(calls, set())
 
@@ -122,15 +126,18 @@ class Waits:
         """Where this worker was the last to arrive, begin the work; never wait."""
         errors: list[KVStoreError] = []
         for call in calls:
-            handle = call.handle
-            while (outcome := call.help()) in (shm.PLAN, shm.CATCH_UP):
-                self._prepare(outcome, handle)
+            outcome = self._help(call)
             if outcome not in (shm.READY, shm.TICK):
-                self._raise(outcome, handle, [])
-            if failure := self._failure(handle, call.round):
+                self._raise(outcome, call.handle, [])
+            if failure := self._failure(call.handle, call.round):
                 errors.append(failure)
         if errors:
             raise errors[0]
+
+    def _help(self, call: shm.Call) -> int:
+        while (outcome := call.help()) in (shm.PLAN, shm.CATCH_UP):
+            self._prepare(outcome, call.handle)
+        return outcome
 
     def _prepare(self, outcome: int, handle: Handle | None) -> None:
         with self._preparing:
