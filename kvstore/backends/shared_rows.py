@@ -130,7 +130,8 @@ class Rows:
         weight, filled = self._weight(handle)
         updates = self._updates
         if updates.updater is None:
-            self._call(handle, sources, weight)
+            handle.note_undo([(weight, None)])
+            updates.apply(handle, merged(sources), weight)
             shm.close_opened(handle, filled)
             return
         with updates.counting(handle) as count:
@@ -138,7 +139,8 @@ class Rows:
             if updates.updater.optimizer.fused:
                 self._fused(handle, sources, weight)
             else:
-                self._call(handle, sources, weight)
+                handle.note_undo([(array, None) for array in (weight, *updates.state_arrays(handle))])
+                updates.apply(handle, merged(sources), weight)
             updates.note_state(handle)
             shm.close_opened(handle, filled, count())
 
@@ -146,19 +148,14 @@ class Rows:
         updater = self._updates.updater
         assert updater is not None
         rule, params, master, states = updater.plan(handle.key, weight)
+        changed = (weight, *states) if master is None else (weight, master, *states)
         if updater.optimizer.sparse_mode(handle.sparse) == "dense":
+            handle.note_undo([(array, None) for array in changed])
             cpu.update([(rule, params, [merged(sources).todense()], weight, master, states, [])])
             return
         rows, maps, datas = merge(sources)
+        handle.note_undo([(array, rows) for array in changed])
         cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
-
-    def _call(self, handle: Handle, sources: list[RowSparseArray], weight: Array) -> None:
-        before = weight.copy()
-        try:
-            self._updates.apply(handle, merged(sources), weight)
-        except BaseException:
-            np.copyto(weight, before)
-            raise
 
     def _weight(self, handle: Handle) -> tuple[Array, bool]:
         """Return the dense weight, and whether it lies at the place not in use: absent rows were filled."""

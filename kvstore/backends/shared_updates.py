@@ -147,6 +147,7 @@ class Updates:
             kind = type(error).__name__
             text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
             self.causes[handle.key, handle.complete + 1] = error
+            handle.undo()
             handle.spoil(handle.complete + 1, text)
             shm.close_opened(handle, False)
             if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
@@ -177,6 +178,7 @@ class Updates:
             return
         with self.counting(handle) as count:
             self.bring_state(handle, weight)
+            handle.note_undo([(array, None) for array in self.state_arrays(handle)])
             self.updater(handle.key, merged, weight)
             self.note_state(handle)
             shm.close_opened(handle, True, count())
@@ -228,6 +230,11 @@ class Updates:
         handle.set_record(json.dumps({"mode": shm.mode(self._job), "state": outline}).encode())
         self.updater.states[handle.key] = there
         self._records[handle.key] = handle.record()[0]
+
+    def state_arrays(self, handle: Handle) -> list[Array]:
+        """Arrays of the updater's state of a key that have rows."""
+        assert self.updater is not None
+        return [array for array in _leaves(self.updater.states.get(handle.key)) if array.ndim and array.size]
 
     def note_state(self, handle: Handle) -> None:
         """Bring arrays into the region by which an update has replaced parts of its state."""

@@ -118,6 +118,7 @@ class Waits:
         """See the rounds complete that this worker has pushed into, and deliver."""
         if self._told:  # the loss was reported: reads give what there is
             for call in calls:  # an update that the dead have left half done is finished first
+                self._help(call)
                 self.wait(call.deliver, call.handle)
             return
         self.complete(calls, set())
@@ -153,7 +154,9 @@ class Waits:
 
     def settle(self, handle: Handle) -> None:
         """See the rounds complete that this worker has pushed into."""
-        if not self._told and (handle.complete < handle.arrived or handle.failed == handle.arrived > 0):
+        if self._told:
+            self._help(shm.Call(handle, [], False))
+        elif handle.complete < handle.arrived or handle.failed == handle.arrived > 0:
             self.complete([shm.Call(handle, [], False)], set())
 
     def settle_all(self) -> None:

@@ -84,7 +84,7 @@ cdef extern from "region.h" nogil:
         double params[16]
         uint64_t number, name, name_bytes, shape, ndim, is_text, hash
         int64_t int_key
-        uint64_t error, record, record_bytes, rows_of
+        uint64_t error, record, record_bytes, rows_of, undo
     ctypedef struct kv_header:
         uint64_t n_workers, members, lost, epoch, no_peeking, mode, go_on
         uint64_t settings, settings_bytes, settings_version, num_update, text_keys, top, reserved, n_keys
@@ -123,6 +123,8 @@ cdef extern from "region.h" nogil:
     void kv_stand_up(kv_self *me, int state)
     ctypedef int (*kv_attempt)(kv_self *me)
     int kv_enlist(kv_self *me)
+    void kv_fence()
+    void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
     int kv_fall_in(kv_self *me, kv_entry *first)
     int kv_come_back(kv_self *me)
     int kv_state(kv_self *me, int w)

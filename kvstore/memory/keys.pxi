@@ -8,6 +8,7 @@ cdef class Handle:
     cdef readonly object key, dtype
     cdef readonly tuple shape
     cdef list arrays  # over the two values
+    cdef uint64_t undo_at, undo_bytes  # memory for `note_undo`
     cdef readonly cnp.ndarray like  # of the key's shape and type, without content
 
     @property
@@ -141,6 +142,47 @@ cdef class Handle:
         memcpy(self.job.me.base + offset, <char *>text, len(text))
         kv_put(&self.e.record_bytes, len(text))
         kv_put(&self.e.record, offset)
+
+    def note_undo(self, list pieces):
+        """Keep what the round that this worker has opened is about to change, in case it does not live to see it through.
+
+        `pieces`: arrays of the region, each with the ids of the rows that change, or None for all of it.
+        """
+        cdef uint64_t size = 16, offset
+        cdef uint64_t *head
+        for array, ids in pieces:
+            n = len(array) if ids is None else len(ids)
+            size += 40 + (0 if ids is None else 8 * n) + (array.nbytes // max(len(array), 1)) * n
+        kv_put(&self.e.undo, 0)
+        if self.undo_bytes < size:
+            if self.undo_at:
+                self.job.give(self.undo_at, self.undo_bytes)
+            self.undo_at = self.undo_bytes = 0
+            self.undo_at = self.job.take(size + size // 4)
+            self.undo_bytes = size + size // 4
+        block = self.job.array(self.undo_at, (self.undo_bytes,), dtypes[5], None)
+        head = <uint64_t *>(self.job.me.base + self.undo_at)
+        head[0], head[1] = kv_round_of(kv_get(&self.e.phase)), len(pieces)
+        offset = 16
+        for array, ids in pieces:
+            n, per = len(array) if ids is None else len(ids), array.nbytes // max(len(array), 1)
+            block[offset:offset + 32].view(dtypes[7])[:] = (self.job.offset_of(array), per, n, ids is not None)
+            offset += 32
+            if ids is not None:
+                block[offset:offset + 8 * n].view(dtypes[7])[:] = ids
+                offset += 8 * n
+            rows = block[offset:offset + n * per].view(array.dtype).reshape((n,) + array.shape[1:])
+            if ids is None:
+                rows[...] = array
+            else:
+                np.take(array, ids, axis=0, out=rows, mode="clip")
+            offset += (n * per + 7) & ~7
+        kv_put(&self.e.undo, self.undo_at)
+        kv_fence()
+
+    def undo(self):
+        """Put back what `note_undo` has kept, in the round that this worker has opened."""
+        kv_undo(self.job.me, self.e, kv_round_of(kv_get(&self.e.phase)))
 
     def state_array(self, uint64_t offset, shape, dtype):
         """An array over a state that a description names."""

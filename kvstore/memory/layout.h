@@ -79,6 +79,7 @@ typedef struct {
     _Atomic uint64_t updates[2]; /* of the optimizer, by parity of the round that they are complete with */
     _Atomic uint64_t error;    /* offset of the text for `failed` */
     _Atomic uint64_t record, record_bytes;  /* description of the states, as text */
+    _Atomic uint64_t undo;     /* offset of what an update by one worker is about to change; 0: nothing. See kv_undo */
     uint64_t rows_of;          /* row-sparse: for each value, the number of its rows (-1: all) and their ids */
 } kv_entry;
 

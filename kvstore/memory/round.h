@@ -542,11 +542,38 @@ static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round, uint64_t 
     return e->sparse;
 }
 
+/* What stands in a block of `undo`: for which round, how many pieces, and each piece: where it belongs, bytes of a row,
+ * number of rows, whether ids stand before the rows (else all rows follow each other). */
+typedef struct {
+    uint64_t home, row_bytes, n, by_ids;
+} kv_piece;
+
+/* Put back what the worker that opened `round` had begun to change, and did not live to see through. */
+static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
+{
+    uint64_t offset = kv_get(&e->undo), *block = (uint64_t *)kv_at(me, offset);
+    if (!offset || block[0] != round)
+        return;
+    char *at = (char *)(block + 2);
+    for (uint64_t i = 0; i < block[1]; i++) {
+        kv_piece piece;
+        memcpy(&piece, at, sizeof piece);
+        const uint64_t *ids = (const uint64_t *)(at + sizeof piece);
+        const char *rows = (const char *)(ids + (piece.by_ids ? piece.n : 0));
+        for (uint64_t j = 0; j < piece.n; j++)
+            memcpy((char *)kv_at(me, piece.home) + (piece.by_ids ? ids[j] : j) * piece.row_bytes,
+                   rows + j * piece.row_bytes, piece.row_bytes);
+        at = (char *)rows + ((piece.n * piece.row_bytes + 7) & ~7ull);
+    }
+    kv_put(&e->undo, 0);
+}
+
 /* The round was opened by this worker, or taken over from a dead one: prepare its work.
  * KV_PLAN: Python does, and then calls kv_put_out, kv_close or kv_take_back. */
 static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
+    kv_undo(me, e, kv_round_of(phase));
     if (!kv_everyone(me, e, kv_round_of(phase), &e->mask)) {
         kv_return(me, e, 0);
         return KV_READY;
