@@ -459,8 +459,8 @@ class SharedBackend:
 
     def _copy_to_slots(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
         for handle, _ in pairs:
-            if shm.make_way(handle) != shm.READY:
-                self._waits.wait(partial(shm.make_way, handle), handle)
+            if (outcome := shm.make_way(handle)) != shm.READY:  # the outcome may be work for this worker
+                self._waits.wait(partial(shm.make_way, handle), handle, first=outcome)
         summed = []
         for handle, values in pairs:
             if handle.small and len(values) == 1:

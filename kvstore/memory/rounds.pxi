@@ -9,6 +9,7 @@ cdef class Call:
     cdef char *few[8]
     cdef char **many
     cdef unsigned char *delivered
+    cdef int pending  # an outcome that nobody has seen yet
 
     def __dealloc__(self):
         free(self.many)
@@ -42,6 +43,9 @@ cdef class Call:
         """Bring the round towards its end, working on it; an outcome."""
         cdef int outcome
         cdef kv_self *me = self.handle.job.me
+        if self.pending != KV_READY:
+            outcome, self.pending = self.pending, KV_READY
+            return outcome
         with nogil:
             if kv_complete_round(kv_get(&self.c.entry.phase)) >= self.c.round:
                 outcome = KV_READY
@@ -185,7 +189,10 @@ def quick_pushpull(Job job, key, value, out):
             outcome = kv_deliver(me, &c)
     if outcome == KV_READY and h.e.failed != c.round:
         return KV_READY
-    return Call(h, [value if out is None else out], False)
+    cdef Call late = Call(h, [value if out is None else out], False)
+    if outcome != KV_TICK:
+        late.pending = outcome  # to open a round is to have to plan it
+    return late
 
 
 # ------------------------------------------------------------------------------------------- updates by Python
@@ -268,6 +275,16 @@ def set_settings(Job job, bytes text):
     kv_add(&job.me.head.settings_version, 1)
     if old:
         kv_give_locked(job.me, old, max(size, <uint64_t>1))
+
+
+def set_installed(Job job, bytes text):
+    """Note with which description the optimizer was set; the caller holds `Lock`."""
+    kv_put(&job.me.head.installed, kv_hash(<char *>text, len(text), 0))
+
+
+def is_installed(Job job, bytes text):
+    """Whether the optimizer was set with this description, whatever has been changed since."""
+    return kv_get(&job.me.head.installed) == kv_hash(<char *>text, len(text), 0)
 
 
 def num_update(Job job):
