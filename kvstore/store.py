@@ -509,6 +509,11 @@ class KVStore(KVStoreBase):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close; where an error leaves the block, the other workers of a job see this one as lost."""
+        calm = error is None or (isinstance(error, SystemExit) and not error.code)
+        abandon = getattr(self._backend, "abandon", None)
+        if not calm and not self._closed and abandon is not None:
+            abandon()
         self.close()
 
     def __repr__(self) -> str:

@@ -76,29 +76,34 @@ class Updates:
             now, there = shm.mode(self._job), shm.settings(self._job)
             if now < mode:
                 shm.set_settings(self._job, text)
+                shm.set_installed(self._job, text)
                 shm.set_num_update(self._job, optimizer.begin_num_update)
                 shm.set_mode(self._job, mode)
-            elif now == mode and there != text:
+            elif now == mode and not shm.is_installed(self._job, text):
                 raise ConfigError(
                     f"another worker has set the optimizer {there.decode()}, this one wants {text.decode()}"
                 )
+            elif now == mode:
+                text = there  # somebody may have changed the settings by now
+            version = shm.settings_version(self._job)
         self._set += 1
-        self._adopt(optimizer, text)
+        self._adopt(optimizer, text, version)
         shm.catch_up(self._job, mode, True)
 
-    def _adopt(self, optimizer: Optimizer, text: bytes) -> None:
+    def _adopt(self, optimizer: Optimizer, text: bytes, version: int) -> None:
         own = _built(text)  # the caller's object may be changed by the caller, in this process only
         self.updater, self._call = Updater(own if own is not None else optimizer), None
-        self._version = shm.settings_version(self._job)
+        self._version = version
         self._records.clear()
 
     def catch_up(self) -> None:
         """Build the optimizer that another worker has set; if that cannot be, leave rounds to others."""
         with shm.Lock(self._job):
             mode, text = shm.mode(self._job), shm.settings(self._job)
+            version = shm.settings_version(self._job)
         optimizer = _built(text) if mode & 1 and text else None
         if optimizer is not None:
-            self._adopt(optimizer, text)
+            self._adopt(optimizer, text, version)
         shm.catch_up(self._job, mode, optimizer is not None)
 
     def configure(self, changes: dict[str, Any]) -> None:

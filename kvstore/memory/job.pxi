@@ -169,8 +169,7 @@ cdef class Job:
         self.closed = True
         if not self.me.forked:
             kv_stop_pulse(self.me)
-            if not lost:
-                kv_stand_up(self.me, KV_LEFT)
+            kv_stand_up(self.me, KV_LOST if lost else KV_LEFT)
         for w in range(KV_MAX_WORKERS):
             if self.me.pidfd[w] >= 0:
                 os.close(self.me.pidfd[w])

@@ -295,7 +295,8 @@ static void kv_stand_up(kv_self *me, enum kv_state state)
     uint64_t now = kv_get(&me->worker->state);
     if (kv_here(now) && kv_get(&me->worker->incarnation) == me->incarnation &&
         kv_swap(&me->worker->state, now, kv_life(me, state))) {
-        kv_clear_bits(&me->head->members, kv_bit(me->rank));
+        if (state != KV_LOST) /* the others write it off, as any other who is lost */
+            kv_clear_bits(&me->head->members, kv_bit(me->rank));
         kv_add(&me->head->epoch, 1);
         kv_tell(me);
     }
