@@ -196,6 +196,8 @@ def test_rivals_of_other_environments(name: str) -> None:
 
 def test_figures_for_the_readme() -> None:
     case = {"case": "x", "goals": {"numpy": 1.5}, "seconds": {"ours": [1.0, 2.0], "numpy": [3.0, 4.0]}}
-    text = figures.section({"machine": "a machine", "cases": [case, {**case, "case": "y", "goals": {}}]})
+    text = figures.section(
+        {"machine": "a machine", "cases": [case, {**case, "case": "y", "goals": {}}]}, "local", table.PEERS
+    )
     assert "| x | 1.5 s |  | 2.50 [2.00-3.00] |  |  |" in text
     assert "| y |" not in text
