@@ -234,7 +234,7 @@ def start_of(shape: tuple[int, ...], name: str, seed: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype_of(name))
 
 
-def optimizers(rounds: int = 4) -> str:
+def optimizers(rounds: int = 3) -> str:
     """Every optimizer on keys of each kind, beside a local store that gets the values by rank."""
     digest = Digest()
     for name, settings in OPTIMIZERS:

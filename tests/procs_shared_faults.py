@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import os
 import random
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from jobs import tell
+from jobs import hear, tell
 from references import Array
 
 import kvstore as kv
@@ -181,7 +190,385 @@ def until_lost(seed: int, folder: str) -> dict[str, Any]:
     return {**report, "noticed": noticed, "rank": first.rank, "text": str(first)}
 
 
+def rows_until_lost(seed: int) -> dict[str, Any]:
+    """Large row-sparse updates, in every row alike, until a peer dies."""
+    shape = (4000, 60)
+    store = kv.create("shared")
+    store.init("w", kv.RowSparseArray(np.zeros(shape, F), np.arange(shape[0]), shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM, lazy_update=True))
+    n, t = store.num_workers, 0
+    ids, view, states = np.arange(shape[0]), store.view("w").data, []
+    tell("ready")
+    with pytest.raises(kv.PeerLostError):
+        while True:
+            t += 1
+            store.push("w", kv.RowSparseArray(np.full(shape, t * (store.rank + 1), F), ids, shape))
+            view = store.view("w").data
+    out = np.empty(shape, F)
+    for _ in range(2):
+        store.pull("w", out=out)
+        states.append(out.copy())
+    assert np.array_equal(*states)
+    traffic = Traffic.__new__(Traffic)
+    traffic.n = n
+    seen = np.unique(out).tolist()
+    assert len(seen) == 1, (t, seen)
+    assert seen[0] in list(traffic.trajectory(t)), (t, seen)
+    store.close()
+    return {"seen": seen, "t": t, "last": float(view[0, 0])}
+
+
 def provoke(store: Any) -> None:
     """Have the store say that a peer is lost."""
     with pytest.raises(kv.PeerLostError):
         store.barrier()
+
+
+# -------------------------------------------------------------------------------- going on without the dead
+
+
+def going_on() -> dict[str, Any]:
+    """Work on with those who are left; worker 0 says when to stop, in the last element of a key."""
+    store = kv.create("shared", on_peer_loss="continue")
+    n, rank = store.num_workers, store.rank
+    for key, shape in SHAPES.items():
+        store.init(key, np.zeros(shape, F))
+    store.init("stop", np.zeros(n + 1, F))
+    home, t, history = store.empty("home"), 0, []
+    tell("ready")
+    while True:
+        t += 1
+        mine = np.zeros(n + 1, F)
+        mine[rank], mine[n] = t, rank == 0 and heard()
+        store.pushpull("stop", mine)
+        assert mine[rank] == t
+        history.append(mine.tolist())
+        for key, shape in SHAPES.items():
+            value = home if key == "home" else np.empty(shape, F)
+            value[...] = 10**rank
+            if key == "slot":
+                store.push(key, value)
+                store.pull(key, out=value)
+            else:
+                store.pushpull(key, value)
+            total = int(value.flat[0])
+            assert (value == total).all(), (key, np.unique(value))
+            assert str(total).strip("01") == "", total  # a sum over some of the workers
+            assert total // 10**rank % 10 == 1
+        if t == 1:
+            tell("working")
+        if mine[n]:
+            break
+    last = {key: int(store.view(key).flat[0]) for key in SHAPES}
+    store.barrier()
+    store.close()
+    return {"last": last, "history": history[-3:]}
+
+
+def heard() -> bool:
+    """Whether the test has said something."""
+    return bool(select.select([0], [], [], 0)[0])
+
+
+# ------------------------------------------------------------------------------------ ends of every kind
+
+
+def ends(how: str, rank: int) -> float:
+    """The worker of `rank` ends in some way; the others get PeerLostError."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(40_000, F))
+    store.pushpull("w", np.ones(40_000, F))
+    if store.rank == rank:
+        tell("ends")
+        if how == "_exit":
+            os._exit(0)
+        elif how == "exception":
+            raise ZeroDivisionError("on purpose")
+        elif how == "sys.exit":
+            sys.exit(3)
+        elif how == "exit in silence":
+            sys.exit(0)
+        elif how == "with":
+            with store:
+                raise ZeroDivisionError("on purpose")
+        elif how == "exit from with":
+            with store:
+                sys.exit(3)
+        elif how == "thread":
+            threading.Thread(target=os._exit, args=(1,)).start()
+            time.sleep(10)
+        elif how == "abort":
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.abort()
+    with pytest.raises(kv.PeerLostError) as caught:
+        for _ in range(3):
+            store.pushpull("w", np.ones(40_000, F))
+    assert caught.value.rank == rank
+    assert (store.view("w") == store.num_workers).all()
+    store.close()
+    return time.monotonic()
+
+
+def leaves_well(rank: int) -> None:
+    """Who closes its store, or just comes to its end, is not lost: rounds go on without it."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(3, F))
+    if store.rank == rank:
+        store.barrier()
+        if rank % 2:
+            store.close()
+        return
+    store.barrier()
+    for _ in range(5):
+        value = np.ones(3, F)
+        store.pushpull("w", value)
+        if value[0] == store.num_workers - 1:
+            break
+    assert value[0] == store.num_workers - 1
+    store.close()
+
+
+def forks() -> None:
+    """The child has no part in the job, and its end is nobody's business."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(40_000, F))
+    home = store.empty("w")
+    for t in range(3):
+        store.push("w", np.full(40_000, t, F))
+        child = os.fork()
+        if child == 0:
+            try:
+                for call in (
+                    lambda: store.push("w", np.ones(40_000, F)),
+                    lambda: store.pull("w", out=np.ones(40_000, F)),
+                    lambda: store.pushpull("w", home),
+                    store.barrier,
+                    lambda: store.init("v", np.ones(3, F)),
+                    store.join,
+                    lambda: store.empty("w"),
+                ):
+                    with pytest.raises(kv.KVStoreError, match="fork"):
+                        call()
+                store.close()
+                if t == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            if t == 0:
+                os._exit(0)
+            sys.exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == (-9 if t == 1 else 0)
+        assert (store.view("w") == t * store.num_workers).all()
+    value = np.ones(40_000, F)
+    store.pushpull("w", value)
+    assert (value == store.num_workers).all()
+    store.barrier()
+    store.close()
+
+
+# ------------------------------------------------------------------------------------------------- hunger
+
+
+def starved(limit: str) -> str:
+    """A key that does not fit is an error of worker 0, and the store can be used afterwards."""
+    if limit == "RLIMIT_AS":
+        limit_memory(512 << 20)
+    store = kv.create("shared")
+    store.init("w", np.zeros(20_000, F))
+    sizes = {"machine": 1 << 44, "RLIMIT_AS": 1 << 28, "RLIMIT_FSIZE": 1 << 23}
+    huge = np.broadcast_to(np.zeros((), F), sizes[limit])
+    caught = ""
+    if store.rank == 0:
+        if limit == "RLIMIT_FSIZE":
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))
+        with pytest.raises((MemoryError, kv.ConfigError)) as error:
+            store.init("huge", huge)
+        caught = type(error.value).__name__
+        assert list(store.keys()) == ["w"]
+    for _ in range(3):
+        value = np.ones(20_000, F)
+        store.pushpull("w", value)
+        assert (value == store.num_workers).all()
+    store.init("small", np.ones(3, F))
+    store.barrier()
+    store.close()
+    return caught
+
+
+def limit_memory(more: int) -> None:
+    """Allow this process so much more address space than it has."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
+
+
+def few_files(rank: int) -> None:
+    """One worker has no file descriptors left once it is in; the others' deaths are noticed all the same."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(20_000, F))
+    if store.rank == rank:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+    value = np.ones(20_000, F)
+    store.pushpull("w", value)
+    tell("ready")
+    with pytest.raises(kv.PeerLostError):
+        while True:
+            store.pushpull("w", value)
+    store.close()
+
+
+def few_files_at_first() -> str:
+    """There are too few descriptors to create a store."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+    with pytest.raises((kv.KVStoreError, OSError, MemoryError)) as caught:
+        kv.create("shared", timeout=3)
+    return str(caught.value)
+
+
+def no_room_to_map() -> str:
+    """The address space is too small for any region."""
+    limit_memory(1 << 20)
+    with pytest.raises((MemoryError, kv.KVStoreError)) as caught:
+        kv.create("shared", timeout=3)
+    return type(caught.value).__name__
+
+
+# ------------------------------------------------------------------------------------------- other processes
+
+
+def sums_once(value: float) -> float:
+    """A job of its own."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(30_000, F))
+    tell("in")
+    hear()
+    array = np.full(30_000, value, F)
+    for _ in range(20):
+        array[...] = value
+        store.pushpull("w", array)
+    store.barrier()
+    store.close()
+    return float(array[7])
+
+
+def refused(error: str, uid: int = 0, on_peer_loss: str = "raise", timeout: float = 2.0) -> str:
+    """Creating the store must end in an error."""
+    if uid:
+        os.setuid(uid)
+    with pytest.raises(getattr(kv, error)) as caught:
+        kv.create("shared", timeout=timeout, on_peer_loss=on_peer_loss)
+    return str(caught.value)
+
+
+def sits(seconds: float = 20, on_peer_loss: str = "raise") -> None:
+    """Create a store, say so, and wait for the test."""
+    store = kv.create("shared", timeout=seconds, on_peer_loss=on_peer_loss)
+    tell("in")
+    hear()
+    store.close()
+
+
+def forks_and_stays() -> None:
+    """A child of this process outlives it, for a while."""
+    store = kv.create("shared", on_peer_loss="continue")
+    if os.fork() == 0:
+        os.close(1)
+        time.sleep(2)
+        os._exit(0)
+    tell("in")
+    hear()
+    store.close()
+
+
+def squats(name: str, uid: int) -> None:
+    """Another user's process takes the name that worker 0's socket would have."""
+    os.setuid(uid)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as taken:
+        taken.bind(name.encode())
+        taken.listen(5)
+        tell("squats")
+        hear()
+
+
+def interrupted(where: str) -> float:
+    """Ctrl-C during a wait for a worker that does not come; the store goes on as if nothing had been."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(40_000, F))
+    if store.rank == 1:
+        hear()
+        store.push("w", np.ones(40_000, F))
+        if where == "barrier":
+            store.barrier()
+        store.pushpull("w", np.ones(40_000, F))
+        store.close()
+        return 0.0
+    store.push("w", np.ones(40_000, F))
+    with pytest.raises(KeyboardInterrupt):
+        tell("waits")
+        if where == "barrier":
+            store.barrier()
+        elif where == "pull":
+            store.pull("w", out=np.zeros(40_000, F))
+        else:
+            store.join()
+    at = time.monotonic()
+    tell("interrupted")
+    value = np.ones(40_000, F)
+    store.pull("w", out=value)
+    assert (value == 2).all()
+    value[...] = 1
+    store.pushpull("w", value)
+    assert (value == 2).all()
+    store.close()
+    return at
+
+
+def stopped() -> str:
+    """Work until a peer is lost, or until this process was fenced itself."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(40_000, F))
+    tell("ready")
+    with pytest.raises((kv.PeerLostError, kv.FencedError)) as caught:
+        while True:
+            store.pushpull("w", np.ones(40_000, F))
+    view = store.view("w")
+    assert (view == store.num_workers).all()
+    with pytest.raises(type(caught.value)):
+        store.push("w", np.ones(40_000, F))
+    store.close()
+    return type(caught.value).__name__
+
+
+# --------------------------------------------------------------------------------------------------- soak
+
+
+def soak(seconds: float) -> dict[str, list[int]]:
+    """Mixed traffic; what the process and the job hold after a warm-up and at the end."""
+    traffic = Traffic(1)
+    flags = kv.create("shared", group="flags")
+    flags.init("go on", np.zeros(1, F))
+    end = time.monotonic() + seconds
+    marks, first = [], time.monotonic() + seconds / 4
+    while True:
+        go_on = np.array([time.monotonic() < end], F)
+        flags.pushpull("go on", go_on)  # all stop together
+        for _ in range(5):
+            traffic.round()
+        if not marks and time.monotonic() > first:
+            marks.append(held(traffic))
+        if go_on[0] < flags.num_workers:
+            break
+    marks.append(held(traffic))
+    flags.barrier()
+    return {"marks": marks, "rounds": [traffic.t]}
+
+
+def held(traffic: Traffic) -> list[int]:
+    """KiB of memory of its own and of the jobs, descriptors, threads."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    own = int(status.split("RssAnon:")[1].split()[0])
+    reserved = sum(store._backend._job.reserved() for store in traffic.stores) // 1024
+    return [own, reserved, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]

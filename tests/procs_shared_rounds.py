@@ -111,7 +111,7 @@ def reads_without_a_push() -> None:
 
 
 def deadline() -> None:
-    """A round that nobody completes ends in an error that says for whom it waits; the store can still be used."""
+    """A round that nobody completes ends in an error that says for whom it waits; the store stays usable."""
     store = opened(timeout=0.3)
     if store.rank == 0:
         store.push("large", full("large", 1))
@@ -236,6 +236,25 @@ def set_by_one() -> None:
         store.barrier()
 
 
+def set_late() -> None:
+    """Worker 0 has changed the optimizer that it set before the others come to set the same one."""
+    with opened() as store, kv.create("local", processes=1) as local:
+        local.init(list(SIZES), [full(key, -1) for key in SIZES])
+        local.set_optimizer(kv.optimizer.Adam())
+        local.set_learning_rate(0.5)
+        if store.rank == 0:
+            store.set_optimizer(kv.optimizer.Adam())
+            store.set_learning_rate(0.5)
+        store.barrier()
+        if store.rank > 0:
+            store.set_optimizer(kv.optimizer.Adam())
+        store.barrier()
+        for step in range(2):
+            for key in SIZES:
+                beside_local(store, local, key, 100 * step)
+        store.barrier()
+
+
 def set_differently() -> None:
     """The second optimizer is refused, on the worker that comes with it; the first one stays."""
     with opened() as store, kv.create("local", processes=1) as local:
@@ -255,7 +274,7 @@ def set_differently() -> None:
 
 
 def failing_updater() -> list[str]:
-    """What the updater raises in round 2 of a key reaches every worker; the value stays, and the next round works."""
+    """What the updater raises in round 2 of a key reaches every worker; the next round works."""
     errors = []
     with opened() as store:
         calls: dict[Any, int] = {}
@@ -363,7 +382,7 @@ def many_keys(n: int) -> None:
 
 
 def growing_table(n: int) -> None:
-    """Worker 0 makes keys as fast as it can; the others find them while the table grows, and all of them push."""
+    """Worker 0 makes keys as fast as it can; the others find them while the table grows, and all push."""
     store = kv.create("shared")
     store.init("work", np.zeros(10, F))
     for i in range(n):
@@ -441,6 +460,25 @@ def in_the_background(rounds: int) -> None:
         for key in keys:
             assert (outs[key] == t * everywhere(store)).all(), (key, t)
     end(store)
+
+
+def pushed_and_never_pulled() -> None:
+    """A push that finds the round before the last one complete carries it out."""
+    for rule in ("sgd", ""):
+        with kv.create("shared") as store:
+            store.init([3, 4], [np.zeros(3, F), np.zeros((5, 3), F)])
+            if rule:
+                store.set_optimizer(kv.optimizer.create(rule, learning_rate=1.0))
+            for t in range(300):
+                store.push(3, np.ones(3, F))
+                if t % 3 == store.rank:
+                    store.push(4, kv.RowSparseArray(np.ones((2, 3), F), [1, 3], (5, 3)))
+                else:
+                    store.pushpull(4, np.ones((5, 3), F))
+            n = store.num_workers
+            assert (store.view(3) == (-300 * n if rule else n)).all()
+            assert store.view(4)[1, 1] == (-300 * n if rule else n)
+            store.barrier()
 
 
 def dropped() -> None:

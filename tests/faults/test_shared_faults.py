@@ -5,6 +5,7 @@ Nobody may hang, no value may be wrong, and nothing may be left behind.
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from jobs import Job
+
+from kvstore.memory.rendezvous import Meeting
 
 BODIES = "procs_shared_faults"
 IN_TIME = 1.0  # seconds from a death until every survivor knows
@@ -47,8 +50,259 @@ def test_a_killed_worker(job: MakeJob, tmp_path: Path, seed: int) -> None:
     kill_one(job, tmp_path, seed)
 
 
+def kill_one_among_rows(job: MakeJob, seed: int) -> None:
+    draw = random.Random(seed)
+    made = job(draw.choice([2, 3]))
+    workers = made.start_all(BODIES, "rows_until_lost", seed)
+    for worker in workers:
+        worker.expect("ready")
+    time.sleep(draw.random() * 0.06)  # the instant
+    workers.pop(draw.randrange(made.size)).signal(signal.SIGKILL)
+    made.finish(30)
+    first, *others = [worker.result() for worker in workers]
+    assert all(other["seen"] == first["seen"] for other in others)
+    made.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_worker_killed_in_an_update_of_rows(job: MakeJob, seed: int) -> None:
+    kill_one_among_rows(job, seed)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_two_hundred_killed_workers(job: MakeJob, tmp_path: Path) -> None:
     for seed in range(1000, 1200):
         kill_one(job, tmp_path, seed)
+
+
+# ------------------------------------------------------------------------------- going on without
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_living_go_on_where_that_was_asked_for(job: MakeJob, seed: int) -> None:
+    draw = random.Random(seed)
+    made = job(draw.choice([2, 3, 4]))
+    workers = made.start_all(BODIES, "going_on")
+    for worker in workers:
+        worker.expect("working")
+    time.sleep(draw.random() * 0.03)  # the instant
+    victim = workers.pop(draw.randrange(1, made.size))
+    victim.signal(signal.SIGKILL)
+    time.sleep(0.1)
+    workers[0].say("stop")
+    made.finish(20)
+    results = [worker.result() for worker in workers]
+    assert all(result == results[0] for result in results)
+    rest = sum(10**rank for rank in range(made.size) if made.workers[rank] is not victim)
+    assert set(results[0]["last"].values()) == {rest}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_worker_that_is_started_again_joins_in(job: MakeJob, seed: int) -> None:
+    draw = random.Random(100 + seed)
+    made = job(draw.choice([2, 3, 4]))
+    workers = made.start_all(BODIES, "going_on")
+    for worker in workers:
+        worker.expect("working")
+    rank = draw.randrange(1, made.size)
+    time.sleep(draw.random() * 0.03)  # the instant
+    workers[rank].signal(signal.SIGKILL)
+    time.sleep(draw.random() * 0.1)
+    workers[rank] = made.start(BODIES, "going_on", rank=rank)
+    workers[rank].expect("working")
+    workers[0].say("stop")
+    made.finish(30)
+    results = [worker.result() for worker in workers]
+    assert all(result["last"] == results[0]["last"] for result in results)
+    assert set(results[0]["last"].values()) == {int("1" * made.size)}
+
+
+# ----------------------------------------------------------------------------- ends of every kind
+
+
+NOT_SEEN = "when the process ends, nothing tells sys.exit(3) from an end that is well"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "_exit",
+        "exception",
+        pytest.param("sys.exit", marks=pytest.mark.xfail(reason=NOT_SEEN, strict=True)),
+        "with",
+        "exit from with",
+        "thread",
+        "abort",
+    ],
+)
+def test_a_worker_that_ends_badly_is_lost(job: MakeJob, how: str) -> None:
+    made = job(3)
+    workers = made.start_all(BODIES, "ends", how, 1)
+    ended = workers[1].expect("ends")
+    made.finish()
+    assert workers[1].code == {"_exit": 0, "sys.exit": 3, "exit from with": 3, "abort": -signal.SIGABRT}.get(
+        how, 1
+    )
+    for worker in (workers[0], workers[2]):
+        assert worker.result() - ended < IN_TIME
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_worker_that_ends_well_is_not_missed(job: MakeJob, rank: int) -> None:
+    made = job(3)
+    made.start_all(BODIES, "leaves_well", rank)
+    made.results()
+
+
+def test_a_fork_has_no_part_in_the_job(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(BODIES, "forks")
+    made.results()
+
+
+# ----------------------------------------------------------------------------------------- hunger
+
+
+@pytest.mark.parametrize("limit", ["machine", "RLIMIT_FSIZE", "RLIMIT_AS"])
+def test_a_key_that_does_not_fit_is_an_error_and_nothing_else(job: MakeJob, limit: str) -> None:
+    made = job(2)
+    made.start_all(BODIES, "starved", limit)
+    assert made.results()[0] == "MemoryError"
+
+
+def test_without_descriptors_a_death_is_noticed_all_the_same(job: MakeJob) -> None:
+    made = job(3)
+    workers = made.start_all(BODIES, "few_files", 0)
+    for worker in workers:
+        worker.expect("ready")
+    workers[2].signal(signal.SIGKILL)
+    made.finish()
+    assert [worker.code for worker in workers] == [0, 0, -signal.SIGKILL]
+
+
+@pytest.mark.parametrize("function", ["few_files_at_first", "no_room_to_map"])
+def test_a_store_that_cannot_be_made_is_an_error(job: MakeJob, function: str) -> None:
+    made = job(2)
+    made.start(BODIES, function, rank=0)
+    made.results()
+
+
+# -------------------------------------------------------------------------------- other processes
+
+
+def test_two_jobs_do_not_meet(job: MakeJob) -> None:
+    made = [job(2), job(2)]
+    workers = [
+        one.start_all(BODIES, "sums_once", value) for one, value in zip(made, (1.0, 10.0), strict=True)
+    ]
+    for worker in (*workers[0], *workers[1]):
+        worker.expect("in")
+    for worker in (*workers[0], *workers[1]):
+        worker.say("go")
+    assert [one.results() for one in made] == [[2, 2], [20, 20]]
+
+
+def test_two_processes_of_one_rank(job: MakeJob) -> None:
+    made = job(2)
+    workers = made.start_all(BODIES, "sits")
+    for worker in workers:
+        worker.expect("in")
+    second = made.start(BODIES, "refused", "ConfigError", rank=1)
+    second.finish(time.monotonic() + 20)
+    assert "taken" in second.result()
+    for worker in workers:
+        worker.say("go")
+    made.finish()
+    assert [worker.code for worker in workers] == [0, 0]
+
+
+def test_processes_that_were_told_of_different_sizes(job: MakeJob) -> None:
+    made = job(2)
+    workers = made.start_all(BODIES, "sits")
+    for worker in workers:
+        worker.expect("in")
+    other = job(3, made.name)
+    third = other.start(BODIES, "refused", "ConfigError", rank=2)
+    other.finish()
+    assert "2" in third.result()
+    for worker in workers:
+        worker.say("go")
+    made.finish()
+    assert [worker.code for worker in workers] == [0, 0]
+
+
+def test_a_worker_that_never_comes(job: MakeJob) -> None:
+    made = job(2)
+    alone = made.start(BODIES, "refused", "KVStoreError", rank=0)
+    made.finish()
+    assert "1" in alone.result()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes two users")
+def test_another_users_process_under_the_name_of_a_worker(job: MakeJob) -> None:
+    made = job(2)
+    name = Meeting(made.name, "default", 0, 0, 2)._address(0).decode()
+    squatter = made.start(BODIES, "squats", name, 65534, rank=0)
+    squatter.expect("squats")
+    victim = made.start(BODIES, "refused", "AuthError", rank=1)
+    victim.finish(time.monotonic() + 20)
+    assert "65534" in victim.result()
+    founder = made.start(BODIES, "refused", "KVStoreError", rank=0)
+    founder.finish(time.monotonic() + 20)
+    founder.result()
+    squatter.say("go")
+    made.finish()
+
+
+@pytest.mark.parametrize("where", ["pull", "barrier", "join"])
+def test_ctrl_c_in_a_wait(job: MakeJob, where: str) -> None:
+    made = job(2)
+    waiting, late = made.start_all(BODIES, "interrupted", where)
+    waiting.expect("waits")
+    time.sleep(0.1)  # it is likely to wait now; sooner is no error
+    sent = time.monotonic()
+    waiting.signal(signal.SIGINT)
+    waiting.expect("interrupted")
+    late.say("go")
+    assert made.results()[0] - sent < IN_TIME
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("where", [0.0, 0.01, 0.02])
+def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob, where: float) -> None:
+    made = job(3)
+    workers = made.start_all(BODIES, "stopped")
+    for worker in workers:
+        worker.expect("ready")
+    time.sleep(where)  # the instant
+    workers[1].signal(signal.SIGSTOP)
+    end = time.monotonic() + 9
+    for worker in (workers[0], workers[2]):
+        worker.finish(end)
+        assert worker.result() == "PeerLostError"
+    workers[1].signal(signal.SIGCONT)
+    made.finish()
+    if workers[1].code != -signal.SIGKILL:  # it was ended if it stood still within a piece of work
+        assert workers[1].result() == "FencedError"
+
+
+# ------------------------------------------------------------------------------------------- soak
+
+
+def check_soak(made: Job, seconds: float) -> None:
+    made.start_all(BODIES, "soak", seconds)
+    for result in made.results(seconds + 60):
+        first, last = result["marks"]
+        assert last[0] - first[0] < 4096  # KiB
+        assert last[1:] == first[1:]
+
+
+def test_nothing_grows(job: MakeJob) -> None:
+    check_soak(job(2), 8)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_nothing_grows_in_ten_minutes(job: MakeJob) -> None:
+    check_soak(job(3), 600)

@@ -1,0 +1,88 @@
+"""How the processes of a job find their region."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore as kv
+from kvstore.memory.rendezvous import Meeting
+
+
+@pytest.fixture
+def meetings() -> Iterator[Any]:
+    made: list[Meeting] = []
+
+    def make(job: str = "j", group: str = "g", number: int = 0, rank: int = 0) -> Meeting:
+        made.append(Meeting(f"{job} {os.getpid()}", group, number, rank, 3))
+        return made[-1]
+
+    yield make
+    for meeting in made:
+        meeting.close()
+
+
+def test_a_region_is_found_by_way_of_any_worker(meetings: Any) -> None:
+    founder, second, third = (meetings(rank=rank) for rank in range(3))
+    region = founder.found()
+    assert second.look(range(3)) is None  # nobody listens yet
+    founder.listen()
+    found = second.look(range(3))
+    assert os.fstat(found).st_ino == os.fstat(region).st_ino
+    second.listen()
+    founder.close()
+    again = third.wait(1)
+    assert os.fstat(again).st_ino == os.fstat(region).st_ino
+    second.close()
+    assert third.look(range(3)) is None
+    for descriptor in (region, found, again):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("other", [{"job": "k"}, {"group": "h"}, {"number": 1}])
+def test_other_stores_are_not_found(meetings: Any, other: dict[str, Any]) -> None:
+    founder = meetings()
+    region = founder.found()
+    founder.listen()
+    assert meetings(rank=1, **other).look(range(3)) is None
+    os.close(region)
+
+
+def test_a_rank_is_taken_once(meetings: Any) -> None:
+    one, two = meetings(rank=1), meetings(rank=1)
+    one.listen()
+    with pytest.raises(kv.ConfigError, match=r"rank 1.*taken"):
+        two.listen()
+    one.close()
+    two.listen()
+
+
+def test_a_wait_for_a_founder_that_never_comes_ends(meetings: Any) -> None:
+    with pytest.raises(kv.errors.TimeoutError, match="worker 0"):
+        meetings(rank=2).wait(0.05)
+
+
+def test_nobody_can_pull_the_memory_away(meetings: Any) -> None:
+    region = meetings().found()
+    os.ftruncate(region, 8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(region, 4096)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(region, 1033, 4)  # F_ADD_SEALS: no seal can be added that would stop growth
+    os.close(region)
+
+
+def test_names_lie_in_no_file_system_and_tell_nothing(meetings: Any) -> None:
+    meeting = meetings(job="a secret job")
+    meeting.listen()
+    lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if meeting.name in line]
+    assert len(lines) == 1
+    assert f"@kvstore/{meeting.name}/0" in lines[0]
+    assert "secret" not in meeting.name
+    meeting.close()
+    assert meeting.name not in Path("/proc/net/unix").read_text()
