@@ -9,7 +9,8 @@
  *
  * What is checked: whenever a round closes, the value in use is the sum, or the update by the sum, of exactly what was
  * pushed into it; rounds close in order and once; what a worker receives is a whole round's value; nobody waits for
- * ever; nobody arrives at a round that is complete; the lock and the logs are left alone at the end.
+ * ever, or sleeps when what it waits for has come; nobody arrives at a round that is complete; the lock and the logs
+ * are free at the end.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -239,6 +240,16 @@ static void fates(void)
         plan.fate_at = ~0ull;
 }
 
+/* All sleep: who could go on must have been woken, or its nap is how long everybody waits. */
+static void check_bells(worker **asleep, int m)
+{
+    quiet = 1;
+    for (int i = 0; i < m && !died; i++)
+        if (asleep[i]->ready(asleep[i]->ready_context))
+            violation("worker %d sleeps, though what it waits for has come", rank_of(asleep[i]));
+    quiet = 0;
+}
+
 static worker *chosen(void)
 {
     worker *free_to_go[WORKERS], *asleep[WORKERS];
@@ -257,6 +268,8 @@ static worker *chosen(void)
     if (m && (!n || draw(24) == 0)) {
         if (!n && ++naps > 60 * WORKERS)
             violation("all wait for ever");
+        if (!n)
+            check_bells(asleep, m);
         return asleep[draw(m)];
     }
     return free_to_go[draw(n)];

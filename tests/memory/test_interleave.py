@@ -78,6 +78,7 @@ MUTANTS = {
         "    kv_put(&part->pushed[round & 1], round);\n",
         "    kv_put(&part->pushed[round & 1], round - 1);\n",
     ),
+    "who arrives last wakes nobody": ("round.h", "if (asleep && kv_everyone(me, e, round, &in))", "if (0)"),
     "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
     "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
     "who comes back leaves its chunks": (
