@@ -47,8 +47,8 @@ def draw(results: dict[str, Any], target: Path) -> None:
         _fill(panel, lines)
         where = "arrays in the store" if home == "store" else "private arrays"
         panel.set_title(f"{processes} processes, {where}")
+        panel.legend(fontsize="x-small")
     axes[0].set_ylabel("time of the peer ÷ time of kvstore")
-    axes[-1].legend(fontsize="small")
     figure.suptitle(f"all-reduce, float32, {results['machine'].partition(',')[0]}", fontsize="small")
     figure.savefig(target, dpi=120)
 
@@ -80,8 +80,9 @@ def _plain(case: dict[str, Any]) -> bool:
 def _fill(panel: Any, lines: dict[str, Points]) -> None:
     for peer, points in lines.items():
         sizes, middle, low, high = zip(*sorted(points), strict=True)
-        (line,) = panel.plot(sizes, middle, marker="o", label=LEGEND.get(peer, PEERS[peer]))
-        panel.fill_between(sizes, low, high, alpha=0.15, color=line.get_color())
+        colour = f"C{list(PEERS).index(peer) % 10}"  # the same in every panel
+        panel.plot(sizes, middle, marker="o", color=colour, label=LEGEND.get(peer, PEERS[peer]))
+        panel.fill_between(sizes, low, high, alpha=0.15, color=colour)
     panel.axhline(1, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
