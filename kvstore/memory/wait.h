@@ -151,25 +151,34 @@ static void kv_unlock_region(kv_self *me)
         kv_tell(me);
 }
 
-/* Rounds stop waiting for the lost. Everybody who looks around does this, for who has marked a worker may have died
- * before it could; and under the lock, so that nobody does it who slept while the rank came back. */
+/* Who is lost, and for whom rounds should not wait: without `go_on` they do wait for the lost, in vain. */
+static void kv_see_gone(kv_self *me, uint64_t *lost, uint64_t *out)
+{
+    *lost = *out = 0;
+    for (int w = 0; w < me->size; w++) {
+        int state = kv_state(me, w);
+        if (state == KV_LOST)
+            *lost |= kv_bit(w);
+        if (state == KV_LEFT || (state == KV_LOST && me->go_on))
+            *out |= kv_bit(w);
+    }
+}
+
+/* Rounds stop waiting for the lost, and for who died while it left. Everybody who looks around does this, for who has
+ * marked a worker may have died before it could; and under the lock, so that nobody does it who slept while the rank
+ * came back. */
 static void kv_write_off(kv_self *me)
 {
     kv_header *head = me->head;
-    uint64_t lost = 0;
-    for (int w = 0; w < me->size; w++)
-        if (kv_state(me, w) == KV_LOST)
-            lost |= kv_bit(w);
-    if (!(lost & ~kv_get(&head->lost)) && !(me->go_on && lost & kv_get(&head->members)))
+    uint64_t lost, out;
+    kv_see_gone(me, &lost, &out);
+    if (!(lost & ~kv_get(&head->lost)) && !(out & kv_get(&head->members)))
         return;
     if (!kv_try_lock(me))
         return; /* there is a next time */
-    for (int w = 0; w < me->size; w++)
-        if (lost & kv_bit(w) && kv_state(me, w) == KV_LOST) {
-            kv_set_bits(&head->lost, kv_bit(w));
-            if (me->go_on) /* else rounds go on waiting for it, in vain */
-                kv_clear_bits(&head->members, kv_bit(w));
-        }
+    kv_see_gone(me, &lost, &out);
+    kv_set_bits(&head->lost, lost);
+    kv_clear_bits(&head->members, out);
     kv_add(&head->epoch, 1);
     kv_unlock_region(me);
 }
