@@ -462,6 +462,8 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
         kv_worker *owner = &me->head->worker[word >> 8 & 0xff];
         if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state_in(kv_get(&owner->state)) != KV_LOST)
             continue;
+        if (kv_get(&kv_map(me, e)[c]) != word)
+            continue; /* it was done before its owner died */
         pthread_mutex_lock(&me->busy);
         kv_take_over(me, call, &owner->log, phase, c);
         pthread_mutex_unlock(&me->busy);
