@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import pages
 from ..arrays import readable, same_type
-from ..errors import DTypeError, KVStoreError, RowIndexError, ShapeError
+from ..errors import DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
 from ..grouping import Key
 from ..kernels import cpu
 from ..sparse import RowSparseArray, checked
@@ -73,6 +73,16 @@ class Entry:
             yield memory
         finally:
             self._spare[name] = memory
+
+
+def first_value(key: Key, values: list[Any], taken: bool) -> Array | RowSparseArray:
+    """Return the one value of a key that is to be initialised."""
+    if taken:
+        raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
+    if len(values) > 1:
+        raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
+    value = values[0]
+    return checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
 
 
 def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:

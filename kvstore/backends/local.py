@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 
 from .. import pages
-from ..arrays import readable, writable
+from ..arrays import writable
 from ..config import StoreConfig
 from ..errors import (
     ArrayError,
-    DuplicateKeyError,
     KeyKindError,
     KeyNotFoundError,
 )
 from ..grouping import Group, Key
 from ..kernels import cpu
 from ..optimizer import Optimizer, Updater
-from ..sparse import RowSparseArray, checked
+from ..sparse import RowSparseArray
 from .apply import Batch, UserUpdater, apply_with, emit
 from .entry import (
     Array,
@@ -29,6 +28,7 @@ from .entry import (
     check_shape,
     conversion,
     dense_source,
+    first_value,
     row_ids,
     sparse_source,
 )
@@ -278,15 +278,8 @@ class LocalBackend:
         return found
 
     def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
-        if key in self._entries:
-            raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
-        if len(values) > 1:
-            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
         self._check_kind(key)
-        value = values[0]
-        return (
-            checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
-        )
+        return first_value(key, values, key in self._entries)
 
     def _check_kind(self, key: Key) -> None:
         some = next(iter(self._entries), key)

@@ -66,8 +66,8 @@ class SharedBackend:
         # Asynchronous operations that have yet to write their results, by key.
         self._undelivered: dict[Key, list[Once]] = {}
         self._waits = Waits(self._job, self._keys, self._updates, self._rows, config.timeout, self.rank)
-        # What was pushed from the region last and the time before, by parity of the round.
         self._late = self._job.returned()  # came back, and has not pushed yet
+        # What was pushed from the region last and the time before, by parity of the round.
         self._lent: dict[tuple[Key, int], Array] = {}
         if config.threads:
             cpu.set_threads(config.threads)

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import readable, writable
+from ..arrays import writable
 from ..errors import (
     ArrayError,
     DTypeError,
-    DuplicateKeyError,
     KeyKindError,
     KeyNotFoundError,
     ShapeError,
@@ -20,8 +19,8 @@ from ..errors import (
 from ..grouping import Group, Key
 from ..kernels import cpu
 from ..memory import _shared as shm
-from ..sparse import RowSparseArray, checked
-from .entry import Array, Deliver, check_shape, dense_source, sparse_source
+from ..sparse import RowSparseArray
+from .entry import Array, Deliver, check_shape, dense_source, first_value, sparse_source
 from .shared_rows import with_all_rows
 from .shared_updates import Updates
 
@@ -43,15 +42,8 @@ class Arguments:
 
     def first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
         """Return the one value of a key that is to be initialised."""
-        if key in self.initialised:
-            raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
-        if len(values) > 1:
-            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
         self.check_kind(key)
-        value = values[0]
-        return (
-            checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
-        )
+        return first_value(key, values, key in self.initialised)
 
     def check_kind(self, key: Key) -> None:
         """Raise if the store's keys are of the other kind."""

@@ -54,7 +54,7 @@ class Updates:
     def set_updater(self, updater: Any) -> None:
         """Take over an updater, or None for plain sums."""
         if isinstance(updater, Updater):
-            self._install(updater.optimizer, updater)
+            self.set_optimizer(updater.optimizer)
             return
         self._set += 1
         mode = 2 * self._set + (updater is not None)
@@ -67,9 +67,6 @@ class Updates:
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Install an optimizer, or find that it is installed."""
-        self._install(optimizer, None)
-
-    def _install(self, optimizer: Optimizer, updater: Updater | None) -> None:
         text = _described(optimizer)
         mode = 2 * (self._set + 1) + 1
         with shm.Lock(self._job):
@@ -101,7 +98,7 @@ class Updates:
         with shm.Lock(self._job):
             mode, text = shm.mode(self._job), shm.settings(self._job)
             version = shm.settings_version(self._job)
-        optimizer = _built(text) if mode & 1 and text else None
+        optimizer = _built(text) if mode & 1 else None
         if optimizer is not None:
             self._adopt(optimizer, text, version)
         shm.catch_up(self._job, mode, optimizer is not None)
@@ -297,6 +294,8 @@ def _described(optimizer: Optimizer) -> bytes:
 
 
 def _built(text: bytes) -> Optimizer | None:
+    if not text:  # plain sums, or a callable
+        return None
     made = json.loads(text)
     if made["config"] is None:
         return None

@@ -75,9 +75,7 @@ class Waits:
         self.check_open()
         standing = self._job.standing()
         if standing != shm.READY:
-            if self.joined and standing == shm.FENCED and self._job.state(self._rank) == 2:
-                return
-            self._raise(standing, None, [])
+            self._raise(standing, None)
         if self.joined:
             raise ConfigError(f"worker {self._rank} has joined: it can read, and push no more")
 
@@ -129,7 +127,7 @@ class Waits:
         for call in calls:
             outcome = self._help(call)
             if outcome not in (shm.READY, shm.TICK):
-                self._raise(outcome, call.handle, [])
+                self._raise(outcome, call.handle)
             if failure := self._failure(call.handle, call.round):
                 errors.append(failure)
         if errors:
@@ -180,7 +178,7 @@ class Waits:
             if outcome in (shm.PLAN, shm.CATCH_UP):
                 self._prepare(outcome, handle)
             elif outcome != shm.TICK:
-                self._raise(outcome, handle, self._absent(handle, missing))
+                self._raise(outcome, handle)
             waited = time.monotonic() - start
             if waited > self._timeout:
                 raise TimeoutError(self._waiting(handle, missing, what, waited))
@@ -205,15 +203,14 @@ class Waits:
         )
         return f"worker {self._rank} has waited {waited:.0f} s on {where} for {seen}"
 
-    def _raise(self, outcome: int, handle: Handle | None, absent: list[int]) -> None:
+    def _raise(self, outcome: int, handle: Handle | None) -> None:
         where = "" if handle is None else f" (key {handle.key!r}, round {handle.complete + 1})"
         if outcome == shm.PEER_LOST:
             self._told = True
             lost = self._job.lost()
             rank = lost[0] if lost else -1
             raise PeerLostError(
-                f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}"
-                f"{where}. "
+                f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}{where}. "
                 "The last complete values can still be read and saved; with on_peer_loss='continue' the "
                 "others would have gone on",
                 role="worker",
@@ -252,7 +249,7 @@ class Waits:
         while True:
             self._job.look_around()
             if self._job.standing() == shm.PEER_LOST:
-                self._raise(shm.PEER_LOST, handle, [])
+                self._raise(shm.PEER_LOST, handle)
             if time.monotonic() >= end:
                 return
             time.sleep(0.001)

@@ -102,7 +102,6 @@ cdef extern from "region.h" nogil:
     ctypedef struct kv_call:
         kv_entry *entry
         uint64_t round
-        const char *own
         char **outs
         int n_outs, stream
         unsigned char *delivered

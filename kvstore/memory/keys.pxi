@@ -82,9 +82,9 @@ cdef class Handle:
         return self.e.rows_of + i * (8 + 8 * <uint64_t>self.shape[0])
 
     def borrow(self):
-        """Hold the key as who opens its next round does, until `close_opened`; an outcome.
+        """Hold the key as who opens its next round does, until `give_back`; an outcome.
 
-        `close_opened` then makes a round of it that nobody pushed into; `take_back` does not.
+        No round comes of it, whether the value has changed or not.
         """
         cdef int outcome
         with nogil:

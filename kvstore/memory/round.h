@@ -49,7 +49,6 @@ static inline uint64_t kv_complete_round(uint64_t phase)
 typedef struct {
     kv_entry *entry;
     uint64_t round;
-    const char *own;   /* the source, if it is in this process's own memory only; else NULL */
     char **outs;       /* arrays of this process that receive the result */
     int n_outs;
     int stream;        /* the call is larger than the cache */
@@ -59,11 +58,6 @@ typedef struct {
 static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)
 {
     return (kv_part *)kv_at(me, e->parts);
-}
-
-static inline char *kv_value(kv_self *me, const kv_entry *e)
-{
-    return (char *)kv_at(me, e->value[kv_current_of(kv_get(&e->phase))]);
 }
 
 /* Whether every member that `round` waits for has arrived, and who is in it. */
@@ -130,7 +124,7 @@ static int kv_in_place_now(const kv_self *me, const kv_part *part, int parity)
 }
 
 /* The sum of one chunk, from arrays that this process can reach, into the value that is not in use, the arrays in the
- * region that want it, and this process's own outs. `shift` bytes are taken off the sources in `src`. */
+ * region that want it, and this process's own outs. */
 static void kv_sum_here(kv_self *me, const kv_call *call, char *to, char **src, int k, char **out, int m, ptrdiff_t from,
                         ptrdiff_t end)
 {
@@ -571,7 +565,7 @@ static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
 }
 
 /* The round was opened by this worker, or taken over from a dead one: prepare its work.
- * KV_PLAN: Python does, and then calls kv_put_out, kv_close or kv_take_back. */
+ * KV_PLAN: Python does, and then calls kv_put_out or kv_close. */
 static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;

@@ -227,11 +227,6 @@ def close_opened(Handle handle, bint other, updates=None):
     kv_close(handle.job.me, handle.e, phase, 1 - current if other else current)
 
 
-def take_back(Handle handle):
-    """Give an opened round back as it was."""
-    kv_return(handle.job.me, handle.e, 0)
-
-
 # ------------------------------------------------------------------------------------------- the job's settings
 
 def mode(Job job):

@@ -143,6 +143,10 @@ def test_one_meaning_on_all_workers(job: MakeJob, size: int, function: str) -> N
     together(job(size), function)
 
 
+def test_states_can_be_saved_while_another_worker_is_back_at_plain_sums(job: MakeJob, tmp_path: Path) -> None:
+    together(job(2), "plain_again", str(tmp_path / "states"))
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_error_of_the_updater_reaches_everybody(job: MakeJob, size: int) -> None:
     first, *others = together(job(size), "failing_updater")
