@@ -1,0 +1,160 @@
+"""Where compiled kernels lie: a folder made ahead of time, or the user's cache; and how one is found.
+
+A file belongs to the text of the kernels, and in the cache to the versions of what compiles them, too: after
+an upgrade they are compiled again. What is damaged, or in the cache belongs to another user, counts as
+absent. A cache that cannot be written is no error: the kernel is then compiled in each process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+from .cubin import Cubin
+from .spec import Spec
+
+log = logging.getLogger("kvstore.kernels.cuda")
+
+#: Names a folder that ``python -m kvstore.kernels.cuda build`` made.
+VARIABLE = "KVSTORE_CUDA_KERNELS"
+_TOOLS = (
+    "numba-cuda",
+    "numba",
+    "llvmlite",
+    "nvidia-nvvm",
+    "nvidia-cuda-nvcc",
+    "nvidia-nvjitlink",
+    "cuda-core",
+)
+_MOST_BYTES = 16 << 20  # a cubin has some ten thousand
+
+
+@lru_cache(maxsize=1)
+def source_key() -> str:
+    """Hash of the text of all modules beside this one."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def toolchain() -> str:
+    """Versions of all that has a part in compiling, read without importing it."""
+    found = []
+    for name in _TOOLS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return ", ".join(found)
+
+
+def file_name(spec: Spec, arch: str) -> str:
+    """Name of a kernel's file."""
+    return f"{spec.name}.{arch}.{source_key()[:16]}.cubin"
+
+
+def read(path: Path, spec: Spec, arch: str, own: bool) -> Cubin | None:
+    """Read a kernel's file; None if it is not there, not whole, or another's where it must be one's own."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if own and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+                log.warning("%s belongs to another user or may be written by others: not used", path)
+                return None
+            cubin = Cubin.from_bytes(file.read(_MOST_BYTES))
+    except OSError:
+        return None
+    except ValueError:
+        log.warning("%s is damaged: not used", path)
+        return None
+    fits = (cubin.name, cubin.arch, cubin.source) == (spec.name, arch, source_key())
+    return cubin if fits else None
+
+
+def write(folder: Path, spec: Spec, cubin: Cubin) -> Path:
+    """Put a kernel into a folder, whole or not at all. OSError if it cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / file_name(spec, cubin.arch)
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(cubin.to_bytes())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return path
+
+
+def cache_folder() -> Path:
+    """Folder of the user's cache for the installed tools."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    tools = hashlib.sha256(toolchain().encode()).hexdigest()[:16]
+    return Path(base) / "kvstore" / "cuda" / tools
+
+
+def find(spec: Spec, capability: tuple[int, int], directory: str | None = None) -> Cubin:
+    """Return a kernel for a device, from a folder made ahead, else from the cache, else compiled.
+
+    Parameters
+    ----------
+    spec : Spec
+    capability : (int, int)
+        Compute capability of the device.
+    directory : str or None
+        Folder made ahead of time; None takes the one that KVSTORE_CUDA_KERNELS names, if any.
+
+    Raises
+    ------
+    ImportError
+        It must be compiled, and numba-cuda is not installed.
+    """
+    ahead = directory or os.environ.get(VARIABLE)
+    if ahead:
+        found = _ahead(Path(ahead), spec, capability)
+        if found:
+            return found
+        log.info("%s is not in %s for sm_%d%d", spec.name, ahead, *capability)
+    arch = f"sm_{capability[0]}{capability[1]}"
+    folder = cache_folder()
+    cached = read(folder / file_name(spec, arch), spec, arch, own=True)
+    return cached or _compile_into(folder, spec, arch, ahead)
+
+
+def _ahead(folder: Path, spec: Spec, capability: tuple[int, int]) -> Cubin | None:
+    """Look for what was made for the device's major capability and a minor one that is not higher."""
+    major, minor = capability
+    for lower in range(minor, -1, -1):
+        arch = f"sm_{major}{lower}"
+        found = read(folder / file_name(spec, arch), spec, arch, own=False)
+        if found:
+            return found
+    return None
+
+
+def _compile_into(folder: Path, spec: Spec, arch: str, ahead: str | None) -> Cubin:
+    try:
+        from .compile import compile_spec
+    except ImportError as error:
+        where = f"neither in {ahead} nor in {folder}" if ahead else f"not in {folder}"
+        raise ImportError(
+            f"the CUDA kernel {spec.name} for {arch} is {where}, and cannot be compiled here ({error});"
+            f" install kvstore-train[cuda], or set {VARIABLE} to a folder that"
+            " `python -m kvstore.kernels.cuda build` made"
+        ) from error
+    log.info("compiling %s for %s", spec.name, arch)
+    cubin = compile_spec(spec, arch)
+    try:
+        write(folder, spec, cubin)
+    except OSError as error:
+        log.warning(
+            "cannot keep the CUDA kernel %s in %s: %s; it will be made again", spec.name, folder, error
+        )
+    return cubin

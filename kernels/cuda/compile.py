@@ -1,0 +1,141 @@
+"""From a spec to code for a GPU, without a GPU or its driver: numba-cuda makes PTX, cuda.core links it.
+
+This file and `targets` are all that knows numba. numba-cuda is in maintenance, and pinned to the versions
+whose inside this file uses.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from . import targets
+from .bodies import body
+from .cache import source_key, toolchain
+from .cubin import Cubin
+from .spec import Spec
+from .table import BLOCK
+
+cuda = targets.import_cuda()
+
+import numba.cuda.compiler as numba_compiler  # noqa: E402 (only after the shim)
+import numba.cuda.dispatcher as numba_dispatcher  # noqa: E402
+from numba import types  # noqa: E402
+
+#: Entry points are called this and the spec's name; the rest of a mangled name is numba's.
+PREFIX = "kvstore_"
+#: Blocks that a multiprocessor must be able to hold: at most 64 registers for a thread.
+_RESIDENT = 4
+
+_lock = threading.Lock()
+
+
+def entry_point(spec: Spec) -> Callable[..., None]:
+    """Make the kernel around a body."""
+    run = body(spec)
+
+    def without_scalar(image: int) -> None:
+        run(cuda.blockIdx.x, cuda.threadIdx.x, image, 0)
+
+    def with_scalar(image: int, scalar: Any) -> None:
+        run(cuda.blockIdx.x, cuda.threadIdx.x, image, scalar)
+
+    entry = with_scalar if spec.scalars else without_scalar
+    entry.__name__ = entry.__qualname__ = PREFIX + spec.name
+    return entry
+
+
+def spec_of(entry: str) -> Spec:
+    """Return the spec of an entry point, from its mangled name."""
+    found = re.search(PREFIX + "([a-z0-9_]+)", entry)
+    if not found:
+        raise ValueError(f"{entry!r} is no entry point of a kernel")
+    return Spec.named(found[1])
+
+
+def compile_ptx(spec: Spec, archs: Sequence[str]) -> dict[str, str]:
+    """Compile a kernel to PTX for several architectures; types are inferred once."""
+    capabilities = {arch: _capability(arch) for arch in archs}
+    with _lock, _pretended_device(capabilities[archs[0]]):
+        library, _ = numba_compiler._compile_pyfunc_with_fixup(
+            entry_point(spec),
+            types.void(types.int64, *[types.float32] * len(spec.scalars)),
+            device=False,
+            cc=capabilities[archs[0]],
+            abi="numba",
+            launch_bounds=(BLOCK, _RESIDENT),
+        )
+        # A product and a sum stay two roundings, as on the processor.
+        library._nvvm_options["fma"] = False
+        return {arch: _ptx(library, capability) for arch, capability in capabilities.items()}
+
+
+def _ptx(library: Any, capability: tuple[int, int]) -> str:
+    (text,) = library.get_asm_strs(cc=capability)
+    return str(text)
+
+
+def compile_spec(spec: Spec, arch: str) -> Cubin:
+    """Compile a kernel for one architecture, such as ``"sm_90"``."""
+    return assemble(spec, arch, compile_ptx(spec, [arch])[arch])
+
+
+def assemble(spec: Spec, arch: str, ptx: str) -> Cubin:
+    """Link PTX to code, and read off what it takes."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    entry = re.search(r"\.entry\s+([^\s(]+)", ptx)
+    if entry is None:
+        raise RuntimeError(f"{spec.name} for {arch}: the compiler made no entry point")
+    options = LinkerOptions(arch=arch, ptxas_options=["-v"])
+    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
+    code = linker.link("cubin").code
+    facts = {name: _fact(pattern, linker.get_info_log(), spec, arch) for name, pattern in _FACTS.items()}
+    return Cubin(
+        name=spec.name,
+        arch=arch,
+        entry=entry[1],
+        code=bytes(code),
+        source=source_key(),
+        toolchain=toolchain(),
+        **facts,
+    )
+
+
+_FACTS = {
+    "registers": r"Used (\d+) registers",
+    "stack": r"(\d+) bytes stack frame",
+    "spill_stores": r"(\d+) bytes spill stores",
+    "spill_loads": r"(\d+) bytes spill loads",
+}
+
+
+def _fact(pattern: str, assembler_log: str, spec: Spec, arch: str) -> int:
+    found = re.search(pattern, assembler_log)
+    if found is None:
+        said = f"the assembler did not say {pattern!r}, but {assembler_log!r}"
+        raise RuntimeError(f"{spec.name} for {arch}: {said}")
+    return int(found[1])
+
+
+def _capability(arch: str) -> tuple[int, int]:
+    """(9, 0) for sm_90, (10, 0) for sm_100."""
+    found = re.fullmatch(r"sm_(\d+)(\d)", arch)
+    if found is None:
+        raise ValueError(f"an architecture is called sm_80, sm_90, sm_100 and so on, got {arch!r}")
+    return int(found[1]), int(found[2])
+
+
+@contextmanager
+def _pretended_device(capability: tuple[int, int]) -> Iterator[None]:
+    """Numba asks the current device for its capability where kernels call functions; there may be none."""
+    ask = numba_dispatcher.get_current_device
+    numba_dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    try:
+        yield
+    finally:
+        numba_dispatcher.get_current_device = ask

@@ -1,0 +1,64 @@
+"""A compiled kernel, and the file that keeps it: a line of JSON, then the code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+
+_MAGIC = "kvstore cubin 1"
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Code of one kernel for one architecture.
+
+    Attributes
+    ----------
+    name : str
+        `Spec.name`.
+    arch : str
+        ``"sm_90"`` and the like.
+    entry : str
+        Name of the kernel in the code.
+    code : bytes
+        What the driver loads.
+    registers, stack, spill_stores, spill_loads : int
+        Per thread, in bytes but for the first, as the assembler says.
+    source : str
+        Hash of the kernels' text (`cache.source_key`).
+    toolchain : str
+        What it was compiled with.
+    """
+
+    name: str
+    arch: str
+    entry: str
+    code: bytes = field(repr=False)
+    registers: int = 0
+    stack: int = 0
+    spill_stores: int = 0
+    spill_loads: int = 0
+    source: str = ""
+    toolchain: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Content of its file."""
+        facts = asdict(self)
+        code = facts.pop("code")
+        facts |= {"format": _MAGIC, "bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
+        return json.dumps(facts, sort_keys=True).encode() + b"\n" + code
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Cubin:
+        """Read the content of a file. ValueError if it is not whole, or not one."""
+        line, _, code = content.partition(b"\n")
+        try:
+            facts = json.loads(line)
+            whole = facts.pop("format") == _MAGIC and facts.pop("bytes") == len(code)
+            whole = facts.pop("sha256") == hashlib.sha256(code).hexdigest() and whole
+            if whole:
+                return cls(code=code, **facts)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        raise ValueError("no whole file of a CUDA kernel")

@@ -1,0 +1,58 @@
+"""The same kernels on host memory: what a launch would do, done by this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .spec import Spec
+from .table import BLOCK
+
+
+class HostKernel:
+    """A kernel that runs its body on the processor, block after block and thread after thread.
+
+    For tests, and for drivers that are none: it is called as `Kernel` is, with host addresses, and returns
+    when the work is done. Results are those of the device, bit for bit.
+
+    Parameters
+    ----------
+    spec : Spec
+    compiled : bool, default True
+        Compile the body with numba, at the first call, which takes about a second. False: interpret it, which
+        is for small arrays; vector accesses then check that they are aligned.
+    """
+
+    def __init__(self, spec: Spec, compiled: bool = True) -> None:
+        self.spec = spec
+        self._compiled = compiled
+
+    def __call__(self, stream: Any, image: int, chunks: int, *scalars: Any) -> None:
+        """Run; parameters as for `Kernel`, `stream` is not looked at."""
+        wanted = len(self.spec.scalars)
+        if len(scalars) != wanted or not all(isinstance(x, np.float32) for x in scalars):
+            raise TypeError(f"{self.spec.name} takes {wanted} numpy.float32 after the image, got {scalars}")
+        scalar = scalars[0] if scalars else np.float32(0)
+        with np.errstate(all="ignore"):
+            _runner(self.spec, self._compiled)(chunks, image, scalar)
+
+
+@cache
+def _runner(spec: Spec, compiled: bool) -> Callable[[int, int, Any], None]:
+    from .bodies import body
+
+    one = body(spec)
+
+    def run(chunks: int, image: int, scalar: Any) -> None:
+        for block in range(chunks):
+            for thread in range(BLOCK):
+                one(block, thread, image, scalar)
+
+    if not compiled:
+        return run
+    from .targets import njit
+
+    return njit(run)

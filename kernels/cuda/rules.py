@@ -1,0 +1,183 @@
+"""Optimizer rules, for one element: what kernels/rules.h states, a third time; tests hold all of them equal.
+
+A rule takes the weight, the gradient, three states (those it has not are passed through) and the constants
+that `constants` made, and returns the new weight and states. Numbers are all float32 or all float64. The
+constants begin with learning rate, weight decay, rescale_grad and clip bound; kernels/rules.h says what
+follows at each rule, and `constants` what stands from place 12 on.
+
+Comparisons are written so that NaN stays NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .intrinsics import divide, dual, magnitude, one, root, select, zero
+
+Real = Any
+Constants = Any  # a tuple of WIDTH numbers
+Updated = tuple[Real, Real, Real, Real]
+Rule = Callable[[Real, Real, Real, Real, Real, Constants], Updated]
+
+RULES: dict[str, Rule] = {}
+
+
+def _rule(function: Rule) -> Rule:
+    RULES[function.__name__.lstrip("_")] = function
+    return dual(function)
+
+
+@dual
+def bounded(x: Real, bound: Real) -> Real:
+    """Clip, leaving NaN alone."""
+    x = select(x > bound, bound, x)
+    return select(x < -bound, -bound, x)
+
+
+@dual
+def decayed(w: Real, g: Real, p: Constants) -> Real:
+    """Gradient rescaled, clipped, with the weight decay added."""
+    return bounded(p[2] * g, p[3]) + p[1] * w
+
+
+@dual
+def sign(x: Real) -> Real:
+    """Return -1, 0 or 1; NaN for NaN."""
+    up = select(x > zero(x), one(x), x)
+    return select(x < zero(x), -one(x), up)
+
+
+@_rule
+def _sgd(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
+    return w - p[0] * decayed(w, g, p), a, b, c
+
+
+@_rule
+def _sgd_momentum(w: Real, g: Real, m: Real, b: Real, c: Real, p: Constants) -> Updated:
+    m = p[4] * m - p[0] * decayed(w, g, p)
+    return w + m, m, b, c
+
+
+@_rule
+def _nag(w: Real, g: Real, m: Real, b: Real, c: Real, p: Constants) -> Updated:
+    step = p[0] * decayed(w, g, p)
+    m = p[4] * m - step
+    return w + (p[4] * m - step), m, b, c
+
+
+@_rule
+def _adam(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    m = p[4] * m + p[12] * x
+    v = p[5] * v + p[13] * (x * x)
+    return w - divide(p[0] * m, root(v) + p[6]), m, v, c
+
+
+@_rule
+def _adamw(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
+    x = bounded(p[2] * g, p[3])
+    m = p[4] * m + p[12] * x
+    v = p[5] * v + p[13] * (x * x)
+    return w - p[0] * (divide(m, root(v) + p[6]) + p[1] * w), m, v, c
+
+
+@_rule
+def _adagrad(w: Real, g: Real, h: Real, b: Real, c: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    h = h + x * x
+    return w - p[0] * divide(x, root(h) + p[4]), h, b, c
+
+
+@_rule
+def _adadelta(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    a = p[4] * a + p[12] * (x * x)
+    step = divide(root(b + p[5]), root(a + p[5])) * x
+    b = p[4] * b + p[12] * (step * step)
+    return w - p[0] * step, a, b, c
+
+
+@_rule
+def _adamax(w: Real, g: Real, m: Real, u: Real, c: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    size = magnitude(x)
+    faded = p[5] * u
+    m = p[4] * m + p[12] * x
+    u = select(faded >= size, faded, size)
+    return w - p[0] * divide(m, u + p[6]), m, u, c
+
+
+@_rule
+def _nadam(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    m = p[4] * m + p[12] * x
+    v = p[5] * v + p[13] * (x * x)
+    mean = p[8] * divide(m, p[10]) + p[14] * divide(x, p[9])
+    return w - p[0] * divide(mean, root(divide(v, p[11])) + p[6]), m, v, c
+
+
+@_rule
+def _rmsprop(w: Real, g: Real, v: Real, b: Real, c: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    v = p[4] * v + p[12] * (x * x)
+    return bounded(w - p[0] * divide(x, root(v) + p[5]), p[6]), v, b, c
+
+
+@_rule
+def _rmsprop_centered(w: Real, g: Real, q: Real, v: Real, m: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    q = p[4] * q + p[12] * x
+    v = p[4] * v + p[12] * (x * x)
+    m = p[7] * m - divide(p[0] * x, root(v - q * q + p[5]))
+    return bounded(w + m, p[6]), q, v, m
+
+
+@_rule
+def _ftrl(w: Real, g: Real, z: Real, h: Real, c: Real, p: Constants) -> Updated:
+    x = bounded(p[2] * g, p[3])
+    before = root(h)
+    h = h + x * x
+    after = root(h)
+    z = z + (x - divide(after - before, p[0]) * w)
+    step = divide(select(z < zero(z), -p[4], p[4]) - z, divide(p[5] + after, p[0]) + p[1])
+    return select(magnitude(z) <= p[4], zero(z), step), z, h, c
+
+
+@_rule
+def _ftml(w: Real, g: Real, d: Real, v: Real, z: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    v = p[5] * v + p[13] * (x * x)
+    new = p[14] * (root(divide(v, p[8])) + p[6])
+    z = p[4] * z + p[12] * x - (new - p[4] * d) * w
+    return divide(-z, new), new, v, z
+
+
+@_rule
+def _signum(w: Real, g: Real, m: Real, b: Real, c: Real, p: Constants) -> Updated:
+    m = p[4] * m - p[12] * decayed(w, g, p)
+    return p[13] * w + p[0] * sign(m), m, b, c
+
+
+@_rule
+def _signsgd(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
+    return p[12] * w - p[0] * sign(g), a, b, c
+
+
+@_rule
+def _dcasgd(w: Real, g: Real, previous: Real, b: Real, c: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    step = p[0] * (x * x * (w - previous) * p[4] + x)
+    return w - step, w, b, c
+
+
+@_rule
+def _dcasgd_momentum(w: Real, g: Real, m: Real, previous: Real, c: Real, p: Constants) -> Updated:
+    x = decayed(w, g, p)
+    m = p[5] * m - p[0] * (x * x * (w - previous) * p[4] + x)
+    return w + m, m, w, c
+
+
+@_rule
+def _test(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
+    return w - p[0] * (p[2] * g + p[1] * w), a, b, c

@@ -1,0 +1,238 @@
+"""What kernels there are, and what each is called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+#: Bytes of an element. Signed and unsigned integers of a size share a kernel: sums wrap.
+ITEMSIZE = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+}
+HALVES = ("float16", "bfloat16")
+FLOATS = ("float32", "float64", *HALVES)
+
+#: Update rules that exist as kernels, and how many states each has. kernels/rules.h states them; left out are
+#: those that need norms of whole tensors (LAMB) or the C library's logarithm and cosine (SGLD).
+RULE_STATES = {
+    "sgd": 0,
+    "sgd_momentum": 1,
+    "nag": 1,
+    "adam": 2,
+    "adamw": 2,
+    "adagrad": 1,
+    "adadelta": 2,
+    "adamax": 2,
+    "nadam": 2,
+    "rmsprop": 1,
+    "rmsprop_centered": 3,
+    "ftrl": 2,
+    "ftml": 3,
+    "signum": 1,
+    "signsgd": 0,
+    "dcasgd": 1,
+    "dcasgd_momentum": 2,
+    "test": 0,
+}
+
+CODECS = ("2bit", "1bit")
+#: Operations on words of a codec: sum and quantise, dequantise and sum, all of it without words in between.
+CODEC_OPS = tuple(f"{verb}_{codec}" for codec in CODECS for verb in ("quantise", "dequantise", "reduce"))
+OPS = ("sum", "update", "cast", *CODEC_OPS)
+
+#: The most values whose number a kernel may have compiled in.
+MOST = 8
+_CHUNK_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One kernel.
+
+    Attributes
+    ----------
+    op : str
+        One of `OPS`:
+
+        * ``"sum"``: dst and every out become ((src0 + src1) + src2) + ...; 16-bit floats are summed in
+          float32 and rounded once, integers wrap.
+        * ``"update"``: the sum of the sources is the gradient of `rule`, which moves dst (the weight) and the
+          states; every out receives the new weight. 16-bit weights without `master` have 16-bit states.
+        * ``"cast"``: dst and every out become the source as `target`, rounded to nearest even.
+        * ``"quantise_2bit"``, ``"quantise_1bit"``: the sum of the sources is added to the residual, words are
+          written, what they do not say stays in the residual.
+        * ``"dequantise_2bit"``, ``"dequantise_1bit"``: dst and every out become the sum of the decoded words.
+        * ``"reduce_2bit"``, ``"reduce_1bit"``: each source is quantised with its own residual, and dst and
+          every out become the sum of what decoding would give. No words are written.
+    dtype : str
+        Element type of the sources, dst and outs. float32 for the codecs.
+    k : int
+        Number of sources (of words, where they are decoded), compiled in: 1 to 8. 0: each row has its own,
+        and any, number.
+    rule : str or None
+        For updates; one of `RULE_STATES`.
+    master : bool
+        For updates of 16-bit weights: a float32 copy of the weight and float32 states stand behind them.
+    target : str or None
+        For casts, where either `dtype` or `target` is float32 and the other has 16 bits.
+    """
+
+    op: str
+    dtype: str = "float32"
+    k: int = 0
+    rule: str | None = None
+    master: bool = False
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype == "uint8":
+            object.__setattr__(self, "dtype", "int8")
+        if self.op == "cast":
+            object.__setattr__(self, "k", 1)
+        problem = _problem(self)
+        if problem:
+            raise ValueError(f"there is no such CUDA kernel: {problem}; got {self}")
+
+    @cached_property
+    def name(self) -> str:
+        """The kernel's name: of its file, and within its entry point."""
+        count = f"k{self.k}" if self.k else "any"
+        if self.op == "sum":
+            return f"sum_{self.dtype}_{count}"
+        if self.op == "update":
+            return f"update_{self.rule}_{self.dtype}{'_master' * self.master}_{count}"
+        if self.op == "cast":
+            return f"cast_{self.dtype}_{self.target}"
+        return f"{self.op}_{count}"
+
+    @classmethod
+    def named(cls, name: str) -> Spec:
+        """Return the spec of that name; ValueError if there is none."""
+        for pattern in _NAMES:
+            found = re.fullmatch(pattern, name)
+            if found:
+                fields = found.groupdict()
+                count = fields.pop("count", None)
+                fields["k"] = int(count[1:]) if count and count != "any" else 0
+                fields["master"] = bool(fields.pop("master", None))
+                return cls(**fields)
+        raise ValueError(f"no CUDA kernel is called {name!r}")
+
+    @property
+    def codec(self) -> str | None:
+        """The codec of `CODECS` that the kernel works with, or None."""
+        return self.op.partition("_")[2] if self.op in CODEC_OPS else None
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the float32 numbers that a launch takes after the image."""
+        return ("threshold",) if self.codec else ()
+
+    @property
+    def states(self) -> int:
+        """How many states a row has."""
+        return RULE_STATES[self.rule] if self.rule else 0
+
+    @property
+    def real(self) -> str:
+        """Type that a rule is computed in: float64 for float64, else float32."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def chunk(self) -> int:
+        """Elements of one key that a block of threads works on."""
+        size = max(ITEMSIZE[self.dtype], ITEMSIZE[self.real]) if self.op != "sum" else ITEMSIZE[self.dtype]
+        return _CHUNK_BYTES // size
+
+
+_COUNT = r"(?P<count>any|k[1-8])"
+_NAMES = (
+    rf"(?P<op>sum)_(?P<dtype>\w+?)_{_COUNT}",
+    rf"(?P<op>update)_(?P<rule>\w+?)_(?P<dtype>b?float\d\d)(?P<master>_master)?_{_COUNT}",
+    r"(?P<op>cast)_(?P<dtype>\w+?)_(?P<target>\w+)",
+    rf"(?P<op>{'|'.join(CODEC_OPS)})_{_COUNT}",
+)
+
+
+def _problem(spec: Spec) -> str | None:
+    """Say what is wrong with a spec, or None."""
+    if spec.op not in OPS:
+        return f"op must be one of {', '.join(OPS)}"
+    if not 0 <= spec.k <= MOST:
+        return f"k must be 0 (any number) or 1 to {MOST}"
+    if spec.dtype not in ITEMSIZE:
+        return f"dtype must be one of {', '.join(ITEMSIZE)}"
+    if spec.op != "update":
+        if spec.rule or spec.master:
+            return "only updates have a rule or a master"
+    elif spec.rule not in RULE_STATES:
+        return f"rule must be one of {', '.join(RULE_STATES)}"
+    elif spec.dtype not in FLOATS:
+        return "only floats are updated"
+    elif spec.master and spec.dtype not in HALVES:
+        return "only 16-bit weights have a master"
+    if (spec.op == "cast") != (spec.target is not None):
+        return "casts, and only they, have a target"
+    if spec.op == "cast" and (spec.dtype, spec.target) not in _CASTS:
+        return "casts go between float32 and float16 or bfloat16"
+    if spec.codec and spec.dtype != "float32":
+        return "codecs work on float32"
+    return None
+
+
+_CASTS = tuple(pair for half in HALVES for pair in (("float32", half), (half, "float32")))
+# Numbers of values that are compiled in: all for sums; elsewhere those of machines with 1, 2, 4 or 8 GPUs,
+# where more than one costs the loop over the sources. Every other number is the work of "any".
+_COMPILED_IN = {"sum": range(MOST + 1), "update": (0, 1), **dict.fromkeys(CODEC_OPS, (0, 1, 2, 4, 8))}
+
+
+def _all() -> Iterator[Spec]:
+    for dtype in ITEMSIZE:
+        for k in _COMPILED_IN["sum"]:
+            yield Spec("sum", dtype, k)
+    for rule in RULE_STATES:
+        for dtype in FLOATS:
+            for master in (False, True) if dtype in HALVES else (False,):
+                for k in _COMPILED_IN["update"] if dtype == "float32" else (0,):
+                    yield Spec("update", dtype, k, rule, master)
+    for op in CODEC_OPS:
+        for k in _COMPILED_IN[op]:
+            yield Spec(op, k=k)
+    for dtype, target in _CASTS:
+        yield Spec("cast", dtype, target=target)
+
+
+@lru_cache(maxsize=1)
+def all_specs() -> tuple[Spec, ...]:
+    """Every kernel that is built ahead and checked; others are compiled when they are asked for."""
+    return tuple(_all())
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    op: str,
+    dtype: str = "float32",
+    k: int | None = None,
+    rule: str | None = None,
+    master: bool = False,
+    target: str | None = None,
+) -> Spec:
+    """Return the best kernel of `all_specs` for a call.
+
+    Parameters
+    ----------
+    op, dtype, rule, master, target
+        As in `Spec`.
+    k : int or None
+        Number of sources of every row; None where rows differ.
+    """
+    fitting = k if k in _COMPILED_IN.get(op, ()) and (op != "update" or dtype == "float32") else 0
+    return Spec(op, dtype, fitting or 0, rule, master, target)
