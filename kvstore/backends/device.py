@@ -1,0 +1,410 @@
+"""The store of one process whose values may lie on GPUs.
+
+A key lives where its value lies. One that was initialised on the host moves to the GPU of the first value
+when values on GPUs are pushed to it, and stays there. Host keys are `LocalBackend`'s, untouched: a process
+that meets no array of a GPU never imports CUDA. Row-sparse keys stay on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..compression import Codec
+from ..config import StoreConfig
+from ..devices import arrays
+from ..devices.arrays import DeviceArray, DeviceView
+from ..errors import ArrayError, CapabilityError, DuplicateKeyError, KeyKindError, KVStoreError
+from ..grouping import Group, Key
+from ..optimizer import Updater
+from ..sparse import RowSparseArray
+from .apply import UserUpdater
+from .device_calls import Item, Streams, seen_out
+from .entry import Array, Entry, dense_of
+from .local import LocalBackend
+
+#: What a key's part of a call is: to be done in the order of numbers where the user's code is called.
+Part = tuple[int, Callable[[], None]]
+
+
+class DeviceBackend(LocalBackend):
+    """See `kvstore.backends.protocol.Backend`."""
+
+    compresses = True
+
+    def __init__(self, config: StoreConfig) -> None:
+        #: The keys on GPUs; None until an array of a GPU has been met.
+        self._gpus: Any = None
+        self._order: dict[Key, None] = {}  # all keys, in the order of their init
+        self._on_gpu: dict[Key, Any] = {}  # the GPUs' entries
+        self._user: UserUpdater | None = None
+        super().__init__(config)
+
+    # ------------------------------------------------------------------------------------------ verbs
+
+    def init(self, groups: list[Group]) -> None:
+        """Copy one value for each new key, to where it lies."""
+        new = [(key, values) for key, values in groups if values]
+        first = len(self._order)
+        on_gpu = [i for i, (_, values) in enumerate(new) if arrays.any_on_device(values)]
+        for key, values in (new[i] for i in on_gpu):
+            self._check_new(key, values)
+        host = {
+            key: Entry(key, first + i, self._first_value(key, values))
+            for i, (key, values) in enumerate(new)
+            if i not in on_gpu
+        }
+        if on_gpu:
+            self._init_on_gpus([(first + i, *new[i]) for i in on_gpu])
+        self._entries.update(host)
+        self._order.update(dict.fromkeys(key for key, _ in new))
+
+    def _init_on_gpus(self, new: list[tuple[int, Key, list[Any]]]) -> None:
+        gpus = self._use_gpus()
+        streams = Streams(values[0] for _, _, values in new)
+        seen = [(key, number, gpus.value(key, values[0], streams)) for number, key, values in new]
+        try:
+            for key, number, value in seen:
+                gpus.add(key, key if isinstance(key, int) else number, value, streams)
+        except BaseException:
+            for key, _, _ in seen:
+                gpus.entries.pop(key, None)
+            raise
+
+    def _check_new(self, key: Key, values: list[Any]) -> None:
+        self._check_kind(key)
+        if key in self._order:
+            raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
+        if len(values) > 1:
+            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite known keys, where they lie, and initialise others."""
+        super().assign([(key, values) for key, values in groups if key not in self._on_gpu])
+        for key, values in groups:
+            if key in self._on_gpu:
+                self._gpus.assign(self._on_gpu[key], values[0])
+
+    def forget(self, keys: list[Key]) -> None:
+        """Undo the init of keys."""
+        super().forget(keys)
+        for key in keys:
+            self._order.pop(key, None)
+            if self._on_gpu.pop(key, None) is not None:
+                self._gpus.changed()
+
+    def push(self, groups: list[Group]) -> None:
+        """Sum, then update or replace."""
+        if self._on_host(groups):
+            super().push(groups)
+        else:
+            self._push_both(groups, {})
+
+    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+        """Push, and hand the result out in the same launch, or while it is in the cache."""
+        if self._on_host(groups, outs or ()):
+            super().pushpull(groups, outs)
+        else:
+            self._push_both(groups, dict(groups if outs is None else outs))
+
+    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Copy out."""
+        if self._on_host(groups):
+            super().pull(groups, ignore_sparse)
+            return
+        gpus = self._use_gpus()
+        streams = Streams(out for _, outs in groups for out in outs)
+        host, sent = self._pulled_from_host(groups, streams)
+        mine = [(key, outs) for key, outs in groups if key in self._on_gpu]
+        items = gpus.items(
+            [(key, []) for key, _ in mine],
+            {key: self._dense_outs(key, outs, ignore_sparse) for key, outs in mine},
+            streams,
+            self._on_gpu.__getitem__,
+        )
+        super().pull(host, ignore_sparse)
+        self._send(sent, streams)
+        gpus.pull(items, streams)
+
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+        """One small dense key with plain arrays."""
+        return super().quick_pushpull(key, value, out)
+
+    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Note on which streams the caller works, for an operation that runs in the background."""
+        groups = [argument for argument in arguments if isinstance(argument, list)]
+        found = [a for group in groups for _, values in group for a in values if isinstance(values, list)]
+        if not arrays.any_on_device(found):
+            return arguments
+        streams = Streams(found)
+        return tuple(
+            [(key, [_captured(value, streams) for value in values]) for key, values in argument]
+            if isinstance(argument, list)
+            else argument
+            for argument in arguments
+        )
+
+    # --------------------------------------------------------------------------------- between the places
+
+    def _on_host(self, *lists: Iterable[Group]) -> bool:
+        """Whether neither a key nor an array of a call lies on a GPU."""
+        for groups in lists:
+            for key, values in groups:
+                if key in self._on_gpu or arrays.any_on_device(values):
+                    return False
+        return True
+
+    def _push_both(self, groups: list[Group], outs: dict[Key, list[Any]]) -> None:
+        """Check everything, then push to the host's keys and to those on GPUs."""
+        gpus = self._use_gpus()
+        streams = Streams([a for _, own in (*groups, *outs.items()) for a in own])
+        mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
+        names = {key for key, _ in mine}
+        host = [(key, values) for key, values in groups if key not in names]
+        pulled = [(key, own) for key, own in outs.items() if key not in names]
+        only = [(key, []) for key, _ in pulled if key in self._on_gpu]
+        items = gpus.items(
+            [*mine, *only],
+            {key: self._dense_outs(key, own, True) for key, own in outs.items()},
+            streams,
+            lambda key: self._on_gpu.get(key) or self._entry(key),
+        )
+        host_outs, sent = self._pulled_from_host(
+            [pair for pair in pulled if pair[0] not in self._on_gpu], streams
+        )
+        self._sources(host)
+        items = [self._moved(item, streams) for item in items]
+        parts = self._host_parts(host, host_outs, gpus.apply.by_key)
+        parts += [(item.entry.number, lambda item=item: gpus.push([item], streams)) for item in items]
+        if gpus.apply.by_key:
+            for _, part in sorted(parts, key=lambda part: part[0]):
+                part()
+        else:
+            self._push_host(host, host_outs)
+            gpus.push(items, streams)
+        self._send(sent, streams)
+
+    def _host_parts(self, host: list[Group], outs: list[Group], by_key: bool) -> list[Part]:
+        if not by_key:
+            return []
+        own = dict(outs)
+        keys = dict(host)
+        return [
+            (
+                self._entry(key).number,
+                lambda key=key: self._push_host(
+                    [(key, keys[key])] if key in keys else [], [(key, own[key])] if key in own else []
+                ),
+            )
+            for key in {**keys, **own}
+        ]
+
+    def _push_host(self, host: list[Group], outs: list[Group]) -> None:
+        if host:
+            super().pushpull(host, outs)
+        elif outs:
+            super().pull(outs, True)
+
+    def _goes_to_gpu(self, key: Key, values: list[Any]) -> bool:
+        """Whether a push to a key is done on a GPU, where it lies or to where it moves."""
+        on_gpu = [arrays.device_of(value) is not None for value in values]
+        if any(on_gpu) and not all(on_gpu):
+            raise ArrayError(
+                f"the values of key {key!r} lie on the host and on a GPU; give arrays of one kind in one list"
+            )
+        if key in self._on_gpu:
+            return True
+        entry = self._entry(key)
+        if any(on_gpu) and entry.table is not None:
+            raise CapabilityError(f"key {key!r} is row-sparse and stays on the host; push host arrays to it")
+        return any(on_gpu)
+
+    def _moved(self, item: Item, streams: Streams) -> Item:
+        """Let a key of the host move to the GPU of its first value."""
+        entry: Any = item.entry
+        if not isinstance(entry, Entry):
+            return item
+        (first,) = (value for value in item.values[:1] if isinstance(value, DeviceView))
+        gpus = self._gpus
+        adopted = gpus.adopt(entry.key, entry.number, entry.value, first.device, streams.of(first.device))
+        del self._entries[entry.key]
+        return item._replace(entry=adopted)
+
+    def _dense_outs(self, key: Key, outs: list[Any], ignore_sparse: bool) -> list[Any]:
+        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
+        if sparse and key in self._on_gpu:
+            self._sparse_outs(self._on_gpu[key], sparse, ignore_sparse)
+        return [out for out in outs if not isinstance(out, RowSparseArray)]
+
+    def _pulled_from_host(
+        self, groups: list[Group], streams: Streams
+    ) -> tuple[list[Group], list[tuple[Key, list[Any]]]]:
+        """Check what is pulled from keys of the host; outs there, and outs on GPUs."""
+        host: list[Group] = []
+        sent = []
+        for key, outs in groups:
+            if key in self._on_gpu:
+                continue
+            entry: Any = self._entry(key)
+            there = [out for out in outs if arrays.device_of(out) is not None]
+            here = [out for out in outs if arrays.device_of(out) is None]
+            sent.append((key, [seen_out(entry, out, streams) for out in there]))
+            host.append((key, here))
+        self._check_outs(host)
+        return host, [(key, outs) for key, outs in sent if outs]
+
+    def _send(self, sent: list[tuple[Key, list[Any]]], streams: Streams) -> None:
+        for key, outs in sent:
+            self._gpus.send(dense_of(self._entry(key)), outs, streams)
+
+    def _use_gpus(self) -> Any:
+        """Return the GPUs' side of the store, which brings CUDA in."""
+        if self._gpus is None:
+            from .device_gpus import Gpus
+
+            self._gpus = Gpus(self._apply_on_gpus())
+            self._gpus.entries = self._on_gpu
+        return self._gpus
+
+    def _apply_on_gpus(self) -> Any:
+        from .device_compression import CompressedSum
+        from .device_updates import PlainSum, apply_with
+
+        total: Any = PlainSum() if self.feedback is None else CompressedSum(self.feedback)  # type: ignore[arg-type]
+        return apply_with(total, self._user)
+
+    # ---------------------------------------------------------------------------------------- updates
+
+    def set_updater(self, updater: UserUpdater | None) -> None:
+        """Use a callable, or go back to plain sums."""
+        super().set_updater(updater)
+        self._user = updater
+        if self._gpus is not None:
+            for entry in self._on_gpu.values():
+                entry.state = entry.owner = None
+            self._gpus.use(self._apply_on_gpus())
+
+    def set_compression(self, codec: Codec) -> None:
+        """Compress each value of a push, with a residual for each place in the list."""
+        from .device_compression import DeviceFeedback
+
+        earlier = self.feedback
+        self.feedback = DeviceFeedback(codec, self._on_gpu.values).follow(earlier)
+        if earlier is not None and earlier.codec.name != codec.name:
+            for entry in self._on_gpu.values():
+                entry.residuals.clear()
+        if self._gpus is not None:
+            self._gpus.use(self._apply_on_gpus())
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Write the optimizer's states, wherever they lie."""
+        updater = self._updater_set()
+        on_host = updater.states
+        updater.states = {**on_host, **self._states_on_gpus(updater)}
+        try:
+            updater.save(path, dump_optimizer)
+        finally:
+            updater.states = on_host
+
+    def _states_on_gpus(self, updater: Updater) -> dict[Key, Any]:
+        from .device_states import to_host
+
+        return {key: to_host(entry) for key, entry in self._on_gpu.items() if entry.owner is updater}
+
+    def load_states(self, path: str) -> None:
+        """Read the optimizer's states; those of keys on GPUs go up when the keys are pushed."""
+        super().load_states(path)
+        for entry in self._on_gpu.values():
+            entry.state = entry.owner = None
+        if self._gpus is not None:
+            self._gpus.changed()
+
+    def _updater_set(self) -> Updater:
+        assert self.updater is not None
+        return self.updater
+
+    # ------------------------------------------------------------------------------------- inspection
+
+    def keys(self) -> list[Key]:
+        """All keys in the order of their init."""
+        return list(self._order)
+
+    def view(self, key: Key) -> Any:
+        """Live memory, read-only."""
+        entry = self._on_gpu.get(key)
+        return super().view(key) if entry is None else entry.array(readonly=True)
+
+    def fetch(self, key: Key) -> Any:
+        """Return the value on the host, for a file."""
+        entry = self._on_gpu.get(key)
+        return super().view(key) if entry is None else entry.to_host()
+
+    def empty(self, key: Key) -> Any:
+        """Memory where the key lies."""
+        entry = self._on_gpu.get(key)
+        return super().empty(key) if entry is None else entry.show(entry.new(entry.dtype), entry.dtype)
+
+    def fill(self, home: DeviceArray, array: Any, key: Key) -> None:
+        """Copy an array, from anywhere, to one that `empty` made on a GPU."""
+        streams = Streams([array])
+        target = arrays.view(home, "array", streams.of(home.device))
+        self._gpus.copy(self._on_gpu[key], array, target, streams)
+
+    def stand_ins(self) -> dict[Key, Array]:
+        """For each key an array of its shape and type that takes no memory."""
+        host = super().stand_ins()
+        return {key: self._on_gpu[key].like if key in self._on_gpu else host[key] for key in self._order}
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Keys of the host lie in this process."""
+        host = super().placement()
+        return {
+            key: [(f"cuda:{self._on_gpu[key].device}", self._on_gpu[key].nbytes)]
+            if key in self._on_gpu
+            else host[key]
+            for key in self._order
+        }
+
+    def close(self) -> None:
+        """Wait for what is under way, and let the memory go."""
+        if self._gpus is not None:
+            self._gpus.close()
+        self._on_gpu.clear()
+        self._order.clear()
+        super().close()
+        self._gpus = None
+
+    # ----------------------------------------------------------------------------------------- checks
+
+    def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
+        if key in self._order:
+            self._check_new(key, values)
+        return super()._first_value(key, values)
+
+    def _check_kind(self, key: Key) -> None:
+        some = next(iter(self._order), key)
+        if isinstance(some, str) != isinstance(key, str):
+            raise KeyKindError(
+                f"key {key!r} is a {type(key).__name__}, this store's keys are {type(some).__name__}"
+            )
+
+    def _entry(self, key: Key) -> Entry:
+        if key in self._on_gpu:
+            raise CapabilityError(
+                f"key {key!r} lies on cuda:{self._on_gpu[key].device}, which cannot do that"
+            )
+        return super()._entry(key)
+
+
+def _captured(value: Any, streams: Streams) -> Any:
+    """See an array on a GPU now; what is wrong with it is said when it is used."""
+    try:
+        device = arrays.device_of(value)
+        if device is None:
+            return value
+        stream = streams.of(device)
+        seen = arrays.view(value, "array", stream)
+        seen.stream = stream
+        return seen
+    except KVStoreError:
+        return value

@@ -1,0 +1,465 @@
+"""GPU arrays of any library, seen by address, without importing that library; and arrays of our own.
+
+`device_of` says on which GPU an object lies, `stream_for` on which stream its owner works, and `view` gives
+address, type and shape. Torch, CuPy and JAX are told by the module of the type, so that nothing is imported.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import DTYPES
+from ..errors import ArrayError, DTypeError, KVStoreError
+from ..sparse import RowSparseArray
+from . import dlpack, driver, streams
+from .memory import Memory, host_copy
+from .streams import Stream
+
+_HOST_TYPES = (np.ndarray, np.generic, RowSparseArray, str, bytes, bool, int, float, complex, list, tuple)
+
+
+class DeviceView:
+    """What must be known of an array on a GPU to let a kernel have it.
+
+    Attributes
+    ----------
+    address, device : int
+    dtype : numpy.dtype
+    shape : tuple of int
+    contiguous, readonly : bool
+    kind : str
+        Which library's it is: ``"torch"``, ``"cupy"``, ``"jax"``, ``"own"``, or ``"any"`` of those that speak
+        ``__cuda_array_interface__`` or DLPack.
+    owner : object
+        Keeps the memory alive.
+    producer : Stream or None
+        Where its content is written, if the array says so.
+    stream : Stream or None
+        On which stream to work, for a view that was made ahead of the work.
+    """
+
+    __slots__ = (
+        "address", "contiguous", "device", "dtype", "kind", "owner", "producer", "readonly", "shape", "stream"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        address: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        device: int,
+        owner: Any,
+        kind: str = "any",
+        contiguous: bool = True,
+        readonly: bool = False,
+        producer: Stream | None = None,
+    ) -> None:
+        self.address, self.dtype, self.shape, self.device = address, dtype, shape, device
+        self.owner, self.kind, self.contiguous, self.readonly = owner, kind, contiguous, readonly
+        self.producer = producer
+        self.stream: Stream | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class DeviceArray:
+    """A C-contiguous array of a store on a GPU, as `KVStore.view` and updaters get it.
+
+    It speaks ``__cuda_array_interface__`` (version 3) and DLPack, so ``torch.from_dlpack(array)``,
+    ``torch.as_tensor(array, device="cuda")``, ``cupy.asarray(array)`` and ``numba.cuda.as_cuda_array(array)``
+    share its memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    device : int
+        Number of the GPU.
+    readonly : bool
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        stream: Stream,
+        readonly: bool = False,
+    ) -> None:
+        self._memory, self._stream = memory, stream
+        self.dtype, self.shape, self.device, self.readonly = dtype, shape, memory.device, readonly
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.size * self.dtype.itemsize
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Copy to the host; blocks until the store's work on it is done."""
+        array = np.empty(self.shape, self.dtype)
+        host_copy(driver.get(), self._memory.address, array, self._stream.handle, self.device)
+        return array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3. bfloat16 goes as two bytes without a meaning, as PyTorch has it."""
+        typestr = "<V2" if self.dtype.name == "bfloat16" else self.dtype.str
+        return {
+            "shape": self.shape,
+            "typestr": typestr,
+            "data": (self._memory.address, self.readonly),
+            "strides": None,
+            "version": 3,
+            "stream": self._stream.handle,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (dlpack.CUDA, self.device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("this array is lent where it lies; copy it yourself")
+        if stream != -1:
+            self._order(Stream(self.device, stream or driver.LEGACY_STREAM))
+        return dlpack.export(
+            self,
+            self._memory.address,
+            self.shape,
+            self.dtype,
+            self.__dlpack_device__(),
+            self.readonly,
+            max_version,
+        )
+
+    def _order(self, taker: Stream) -> None:
+        """Let the taker's stream wait for the store's work."""
+        tail = streams.Tail(driver.get(), self._stream)
+        tail.moved()
+        tail.hold(taker)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without dimensions")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.dtype} {self.shape} on cuda:{self.device}>"
+
+
+# ------------------------------------------------------------------------------------------- where it lies
+
+
+@lru_cache(maxsize=1024)
+def _kind(cls: type) -> str:
+    """Which library's arrays a type is of; "host" where none of them can lie on a GPU."""
+    if issubclass(cls, DeviceView):
+        return "view"
+    if issubclass(cls, DeviceArray):
+        return "own"
+    if issubclass(cls, _HOST_TYPES) or cls is type(None):
+        return "host"
+    roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    if "torch" in roots and hasattr(cls, "data_ptr"):
+        return "torch"
+    if "cupy" in roots and hasattr(cls, "__cuda_array_interface__"):
+        return "cupy"
+    return "jax" if roots & {"jax", "jaxlib"} else "any"
+
+
+def device_of(obj: Any) -> int | None:
+    """Return the number of the GPU on which an object lies; None where it lies on the host, or is no array.
+
+    Raises
+    ------
+    ArrayError
+        It lies on a device of another make.
+    """
+    kind = _kind(type(obj))
+    if kind == "host":
+        return None
+    if kind == "torch":
+        return obj.device.index if obj.is_cuda else None
+    if kind in ("view", "own"):
+        device: int = obj.device
+        return device
+    if kind == "cupy":
+        return int(obj.device.id)
+    return _device_of_any(obj)
+
+
+def _device_of_any(obj: Any) -> int | None:
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        address = interface["data"][0]
+        return _place(address) if address else 0
+    ask = getattr(obj, "__dlpack_device__", None)
+    if ask is None:
+        return None
+    kind, index = (int(part) for part in ask())
+    return index if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED) else None
+
+
+def _place(address: int) -> int:
+    return driver.get().device_of(address)
+
+
+def any_on_device(arrays: Iterable[Any]) -> bool:
+    """Whether one of these lies on a GPU."""
+    return any(type(array) is not np.ndarray and device_of(array) is not None for array in arrays)
+
+
+# ----------------------------------------------------------------------------------------------- streams
+
+
+def stream_for(arrays: Iterable[Any], device: int) -> Stream:
+    """Return the stream on which the owner of these arrays works now.
+
+    PyTorch's current stream of the device if one of them is PyTorch's; else CuPy's; else the stream that an
+    array names; else the legacy default stream, which waits for all others and they for it.
+    """
+    named: Stream | None = None
+    cupy = False
+    for array in arrays:
+        kind = _kind(type(array))
+        if kind == "torch":
+            return streams.of_torch(device)
+        if kind == "view" and array.stream is not None and array.stream.device == device:
+            ahead: Stream = array.stream
+            return ahead
+        cupy = cupy or kind == "cupy"
+        if named is None and kind == "any" and device_of(array) == device:
+            named = _named_stream(array, device)
+    if cupy:
+        return streams.of_cupy(device)
+    return named or Stream(device, driver.LEGACY_STREAM)
+
+
+def _named_stream(array: Any, device: int) -> Stream | None:
+    interface = getattr(array, "__cuda_array_interface__", None) or {}
+    stream = interface.get("stream")
+    return None if stream is None else Stream(device, stream)
+
+
+def work_on(stream: Stream, kind: str) -> AbstractContextManager[Any]:
+    """Let a library's own operations run on a stream."""
+    if kind == "torch":
+        cuda = sys.modules["torch"].cuda
+        if stream.handle == driver.LEGACY_STREAM:
+            return cuda.stream(cuda.default_stream(stream.device))  # type: ignore[no-any-return]
+        return cuda.stream(cuda.ExternalStream(stream.handle, stream.device))  # type: ignore[no-any-return]
+    if kind == "cupy":
+        made = sys.modules["cupy"].cuda.ExternalStream(stream.handle, stream.device)
+        return made  # type: ignore[no-any-return]
+    return nullcontext()
+
+
+# ------------------------------------------------------------------------------------------------- views
+
+
+def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView:
+    """See an array on a GPU by its address.
+
+    Parameters
+    ----------
+    obj : array
+        For which `device_of` names a GPU.
+    what : str
+        How to call it in an error.
+    stream : Stream
+        Where it will be used; a producer that is asked for DLPack orders its own work before that.
+    write : bool
+        Whether it is to be written.
+
+    Raises
+    ------
+    ArrayError
+        Read-only or immutable where it is to be written; sparse, masked, or otherwise no plain array.
+    DTypeError
+        An element type outside of `kvstore.arrays.DTYPES`.
+    """
+    kind = _kind(type(obj))
+    made: DeviceView = obj if kind == "view" else _readers[kind](obj, what, stream)
+    if made.dtype.name not in DTYPES or not made.dtype.isnative:
+        raise DTypeError(f"{what} has element type {made.dtype}; supported are {', '.join(DTYPES)}")
+    if write and made.readonly:
+        raise ArrayError(f"{what} is read-only: {_describe(obj)}; pass an array that may be written")
+    return made
+
+
+def _describe(obj: Any) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__} of shape {tuple(obj.shape)}"
+
+
+@lru_cache(maxsize=64)
+def _torch_type(dtype: Any) -> np.dtype[Any] | None:
+    name = str(dtype).partition(".")[2]
+    if name == "bfloat16":
+        return dlpack.bfloat16("a tensor")
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return None
+
+
+def _of_torch(tensor: Any, what: str, stream: Stream) -> DeviceView:
+    if str(tensor.layout) != "torch.strided":
+        raise ArrayError(f"{what} is a tensor of layout {tensor.layout}; only dense ones can be used")
+    if tensor.is_neg():  # a view that negates when it is read
+        tensor = tensor.resolve_neg()
+    dtype = _torch_type(tensor.dtype)
+    if dtype is None:
+        raise DTypeError(f"{what} has element type {tensor.dtype}; supported are {', '.join(DTYPES)}")
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    shape, device = tuple(tensor.shape), tensor.device.index
+    return DeviceView(plain.data_ptr(), dtype, shape, device, plain, "torch", tensor.is_contiguous())
+
+
+def _of_cupy(array: Any, what: str, stream: Stream) -> DeviceView:
+    whole = bool(array.flags.c_contiguous)
+    return DeviceView(
+        array.data.ptr, np.dtype(array.dtype), tuple(array.shape), int(array.device.id), array, "cupy", whole
+    )
+
+
+def _of_own(array: DeviceArray, what: str, stream: Stream) -> DeviceView:
+    memory = array._memory
+    return DeviceView(
+        memory.address,
+        array.dtype,
+        array.shape,
+        array.device,
+        array,
+        "own",
+        readonly=array.readonly,
+        producer=array._stream,
+    )
+
+
+def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        return _of_dlpack(array, what, stream)
+    if interface.get("mask") is not None:
+        raise ArrayError(f"{what} is a masked array, whose mask would be lost")
+    address, readonly = interface["data"]
+    dtype = _interface_type(interface["typestr"], what)
+    shape = tuple(interface["shape"])
+    whole = dlpack.is_contiguous(shape, interface.get("strides"), dtype.itemsize)
+    device = _place(address) if address else 0
+    producer = interface.get("stream")
+    if producer == 0:
+        raise ArrayError(f"{what}: a __cuda_array_interface__ with stream 0, which the protocol rules out")
+    ordered = None if producer is None else Stream(device, producer)
+    return DeviceView(address or 0, dtype, shape, device, array, "any", whole, bool(readonly), ordered)
+
+
+def _interface_type(typestr: str, what: str) -> np.dtype[Any]:
+    if typestr.endswith("V2"):
+        return dlpack.bfloat16(what)
+    try:
+        return np.dtype(typestr)
+    except TypeError:
+        raise DTypeError(f"{what} has the element type {typestr!r}, which NumPy does not know") from None
+
+
+def _of_dlpack(array: Any, what: str, stream: Stream) -> DeviceView:
+    immutable = _kind(type(array)) == "jax"
+    try:
+        capsule = _capsule(array, stream.handle)
+    except KVStoreError:
+        raise
+    except Exception as error:
+        raise ArrayError(f"{what} cannot be viewed: {_describe(array)} ({error})") from error
+    lent = dlpack.Imported(capsule, what)
+    return DeviceView(
+        lent.address,
+        lent.dtype,
+        lent.shape,
+        lent.device,
+        lent,
+        "jax" if immutable else "any",
+        lent.strides is None,
+        lent.readonly or immutable,
+    )
+
+
+def _capsule(array: Any, stream: int) -> Any:
+    try:
+        return array.__dlpack__(stream=stream, max_version=(1, 0))
+    except TypeError:  # a producer of before DLPack 1.0
+        return array.__dlpack__(stream=stream)
+
+
+_readers: dict[str, Callable[[Any, str, Stream], DeviceView]] = {
+    "torch": _of_torch,
+    "cupy": _of_cupy,
+    "own": _of_own,
+    "any": _of_any,
+    "jax": _of_dlpack,
+}
+
+
+# ------------------------------------------------------------------------------------- strided arrays
+
+
+def gathered(seen: DeviceView, what: str, stream: Stream) -> DeviceView:
+    """Return a contiguous copy of a strided array, made by its own library on `stream`."""
+    with work_on(stream, seen.kind):
+        if seen.kind == "torch":
+            return _of_torch(seen.owner.contiguous(), what, stream)
+        if seen.kind == "cupy":
+            return _of_cupy(seen.owner.copy(order="C"), what, stream)
+    raise _strided(what, seen)
+
+
+def room_for(seen: DeviceView, what: str, stream: Stream) -> tuple[DeviceView, Callable[[], None]]:
+    """Return contiguous memory in place of a strided out, and what brings its content home."""
+    with work_on(stream, seen.kind):
+        if seen.kind == "torch":
+            torch, out = sys.modules["torch"], seen.owner
+            buffer = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+            return _of_torch(buffer, what, stream), lambda: _assign(seen, buffer, stream)
+        if seen.kind == "cupy":
+            buffer = sys.modules["cupy"].empty(seen.shape, seen.owner.dtype)
+            return _of_cupy(buffer, what, stream), lambda: _assign(seen, buffer, stream)
+    raise _strided(what, seen)
+
+
+def _assign(seen: DeviceView, buffer: Any, stream: Stream) -> None:
+    with work_on(stream, seen.kind):
+        seen.owner[...] = buffer
+
+
+def _strided(what: str, seen: DeviceView) -> ArrayError:
+    return ArrayError(
+        f"{what} is not contiguous ({_describe(seen.owner)}); strided arrays are copied for PyTorch and CuPy "
+        "only: pass a contiguous one"
+    )

@@ -1,0 +1,223 @@
+"""DLPack capsules of GPU arrays, read and written by hand: NumPy's reader takes host memory only.
+
+Layouts are those of dlpack.h, versions 0.8 (``dltensor``) and 1.0 (``dltensor_versioned``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArrayError, DTypeError
+
+CUDA, CUDA_HOST, CUDA_MANAGED = 2, 3, 13
+_READ_ONLY = 1
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
+_CODES = {name: code for code, name in _KINDS.items()}
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+class _Type(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    prototype = ctypes.PYFUNCTYPE(result, *arguments)
+    return prototype((name, ctypes.pythonapi))
+
+
+_new = _function("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_pointer = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_rename = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+
+_LAYOUTS: dict[bytes, Any] = {b"dltensor_versioned": _Versioned, b"dltensor": _Managed}
+# A capsule keeps a pointer to its name.
+_USED = {name: b"used_" + name for name in _LAYOUTS}
+
+
+class Imported:
+    """A tensor that another library lent; it goes back when this object is gone.
+
+    Attributes
+    ----------
+    address, shape, strides, dtype, device, readonly
+        Strides count bytes, and are None where the tensor is C-contiguous; `dtype` is a NumPy dtype.
+    """
+
+    def __init__(self, capsule: Any, what: str) -> None:
+        self._release: Callable[[], None] | None = None
+        name = next((one for one in _LAYOUTS if _is_valid(capsule, one)), None)
+        if name is None:
+            raise ArrayError(f"{what} gave no DLPack capsule that can be read: {capsule!r}")
+        at = _pointer(capsule, name)
+        managed = _LAYOUTS[name].from_address(at)
+        tensor = managed.tensor
+        _rename(capsule, _USED[name])
+        if managed.deleter:
+            deleter = _Deleter(managed.deleter)
+            self._release = lambda: deleter(at)
+        self.device_kind, self.device = tensor.device.kind, tensor.device.index
+        self.dtype = _dtype(tensor.dtype, what)
+        self.shape = tuple(tensor.shape[: tensor.ndim])
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        self.strides = _strides(tensor, self.shape, self.dtype.itemsize)
+        self.readonly = name == b"dltensor_versioned" and bool(managed.flags & _READ_ONLY)
+
+    def __del__(self) -> None:
+        release, self._release = getattr(self, "_release", None), None
+        if release is not None:
+            release()
+
+
+def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    if not tensor.strides:
+        return None
+    found = tuple(step * itemsize for step in tensor.strides[: tensor.ndim])
+    return None if is_contiguous(shape, found, itemsize) else found
+
+
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> bool:
+    """Whether strides (in bytes) are those of a C-contiguous array."""
+    if strides is None or 0 in shape:
+        return True
+    step = itemsize
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
+def _dtype(found: _Type, what: str) -> np.dtype[Any]:
+    kind = _KINDS.get(found.code)
+    if kind is None or found.lanes != 1 or found.bits % 8:
+        raise DTypeError(f"{what} has the DLPack type ({found.code}, {found.bits}, {found.lanes})")
+    if kind == "bfloat":
+        return bfloat16(what)
+    try:
+        return np.dtype(f"{kind}{found.bits}")
+    except TypeError:
+        raise DTypeError(f"{what} has element type {kind}{found.bits}, which NumPy does not know") from None
+
+
+def bfloat16(what: str) -> np.dtype[Any]:
+    """NumPy's name for bfloat16, which is ml_dtypes'."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise DTypeError(
+            f"{what} is bfloat16, which NumPy knows through ml_dtypes: pip install ml_dtypes"
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+class _Exported:
+    """What a capsule of ours points to, with all that must live as long."""
+
+    def __init__(self, layout: Any, owner: Any, shape: tuple[int, ...]) -> None:
+        self.owner = owner
+        self.sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+        steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        self.steps = (ctypes.c_int64 * max(1, len(shape)))(*steps)
+        self.managed = layout()
+
+
+#: Address of the struct -> what it needs. Whoever took a capsule calls `_forget`.
+_lent: dict[int, _Exported] = {}
+
+
+@_Deleter
+def _forget(address: int) -> None:
+    _lent.pop(address, None)
+
+
+_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_valid_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+
+
+@_Destructor
+def _unused(capsule: int) -> None:
+    """Forget a tensor whose capsule nobody has taken."""
+    for name in _LAYOUTS:
+        if _valid_of(capsule, name):
+            _lent.pop(_pointer_of(capsule, name), None)
+
+
+def export(
+    owner: Any,
+    address: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    device: tuple[int, int],
+    readonly: bool,
+    max_version: tuple[int, int] | None,
+) -> Any:
+    """Make a capsule of C-contiguous memory; `owner` stays alive until its taker has done with it.
+
+    Raises
+    ------
+    BufferError
+        The memory is read-only and the taker's version of DLPack (`max_version`) cannot say so.
+    """
+    versioned = max_version is not None and max_version[0] >= 1
+    if readonly and not versioned:
+        raise BufferError("this memory is read-only, which DLPack says from version 1.0 on; copy it")
+    name = b"dltensor_versioned" if versioned else b"dltensor"
+    lent = _Exported(_LAYOUTS[name], owner, shape)
+    managed = lent.managed
+    if versioned:
+        managed.major, managed.minor, managed.flags = 1, 0, _READ_ONLY if readonly else 0
+    managed.deleter = ctypes.cast(_forget, ctypes.c_void_p)
+    tensor = managed.tensor
+    tensor.data, tensor.device, tensor.ndim = address or None, _Device(*device), len(shape)
+    kind = "bfloat" if dtype.name == "bfloat16" else dtype.name.rstrip("0123456789")
+    tensor.dtype = _Type(_CODES[kind], 8 * dtype.itemsize, 1)
+    tensor.shape = ctypes.cast(lent.sizes, ctypes.POINTER(ctypes.c_int64))
+    tensor.strides = ctypes.cast(lent.steps, ctypes.POINTER(ctypes.c_int64))
+    at = ctypes.addressof(managed)
+    _lent[at] = lent
+    return _new(at, name, ctypes.cast(_unused, ctypes.c_void_p))

@@ -1,0 +1,92 @@
+"""One GPU as a store uses it: the ends of its work on each stream, uploads, loans that end by themselves."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy.typing as npt
+
+from .driver import Driver
+from .memory import Pinned
+from .streams import Stream, Tail
+
+
+class Place:
+    """A GPU, with what a store has under way there."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self.driver, self.device = driver, device
+        self._tails: weakref.WeakValueDictionary[int, Tail] = weakref.WeakValueDictionary()
+        self._pinned = Pinned(driver, device)
+        self._kept: deque[tuple[int, list[Any]]] = deque()  # event, objects; oldest first
+        #: A stream of our own, on which loans end.
+        self.own = Stream(device, driver.stream(device), self)
+
+    def tail(self, stream: Stream) -> Tail:
+        """Return the end of the store's work on a stream; the same object as long as anybody holds it."""
+        tail = self._tails.get(stream.handle)
+        if tail is None:
+            tail = self._tails[stream.handle] = Tail(self.driver, stream)
+        return tail
+
+    def upload(self, target: int, content: npt.NDArray[Any], stream: Stream) -> None:
+        """Copy a host array up, in the order of the stream; it may be changed when this returns."""
+        self._pinned.upload(target, content, stream.handle)
+
+    def keep(self, objects: list[Any], stream: Stream) -> None:
+        """Hold objects until the stream has come to this point: work under way reads their memory."""
+        self._drop_done()
+        event = self.driver.event(self.device)
+        self.driver.record(event, stream.handle, self.device)
+        self._kept.append((event, objects))
+
+    def _drop_done(self) -> None:
+        while self._kept and self.driver.is_done(self._kept[0][0], self.device):
+            event, _ = self._kept.popleft()
+            self.driver.drop_event(event, self.device)
+
+    def lend(self, nbytes: int, stream: Stream) -> int:
+        """Address of scratch memory for the work that follows on a stream; see `take_back`."""
+        return self.driver.lend(self.device, nbytes, stream.handle) if nbytes else 0
+
+    def take_back(self, address: int, stream: Stream) -> None:
+        """End a loan when the stream has come to this point."""
+        if address:
+            self.driver.take_back(self.device, address, stream.handle)
+
+    def close(self) -> None:
+        """Wait for the store's work and give everything back."""
+        for tail in list(self._tails.values()):
+            tail.finish()
+        while self._kept:
+            event, _ = self._kept.popleft()
+            self.driver.finish(event, self.device)
+            self.driver.drop_event(event, self.device)
+        self._pinned.close()
+        self.driver.synchronize(self.own.handle, self.device)
+
+
+class Loan:
+    """Memory from the driver's pool that several pieces of work use, one after the other.
+
+    It goes back, without a wait of the host, when the last of them is done.
+    """
+
+    __slots__ = ("_place", "address", "nbytes", "tail")
+
+    def __init__(self, place: Place, nbytes: int, stream: Stream) -> None:
+        self._place, self.nbytes = place, nbytes
+        #: The end of the stream that used it last.
+        self.tail = place.tail(stream)
+        self.address = 0
+        self.address = place.lend(nbytes, stream)
+
+    def __del__(self) -> None:
+        address, self.address = self.address, 0
+        place = self._place
+        if address and place.driver.pid == os.getpid():
+            self.tail.hold(place.own)
+            place.take_back(address, place.own)
