@@ -19,6 +19,7 @@ from ..grouping import Group, Key
 from ..optimizer import Updater
 from ..sparse import RowSparseArray
 from .apply import UserUpdater
+from .bound import Anything, Bound
 from .device_calls import Item, Streams, seen_out
 from .entry import Array, Entry, dense_of
 from .local import LocalBackend
@@ -129,6 +130,25 @@ class DeviceBackend(LocalBackend):
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
         return super().quick_pushpull(key, value, out)
+
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
+        """Check a call once, and return the shortest way to do it again."""
+        if self._on_host(groups, outs or ()):
+            return super().bind(groups, outs)
+        gpus = self._use_gpus()
+        streams, targets = (
+            Streams([a for _, own in (*groups, *(outs or ())) for a in own]),
+            dict(outs or groups),
+        )
+        for key, values in groups:
+            if self._goes_to_gpu(key, values) and key not in self._on_gpu:
+                return Moving(self, groups, outs)
+        if set(targets) != {key for key, _ in groups} or not all(key in self._on_gpu for key in targets):
+            return Anything(self, groups, outs)
+        items = gpus.items(groups, targets, streams, self._on_gpu.__getitem__)
+        values = dict(groups)
+        objects = [a for item in items for a in (*values[item.entry.key], *targets[item.entry.key])]
+        return gpus.bind(items, streams, objects) or Anything(self, groups, outs)
 
     def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Note on which streams the caller works, for an operation that runs in the background."""
@@ -394,6 +414,14 @@ class DeviceBackend(LocalBackend):
                 f"key {key!r} lies on cuda:{self._on_gpu[key].device}, which cannot do that"
             )
         return super()._entry(key)
+
+
+class Moving(Anything):
+    """A call with a key that is still on the host, and will move."""
+
+    def fits(self) -> bool:
+        """Whether it is still there."""
+        return any(key in self._backend._entries for key, _ in self._groups)
 
 
 def _captured(value: Any, streams: Streams) -> Any:

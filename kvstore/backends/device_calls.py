@@ -98,6 +98,11 @@ class Call:
         #: Whether the same arrays give the same addresses, with nothing to do before and after.
         self.plain = True
 
+    @property
+    def alone(self) -> bool:
+        """Whether all arrays belong to the stream."""
+        return not self._others
+
     # ---------------------------------------------------------------------------------- before the work
 
     def source(self, entry: DeviceKey, value: DeviceView | Array) -> int:

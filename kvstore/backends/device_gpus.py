@@ -13,6 +13,7 @@ from ..devices.streams import Stream
 from ..errors import ArrayError
 from ..grouping import Group, Key
 from . import device_states
+from .device_bound import GpuCall
 from .device_calls import Call, Item, Streams, host_value, order_behind, seen_out, seen_value
 from .device_keys import Array, DeviceKey
 from .device_launches import Launches, Work, are_apart
@@ -39,6 +40,8 @@ class Gpus:
         self.apply = apply
         self._places: dict[int, Place] = {}
         self._launches: OrderedDict[Any, Launches] = OrderedDict()
+        #: Another number whenever launches that were made before no longer hold.
+        self.version = 0
 
     def place(self, device: int) -> Place:
         """Return a GPU."""
@@ -55,6 +58,7 @@ class Gpus:
     def changed(self) -> None:
         """Forget launches that were made for other states, parameters or keys."""
         self._launches.clear()
+        self.version += 1
 
     # ------------------------------------------------------------------------------------- new values
 
@@ -166,10 +170,12 @@ class Gpus:
             run(verb, [work], call.stream)
 
     def _apply(self, verb: str, works: list[Work], stream: Stream) -> None:
-        def build(launches: Launches) -> None:
-            self.apply.build(launches, works, stream)
+        self.apply.run(works, stream, lambda: self.pushing(works, stream))
 
-        self.apply.run(works, stream, lambda: self._found(verb, works, build))
+    def pushing(self, works: Sequence[Work], stream: Stream) -> Launches:
+        """Return the launches that push these works."""
+        verb = f"push {self.apply.tag}"
+        return self._found(verb, works, lambda launches: self.apply.build(launches, works, stream))
 
     def _emit(self, verb: str, works: list[Work], stream: Stream) -> None:
         if any(work.outs for work in works):
@@ -188,6 +194,15 @@ class Gpus:
             self._launches.popitem(last=False)
         self._launches[signature] = launches
         return launches
+
+    def bind(self, items: list[Item], streams: Streams, objects: list[Any]) -> GpuCall | None:
+        """Return the short way to push these items; None if there is none."""
+        if self.apply.by_key or not items or not all(_is_short(item, items[0].entry) for item in items):
+            return None
+        place = items[0].entry.place
+        call = Call(place, streams.of(place.device), streams)
+        works = [_work(call, item) for item in items]
+        return GpuCall(self, works, objects) if call.plain and call.alone and are_apart(works) else None
 
     # ------------------------------------------------------------------------------------------ copies
 
@@ -234,6 +249,14 @@ def _work(call: Call, item: Item) -> Work:
     srcs = tuple(call.source(entry, value) for value in item.values)
     outs = (call.out(entry, out) for out in item.outs)
     return Work(entry, srcs, tuple(out for out in outs if out is not None))
+
+
+def _is_short(item: Item, first: Any) -> bool:
+    """Whether an item needs nothing but a kernel of the first one's GPU."""
+    if not isinstance(item.entry, DeviceKey) or item.entry.device != first.device or not item.values:
+        return False
+    arrays_of = (*item.values, *item.outs)
+    return all(isinstance(a, DeviceView) and a.contiguous and a.device == first.device for a in arrays_of)
 
 
 def _by_device(items: list[Item]) -> list[list[Item]]:

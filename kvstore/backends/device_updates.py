@@ -63,6 +63,10 @@ class Apply(Protocol):
     #: Whether `run` calls the user's code, key by key.
     by_key: bool
 
+    @property
+    def tag(self) -> str:
+        """Name what `build` depends on and the user may change at any time."""
+
     def check(self, entry: DeviceKey) -> None:
         """Raise if the key cannot be updated this way; called before anything changes."""
 
@@ -93,6 +97,7 @@ class Replace:
     """The sum replaces the value."""
 
     by_key = False
+    tag = ""
 
     def __init__(self, total: Sum) -> None:
         self._sum = total
@@ -127,8 +132,7 @@ class Compiled:
 
     def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
         """One launch for each element type and kind of state."""
-        optimizer: Any = self._updater.optimizer
-        rule = optimizer.rule()
+        optimizer, rule = self._optimizer, self.tag
         place = {work.entry.key: number for number, work in enumerate(works)}
         for dtype, group in by_type(self._sum.gathered(launches, works)):
             master = optimizer.keeps_master(group[0].entry.like)
@@ -165,6 +169,11 @@ class Compiled:
             self._give_up(counts, error)
 
     @property
+    def tag(self) -> str:
+        """The rule, as the optimizer is set now."""
+        return str(self._optimizer.rule())
+
+    @property
     def _optimizer(self) -> Any:
         return self._updater.optimizer
 
@@ -180,6 +189,7 @@ class Called:
     """Any callable ``updater(key, merged, stored)``; if it raises, the value is as before."""
 
     by_key = True
+    tag = ""
 
     def __init__(self, total: Sum, updater: UserUpdater) -> None:
         self._sum, self._updater = total, updater

@@ -236,6 +236,21 @@ def any_on_device(arrays: Iterable[Any]) -> bool:
     return any(type(array) is not np.ndarray and device_of(array) is not None for array in arrays)
 
 
+def address_of(obj: Any) -> int:
+    """Where an array on a GPU begins now."""
+    kind = _kind(type(obj))
+    if kind == "torch":
+        return int(obj.data_ptr())
+    if kind == "cupy":
+        return int(obj.data.ptr)
+    if kind == "view":
+        return int(obj.address)
+    if kind == "own":
+        return int(obj._memory.address)
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    return 0 if interface is None else int(interface["data"][0] or 0)
+
+
 # ----------------------------------------------------------------------------------------------- streams
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {
     "launch": 6, "trainer": 6, "torch": 6, "jax": 6, "mxnet": 6,
     "": 5,  # kvstore/__init__.py
-    "base": 4, "store": 4, "checkpoint": 4,
+    "base": 4, "store": 4, "plan": 4, "checkpoint": 4,
     "backends": 3,
     "ps": 2, "optimizer": 2, "compression": 2,
     "wire": 1, "memory": 1, "devices": 1, "arrays": 1, "sparse": 1, "grouping": 1, "engine": 1, "observe": 1,
