@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Plan:
     """A `pushpull` that is ready to be done again; made by `KVStore.bind`.
 
-    Calling it does what ``store.pushpull(keys, values, out)`` did with the same arrays, without looking at them
-    again: on a GPU one launch for all keys of a type. The arrays stay alive as long as the plan does.
+    Calling it does what ``store.pushpull(keys, values, out)`` does with the same arrays, without looking at
+    them again: on a GPU one launch for all keys of a type. The arrays stay alive as long as the plan does.
     """
 
     def __init__(self, store: KVStore, groups: list[Group], outs: list[Group] | None) -> None:

@@ -136,10 +136,8 @@ class DeviceBackend(LocalBackend):
         if self._on_host(groups, outs or ()):
             return super().bind(groups, outs)
         gpus = self._use_gpus()
-        streams, targets = (
-            Streams([a for _, own in (*groups, *(outs or ())) for a in own]),
-            dict(outs or groups),
-        )
+        streams = Streams([a for _, own in (*groups, *(outs or ())) for a in own])
+        targets = dict(groups if outs is None else outs)
         for key, values in groups:
             if self._goes_to_gpu(key, values) and key not in self._on_gpu:
                 return Moving(self, groups, outs)

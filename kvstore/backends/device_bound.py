@@ -31,6 +31,7 @@ class GpuCall:
         self._entries = [work.entry for work in works]
         self._place = self._entries[0].place
         self._addresses = _addresses(objects)
+        gpus.bound.add(self)
         self._launches: Launches | None = None
 
     def fits(self) -> bool:
@@ -40,6 +41,10 @@ class GpuCall:
     def is_current(self) -> bool:
         """Whether all arrays lie where they lay."""
         return self.fits() and _addresses(self._objects) == self._addresses
+
+    def drop(self) -> None:
+        """Let the keys' memory go: the store is closed."""
+        self._works, self._entries, self._launches = [], [], None
 
     def run(self) -> None:
         """Launch on the caller's stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ class Gpus:
         self._launches: OrderedDict[Any, Launches] = OrderedDict()
         #: Another number whenever launches that were made before no longer hold.
         self.version = 0
+        self.bound: weakref.WeakSet[GpuCall] = weakref.WeakSet()
 
     def place(self, device: int) -> Place:
         """Return a GPU."""
@@ -237,7 +239,9 @@ class Gpus:
 
     def close(self) -> None:
         """Wait for what is under way, and give all memory back."""
-        self._launches.clear()
+        for call in list(self.bound):
+            call.drop()
+        self.changed()
         self.entries.clear()
         for place in self._places.values():
             place.close()

@@ -84,7 +84,7 @@ class Launches:
 
     def add(self, spec: cuda.Spec, rows: Sequence[cuda.Row], scalars: tuple[Any, ...] = ()) -> None:
         """Append one launch for all these rows."""
-        words, chunks = cuda.image(spec, rows)
+        words, chunks = cuda.image(spec, [row for row in rows if row.numel])
         if chunks:
             kernel = self._place.driver.kernel(spec, self._place.device)
             self._steps.append(_Step(kernel, words, chunks, scalars))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections import deque
 from typing import Any
 
@@ -12,6 +13,11 @@ import numpy.typing as npt
 from .driver import Driver
 
 _SMALLEST = 4096
+
+
+def may_free(driver: Driver) -> bool:
+    """Whether the driver can be asked: not in the child of a fork, nor at the end of the interpreter."""
+    return not sys.is_finalizing() and driver.pid == os.getpid()
 
 
 class Memory:
@@ -26,7 +32,7 @@ class Memory:
 
     def __del__(self) -> None:
         address, self.address = self.address, 0
-        if address and self._driver.pid == os.getpid():  # not in the child of a fork
+        if address and may_free(self._driver):
             self._driver.free(self.device, address)
 
 

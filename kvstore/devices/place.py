@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from .driver import Driver
-from .memory import Pinned
+from .memory import Pinned, may_free
 from .streams import Stream, Tail
 
 
@@ -21,6 +20,7 @@ class Place:
         self.driver, self.device = driver, device
         self._tails: weakref.WeakValueDictionary[int, Tail] = weakref.WeakValueDictionary()
         self._pinned = Pinned(driver, device)
+        self._loans: weakref.WeakSet[Loan] = weakref.WeakSet()
         self._kept: deque[tuple[int, list[Any]]] = deque()  # event, objects; oldest first
         #: A stream of our own, on which loans end.
         self.own = Stream(device, driver.stream(device), self)
@@ -57,6 +57,10 @@ class Place:
         if address:
             self.driver.take_back(self.device, address, stream.handle)
 
+    def lent(self, loan: Loan) -> None:
+        """Note a loan, which ends at the latest when the store is closed."""
+        self._loans.add(loan)
+
     def close(self) -> None:
         """Wait for the store's work and give everything back."""
         for tail in list(self._tails.values()):
@@ -65,8 +69,11 @@ class Place:
             event, _ = self._kept.popleft()
             self.driver.finish(event, self.device)
             self.driver.drop_event(event, self.device)
+        for loan in list(self._loans):
+            loan.end()
         self._pinned.close()
         self.driver.synchronize(self.own.handle, self.device)
+        self.driver.drop_stream(self.own.handle, self.device)
 
 
 class Loan:
@@ -75,7 +82,7 @@ class Loan:
     It goes back, without a wait of the host, when the last of them is done.
     """
 
-    __slots__ = ("_place", "address", "nbytes", "tail")
+    __slots__ = ("__weakref__", "_place", "address", "nbytes", "tail")
 
     def __init__(self, place: Place, nbytes: int, stream: Stream) -> None:
         self._place, self.nbytes = place, nbytes
@@ -83,10 +90,15 @@ class Loan:
         self.tail = place.tail(stream)
         self.address = 0
         self.address = place.lend(nbytes, stream)
+        place.lent(self)
 
-    def __del__(self) -> None:
+    def end(self) -> None:
+        """Give the memory back, when what uses it now is done."""
         address, self.address = self.address, 0
         place = self._place
-        if address and place.driver.pid == os.getpid():
+        if address and may_free(place.driver):
             self.tail.hold(place.own)
             place.take_back(address, place.own)
+
+    def __del__(self) -> None:
+        self.end()

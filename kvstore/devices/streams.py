@@ -65,7 +65,7 @@ class Tail:
         self._driver.finish(self._event, self.stream.device)
 
     def __del__(self) -> None:
-        if self._driver.pid == os.getpid():
+        if not sys.is_finalizing() and self._driver.pid == os.getpid():
             self._driver.drop_event(self._event, self.stream.device)
 
 
