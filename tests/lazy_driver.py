@@ -1,9 +1,9 @@
 """A CUDA driver that does nothing until it must, and then in an order that is only just allowed.
 
-Its devices' memory is memory of this process, between guard zones. Work is queued on streams and done when somebody
-waits, streams taking turns at random, so that an event too few shows as a wrong result. Memory is poisoned when it is
-allocated and when it goes back, pinned memory is read when the copy is done and not before, and everything is
-counted.
+Its devices' memory is memory of this process, between guard zones. Work is queued on streams and done when
+somebody waits, streams taking turns at random, so that an event too few shows as a wrong result. Memory is
+poisoned when it is allocated and when it goes back, pinned memory is read when the copy is done and not
+before, and everything is counted.
 """
 
 from __future__ import annotations
