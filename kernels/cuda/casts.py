@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from .chunks import Body, arrays, framed, spreader
-from .intrinsics import dual, table
+from .chunks import Body, emitter, framed, listed
+from .intrinsics import dual
 from .lanes import beside
 from .spec import Spec
-from .table import DST, FIRST_SOURCE
+from .table import SOURCES
 
 
 def body(spec: Spec) -> Body:
     """Make the body of a cast. In registers all of these are float32, so a cast is a load and a store."""
-    target = str(spec.target)
-    source_lanes, target_lanes = beside(spec.dtype, target), beside(target, spec.dtype)
-    load, load_one, from_size = source_lanes.load, source_lanes.load_one, source_lanes.size
-    store, store_one, to_size = target_lanes.store, target_lanes.store_one, target_lanes.size
-    spread, spread_one = spreader(to_size, store), spreader(to_size, store_one)
+    source, target = beside(spec.dtype, str(spec.target)), beside(str(spec.target), spec.dtype)
+    load, load_one, size = source.load, source.load_one, source.size
+    emit, emit_one = emitter(target.size, target.store), emitter(target.size, target.store_one)
 
     @dual
     def group(image: int, row: int, e: int, scalar: Any) -> None:
-        lists = arrays(image, row)
-        value = load(table(lists + 8 * FIRST_SOURCE) + e * from_size)
-        store(table(lists + 8 * DST) + e * to_size, value)
-        spread(row, lists, 1, e, value)
+        emit(image, row, e, load(listed(image, row, SOURCES, 0) + e * size))
 
     @dual
     def rest(image: int, row: int, e: int, end: int, scalar: Any) -> None:
-        lists = arrays(image, row)
-        value = load_one(table(lists + 8 * FIRST_SOURCE) + e * from_size)
-        store_one(table(lists + 8 * DST) + e * to_size, value)
-        spread_one(row, lists, 1, e, value)
+        emit_one(image, row, e, load_one(listed(image, row, SOURCES, 0) + e * size))
 
-    return framed(spec.chunk, source_lanes.count, group, rest)
+    return framed(spec.chunk, source.count, group, rest)

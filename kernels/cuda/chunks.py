@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .intrinsics import dual, table
-from .table import ALIGNED, BLOCK, CODES, FIRST_SOURCE, LISTS, NUMEL, OUTS, SOURCES
+from .table import ALIGNED, BLOCK, COUNT, DST, NUMEL, OUT_COUNT, OUTS
 
 Body = Callable[[int, int, int, Any], None]
 Group = Any
@@ -51,9 +51,9 @@ def framed(
         entry = table(image + 8 * block)
         row = image + 8 * (entry & _LOW)
         first = (entry >> 32) * chunk
-        end = min(table(row + 8 * NUMEL), first + chunk)
+        end = min(field(row, NUMEL), first + chunk)
         at = first
-        if table(row + 8 * ALIGNED) != 0:
+        if field(row, ALIGNED) != 0:
             at = end & -count
             e = first + thread * count
             if paired:
@@ -78,15 +78,15 @@ def _no_pair(image: int, row: int, e: int, f: int, scalar: Scalar) -> None:
 
 
 @dual
-def arrays(image: int, row: int) -> int:
-    """Address of the row's list: dst, sources, residuals, outs."""
-    return image + 8 * table(row + 8 * LISTS)
+def field(row: int, place: int) -> int:
+    """One word of a row's header."""
+    return table(row + 8 * place)
 
 
 @dual
-def coded(image: int, row: int) -> int:
-    """Address of the row's list of words."""
-    return image + 8 * table(row + 8 * CODES)
+def listed(image: int, row: int, place: int, j: int) -> int:
+    """Address number j of the list that begins where the header's word `place` says."""
+    return table(image + 8 * (table(row + 8 * place) + j))
 
 
 def counter(k: int) -> Callable[[int], int]:
@@ -98,13 +98,13 @@ def counter(k: int) -> Callable[[int], int]:
 
     @dual
     def any_number(row: int) -> int:
-        return table(row + 8 * SOURCES)
+        return field(row, COUNT)
 
     return fixed if k else any_number
 
 
-def spreader(size: int, store: Callable[[int, Any], None], residuals: int = 0) -> Callable[..., None]:
-    """Make the function that stores into all outs of a row.
+def emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, int, Any], None]:
+    """Make the function that stores into dst and all outs of a row.
 
     Parameters
     ----------
@@ -112,14 +112,23 @@ def spreader(size: int, store: Callable[[int, Any], None], residuals: int = 0) -
         Bytes of an element.
     store : callable
         Of a group or of an element.
-    residuals : int
-        How many there are in the list for each source.
     """
+    spread = spreader(size, store)
 
     @dual
-    def spread(row: int, lists: int, sources: int, e: int, value: Any) -> None:
-        outs = lists + 8 * (FIRST_SOURCE + sources * (1 + residuals))
-        for j in range(table(row + 8 * OUTS)):
-            store(table(outs + 8 * j) + e * size, value)
+    def emit(image: int, row: int, e: int, value: Any) -> None:
+        store(field(row, DST) + e * size, value)
+        spread(image, row, e, value)
+
+    return emit
+
+
+def spreader(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, int, Any], None]:
+    """Make the function that stores into all outs of a row, as `emitter`, but leaves dst alone."""
+
+    @dual
+    def spread(image: int, row: int, e: int, value: Any) -> None:
+        for j in range(field(row, OUT_COUNT)):
+            store(listed(image, row, OUTS, j) + e * size, value)
 
     return spread

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .chunks import Body, arrays, coded, counter, framed, spreader
-from .intrinsics import dual, load_byte, store_byte, table
+from .chunks import Body, counter, emitter, framed, listed
+from .intrinsics import dual, load_byte, store_byte
 from .lanes import Lanes
 from .spec import Spec
 from .sums import summer
-from .table import DST, FIRST_SOURCE
+from .table import CODES, RESIDUALS, SOURCES
 
 Group = Any
 Value = Any
@@ -63,32 +63,25 @@ def quantise(spec: Spec, codec: Codec) -> Body:
     load_one, store_one = lanes.load_one, lanes.store_one
     encode, encode_one = codec.encode, codec.encode_one
     total, total_one = summer(lanes, spec.k, grouped=True), summer(lanes, spec.k, grouped=False)
-    count = counter(spec.k)
-
-    @dual
-    def residual(row: int, lists: int) -> int:
-        return table(lists + 8 * (FIRST_SOURCE + count(row)))
 
     @dual
     def group(image: int, row: int, e: int, threshold: Value) -> None:
-        lists = arrays(image, row)
-        at = residual(row, lists) + e * size
-        byte, left = encode(add(load(at), total(row, lists, e)), threshold)
+        at = listed(image, row, RESIDUALS, 0) + e * size
+        byte, left = encode(add(load(at), total(image, row, e)), threshold)
         store(at, left)
-        store_byte(table(coded(image, row)) + (e >> shift), byte)
+        store_byte(listed(image, row, CODES, 0) + (e >> shift), byte)
 
     @dual
     def rest(image: int, row: int, e: int, end: int, threshold: Value) -> None:
-        lists = arrays(image, row)
         byte = 0
         for j in range(in_byte):
             byte <<= bits
             if e + j < end:
-                at = residual(row, lists) + (e + j) * size
-                code, left = encode_one(load_one(at) + total_one(row, lists, e + j), threshold)
+                at = listed(image, row, RESIDUALS, 0) + (e + j) * size
+                code, left = encode_one(load_one(at) + total_one(image, row, e + j), threshold)
                 store_one(at, left)
                 byte |= code
-        store_byte(table(coded(image, row)) + (e >> shift), byte)
+        store_byte(listed(image, row, CODES, 0) + (e >> shift), byte)
 
     return framed(spec.chunk, lanes.count, group, rest, step=in_byte, whole=codec.in_word)
 
@@ -96,62 +89,48 @@ def quantise(spec: Spec, codec: Codec) -> Body:
 def dequantise(spec: Spec, codec: Codec) -> Body:
     """Words of k senders -> sum of what they stand for, from left to right."""
     lanes, bits, in_byte, shift = codec.lanes, codec.bits, codec.in_byte, _log2(codec.in_byte)
-    size, store, store_one, add = lanes.size, lanes.store, lanes.store_one, lanes.add
-    decode, decode_one, count = codec.decode, codec.decode_one, counter(spec.k)
-    spread, spread_one = spreader(size, store), spreader(size, store_one)
+    add, decode, decode_one, count = lanes.add, codec.decode, codec.decode_one, counter(spec.k)
+    emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
-    def byte_of(codes: int, j: int, e: int) -> int:
-        return load_byte(table(codes + 8 * j) + (e >> shift))
+    def byte_of(image: int, row: int, j: int, e: int) -> int:
+        return load_byte(listed(image, row, CODES, j) + (e >> shift))
 
     @dual
-    def one_of(codes: int, j: int, e: int, threshold: Value) -> Value:
+    def one_of(image: int, row: int, j: int, e: int, threshold: Value) -> Value:
         later = in_byte - 1 - (e & (in_byte - 1))
-        code = (byte_of(codes, j, e) >> (bits * later)) & ((1 << bits) - 1)
-        return decode_one(code, threshold)
+        return decode_one(byte_of(image, row, j, e) >> (bits * later), threshold)
 
     @dual
     def group(image: int, row: int, e: int, threshold: Value) -> None:
-        lists, codes = arrays(image, row), coded(image, row)
-        acc = decode(byte_of(codes, 0, e), threshold)
+        acc = decode(byte_of(image, row, 0, e), threshold)
         for j in range(1, count(row)):
-            acc = add(acc, decode(byte_of(codes, j, e), threshold))
-        store(table(lists + 8 * DST) + e * size, acc)
-        spread(row, lists, 0, e, acc)
+            acc = add(acc, decode(byte_of(image, row, j, e), threshold))
+        emit(image, row, e, acc)
 
     @dual
     def rest(image: int, row: int, e: int, end: int, threshold: Value) -> None:
-        lists, codes = arrays(image, row), coded(image, row)
-        acc = one_of(codes, 0, e, threshold)
+        acc = one_of(image, row, 0, e, threshold)
         for j in range(1, count(row)):
-            acc = acc + one_of(codes, j, e, threshold)
-        store_one(table(lists + 8 * DST) + e * size, acc)
-        spread_one(row, lists, 0, e, acc)
+            acc = acc + one_of(image, row, j, e, threshold)
+        emit_one(image, row, e, acc)
 
     return framed(spec.chunk, lanes.count, group, rest)
 
 
 def reduce(spec: Spec, codec: Codec) -> Body:
     """K gradients, each with its residual -> sum of what their codes would stand for, and the residuals."""
-    lanes, count = codec.lanes, counter(spec.k)
-    total = _settled_sum(spec, codec, grouped=True)
-    total_one = _settled_sum(spec, codec, grouped=False)
-    size, store, store_one = lanes.size, lanes.store, lanes.store_one
-    spread, spread_one = spreader(size, store, residuals=1), spreader(size, store_one, residuals=1)
+    lanes = codec.lanes
+    total, total_one = _settled_sum(spec, codec, grouped=True), _settled_sum(spec, codec, grouped=False)
+    emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
     def group(image: int, row: int, e: int, threshold: Value) -> None:
-        lists = arrays(image, row)
-        acc = total(row, lists, e, threshold)
-        store(table(lists + 8 * DST) + e * size, acc)
-        spread(row, lists, count(row), e, acc)
+        emit(image, row, e, total(image, row, e, threshold))
 
     @dual
     def rest(image: int, row: int, e: int, end: int, threshold: Value) -> None:
-        lists = arrays(image, row)
-        acc = total_one(row, lists, e, threshold)
-        store_one(table(lists + 8 * DST) + e * size, acc)
-        spread_one(row, lists, count(row), e, acc)
+        emit_one(image, row, e, total_one(image, row, e, threshold))
 
     return framed(spec.chunk, lanes.count, group, rest)
 
@@ -163,18 +142,18 @@ def _settled_sum(spec: Spec, codec: Codec, grouped: bool) -> Callable[..., Group
     add, settle = (lanes.add, codec.settle) if grouped else (lanes.add_one, codec.settle_one)
 
     @dual
-    def sent(row: int, lists: int, j: int, e: int, threshold: Value) -> Group:
-        source = table(lists + 8 * (FIRST_SOURCE + j)) + e * size
-        residual = table(lists + 8 * (FIRST_SOURCE + count(row) + j)) + e * size
-        decoded, left = settle(add(load(residual), load(source)), threshold)
+    def sent(image: int, row: int, j: int, e: int, threshold: Value) -> Group:
+        residual = listed(image, row, RESIDUALS, j) + e * size
+        gradient = load(listed(image, row, SOURCES, j) + e * size)
+        decoded, left = settle(add(load(residual), gradient), threshold)
         store(residual, left)
         return decoded
 
     @dual
-    def total(row: int, lists: int, e: int, threshold: Value) -> Group:
-        acc = sent(row, lists, 0, e, threshold)
+    def total(image: int, row: int, e: int, threshold: Value) -> Group:
+        acc = sent(image, row, 0, e, threshold)
         for j in range(1, count(row)):
-            acc = add(acc, sent(row, lists, j, e, threshold))
+            acc = add(acc, sent(image, row, j, e, threshold))
         return acc
 
     return total

@@ -26,8 +26,6 @@ import numba.cuda.compiler as numba_compiler  # noqa: E402 (only after the shim)
 import numba.cuda.dispatcher as numba_dispatcher  # noqa: E402
 from numba import types  # noqa: E402
 
-#: Entry points are called this and the spec's name; the rest of a mangled name is numba's.
-PREFIX = "kvstore_"
 #: Blocks that a multiprocessor must be able to hold: at most 64 registers for a thread.
 _RESIDENT = 4
 
@@ -45,16 +43,8 @@ def entry_point(spec: Spec) -> Callable[..., None]:
         run(cuda.blockIdx.x, cuda.threadIdx.x, image, scalar)
 
     entry = with_scalar if spec.scalars else without_scalar
-    entry.__name__ = entry.__qualname__ = PREFIX + spec.name
+    entry.__name__ = entry.__qualname__ = spec.entry
     return entry
-
-
-def spec_of(entry: str) -> Spec:
-    """Return the spec of an entry point, from its mangled name."""
-    found = re.search(PREFIX + "([a-z0-9_]+)", entry)
-    if not found:
-        raise ValueError(f"{entry!r} is no entry point of a kernel")
-    return Spec.named(found[1])
 
 
 def compile_ptx(spec: Spec, archs: Sequence[str]) -> dict[str, str]:

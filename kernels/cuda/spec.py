@@ -113,6 +113,17 @@ class Spec:
             return f"cast_{self.dtype}_{self.target}"
         return f"{self.op}_{count}"
 
+    @property
+    def entry(self) -> str:
+        """What its entry point is called; a compiler adds to that."""
+        return _ENTRY + self.name
+
+    @classmethod
+    def of_entry(cls, entry: str) -> Spec:
+        """Return the spec of an entry point, by its full name; ValueError if it is not one."""
+        found = re.search(_ENTRY + "([a-z0-9_]+)", entry)
+        return cls.named(found[1] if found else entry)
+
     @classmethod
     def named(cls, name: str) -> Spec:
         """Return the spec of that name; ValueError if there is none."""
@@ -153,6 +164,7 @@ class Spec:
         return _CHUNK_BYTES // size
 
 
+_ENTRY = "kvstore_kernel_"
 _COUNT = r"(?P<count>any|k[1-8])"
 _NAMES = (
     rf"(?P<op>sum)_(?P<dtype>\w+?)_{_COUNT}",

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .chunks import Body, arrays, counter, framed, spreader
-from .intrinsics import dual, table
+from .chunks import Body, counter, emitter, framed, listed
+from .intrinsics import dual
 from .lanes import LANES, Lanes
 from .spec import Spec
-from .table import DST, FIRST_SOURCE
+from .table import SOURCES
 
 Group = Any
 
 
 def summer(lanes: Lanes, k: int, grouped: bool) -> Callable[[int, int, int], Group]:
-    """Make the function that sums the sources in a row's list: a group of elements, or one."""
+    """Make the function that sums the sources of a row: of a group of elements, or of one."""
     load, add = (lanes.load, lanes.add) if grouped else (lanes.load_one, lanes.add_one)
     count, size = counter(k), lanes.size
 
     @dual
-    def total(row: int, lists: int, e: int) -> Group:
-        acc = load(table(lists + 8 * FIRST_SOURCE) + e * size)
+    def total(image: int, row: int, e: int) -> Group:
+        acc = load(listed(image, row, SOURCES, 0) + e * size)
         for j in range(1, count(row)):
-            acc = add(acc, load(table(lists + 8 * (FIRST_SOURCE + j)) + e * size))
+            acc = add(acc, load(listed(image, row, SOURCES, j) + e * size))
         return acc
 
     return total
@@ -34,16 +34,16 @@ def pair_summer(lanes: Lanes, k: int) -> Callable[[int, int, int, int], tuple[Gr
     load, add, count, size = lanes.load, lanes.add, counter(k), lanes.size
 
     @dual
-    def total(row: int, lists: int, e: int, f: int) -> tuple[Group, Group]:
-        source = table(lists + 8 * FIRST_SOURCE)
+    def total(image: int, row: int, e: int, f: int) -> tuple[Group, Group]:
+        source = listed(image, row, SOURCES, 0)
         a = load(source + e * size)
         b = load(source + f * size)
         for j in range(1, count(row)):
-            source = table(lists + 8 * (FIRST_SOURCE + j))
-            more = load(source + e * size)
-            other = load(source + f * size)
-            a = add(a, more)
-            b = add(b, other)
+            source = listed(image, row, SOURCES, j)
+            next_a = load(source + e * size)
+            next_b = load(source + f * size)
+            a = add(a, next_a)
+            b = add(b, next_b)
         return a, b
 
     return total
@@ -52,37 +52,22 @@ def pair_summer(lanes: Lanes, k: int) -> Callable[[int, int, int, int], tuple[Gr
 def body(spec: Spec) -> Body:
     """Make the body of a sum."""
     lanes = LANES[spec.dtype]
-    size, count = lanes.size, counter(spec.k)
-    total, total_pair, total_one = (
-        summer(lanes, spec.k, grouped=True),
-        pair_summer(lanes, spec.k),
-        summer(lanes, spec.k, grouped=False),
-    )
-    store, store_one = lanes.store, lanes.store_one
-    spread, spread_one = spreader(size, store), spreader(size, store_one)
-
-    @dual
-    def emit(row: int, lists: int, e: int, value: Group) -> None:
-        store(table(lists + 8 * DST) + e * size, value)
-        spread(row, lists, count(row), e, value)
+    total, total_one = summer(lanes, spec.k, grouped=True), summer(lanes, spec.k, grouped=False)
+    total_pair = pair_summer(lanes, spec.k)
+    emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
     def group(image: int, row: int, e: int, scalar: Any) -> None:
-        lists = arrays(image, row)
-        emit(row, lists, e, total(row, lists, e))
+        emit(image, row, e, total(image, row, e))
 
     @dual
     def pair(image: int, row: int, e: int, f: int, scalar: Any) -> None:
-        lists = arrays(image, row)
-        a, b = total_pair(row, lists, e, f)
-        emit(row, lists, e, a)
-        emit(row, lists, f, b)
+        a, b = total_pair(image, row, e, f)
+        emit(image, row, e, a)
+        emit(image, row, f, b)
 
     @dual
     def rest(image: int, row: int, e: int, end: int, scalar: Any) -> None:
-        lists = arrays(image, row)
-        value = total_one(row, lists, e)
-        store_one(table(lists + 8 * DST) + e * size, value)
-        spread_one(row, lists, count(row), e, value)
+        emit_one(image, row, e, total_one(image, row, e))
 
     return framed(spec.chunk, lanes.count, group, rest, pair)

@@ -2,11 +2,10 @@
 
 An image is, in this order:
 
-* the chunk map, a word for each block of threads: where its row begins (low half, in words from the beginning
-  of the image) and which chunk of that row is its (high half);
+* the chunk map, a word for each block of threads: where the header of its row is (low half) and which chunk
+  of that row is its (high half);
 * a header of `HEADER` words for each row;
-* the rows' lists: dst, sources, residuals, outs, one behind the other;
-* the rows' lists of words of a codec.
+* the addresses of all rows' sources, then residuals, then words of a codec, then outs.
 
 Places are counted in words from the beginning of the image, so it may be copied anywhere.
 """
@@ -14,7 +13,7 @@ Places are counted in words from the beginning of the image, so it may be copied
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -28,12 +27,12 @@ Words = npt.NDArray[np.uint64]
 #: Threads of a block.
 BLOCK = 256
 
-# Words of a row's header.
-NUMEL, ALIGNED, OUTS, SOURCES, LISTS, CODES, MASTER, PARAMS, STATES = range(9)
+# Words of a row's header: sizes, then places in the image, then addresses.
+NUMEL, ALIGNED, COUNT, OUT_COUNT = range(4)
+SOURCES, RESIDUALS, CODES, OUTS = range(4, 8)
+DST, MASTER, PARAMS, STATES = range(8, 12)
 MOST_STATES = 3
 HEADER = STATES + MOST_STATES
-# Words of a row's list: dst comes first, then the sources.
-DST, FIRST_SOURCE = 0, 1
 
 
 class Row(NamedTuple):
@@ -102,92 +101,115 @@ def image(spec: Spec, rows: Sequence[Row]) -> tuple[Words, int]:
     if not rows:
         return np.empty(0, np.uint64), 0
     columns = Row(*zip(*rows, strict=True))  # type: ignore[arg-type]
-    lengths = _lengths(spec, columns)
+    lengths = _lengths(columns)
+    _check(spec, columns, lengths)
     sizes = np.array(columns.numel, np.int64)
     per_row = (sizes + (spec.chunk - 1)) // spec.chunk
     chunks = int(per_row.sum())
-    lists = _lists(columns)
-    codes = _flat(columns.words)
-    headers = _headers(spec, columns, sizes, lengths, lists)
-    first_list = chunks + headers.size
-    headers[:, LISTS] += np.uint64(first_list)
-    headers[:, CODES] += np.uint64(first_list + lists.size)
-    return np.concatenate([_chunk_map(per_row, chunks), headers.reshape(-1), lists, codes]), chunks
+    headers = _headers(spec, columns, sizes, lengths)
+    lists = _lists(columns, lengths, headers, first=chunks + headers.size)
+    return np.concatenate([_chunk_map(per_row, chunks), headers.reshape(-1), *lists]), chunks
 
 
 class _Lengths(NamedTuple):
-    srcs: npt.NDArray[np.int64]
-    residuals: npt.NDArray[np.int64]
-    words: npt.NDArray[np.int64]
-    outs: npt.NDArray[np.int64]
+    """How many arrays of each kind the rows have."""
 
-    def count(self, spec: Spec) -> npt.NDArray[np.int64]:
+    srcs: list[int]
+    residuals: list[int]
+    words: list[int]
+    outs: list[int]
+    states: list[int]
+
+    def count(self, spec: Spec) -> list[int]:
         """How many arrays of each row are summed."""
         return self.words if spec.op.startswith("dequantise") else self.srcs
 
 
-def _lengths(spec: Spec, columns: Any) -> _Lengths:
-    """Count the arrays of each row, and raise unless they are what the kernel wants."""
-    n = len(columns.numel)
-    columns_of_lists = (columns.srcs, columns.residuals, columns.words, columns.outs)
-    lengths = _Lengths(*(np.fromiter(map(len, lists), np.int64, n) for lists in columns_of_lists))
-    count = lengths.count(spec)
-    wanted_residuals: Any = 0
-    if spec.codec:
-        wanted_residuals = {"quantise": 1, "dequantise": 0, "reduce": count}[spec.op.partition("_")[0]]
-    wanted_words = {"quantise": 1, "dequantise": count}.get(spec.op.partition("_")[0], 0)
-    no_sources = spec.op.startswith("dequantise")
-    _demand(spec, (count == spec.k) if spec.k else (count > 0), "arrays to sum")
-    _demand(spec, (lengths.srcs == 0) | (not no_sources), "srcs")
-    _demand(spec, lengths.residuals == wanted_residuals, "residuals")
-    _demand(spec, lengths.words == wanted_words, "words")
-    _demand(spec, np.array([len(states) for states in columns.states]) == spec.states, "states")
-    if spec.op == "update":
-        _demand(spec, np.array(columns.params, np.uint64) != 0, "params")
-        _demand(spec, (np.array(columns.master, np.uint64) != 0) == spec.master, "master")
-    if not spec.op.startswith("quantise"):
-        _demand(spec, np.array(columns.dst, np.uint64) != 0, "dst")
-    return lengths
+def _lengths(columns: Any) -> _Lengths:
+    return _Lengths(*(list(map(len, getattr(columns, kind))) for kind in _Lengths._fields))
 
 
-def _demand(spec: Spec, fits: npt.NDArray[np.bool_], what: str) -> None:
-    if not fits.all():
-        raise ValueError(f"{spec.name}: row {int(fits.argmin())} has not the {what} that this kernel wants")
+# How many arrays of each kind an operation wants: none, one, or as many as are summed.
+_NONE, _ONE, _EACH = "none", "one", "each"
+_ARRAYS = {
+    "quantise": {"srcs": _EACH, "residuals": _ONE, "words": _ONE},
+    "dequantise": {"srcs": _NONE, "residuals": _NONE, "words": _EACH},
+    "reduce": {"srcs": _EACH, "residuals": _EACH, "words": _NONE},
+}
+_PLAIN = {"srcs": _EACH, "residuals": _NONE, "words": _NONE}
+
+
+def _check(spec: Spec, columns: Any, lengths: _Lengths) -> None:
+    """Raise unless every row has the arrays that the kernel wants."""
+    counts = lengths.count(spec)
+    if set(counts) != {spec.k} if spec.k else min(counts) < 1:
+        _refuse(spec, "arrays to sum", [n == spec.k if spec.k else n > 0 for n in counts])
+    for kind, many in _ARRAYS.get(spec.op.partition("_")[0], _PLAIN).items():
+        wanted = {_NONE: [0] * len(counts), _ONE: [1] * len(counts), _EACH: counts}[many]
+        if getattr(lengths, kind) != wanted:
+            _refuse(spec, kind, list(map(int.__eq__, getattr(lengths, kind), wanted)))
+    if set(lengths.states) != {spec.states}:
+        _refuse(spec, "states", [n == spec.states for n in lengths.states])
+    if not spec.op.startswith("quantise") and not all(columns.dst):
+        _refuse(spec, "dst", columns.dst)
+    if spec.op == "update" and not all(columns.params):
+        _refuse(spec, "params", columns.params)
+    if any(columns.master) if not spec.master else not all(columns.master):
+        _refuse(spec, "master", [bool(address) == spec.master for address in columns.master])
+
+
+def _refuse(spec: Spec, what: str, fits: Sequence[object]) -> None:
+    row = next(number for number, fit in enumerate(fits) if not fit)
+    raise ValueError(f"{spec.name}: row {row} has not the {what} that this kernel wants")
 
 
 def _flat(lists: Iterable[Iterable[int]]) -> Words:
-    return np.frombuffer(array("Q", chain.from_iterable(lists)), np.uint64)
-
-
-def _lists(columns: Any) -> Words:
-    """Concatenate the rows' lists: dst, sources, residuals, outs of each."""
-    of_rows = zip(zip(columns.dst), columns.srcs, columns.residuals, columns.outs)  # noqa: B905
-    return _flat(chain.from_iterable(of_rows))
+    return np.frombuffer(array("Q", list(chain.from_iterable(lists))), np.uint64)
 
 
 def _headers(
-    spec: Spec, columns: Any, sizes: npt.NDArray[np.int64], lengths: _Lengths, lists: Words
+    spec: Spec, columns: Any, sizes: npt.NDArray[np.int64], lengths: _Lengths
 ) -> npt.NDArray[np.uint64]:
-    """Headers of all rows, their lists counted from the beginning of the lists."""
+    """Make the headers of all rows, but for the places of their lists."""
     headers = np.zeros((len(sizes), HEADER), np.uint64)
-    in_list = 1 + lengths.srcs + lengths.residuals + lengths.outs
     headers[:, NUMEL] = sizes
-    headers[:, OUTS] = lengths.outs
-    headers[:, SOURCES] = lengths.count(spec)
-    headers[:, LISTS] = np.cumsum(in_list) - in_list
-    headers[:, CODES] = np.cumsum(lengths.words) - lengths.words
-    headers[:, MASTER] = columns.master
-    headers[:, PARAMS] = columns.params
-    if spec.states:
-        headers[:, STATES : STATES + spec.states] = _flat(columns.states).reshape(-1, spec.states)
-    together = np.bitwise_or.reduceat(lists, headers[:, LISTS].astype(np.intp))
-    together |= np.bitwise_or.reduce(headers[:, [MASTER, *range(STATES, HEADER)]], axis=1)
+    headers[:, COUNT] = lengths.count(spec)
+    headers[:, OUT_COUNT] = lengths.outs
+    headers[:, DST] = _addresses(columns.dst)
+    if spec.op == "update":
+        headers[:, PARAMS] = _addresses(columns.params)
+        headers[:, MASTER] = _addresses(columns.master)
+        if spec.states:
+            headers[:, STATES : STATES + spec.states] = _flat(columns.states).reshape(-1, spec.states)
+    together = np.bitwise_or.reduce(headers[:, _SINGLE_ARRAYS], axis=1)
     headers[:, ALIGNED] = together & np.uint64(15) == 0
     return headers
 
 
+_SINGLE_ARRAYS = [DST, MASTER, *range(STATES, HEADER)]
+
+
+def _lists(
+    columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64], first: int
+) -> Iterator[npt.NDArray[np.uint64]]:
+    """Give the lists of addresses, from place `first` on, and tell the headers where they are."""
+    for kind, place in (("srcs", SOURCES), ("residuals", RESIDUALS), ("words", CODES), ("outs", OUTS)):
+        counts = np.array(getattr(lengths, kind), np.int64)
+        addresses = _flat(getattr(columns, kind)) if counts.any() else _addresses(())
+        headers[:, place] = first + np.cumsum(counts) - counts
+        first += addresses.size
+        misaligned = addresses & np.uint64(15) != 0
+        if kind != "words" and misaligned.any():  # codes are read byte by byte anyway
+            headers[np.repeat(np.arange(len(counts)), counts)[misaligned], ALIGNED] = 0
+        yield addresses
+
+
+def _addresses(column: Sequence[int]) -> Words:
+    return np.frombuffer(array("Q", column), np.uint64)
+
+
 def _chunk_map(per_row: npt.NDArray[np.int64], chunks: int) -> Words:
-    """For each block, row (as a place, behind the map) and chunk."""
+    """For each block, the place of its row, which comes after the map, and the number of its chunk."""
     rows_at = chunks + HEADER * np.arange(len(per_row))
     first = np.cumsum(per_row) - per_row
     number = np.arange(chunks) - np.repeat(first, per_row)

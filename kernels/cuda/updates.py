@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .chunks import Body, arrays, counter, framed, spreader
-from .intrinsics import dual, table, table_d, table_f
+from .chunks import Body, field, framed, spreader
+from .intrinsics import dual, table_d, table_f
 from .lanes import LANES, beside
 from .rules import RULES, Rule
-from .spec import ITEMSIZE, Spec
+from .spec import Spec
 from .sums import summer
 from .table import DST, MASTER, PARAMS, STATES
 
@@ -23,7 +23,7 @@ def constant_reader(real: str) -> Callable[[int], tuple[Number, ...]]:
 
     @dual
     def at(row: int, place: int) -> Number:
-        return read(table(row + 8 * PARAMS) + place * size)
+        return read(field(row, PARAMS) + place * size)
 
     @dual
     def constants(row: int) -> tuple[Number, ...]:
@@ -109,7 +109,7 @@ def _states(states: int, size: int, load: Any, store: Any) -> tuple[Any, Any]:
 
     @dual
     def address(row: int, place: int, e: int) -> int:
-        return table(row + 8 * (STATES + place)) + e * size
+        return field(row, STATES + place) + e * size
 
     @dual
     def read(row: int, e: int, like: Group) -> tuple[Group, ...]:
@@ -140,33 +140,26 @@ def _updater(spec: Spec, grouped: bool) -> Callable[[int, int, int], None]:
     grad = LANES[spec.dtype]
     inner = "float32" if master else spec.dtype
     wide = beside(inner, spec.dtype)
-    total, count = summer(grad, k, grouped), counter(k)
+    total = summer(grad, k, grouped)
     load, store = (wide.load, wide.store) if grouped else (wide.load_one, wide.store_one)
     narrow, settle = (grad.store, grad.settle) if grouped else (grad.store_one, grad.settle_one)
     step = _STEPPERS[grad.count](rule) if grouped else rule
     read, write = _states(spec.states, wide.size, load, store)
     constants, spread = constant_reader(spec.real), spreader(grad.size, narrow)
-    grad_size, wide_size = grad.size, ITEMSIZE[inner]
-
-    @dual
-    def place(row: int, lists: int, e: int) -> int:
-        if master:
-            return table(row + 8 * MASTER) + e * wide_size
-        return table(lists + 8 * DST) + e * wide_size
+    home, grad_size, wide_size = MASTER if master else DST, grad.size, wide.size
 
     @dual
     def update(image: int, row: int, e: int) -> None:
-        lists = arrays(image, row)
-        home = place(row, lists, e)
-        w = load(home)
+        place = field(row, home) + e * wide_size
+        w = load(place)
         a, b, c = read(row, e, w)
-        g = settle(total(row, lists, e))  # a sum of 16-bit floats is one before the rule sees it
+        g = settle(total(image, row, e))  # a sum of 16-bit floats is one before the rule sees it
         w, a, b, c = step(w, g, a, b, c, constants(row))
-        store(home, w)
+        store(place, w)
         write(row, e, a, b, c)
         if master:
-            narrow(table(lists + 8 * DST) + e * grad_size, w)
-        spread(row, lists, count(row), e, w)
+            narrow(field(row, DST) + e * grad_size, w)
+        spread(image, row, e, w)
 
     return update
 

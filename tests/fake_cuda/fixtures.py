@@ -1,0 +1,33 @@
+"""The fixture `fake_cuda`."""
+
+from __future__ import annotations
+
+import ctypes.util
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from .driver import FakeDriver, driver_in_process, install
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """The fake driver, as new; at the end of the test nothing of what it made may be alive."""
+    pytest.importorskip("cuda.core")
+    pytest.importorskip("numba")
+    loaded = driver_in_process()
+    real = "fake-cuda" not in loaded if loaded else ctypes.util.find_library("cuda")
+    if real:
+        pytest.skip("a real CUDA driver is here")
+    driver = install()
+    monkeypatch.setenv("KVSTORE_CUDA_KERNELS", str(driver.kernels))
+    driver.reset()
+    gc.collect()
+    before = driver.live()
+    yield driver
+    leaks, errors = driver.leaks, driver.errors
+    driver.reset()
+    gc.collect()
+    assert not errors, errors[0]
+    assert leaks or driver.live() == before
