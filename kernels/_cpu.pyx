@@ -31,6 +31,22 @@ cdef extern from "run.h" nogil:
         KV_U8
         KV_I32
         KV_I64
+        KV_PLAIN
+        KV_TWO_BIT
+        KV_ONE_BIT
+        KV_HALF
+        KV_BFLOAT
+    ctypedef struct kv_coding:
+        int code, packed
+        float threshold
+        float *residual
+    ctypedef struct kv_encoding:
+        int code, k
+        float threshold
+        ptrdiff_t n
+        char **src
+        float *residual
+        unsigned char *to
     ctypedef struct kv_item:
         int dtype, rule, k, m, n_states
         ptrdiff_t n
@@ -38,6 +54,7 @@ cdef extern from "run.h" nogil:
         char *master
         char **src
         char **out
+        const kv_coding *coding
         char **states
         const double *p
     ctypedef struct kv_rows:
@@ -83,6 +100,8 @@ cdef extern from "run.h" nogil:
     void kv_run_rows(const kv_rows *rows, const kv_group *group, int threads)
     int kv_run_norm(kv_norm_job *job, double *sums, int threads)
     void kv_run_cast(kv_cast_job *job, int threads)
+    void kv_run_encode(kv_encoding *job, int threads)
+    ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
     ptrdiff_t kv_merge(const int64_t **ids, const ptrdiff_t *n, int k, int64_t *out, int64_t **map, ptrdiff_t *at)
     void kv_locate(const int64_t *have, ptrdiff_t n_have, const int64_t *wanted, ptrdiff_t n, int64_t *position)
     ptrdiff_t kv_unique(int64_t *ids, ptrdiff_t n)
@@ -191,6 +210,7 @@ def stream_pointer():
 include "fits.pxi"
 include "arrays.pxi"
 include "arena.pxi"
+include "codecs.pxi"
 include "dense.pxi"
 include "norms.pxi"
 include "rows.pxi"

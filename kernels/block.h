@@ -140,29 +140,47 @@ static void LV(emit)(const kv_item *it, const LV(place) *b, const char *from)
 static void LV(reduce_item_block)(const kv_item *it, const LV(place) *b, const char *const *src, char *sum)
 {
     const char *from = src[0];
-    if (it->dst && !it->stream) {
+    if (it->dst && (!it->stream || LV(is_source)(it, it->dst))) {
         LV(sum_block)(it->dtype, b->n, it->dst + b->offset, src, it->k);
         from = it->dst + b->offset;
     } else if (it->k > 1) {
         LV(sum_block)(it->dtype, b->n, sum, src, it->k);
         from = sum;
     }
-    if (it->dst && it->stream && it->dst + b->offset != from)
+    if (it->dst && it->dst + b->offset != from)
         LV(stream)(b->bytes, it->dst + b->offset, from, b->first, b->last);
     LV(emit)(it, b, from);
     if (from == sum && !b->last)
         memcpy(sum - KV_LINE, sum + b->bytes - KV_LINE, KV_LINE);
 }
 
-static void LV(update_item_block)(const kv_item *it, const LV(place) *b, const char *const *src)
+static void LV(update_item_block)(const kv_item *it, const LV(place) *b, const char *const *src, int k)
 {
     ptrdiff_t size = kv_itemsize[it->dtype], wide = it->master ? (ptrdiff_t)sizeof(float) : size;
     char *states[KV_MAX_STATES], *w = it->dst + b->offset;
     for (int j = 0; j < it->n_states; j++)
         states[j] = it->states[j] + b->at * wide;
-    LV(update_block)(it->dtype, it->rule, it->k, b->n, b->at, w, it->master ? it->master + b->at * wide : NULL, src,
+    LV(update_block)(it->dtype, it->rule, k, b->n, b->at, w, it->master ? it->master + b->at * wide : NULL, src,
                      states, it->n_states, it->p);
     LV(emit)(it, b, w);
+}
+
+/* What the sources stand for is summed first; from there on it is one plain source. */
+static void LV(coded_item_block)(const kv_item *it, const LV(place) *b, char *sum)
+{
+    int direct = it->dst && it->rule < 0 && (!it->stream || LV(is_source)(it, it->dst));
+    char *to = direct ? it->dst + b->offset : sum;
+    const char *src = to;
+    LV(decode_block)(it, b->at, b->n, (float *)to);
+    if (it->rule >= 0) {
+        LV(update_item_block)(it, b, &src, 1);
+        return;
+    }
+    if (it->dst && !direct)
+        LV(stream)(b->bytes, it->dst + b->offset, to, b->first, b->last);
+    LV(emit)(it, b, to);
+    if (to == sum && !b->last)
+        memcpy(sum - KV_LINE, sum + b->bytes - KV_LINE, KV_LINE);
 }
 
 /* A sum whose outs are all among its sources goes from registers to memory, without a buffer in between.
@@ -173,7 +191,7 @@ static ptrdiff_t LV(in_place_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t 
     char *out[KV_MAX_GROUP];
     const char *src[KV_MAX_GROUP];
     ptrdiff_t size = kv_itemsize[it->dtype], at = from * size, n = to - from;
-    if (it->rule >= 0 || !it->stream || !it->dst || it->k > KV_MAX_GROUP || it->m > KV_MAX_GROUP)
+    if (it->coding || it->rule >= 0 || !it->stream || !it->dst || it->k > KV_MAX_GROUP || it->m > KV_MAX_GROUP)
         return from;
     for (int j = 0; j < it->m; j++) {
         if (!LV(is_source)(it, it->out[j]))
@@ -214,10 +232,12 @@ static void LV(item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
         LV(place) b = {at, n, (size_t)(at * size), (size_t)(n * size), at == from, at + n == to};
         for (int j = 0; j < it->k; j++)
             src[j] = it->src[j] + b.offset;
-        if (it->rule < 0)
+        if (it->coding)
+            LV(coded_item_block)(it, &b, sum + KV_LINE);
+        else if (it->rule < 0)
             LV(reduce_item_block)(it, &b, src, sum + KV_LINE);
         else
-            LV(update_item_block)(it, &b, src);
+            LV(update_item_block)(it, &b, src, it->k);
         at += n;
     }
     if (src != few)

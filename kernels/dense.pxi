@@ -6,7 +6,7 @@ def reduce(list items):
     Parameters
     ----------
     items : list of (srcs, dst, outs)
-        `srcs`: list of one or more arrays; `dst`: array or None; `outs`: list of arrays; all of one type and size.
+        `srcs`: list of one or more arrays, or `Coded`; `dst`: array or None; `outs`: list of arrays; all of one type and size.
         ``dst = outs[j] = ((srcs[0] + srcs[1]) + srcs[2]) + ...``; 16-bit floats are summed in float32 and rounded
         once, integers wrap. An out may be one of the sources. Where arrays overlap otherwise, the sums of all items
         that have a dst are made in the order of the items before any out is written.
@@ -17,29 +17,34 @@ def reduce(list items):
     cdef ptrdiff_t n_bytes = 0
     cdef kv_item *list_ = NULL
     cdef kv_item *it
-    cdef list srcs, outs
-    cdef object dst
+    cdef list outs
+    cdef object dst, srcs
     for i in range(n_items):
         srcs, dst, outs = <tuple?>items[i]
-        need += (len(srcs) + len(outs)) * sizeof(char *)
+        need += sources_size(srcs) + len(outs) * sizeof(char *)
     arena.reserve(need)
     list_ = <kv_item *>arena.take(n_items * sizeof(kv_item))
     for i in range(n_items):
         srcs, dst, outs = <tuple>items[i]
-        if not srcs:
-            raise ValueError("a sum needs at least one array")
         it = &list_[i]
-        it.dtype = dtype_of(srcs[0])
-        it.n = cnp.PyArray_SIZE(<cnp.ndarray>srcs[0])
         it.rule = -1
         it.n_states = 0
-        it.k = <int>len(srcs)
+        if type(srcs) is list:
+            if not srcs:
+                raise ValueError("a sum needs at least one array")
+            it.dtype = dtype_of((<list>srcs)[0])
+            it.n = cnp.PyArray_SIZE(<cnp.ndarray>(<list>srcs)[0])
+        else:
+            it.dtype = KV_F32
+            it.n = (<Coded?>srcs).size
+            if dst is None:
+                raise ValueError("a coded sum needs a dst")
         it.m = <int>len(outs)
         it.master = NULL
         it.dst = NULL
         if dst is not None:
             it.dst = pointer(dst, it.dtype, it.n, True)
-        it.src = take_pointers(arena, srcs, it.dtype, it.n, False)
+        take_item_sources(arena, it, srcs)
         it.out = take_pointers(arena, outs, it.dtype, it.n, True)
         n_bytes += it.n * kv_itemsize[it.dtype] * (it.k + it.m + (dst is not None))
     run_dense(list_, n_items, n_bytes)
@@ -73,6 +78,7 @@ def reduce_small(value, cnp.ndarray dst, out):
     it.rule = -1
     it.n_states = 0
     it.master = NULL
+    it.coding = NULL
     it.dst = <char *>cnp.PyArray_DATA(dst)
     it.src = &src[0]
     it.out = &outs[0]
@@ -107,7 +113,7 @@ def update(list items):
     Parameters
     ----------
     items : list of (rule, params, srcs, weight, master, states, outs)
-        `rule`: id; `params`: tuple of float; `srcs`: list of gradients, summed as by `reduce`; `weight`: updated in
+        `rule`: id; `params`: tuple of float; `srcs`: gradients, summed as by `reduce`; `weight`: updated in
         place; `master`: float32 copy behind a 16-bit weight, or None; `states`: tuple of arrays of the weight's type
         (float32 where there is a master); `outs`: list of arrays that receive the new weight.
     """
@@ -119,11 +125,11 @@ def update(list items):
     cdef kv_item *it
     cdef int rule
     cdef tuple params, states
-    cdef list srcs, outs
-    cdef object weight, master
+    cdef list outs
+    cdef object weight, master, srcs
     for i in range(n_items):
         rule, params, srcs, weight, master, states, outs = <tuple?>items[i]
-        need += (len(srcs) + len(outs)) * sizeof(char *) + doubles_size(params)
+        need += sources_size(srcs) + len(outs) * sizeof(char *) + doubles_size(params)
     arena.reserve(need)
     list_ = <kv_item *>arena.take(n_items * sizeof(kv_item))
     for i in range(n_items):
@@ -134,13 +140,12 @@ def update(list items):
         it.n = cnp.PyArray_SIZE(<cnp.ndarray>weight)
         it.rule = rule
         it.n_states = <int>len(states)
-        it.k = <int>len(srcs)
         it.m = <int>len(outs)
         it.dst = pointer(weight, it.dtype, it.n, True)
         it.master = NULL
         if master is not None:
             it.master = pointer(master, KV_F32, it.n, True)
-        it.src = take_pointers(arena, srcs, it.dtype, it.n, False)
+        take_item_sources(arena, it, srcs)
         it.out = take_pointers(arena, outs, it.dtype, it.n, True)
         it.p = take_doubles(arena, params)
         take_states(it.states, states, rule, KV_F32 if master is not None else it.dtype, it.n)

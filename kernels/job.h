@@ -8,6 +8,28 @@
 typedef void (*kv_rule_f32)(ptrdiff_t n, ptrdiff_t at, float *w, const float *g, float *const *s, const double *p);
 typedef void (*kv_rule_f64)(ptrdiff_t n, ptrdiff_t at, double *w, const double *g, double *const *s, const double *p);
 
+/* How a source is coded. The numbers live in one process, or one job; names are stored and sent. */
+enum kv_code { KV_PLAIN, KV_TWO_BIT, KV_ONE_BIT, KV_HALF, KV_BFLOAT, KV_N_CODES };
+
+/* A source that stands for other numbers than it holds. `packed`: it is what an encoder wrote. Else it is a gradient
+ * that counts as what its encoding would decode to; the rest goes to the residual, which codes without one leave. */
+typedef struct {
+    int code, packed;
+    float threshold;
+    float *residual;
+} kv_coding;
+
+static inline ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
+{
+    switch (code) {
+    case KV_TWO_BIT: return (n + 15) / 16 * 4;
+    case KV_ONE_BIT: return (n + 31) / 32 * 4;
+    case KV_HALF:
+    case KV_BFLOAT: return n * 2;
+    default: return n * 4;
+    }
+}
+
 /* One key of a dense call: dst = sum(src), or dst = rule(dst, sum(src)); then every out = dst. */
 typedef struct {
     int dtype;               /* of src, dst and out */
@@ -19,6 +41,7 @@ typedef struct {
     char *dst;               /* may be NULL for a sum without a rule */
     char *master;            /* float32 weight behind a 16-bit dst, or NULL */
     char **src, **out;
+    const kv_coding *coding; /* by source, of float32 items; NULL: all are plain */
     char *states[KV_MAX_STATES];
     const double *p;
     ptrdiff_t lead;          /* elements before the first out (or dst) reaches a cache line */
@@ -47,6 +70,16 @@ typedef struct {
     const double *p;
 } kv_group;
 
+/* The sum of gradients, packed. `to` has whole 32-bit words, of which the last is padded with zeros. */
+typedef struct {
+    int code, k;
+    float threshold;
+    ptrdiff_t n;
+    char **src;
+    float *residual;
+    uint8_t *to;
+} kv_encoding;
+
 /* The functions of one instruction-set level. */
 typedef struct {
     const char *name;
@@ -56,6 +89,7 @@ typedef struct {
     double (*sumsq)(int dtype, const char *a, ptrdiff_t n);
     void (*lamb_norms)(int dtype, ptrdiff_t n, const char *w, const char *m, const char *v, const double *p, double *sums);
     void (*cast)(int to_dtype, char *to, int from_dtype, const char *from, ptrdiff_t n);
+    void (*encode_span)(const kv_encoding *job, ptrdiff_t from, ptrdiff_t to);
     void (*fence)(void);
 } kv_level;
 

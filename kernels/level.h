@@ -62,6 +62,7 @@ static const kv_rule_f32 LV(rules_f32)[] = {KV_RULES(KV_ROW)};
 static const kv_rule_f64 LV(rules_f64)[] = {KV_RULES(KV_ROW)};
 #undef KV_ROW
 
+#include "codecs.h"
 #include "block.h"
 #include "norms.h"
 
@@ -77,5 +78,5 @@ static void LV(fence)(void)
 
 static const kv_level LV(level) = {
     KV_LEVEL_NAME, LV(item_span), LV(rows_span), LV(group_span),
-    LV(sumsq),     LV(lamb_norms), LV(cast),     LV(fence),
+    LV(sumsq),     LV(lamb_norms), LV(cast),     LV(encode_span), LV(fence),
 };

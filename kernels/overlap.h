@@ -58,14 +58,22 @@ static int kv_extents_clash(const kv_extent *e, ptrdiff_t n)
     return 0;
 }
 
-static void kv_add_extent(kv_extent **at, const char *array, const kv_item *it, ptrdiff_t item, int write)
+static void kv_add_extent(kv_extent **at, const char *array, ptrdiff_t bytes, ptrdiff_t item, int write)
 {
     uintptr_t start = (uintptr_t)array;
-    if (array && it->n)
-        *(*at)++ = (kv_extent){start, start + (uintptr_t)(it->n * kv_itemsize[it->dtype]), item, write};
+    if (array && bytes)
+        *(*at)++ = (kv_extent){start, start + (uintptr_t)bytes, item, write};
 }
 
-/* 1: independent, 0: not, -1: no memory. Masters and states belong to the store and are never handed out. */
+static ptrdiff_t kv_source_bytes(const kv_item *it, int j)
+{
+    if (it->coding && it->coding[j].packed)
+        return kv_encoded_bytes(it->coding[j].code, it->n);
+    return it->n * kv_itemsize[it->dtype];
+}
+
+/* 1: independent, 0: not, -1: no memory. Masters, states and residuals belong to the store and are never
+ * handed out. */
 static int kv_independent(const kv_item *items, ptrdiff_t n)
 {
     kv_extent few[32], *extents = few;
@@ -77,11 +85,12 @@ static int kv_independent(const kv_item *items, ptrdiff_t n)
     kv_extent *end = extents;
     for (ptrdiff_t i = 0; i < n; i++) {
         const kv_item *it = &items[i];
+        ptrdiff_t bytes = it->n * kv_itemsize[it->dtype];
         for (int j = 0; j < it->k; j++)
-            kv_add_extent(&end, it->src[j], it, i, 0);
+            kv_add_extent(&end, it->src[j], kv_source_bytes(it, j), i, 0);
         for (int j = 0; j < it->m; j++)
-            kv_add_extent(&end, it->out[j], it, i, 1);
-        kv_add_extent(&end, it->dst, it, i, 1);
+            kv_add_extent(&end, it->out[j], bytes, i, 1);
+        kv_add_extent(&end, it->dst, bytes, i, 1);
     }
     kv_sort_extents(extents, end - extents);
     int clash = kv_extents_clash(extents, end - extents);

@@ -93,7 +93,8 @@ static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads
         kv_item *it = &items[i];
         ptrdiff_t size = kv_itemsize[it->dtype];
         it->stream = bytes > kv_stream_bytes;
-        it->lead = (ptrdiff_t)(-(uintptr_t)kv_anchor(it) & (KV_LINE - 1)) / size;
+        /* Packed sources are cut at whole bytes and words, wherever the outs lie. */
+        it->lead = it->coding ? 0 : (ptrdiff_t)(-(uintptr_t)kv_anchor(it) & (KV_LINE - 1)) / size;
         it->first_chunk = chunks;
         ptrdiff_t rest = it->n - it->lead, chunk = kv_chunk_elements(it->dtype);
         chunks += rest > 0 ? (rest + chunk - 1) / chunk : it->n > 0;
@@ -124,6 +125,7 @@ static void kv_run_in_order(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int th
             if (items[i].dst) {
                 pull.k = 1;
                 pull.src = &items[i].dst;
+                pull.coding = NULL;
             }
             kv_run_all(&pull, 1, bytes, threads);
         }
@@ -140,6 +142,23 @@ static int kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int thread
     else
         kv_run_in_order(items, n, bytes, threads);
     return 0;
+}
+
+/* Packing */
+static void kv_encode_task(void *context, ptrdiff_t chunk)
+{
+    const kv_encoding *job = (const kv_encoding *)context;
+    ptrdiff_t step = kv_chunk_elements(KV_F32), end = (chunk + 1) * step;
+    kv_now->encode_span(job, chunk * step, end < job->n ? end : job->n);
+}
+
+static void kv_run_encode(kv_encoding *job, int threads)
+{
+    ptrdiff_t step = kv_chunk_elements(KV_F32), whole = kv_encoded_bytes(job->code, job->n);
+    if (whole >= 4 && job->code != KV_PLAIN)
+        memset(job->to + (whole - 1) / 4 * 4, 0, (size_t)(whole - (whole - 1) / 4 * 4)); /* the padding */
+    kv_parallel(kv_encode_task, job, (job->n + step - 1) / step,
+                job->n * 4 * (job->k + 1) < KV_SERIAL_BYTES ? 1 : threads);
 }
 
 /* Rows */

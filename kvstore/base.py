@@ -29,9 +29,8 @@ _NOT_BUILT: dict[str, str] = {
 }
 
 #: Literal name -> (module in kvstore.backends, class).
-BACKENDS: dict[str, tuple[str, str]] = dict.fromkeys(
-    ("local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device"), _LOCAL
-)
+BACKENDS: dict[str, tuple[str, str]] = dict.fromkeys(_ALONE, _LOCAL)
+BACKENDS.update(dict.fromkeys(("device", "local_allreduce_device"), ("device", "DeviceBackend")))
 BACKENDS["shared"] = ("shared", "SharedBackend")
 #: Literal name -> what it runs on; known, and not built yet.
 PLANNED: dict[str, str] = {name: engine for engine, names in _NOT_BUILT.items() for name in names.split()}

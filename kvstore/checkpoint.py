@@ -7,33 +7,20 @@ A dense key is the tensor ``value/<key>``; a row-sparse one is ``rows/<key>`` an
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import KeyKindError, KVStoreError, StateFileError
-from .files import checksum, replacing
+from . import tensor_file
+from .errors import KeyKindError, StateFileError
 from .grouping import Key, plain_key
 from .sparse import RowSparseArray
 
 if TYPE_CHECKING:
     from .backends.protocol import Backend
 
-_FORMAT, _VERSION = "kvstore.values", "1"
-
-# What reading a file that somebody has changed may raise.
-_DAMAGE = (
-    KeyError,
-    TypeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-    ImportError,
-)
+_FORMAT = "kvstore.values"
 
 Array = npt.NDArray[Any]
 Value = Array | RowSparseArray
@@ -41,19 +28,10 @@ Value = Array | RowSparseArray
 
 def save(backend: Backend, path: str) -> None:
     """Write the values of all keys."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
+    fetch = getattr(backend, "fetch", backend.view)  # values on a GPU come to the host
     tensors: dict[str, Array] = {}
-    keys = backend.keys()
-    manifest = [_describe(key, backend.view(key), tensors) for key in keys]
-    listed = json.dumps(manifest)
-    metadata = {"format": _FORMAT, "version": _VERSION, "keys": listed, "checksum": checksum(listed, tensors)}
-    with replacing(path) as beside:
-        try:
-            save_file(tensors, beside, metadata)
-        except SafetensorError as error:  # no such folder, no space: what other writers call an OSError
-            raise OSError(f"{path} cannot be written: {error}") from error
+    manifest = [_describe(key, fetch(key), tensors) for key in backend.keys()]  # noqa: SIM118 - no mapping
+    tensor_file.write(path, _FORMAT, json.dumps(manifest), tensors, field="keys")
 
 
 def load(backend: Backend, path: str) -> None:
@@ -85,31 +63,12 @@ def _bits(array: Array) -> Array:
 
 
 def _read(path: str) -> dict[Key, Value]:
-    from safetensors import SafetensorError, safe_open
-
-    _refuse_what_is_no_file_of_ours(path)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
-                raise StateFileError(
-                    f"{path} holds no values of a kvstore (format {metadata.get('format')!r})"
-                )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            if metadata["checksum"] != checksum(metadata["keys"], tensors):
-                raise StateFileError(f"{path} is damaged: its checksum is wrong")
-            return {entry["key"]: _value(entry, tensors) for entry in _manifest(metadata["keys"])}
-    except StateFileError:
-        raise
-    except (SafetensorError, KVStoreError, *_DAMAGE) as error:
-        raise StateFileError(f"{path} is damaged or no file of values: {error}") from error
-
-
-def _refuse_what_is_no_file_of_ours(path: str) -> None:
-    with open(path, "rb") as file:  # a missing file says so itself
-        head = file.read(9)
-    if head[8:] != b"{":
-        raise StateFileError(f"{os.fspath(path)} is no safetensors file (damaged, empty, or another format)")
+    return tensor_file.read(
+        path,
+        _FORMAT,
+        lambda text, tensors: {entry["key"]: _value(entry, tensors) for entry in _manifest(text)},
+        field="keys",
+    )
 
 
 def _manifest(text: str) -> list[dict[str, Any]]:

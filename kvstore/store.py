@@ -17,7 +17,8 @@ from . import checkpoint
 from .arrays import readable
 from .backends.protocol import Backend
 from .base import KVStoreBase, check_capability
-from .compression import parameters
+from .compression import create as create_codec
+from .compression.feedback import required
 from .config import StoreConfig
 from .engine import Engine, Work
 from .errors import (
@@ -26,12 +27,12 @@ from .errors import (
     CapabilityError,
     ClosedError,
     ConfigError,
-    MissingBackendError,
     ShapeError,
     TimeoutError,
 )
 from .grouping import Group, Key, group, pair_rows, plain_key
 from .optimizer import Optimizer, Updater
+from .plan import Plan
 
 PathLike = str | os.PathLike[str]
 
@@ -184,6 +185,32 @@ class KVStore(KVStoreBase):
         self._do(groups, self._backend.pushpull, groups, outs)
         return None
 
+    def bind(self, key: Any, value: Any, out: Any = None) -> Plan:
+        """Check a `pushpull` once, and return a plan that does it again whenever it is called.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+        value : array or list of arrays for each key
+            As in `pushpull`.
+        out : array or list of arrays for each key, optional
+
+        Returns
+        -------
+        Plan
+            A callable. On GPU arrays one call is one launch, on the stream that is the caller's then.
+
+        Raises
+        ------
+        CapabilityError
+            This type of store cannot.
+        As `pushpull`
+            Nothing has changed then; nor has it when `bind` returns.
+        """
+        if not hasattr(self._backend, "bind"):
+            raise CapabilityError(f"store {self._type!r} binds no calls; call pushpull")
+        return Plan(self, group(key, value), None if out is None else group(key, out, "out"))
+
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Initialise keys with rank 0's values and write these to `out`.
 
@@ -299,30 +326,70 @@ class KVStore(KVStoreBase):
         self._do_all(partial(self._backend.set_updater, updater))
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
-        """Compress gradients between devices or workers.
+        """Compress gradients between devices or workers, from the next push of each key on.
+
+        Values are packed before they are summed, and count as what they decode to; init, broadcast and pull
+        are exact. What the codecs of one and two bits leave out is kept as a residual and added to the next
+        gradient: one residual for each key and place in the list of a push (``device``), or for each key and
+        worker, whose values are summed first (``shared``). Only float32 keys can be pushed from now on.
 
         Parameters
         ----------
         compression_params : dict
-            ``{"type": "2bit", "threshold": 0.5}``.
+            ``{"type": "2bit", "threshold": 0.5}``; also ``"1bit"``, ``"fp16"``, ``"bf16"``, and what
+            `kvstore.compression.register` has added. Setting the same type again changes its threshold and
+            keeps the residuals.
 
         Raises
         ------
         CapabilityError
             This type of store moves nothing that could be compressed.
         ConfigError, ArgumentError
-            The parameters are wrong.
-        MissingBackendError
-            This version has no codecs yet.
+            The parameters are wrong; nothing has changed then.
         """
-        if "device" not in self._type:
+        self._check_compresses()
+        self._do_all(partial(self._backend.set_compression, create_codec(compression_params)))
+
+    def save_residuals(self, fname: PathLike) -> None:
+        """Write the residuals of gradient compression to a safetensors file, atomically.
+
+        They are this process's own: where there are several workers, each saves its file.
+
+        Raises
+        ------
+        CapabilityError
+            This type of store does not compress.
+        ConfigError
+            No compression is set.
+        """
+        self._check_compresses()
+        self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(os.fspath(fname)))
+
+    def load_residuals(self, fname: PathLike) -> None:
+        """Read what `save_residuals` wrote; all keys of the file are initialised before.
+
+        Raises
+        ------
+        StateFileError
+            The file is damaged or foreign, of another codec, or a key is unknown or differs in shape. The
+            residuals in place stay then.
+        CapabilityError
+            This type of store does not compress.
+        ConfigError
+            No compression is set.
+        """
+        self._check_compresses()
+        self._do_all(
+            lambda: required(self._backend.feedback, "load_residuals").load(
+                os.fspath(fname), self._backend.stand_ins()
+            )
+        )
+
+    def _check_compresses(self) -> None:
+        if not self._backend.compresses:
             raise CapabilityError(
                 f"store {self._type!r} does not compress gradients: they stay in this process"
             )
-        parameters.check(compression_params)
-        raise MissingBackendError(
-            f"codec {compression_params['type']!r} is known, and not built in this version"
-        )
 
     # ----------------------------------------------------------------------------------------- states
 
@@ -461,6 +528,9 @@ class KVStore(KVStoreBase):
         KeyNotFoundError, ArrayError, ShapeError
         """
         home = self.empty(key)
+        if not isinstance(home, np.ndarray):
+            self._do([(plain_key(key), [])], self._backend.fill, home, array, key)  # type: ignore[attr-defined]
+            return home
         source = readable(array, f"array for key {key!r}")
         if source.shape != home.shape:
             raise ShapeError(f"array for key {key!r} has shape {source.shape}, the key has {home.shape}")
@@ -597,6 +667,8 @@ class KVStore(KVStoreBase):
         self._check_open()
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
+        if hasattr(self._backend, "capture"):  # the background's stream is not the caller's
+            arguments = self._backend.capture(arguments)
         run: Callable[[], Any] = partial(self._exclusively, getattr(self._backend, verb), *arguments)
         if self._engine.inside():
             return self._engine.run_now(run, what)

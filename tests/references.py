@@ -60,6 +60,14 @@ def bits(a: Array) -> Array:
     return np.ascontiguousarray(a).reshape(-1).view(f"u{a.dtype.itemsize}")
 
 
+def lcg(n: int, stream: int, lo: float = -2.0, hi: float = 2.0) -> Array:
+    """The numbers that the recordings were made from (tests/data/README.md)."""
+    i = np.arange(n, dtype=np.uint64)
+    start = np.uint64((stream + 1) * 40503 * 65537 + 12345)
+    u = ((i * np.uint64(2654435761) + start) % np.uint64(2**32)).astype(np.float64) / 2.0**32
+    return (lo + (hi - lo) * u).astype(np.float32)
+
+
 def draw(name: str, n: int, seed: int, special: bool = False) -> Array:
     """Numbers of widely different sizes; `special` sprinkles zeros, infinities, NaN and denormals in."""
     rng = np.random.default_rng(seed)

@@ -16,8 +16,10 @@ from ..sparse import RowSparseArray
 from .entry import Array, Entry, dense_of
 from .rows import merge, merged
 
-#: A dense key of one call: its entry, the arrays to sum, the arrays to fill with the result.
-Batch = list[tuple[Entry, list[Array], list[Array]]]
+#: What is summed for a key: arrays, or arrays that count as what they decode to.
+Sources = list[Array] | cpu.Coded
+#: A dense key of one call: its entry, what to sum, the arrays to fill with the result.
+Batch = list[tuple[Entry, Sources, list[Array]]]
 UserUpdater = Callable[[Key, Any, Array], None]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import pages
 from ..arrays import writable
+from ..compression import Codec, Feedback
 from ..config import StoreConfig
 from ..errors import (
     ArrayError,
@@ -21,6 +22,7 @@ from ..kernels import cpu
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray
 from .apply import Batch, UserUpdater, apply_with, emit
+from .bound import Bound, bind
 from .entry import (
     Array,
     Deliver,
@@ -44,6 +46,8 @@ class LocalBackend:
     local_rank = 0
     num_workers = 1
     begins = False
+    compresses = False
+    feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
@@ -76,6 +80,8 @@ class LocalBackend:
         """Undo the init of keys."""
         for key in keys:
             self._entries.pop(key, None)
+            if self.feedback is not None:
+                self.feedback.forget(key)
 
     def push(self, groups: list[Group]) -> None:
         """Sum, then update or replace."""
@@ -137,7 +143,13 @@ class LocalBackend:
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
         entry = self._entries.get(key)
-        return entry is not None and entry.table is None and self._apply.small(entry, value, out)
+        if entry is None or entry.table is not None or self.feedback is not None:
+            return False
+        return self._apply.small(entry, value, out)
+
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
+        """Check a call once, and return the shortest way to do it again."""
+        return bind(self, groups, outs)
 
     # The usual call, one dense key with plain arrays, in few steps. None: take the long way, which explains.
 
@@ -149,6 +161,7 @@ class LocalBackend:
         if (
             entry is None
             or entry.table is not None
+            or self.feedback is not None
             or not values
             or cpu.first_misfit(values, entry.value) >= 0
         ):
@@ -168,7 +181,14 @@ class LocalBackend:
             return None
         return entry, [], outs
 
-    def _push(self, batch: Batch, sparse: list[tuple[Entry, list[RowSparseArray]]]) -> None:
+    def _push(
+        self,
+        dense: list[tuple[Entry, list[Array], list[Array]]],
+        sparse: list[tuple[Entry, list[RowSparseArray]]],
+    ) -> None:
+        batch: Batch = list(dense)
+        if self.feedback is not None:  # nothing is left to check: residuals are used up now
+            batch = [(entry, self.feedback.coded(entry.key, srcs), outs) for entry, srcs, outs in dense]
         if batch:
             self._apply.dense(batch)
         for entry, sources in sparse:
@@ -193,6 +213,10 @@ class LocalBackend:
         """Use a callable, or go back to plain sums."""
         self.updater = updater if isinstance(updater, Updater) else None
         self._apply = apply_with(updater)
+
+    def set_compression(self, codec: Codec) -> None:
+        """Compress each value of a push, with a residual for each place in the list."""
+        self.feedback = Feedback(codec).follow(self.feedback)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Use an optimizer, with fresh states."""
@@ -266,6 +290,7 @@ class LocalBackend:
     def close(self) -> None:
         """Let the memory go."""
         self._entries.clear()
+        self.feedback = None
         self.set_updater(None)
 
     # ----------------------------------------------------------------------------------------- checks
@@ -305,6 +330,8 @@ class LocalBackend:
         for key, values in groups:
             entry = self._entries.get(key) or self._entry(key)
             self._apply.check(entry)
+            if self.feedback is not None:
+                self.feedback.check(key, values, entry.dtype)
             if entry.table is None and cpu.first_misfit(values, entry.value) < 0:
                 if values:
                     dense.append((entry, values))
@@ -367,3 +394,9 @@ class LocalBackend:
         for out in sparse:
             check_shape(entry, out, "out")
         return [(entry.table, out) for out in sparse]
+
+
+class HostDeviceBackend(LocalBackend):
+    """`device` on host arrays: the values of a push are those of several devices, and may be compressed."""
+
+    compresses = True

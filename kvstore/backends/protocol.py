@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from ..compression import Codec, Feedback
 from ..grouping import Group, Key
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray
@@ -24,6 +25,10 @@ class Backend(Protocol):
     num_workers: int
     #: Whether asynchronous operations begin at the call; else all of one runs in the background.
     begins: bool
+    #: Whether gradients move, so that compressing them has a meaning.
+    compresses: bool
+    #: Codec and residuals, where gradients are compressed.
+    feedback: Feedback | None
 
     @property
     def updater(self) -> Updater | None:
@@ -64,6 +69,9 @@ class Backend(Protocol):
 
     def set_updater(self, updater: Any) -> None:
         """From now on call ``updater(key, merged, stored)`` for each push; an `Updater` may run compiled."""
+
+    def set_compression(self, codec: Codec) -> None:
+        """From now on count gradients as what `codec` makes of them; where `compresses`."""
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """From now on update with `optimizer`, with fresh states."""

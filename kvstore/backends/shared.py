@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import engine
+from ..compression import Codec, Feedback
 from ..config import StoreConfig
 from ..errors import ArrayError
 from ..grouping import Group, Key
@@ -28,7 +29,7 @@ from ..memory.seat import Seat
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray
 from .entry import Array, Deliver, check_shape
-from .shared_arguments import Arguments, is_large
+from .shared_arguments import Arguments, Dense, Sparse, is_large
 from .shared_rows import Rows
 from .shared_updates import Updates
 from .shared_waits import Once, Waits
@@ -52,6 +53,8 @@ class SharedBackend:
     """See `kvstore.backends.protocol.Backend`."""
 
     begins = True
+    compresses = True
+    feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
@@ -112,6 +115,8 @@ class SharedBackend:
     def forget(self, keys: list[Key]) -> None:
         """Let the keys be initialised again by this process; the others may have them already."""
         self._arguments.initialised.difference_update(keys)
+        for key in keys if self.feedback is not None else ():
+            self.feedback.forget(key)
 
     def push(self, groups: list[Group]) -> None:
         """Copy, or name the place of, what is pushed."""
@@ -155,10 +160,13 @@ class SharedBackend:
 
     def start_push(self, groups: list[Group]) -> Finish:
         """Arrive; what is left to do is to help."""
-        dense, sparse = self._arguments.sources(groups)
+        dense, sparse = self._sources(groups)
         self._waits.check_writing()
         self._fall_in([*dense, *sparse])
-        self._copy_to_slots([pair for pair in dense if not self._push_from_region(*pair)])
+        if self.feedback is not None:
+            self._pack_to_slots(dense, self.feedback)
+        else:
+            self._copy_to_slots([pair for pair in dense if not self._push_from_region(*pair)])
         for handle, sources in sparse:
             self._push_rows(handle, sources)
         pushed = self._arguments.by_order([*dense, *sparse])
@@ -193,7 +201,7 @@ class SharedBackend:
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None) -> Finish:
         """Arrive; what is left to do is to work, to wait, and to receive."""
-        dense, sparse = self._arguments.sources(groups)
+        dense, sparse = self._sources(groups)
         targets = dict(groups if outs is None else outs)
         if sparse or set(targets) != {key for key, values in groups if values}:
             self._arguments.check_outs(list(targets.items()))
@@ -231,6 +239,9 @@ class SharedBackend:
         to `private`.
         """
         slots, direct = [], set()
+        if self.feedback is not None:
+            self._pack_to_slots([(handle, values) for handle, values, _ in wanted], self.feedback)
+            return direct
         for handle, values, outs in wanted:
             if len(values) > 1 or handle.small:
                 slots.append((handle, values))
@@ -255,7 +266,7 @@ class SharedBackend:
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
-        if self._waits.joined or self._late:
+        if self._waits.joined or self._late or self.feedback is not None:
             return False
         done = shm.quick_pushpull(self._job, key, value, out)
         if done is None:
@@ -287,6 +298,10 @@ class SharedBackend:
         """Use a callable, or go back to plain sums; every worker calls this."""
         self._waits.settle_all()
         self._updates.set_updater(updater)
+
+    def set_compression(self, codec: Codec) -> None:
+        """Pack what this worker pushes; each worker says so for itself, and has residuals of its own."""
+        self.feedback = Feedback(codec).follow(self.feedback)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
@@ -457,10 +472,34 @@ class SharedBackend:
         self._arrive_in_region(handle, values[0], home, False)
         return True
 
-    def _copy_to_slots(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
+    def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
+        """Check everything that is pushed, before anything changes."""
+        dense, sparse = self._arguments.sources(groups)
+        if self.feedback is not None:
+            for handle, values in [*dense, *sparse]:
+                self.feedback.check(handle.key, values, handle.dtype)
+        return dense, sparse
+
+    def _make_way(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
         for handle, _ in pairs:
             if (outcome := shm.make_way(handle)) != shm.READY:  # the outcome may be work for this worker
                 self._waits.wait(partial(shm.make_way, handle), handle, first=outcome)
+
+    def _pack_to_slots(self, pairs: list[tuple[Handle, list[Array]]], feedback: Feedback) -> None:
+        """Push the values packed; a codec without kernels packs and unpacks them here."""
+        compiled = feedback.codec.compiled
+        if compiled is None:
+            self._copy_to_slots(
+                [(handle, [feedback.restored(handle.key, values)]) for handle, values in pairs]
+            )
+            return
+        self._make_way(pairs)
+        for handle, values in pairs:
+            feedback.pack(handle.key, values, shm.packing_slot(handle, compiled[0]))
+            shm.arrive_packed(handle, *compiled)
+
+    def _copy_to_slots(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
+        self._make_way(pairs)
         summed = []
         for handle, values in pairs:
             if handle.small and len(values) == 1:

@@ -1,1 +1,9 @@
-"""Gradient compression."""
+"""Gradient compression: codecs by name, and the error feedback that makes the coarse ones converge."""
+
+from .codec import Codec, create, names, register
+from .feedback import Feedback
+from .one_bit import OneBit
+from .sixteen_bit import BFloat16, Float16
+from .two_bit import TwoBit
+
+__all__ = ["BFloat16", "Codec", "Feedback", "Float16", "OneBit", "TwoBit", "create", "names", "register"]

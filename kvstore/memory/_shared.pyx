@@ -59,6 +59,7 @@ cdef extern from "region.h" nogil:
         KV_IN_PLACE
         KV_PRIVATE
         KV_ROWS
+        KV_PACKED
         KV_CLOSED
         KV_OPENING
         KV_OPEN
@@ -74,6 +75,7 @@ cdef extern from "region.h" nogil:
         uint64_t slot[2]
         uint64_t source[2]
         uint32_t kind[2]
+        float threshold[2]
     ctypedef struct kv_entry:
         uint64_t phase, failed, mask
         int32_t dtype, rule, n_states, sparse
@@ -160,6 +162,9 @@ cdef extern from "region.h" nogil:
     int kv_make_way(kv_self *me, kv_entry *e)
     void kv_fill(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)
+    void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
+    int kv_kind_of(kv_part *part, int parity)
+    ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
     int kv_advance(kv_self *me, kv_call *call)
     int kv_bring_forward(kv_self *me, kv_call *call, int patient)
     int kv_sum_small(kv_self *me, kv_call *call)

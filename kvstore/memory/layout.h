@@ -13,7 +13,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 1,
+    KV_LAYOUT_VERSION = 2,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -52,14 +52,17 @@ typedef struct {
 typedef struct {
     _Alignas(64) _Atomic uint64_t pushed[2]; /* by parity: last round it, or an earlier process, pushed into */
     uint64_t source[2];        /* of those */
-    uint32_t kind[2];
+    uint32_t kind[2];          /* and, above it, how a packed one is coded */
+    float threshold[2];
     _Atomic uint64_t filling;  /* round whose source it writes to a slot, or has written */
     _Atomic uint64_t first;    /* first round that waits for it */
     _Alignas(64) _Atomic uint64_t arrived;   /* last round that is behind it */
     uint64_t slot[2];          /* memory for copies of what it pushes; 0: none yet */
 } kv_part;
 
-enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS };
+enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS, KV_PACKED };
+
+static inline enum kv_kind kv_kind_of(const kv_part *part, int parity) { return (enum kv_kind)(part->kind[parity] & 0xff); }
 
 /* A key. */
 typedef struct {

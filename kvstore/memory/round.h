@@ -95,7 +95,7 @@ static int kv_still_there(kv_self *me, const kv_entry *e, uint64_t round, uint64
 }
 
 /* This worker's source of its next round is in place. */
-static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t source)
+static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
 {
     kv_part *part = &kv_parts(me, e)[me->rank];
     uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;
@@ -103,12 +103,23 @@ static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t sour
     atomic_thread_fence(memory_order_release);
     part->source[round & 1] = source;
     part->kind[round & 1] = kind;
+    part->threshold[round & 1] = threshold;
     kv_put(&part->pushed[round & 1], round);
     kv_put(&part->arrived, round);
     kv_fence();
     uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
     if (asleep && kv_everyone(me, e, round, &in))
         kv_ring(me, asleep);
+}
+
+static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t source)
+{
+    kv_arrive_as(me, e, kind, 0, source);
+}
+
+static void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
+{
+    kv_arrive_as(me, e, KV_PACKED | (uint32_t)code << 8, threshold, source);
 }
 
 /* ------------------------------------------------------------------------------------------------ the work */
@@ -120,18 +131,19 @@ static inline ptrdiff_t kv_chunk_size(const kv_entry *e)
 
 static int kv_in_place_now(const kv_self *me, const kv_part *part, int parity)
 {
-    return part->kind[parity] == KV_IN_PLACE && !me->go_on;
+    return kv_kind_of(part, parity) == KV_IN_PLACE && !me->go_on;
 }
 
 /* The sum of one chunk, from arrays that this process can reach, into the value that is not in use, the arrays in the
  * region that want it, and this process's own outs. */
-static void kv_sum_here(kv_self *me, const kv_call *call, char *to, char **src, int k, char **out, int m, ptrdiff_t from,
-                        ptrdiff_t end)
+static void kv_sum_here(kv_self *me, const kv_call *call, char *to, char **src, const kv_coding *coding, int k, char **out,
+                        int m, ptrdiff_t from, ptrdiff_t end)
 {
     kv_item it = {.dtype = call->entry->dtype, .rule = -1, .k = k, .m = m, .n = (ptrdiff_t)call->entry->n};
     it.stream = call->stream;
     it.dst = to;
     it.src = src;
+    it.coding = coding;
     it.out = out;
     (*me->level)->item_span(&it, from, end);
     if (it.stream)
@@ -167,6 +179,8 @@ typedef struct {
     char *src[KV_MAX_WORKERS], *out[2 * KV_MAX_WORKERS + 16];
     int worker[KV_MAX_WORKERS], peeked[KV_MAX_WORKERS];
     uint64_t address[KV_MAX_WORKERS];
+    kv_coding coding[KV_MAX_WORKERS];
+    const kv_coding *coded; /* NULL where all are plain */
     int k, m, n_peeked;
 } kv_sources;
 
@@ -176,6 +190,7 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
     const kv_part *part = kv_parts(me, e);
     int parity = (int)(round & 1), mine = round == call->round;
     s->k = s->m = s->n_peeked = 0;
+    s->coded = NULL;
     for (int w = 0; w < me->size; w++) {
         if (!(mask >> w & 1))
             continue;
@@ -183,7 +198,14 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
         s->worker[i] = w;
         s->peeked[i] = 0;
         s->address[i] = part[w].source[parity];
-        if (part[w].kind[parity] != KV_PRIVATE) {
+        s->coding[i] = (kv_coding){0};
+        if (kv_kind_of(&part[w], parity) == KV_PACKED) {
+            s->src[i] = (char *)kv_at(me, s->address[i]);
+            s->coding[i].code = (int)(part[w].kind[parity] >> 8);
+            s->coding[i].packed = 1;
+            s->coding[i].threshold = part[w].threshold[parity];
+            s->coded = s->coding;
+        } else if (kv_kind_of(&part[w], parity) != KV_PRIVATE) {
             s->src[i] = (char *)kv_at(me, s->address[i]);
             if (kv_in_place_now(me, &part[w], parity) && kv_sums(me))
                 s->out[s->m++] = s->src[i];
@@ -213,7 +235,7 @@ static int kv_sum_peeking(kv_self *me, const kv_call *call, kv_sources *s, char 
         s->src[i] = buffer - from * size;
         buffer += KV_SHARE_BYTES + 256;
     }
-    kv_sum_here(me, call, to, s->src, s->k, s->out, s->m, from, end);
+    kv_sum_here(me, call, to, s->src, s->coded, s->k, s->out, s->m, from, end);
     return KV_READY;
 }
 
@@ -225,7 +247,7 @@ static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64
     char *to = (char *)kv_at(me, call->entry->value[1 - current]);
     if (s.n_peeked)
         return kv_sum_peeking(me, call, &s, to, from, end);
-    kv_sum_here(me, call, to, s.src, s.k, s.out, s.m, from, end);
+    kv_sum_here(me, call, to, s.src, s.coded, s.k, s.out, s.m, from, end);
     return KV_READY;
 }
 
@@ -240,7 +262,7 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
     for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n; at += size) {
         ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
         if (!s.n_peeked)
-            kv_sum_here(me, &call, to, s.src, s.k, s.out, 0, at, end);
+            kv_sum_here(me, &call, to, s.src, s.coded, s.k, s.out, 0, at, end);
         else if (kv_sum_peeking(me, &call, &s, to, at, end) != KV_READY)
             kv_put(&e->failed, round);
     }
@@ -311,6 +333,7 @@ static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, con
         }
     kv_item it = {.dtype = e->dtype, .rule = e->rule, .k = s.k, .n = (ptrdiff_t)e->n, .n_states = e->n_states};
     it.src = s.src;
+    it.coding = s.coded;
     it.dst = h->home[0];
     it.master = e->master ? h->home[1] : NULL;
     for (int j = 0; j < e->n_states; j++)
@@ -533,7 +556,7 @@ static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round, uint64_t 
 {
     const kv_part *part = kv_parts(me, e);
     for (int w = 0; w < me->size; w++)
-        if (mask >> w & 1 && part[w].kind[round & 1] == KV_ROWS)
+        if (mask >> w & 1 && kv_kind_of(&part[w], (int)(round & 1)) == KV_ROWS)
             return 1;
     return e->sparse;
 }
@@ -744,7 +767,7 @@ static int kv_sum_small(kv_self *me, kv_call *call)
         return kv_advance(me, call);
     kv_sources s;
     kv_gather(me, call, call->round, a.in, &s);
-    kv_sum_here(me, call, NULL, s.src, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
+    kv_sum_here(me, call, NULL, s.src, s.coded, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
     if (!kv_still_there(me, e, call->round, a.in))
         return kv_advance(me, call);
     call->delivered[0] = 1;
@@ -782,7 +805,7 @@ static int kv_deliver(kv_self *me, kv_call *call)
         ptrdiff_t at = (ptrdiff_t)c * size, end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
         if (call->delivered && call->delivered[c])
             continue;
-        kv_sum_here(me, call, NULL, &from, 1, call->outs, call->n_outs, at, end);
+        kv_sum_here(me, call, NULL, &from, NULL, 1, call->outs, call->n_outs, at, end);
     }
     atomic_thread_fence(memory_order_acquire);
     uint64_t now = kv_get(&e->phase);

@@ -110,6 +110,18 @@ def arrive_with_copy(Handle handle, cnp.ndarray value):
     kv_arrive(me, handle.e, KV_SLOT, slot)
 
 
+def packing_slot(Handle handle, int code):
+    """The slot as `slot` gives it, as bytes: as many as the key takes when packed."""
+    array = slot(handle)
+    return array.reshape(-1).view(np.uint8)[:kv_encoded_bytes(code, handle.e.n)]
+
+
+def arrive_packed(Handle handle, int code, double threshold):
+    """Push what was packed into the slot."""
+    cdef kv_self *me = handle.job.me
+    kv_arrive_packed(me, handle.e, code, <float>threshold, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))
+
+
 def arrive_in_region(Handle handle, uint64_t offset, bint in_place):
     """Push an array that lives in the region; with `in_place`, it receives the sum."""
     kv_arrive(handle.job.me, handle.e, KV_IN_PLACE if in_place else KV_SLOT, offset)
@@ -139,9 +151,14 @@ def opened_sources(Handle handle):
     for w in range(handle.job.me.size):
         if not handle.e.mask >> w & 1:
             continue
-        if part[w].kind[parity] == KV_ROWS:
+        if kv_kind_of(&part[w], parity) == KV_ROWS:
             found.append(part[w].source[parity])
-        elif part[w].kind[parity] == KV_PRIVATE:
+        elif kv_kind_of(&part[w], parity) == KV_PACKED:
+            code, array = part[w].kind[parity] >> 8, np.empty(handle.shape, handle.dtype)
+            packed = handle.job.array(part[w].source[parity], (kv_encoded_bytes(code, handle.e.n),), np.dtype("u1"), None)
+            cpu.decode(code, part[w].threshold[parity], [packed], array)
+            found.append(array)
+        elif kv_kind_of(&part[w], parity) == KV_PRIVATE:
             array = np.empty(handle.shape, handle.dtype)
             if kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
                 raise OSError(f"the memory of worker {w} could not be read")

@@ -1,0 +1,89 @@
+"""Named arrays and a text in one safetensors file: written in one step, read only if it is whole and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from .errors import KVStoreError, StateFileError
+from .files import checksum, replacing
+
+Array = npt.NDArray[Any]
+Content = TypeVar("Content")
+
+_VERSION = "1"
+
+# What reading a file that somebody has changed may raise.
+_DAMAGE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    ImportError,
+)
+
+
+def write(
+    path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content"
+) -> None:
+    """Write `tensors`, and beside them the text `content` under the name `field`.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written; the old one is still there then.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    metadata = {
+        "format": format_,
+        "version": _VERSION,
+        field: content,
+        "checksum": checksum(content, tensors),
+    }
+    with replacing(path) as beside:
+        try:
+            save_file(dict(tensors), beside, metadata)
+        except SafetensorError as error:  # no such folder, no space: what other writers call an OSError
+            raise OSError(f"{path} cannot be written: {error}") from error
+
+
+def read(
+    path: str, format_: str, parse: Callable[[str, dict[str, Array]], Content], field: str = "content"
+) -> Content:
+    """Read what `write` wrote, and return what ``parse(content, tensors)`` makes of it.
+
+    Raises
+    ------
+    StateFileError
+        Damaged, foreign, of another format, or nothing that `parse` understands.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    _refuse_what_is_no_file_of_ours(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != format_ or metadata.get("version") != _VERSION:
+                raise StateFileError(f"it is no file of {format_} (format {metadata.get('format')!r})")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            if metadata["checksum"] != checksum(metadata[field], tensors):
+                raise StateFileError("it is damaged: its checksum is wrong")
+            return parse(metadata[field], tensors)
+    except StateFileError as error:
+        raise StateFileError(f"{path}: {error}") from error
+    except (SafetensorError, KVStoreError, *_DAMAGE) as error:
+        raise StateFileError(f"{path} is damaged or no file of {format_}: {error}") from error
+
+
+def _refuse_what_is_no_file_of_ours(path: str) -> None:
+    with open(path, "rb") as file:  # a missing file says so itself
+        head = file.read(9)
+    if head[8:] != b"{":
+        raise StateFileError(f"{path} is no safetensors file (damaged, empty, or another format)")
