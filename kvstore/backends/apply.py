@@ -13,7 +13,7 @@ from ..kernels import cpu
 from ..optimizer import Updater
 from ..optimizer.updater import Counts
 from ..sparse import RowSparseArray
-from .entry import Array, Entry, dense_of
+from .entry import Array, Entry, Keyed, dense_of
 from .rows import merge, merged
 
 #: What is summed for a key: arrays, or arrays that count as what they decode to.
@@ -53,7 +53,7 @@ def emit(batch: Batch) -> None:
     cpu.reduce([([dense_of(entry)], None, outs) for entry, _, outs in batch if outs])
 
 
-def check_floating(entry: Entry, updater: Updater) -> None:
+def check_floating(entry: Keyed, updater: Updater) -> None:
     """Raise DTypeError unless the key's weight can be updated by an optimizer."""
     if entry.dtype.kind in "iu":
         rule = type(updater.optimizer).__name__

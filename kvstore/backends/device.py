@@ -8,6 +8,7 @@ that meets no array of a GPU never imports CUDA. Row-sparse keys stay on the hos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from ..compression import Codec
@@ -133,17 +134,17 @@ class DeviceBackend(LocalBackend):
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
         """Check a call once, and return the shortest way to do it again."""
-        if self._on_host(groups, outs or ()):
+        targets: dict[Key, list[Any]] = dict(groups if outs is None else outs)
+        if self._on_host(groups, targets.items()):
             return super().bind(groups, outs)
         gpus = self._use_gpus()
-        streams = Streams([a for _, own in (*groups, *(outs or ())) for a in own])
-        targets = dict(groups if outs is None else outs)
-        for key, values in groups:
-            if self._goes_to_gpu(key, values) and key not in self._on_gpu:
-                return Moving(self, groups, outs)
-        if set(targets) != {key for key, _ in groups} or not all(key in self._on_gpu for key in targets):
+        goes = [self._goes_to_gpu(key, values) for key, values in groups]
+        if not all(goes) or set(targets) != {key for key, _ in groups}:
             return Anything(self, groups, outs)
-        items = gpus.items(groups, targets, streams, self._on_gpu.__getitem__)
+        streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
+        items = self._items(groups, targets, streams)
+        if not all(key in self._on_gpu for key in targets):
+            return Moving(self, groups, outs)
         values = dict(groups)
         objects = [a for item in items for a in (*values[item.entry.key], *targets[item.entry.key])]
         return gpus.bind(items, streams, objects) or Anything(self, groups, outs)
@@ -174,48 +175,44 @@ class DeviceBackend(LocalBackend):
 
     def _push_both(self, groups: list[Group], outs: dict[Key, list[Any]]) -> None:
         """Check everything, then push to the host's keys and to those on GPUs."""
-        gpus = self._use_gpus()
         streams = Streams([a for _, own in (*groups, *outs.items()) for a in own])
         mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
         names = {key for key, _ in mine}
         host = [(key, values) for key, values in groups if key not in names]
-        pulled = [(key, own) for key, own in outs.items() if key not in names]
-        only = [(key, []) for key, _ in pulled if key in self._on_gpu]
-        items = gpus.items(
-            [*mine, *only],
-            {key: self._dense_outs(key, own, True) for key, own in outs.items()},
-            streams,
-            lambda key: self._on_gpu.get(key) or self._entry(key),
-        )
-        host_outs, sent = self._pulled_from_host(
-            [pair for pair in pulled if pair[0] not in self._on_gpu], streams
-        )
+        items = self._items(mine, outs, streams)
+        rest = [(key, own) for key, own in outs.items() if key not in names and key not in self._on_gpu]
+        host_outs, sent = self._pulled_from_host(rest, streams)
         self._sources(host)
         items = [self._moved(item, streams) for item in items]
-        parts = self._host_parts(host, host_outs, gpus.apply.by_key)
-        parts += [(item.entry.number, lambda item=item: gpus.push([item], streams)) for item in items]
-        if gpus.apply.by_key:
-            for _, part in sorted(parts, key=lambda part: part[0]):
-                part()
+        if self._gpus.apply.by_key:
+            self._push_by_key(host, dict(host_outs), items, streams)
         else:
             self._push_host(host, host_outs)
-            gpus.push(items, streams)
+            self._gpus.push(items, streams)
         self._send(sent, streams)
 
-    def _host_parts(self, host: list[Group], outs: list[Group], by_key: bool) -> list[Part]:
-        if not by_key:
-            return []
-        own = dict(outs)
-        keys = dict(host)
-        return [
-            (
-                self._entry(key).number,
-                lambda key=key: self._push_host(
-                    [(key, keys[key])] if key in keys else [], [(key, own[key])] if key in own else []
-                ),
-            )
-            for key in {**keys, **own}
+    def _items(self, mine: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
+        """Check what is pushed to GPUs, or only pulled from there."""
+        pushed = {key for key, _ in mine}
+        only: list[Group] = [(key, []) for key in outs if key in self._on_gpu and key not in pushed]
+        dense = {key: self._dense_outs(key, own, True) for key, own in outs.items()}
+        items: list[Item] = self._use_gpus().items(
+            [*mine, *only], dense, streams, lambda key: self._on_gpu.get(key) or self._entry(key)
+        )
+        return items
+
+    def _push_by_key(
+        self, host: list[Group], outs: dict[Key, list[Any]], items: list[Item], streams: Streams
+    ) -> None:
+        """Show the user's code the keys in their order, wherever they lie."""
+        parts: list[Part] = [
+            (self._entry(key).number, partial(self._push_host, [(key, values)], [(key, outs.pop(key, []))]))
+            for key, values in host
         ]
+        parts += [(item.entry.number, partial(self._gpus.push, [item], streams)) for item in items]
+        for _, part in sorted(parts, key=lambda part: part[0]):
+            part()
+        self._push_host([], list(outs.items()))
 
     def _push_host(self, host: list[Group], outs: list[Group]) -> None:
         if host:

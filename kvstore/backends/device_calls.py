@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,7 +171,7 @@ class Call:
     def out(self, entry: DeviceKey, out: DeviceView | HostOut) -> int | None:
         """Address that the kernels write the result to; None if it is brought there afterwards."""
         if isinstance(out, HostOut):
-            self._later.append(lambda: self._download(entry, out))
+            self._later.append(partial(self._download, entry, out))
             self.plain = False
             return None
         self.order_with(out)

@@ -257,7 +257,7 @@ def _work(call: Call, item: Item) -> Work:
 
 def _is_short(item: Item, first: Any) -> bool:
     """Whether an item needs nothing but a kernel of the first one's GPU."""
-    if not isinstance(item.entry, DeviceKey) or item.entry.device != first.device or not item.values:
+    if item.entry.device != first.device or not item.values:
         return False
     arrays_of = (*item.values, *item.outs)
     return all(isinstance(a, DeviceView) and a.contiguous and a.device == first.device for a in arrays_of)

@@ -394,9 +394,3 @@ class LocalBackend:
         for out in sparse:
             check_shape(entry, out, "out")
         return [(entry.table, out) for out in sparse]
-
-
-class HostDeviceBackend(LocalBackend):
-    """`device` on host arrays: the values of a push are those of several devices, and may be compressed."""
-
-    compresses = True

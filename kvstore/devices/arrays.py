@@ -177,8 +177,7 @@ class DeviceArray:
 # ------------------------------------------------------------------------------------------- where it lies
 
 
-@lru_cache(maxsize=1024)
-def _kind(cls: type) -> str:
+def _kind_of(cls: Any) -> str:
     """Which library's arrays a type is of; "host" where none of them can lie on a GPU."""
     if issubclass(cls, DeviceView):
         return "view"
@@ -192,6 +191,9 @@ def _kind(cls: type) -> str:
     if "cupy" in roots and hasattr(cls, "__cuda_array_interface__"):
         return "cupy"
     return "jax" if roots & {"jax", "jaxlib"} else "any"
+
+
+_kind: Callable[[Any], str] = lru_cache(maxsize=1024)(_kind_of)
 
 
 def device_of(obj: Any) -> int | None:

@@ -147,7 +147,8 @@ def bfloat16(what: str) -> np.dtype[Any]:
         raise DTypeError(
             f"{what} is bfloat16, which NumPy knows through ml_dtypes: pip install ml_dtypes"
         ) from None
-    return np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 class _Exported:
@@ -165,9 +166,11 @@ class _Exported:
 _lent: dict[int, _Exported] = {}
 
 
-@_Deleter
-def _forget(address: int) -> None:
+def _drop(address: int) -> None:
     _lent.pop(address, None)
+
+
+_forget = _Deleter(_drop)
 
 
 _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
@@ -179,12 +182,14 @@ _valid_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
 )
 
 
-@_Destructor
-def _unused(capsule: int) -> None:
+def _drop_unused(capsule: int) -> None:
     """Forget a tensor whose capsule nobody has taken."""
     for name in _LAYOUTS:
         if _valid_of(capsule, name):
             _lent.pop(_pointer_of(capsule, name), None)
+
+
+_unused = _Destructor(_drop_unused)
 
 
 def export(
