@@ -157,8 +157,8 @@ def _refuse_what_is_no_array(obj: Any, what: str) -> None:
 
 def _on_device(obj: Any, what: str) -> MissingBackendError:
     return MissingBackendError(
-        f"{what} lies on a device: {_describe(obj)}; this store takes host arrays only, "
-        "copy it to the host first"
+        f"{what} lies on a device: {_describe(obj)}; this store takes host arrays only: "
+        "copy it to the host first, or use create('device')"
     )
 
 

@@ -7,6 +7,7 @@ array of a GPU is met; a test may put another one in its place with `use`.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import ArrayError, KVStoreError, MissingBackendError
+
+log = logging.getLogger("kvstore.device")
 
 #: The stream that all others wait for, as the driver and DLPack name it.
 LEGACY_STREAM = 1
@@ -256,7 +259,10 @@ class Driver:
         return context
 
     def _open_way(self, device: int, other: int) -> bool:
+        if os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
+            return False
         if not self._call("cuDeviceCanAccessPeer", device, other):
+            log.info("cuda:%d cannot reach the memory of cuda:%d; values are copied", device, other)
             return False
         peer = self._context(other)
         with self.on(device):
