@@ -1,0 +1,97 @@
+"""The compile gate: what the compiler makes of every kernel, on machines without a GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvstore.kernels.cuda import Spec, all_specs
+
+pytest.importorskip("numba_cuda", reason="needs kvstore-train[cuda]")
+
+from kvstore.kernels.cuda.report import Facts, all_facts, facts
+
+TABLE = Path(__file__).parents[3] / "docs" / "reference" / "cuda-kernels.md"
+# One of each kind, for the architectures that are not gone through completely every time.
+SOME = [
+    Spec("sum", "float32", 4),
+    Spec("sum", "bfloat16", 8),
+    Spec("update", "float32", 0, "adam"),
+    Spec("update", "float16", 0, "rmsprop_centered", master=True),
+    Spec("quantise_2bit", k=1),
+    Spec("reduce_1bit"),
+]
+
+
+def broken_promises(fact: Facts) -> list[str]:
+    spec = Spec.named(fact.name)
+    promises = {
+        "spills": fact.spills == 0,
+        "stack": fact.stack == 0,
+        "local memory": fact.local == 0,
+        "more than 64 registers": fact.registers <= 64,
+        "a fused multiply-add": fact.contracted == 0,
+        "roundings that are not to nearest": fact.approximate == 0,
+        "float64": fact.doubles == 0 or spec.dtype == "float64",
+        "no 128-bit loads": fact.loads > 0 or spec.op.startswith("dequantise"),
+        "no 128-bit stores": fact.stores > 0,
+    }
+    return [what for what, kept in promises.items() if not kept]
+
+
+def check(found: Sequence[Facts]) -> None:
+    broken = {f"{fact.name} on {fact.arch}": broken_promises(fact) for fact in found}
+    assert not {name: what for name, what in broken.items() if what}
+
+
+@pytest.mark.timeout(600)
+def test_every_kernel_on_hopper() -> None:
+    check(all_facts(all_specs(), ["sm_90"]))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+def test_some_kernels_elsewhere(arch: str) -> None:
+    check([fact for spec in SOME for fact in facts(spec, [arch])])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_every_kernel_everywhere() -> None:
+    check(all_facts(all_specs(), ["sm_80", "sm_90", "sm_100"]))
+
+
+def test_the_gate_sees_what_it_looks_for() -> None:
+    good = Facts("sum_float32_k2", "sm_90", 32, 0, 0, 2, 1, 0, 0, 0, 0)
+    assert broken_promises(good) == []
+    bad = Facts("sum_float32_k2", "sm_90", 65, 8, 8, 0, 0, 1, 1, 1, 1)
+    assert len(broken_promises(bad)) == 9
+
+
+def test_the_table_in_the_documentation_has_every_kernel() -> None:
+    named = re.findall(r"^\| (\w+) \|", TABLE.read_text(), re.MULTILINE)
+    assert [name for name in named if name != "kernel"] == [spec.name for spec in all_specs()]
+
+
+def test_kernels_are_built_ahead_of_time(tmp_path: Path) -> None:
+    names = ["sum_float32_k2", "cast_float32_bfloat16"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvstore.kernels.cuda",
+        "build",
+        str(tmp_path),
+        "--arch",
+        "sm_80",
+        "--arch",
+        "sm_90",
+    ]
+    command += [argument for name in names for argument in ("--kernel", name)]
+    for said in ("4 kernels compiled", "0 kernels compiled"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        assert said in done.stdout
+    assert len(list(tmp_path.iterdir())) == 4
