@@ -115,8 +115,9 @@ class SharedBackend:
     def forget(self, keys: list[Key]) -> None:
         """Let the keys be initialised again by this process; the others may have them already."""
         self._arguments.initialised.difference_update(keys)
-        for key in keys if self.feedback is not None else ():
-            self.feedback.forget(key)
+        if self.feedback is not None:
+            for key in keys:
+                self.feedback.forget(key)
 
     def push(self, groups: list[Group]) -> None:
         """Copy, or name the place of, what is pushed."""
@@ -238,7 +239,8 @@ class SharedBackend:
         Returns the keys whose sum the workers leave in the pushed array; adds those that are read from here
         to `private`.
         """
-        slots, direct = [], set()
+        slots: list[tuple[Handle, list[Array]]] = []
+        direct: set[Key] = set()
         if self.feedback is not None:
             self._pack_to_slots([(handle, values) for handle, values, _ in wanted], self.feedback)
             return direct
@@ -476,8 +478,10 @@ class SharedBackend:
         """Check everything that is pushed, before anything changes."""
         dense, sparse = self._arguments.sources(groups)
         if self.feedback is not None:
-            for handle, values in [*dense, *sparse]:
+            for handle, values in dense:
                 self.feedback.check(handle.key, values, handle.dtype)
+            for handle, rows in sparse:
+                self.feedback.check(handle.key, rows, handle.dtype)
         return dense, sparse
 
     def _make_way(self, pairs: list[tuple[Handle, list[Array]]]) -> None:

@@ -121,7 +121,7 @@ def register(klass: Klass) -> Klass:
     UserWarning
         The name was taken; the new class wins.
     """
-    if not (isinstance(klass, type) and issubclass(klass, Codec)):
+    if not _is_codec(klass):
         raise ArgumentError(f"register takes a subclass of Codec, not {klass!r}")
     name = getattr(klass, "name", None)
     if not isinstance(name, str) or not name:
@@ -132,6 +132,10 @@ def register(klass: Klass) -> Klass:
         )
     _registry[name] = klass
     return klass
+
+
+def _is_codec(klass: Any) -> bool:
+    return inspect.isclass(klass) and issubclass(klass, Codec)
 
 
 def names() -> list[str]:
