@@ -26,7 +26,6 @@ class OnGpu(kv.KVStore):
     def __init__(self, make: Make, **options: Any) -> None:
         config = store_config(options)
         self._make = make
-        self._held: list[Any] = []
         super().__init__("device", DeviceBackend(config), config)
 
     # A call's arrays, by the object that stands for them, so that one array stays one array.
@@ -50,7 +49,6 @@ class OnGpu(kv.KVStore):
         known: dict[int, Any] = {}
         work = call(*(self._there(one, known) for one in given), **options)
         if work is not None:
-            self._held.append(known)
             return _HomeWork(work, known, back)
         if back:
             self._home(known)

@@ -1,21 +1,28 @@
-"""The contract of every store, on arrays of a GPU: the tests of test_contract.py over a driver that is fake.
+"""The contract of every store, on arrays of a GPU: the tests of test_contract.py.
 
-With ``-m gpu`` the same tests run on a real one.
+"lazy" is a driver in Python (tests/lazy_driver.py), "cuda" the real host code over a driver in C
+(tests/fake_cuda), and with ``-m gpu`` the same tests run on a real GPU.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import test_contract
+from fake_cuda import FakeDriver
+from fake_cuda import driver as fake_cuda_driver
+from fake_cuda.fixtures import fake_cuda  # noqa: F401
 from lazy_driver import GpuArray, LazyDriver
 from on_gpu import OnGpu
 from real_gpu import RealArray, needs_gpu
 
 from kvstore.devices import driver
+from kvstore.kernels.cuda import HostKernel
 
 #: What is not so on a GPU, and why.
 OTHERWISE = {
@@ -50,10 +57,36 @@ def fake() -> Iterator[LazyDriver]:
     driver.use(before)
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """Each test collects garbage to see that nothing leaks; numba's objects need not be looked at."""
+    pytest.importorskip("cuda.core")
+    pytest.importorskip("numba")
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def cuda(
+    quick_collections: None, fake_cuda: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeDriver]:
+    """The store's own driver on the fake one, which does nothing before somebody waits.
+
+    The arrays are tiny: to interpret the kernels is quicker than to compile them.
+    """
+    monkeypatch.setattr(fake_cuda_driver, "HostKernel", partial(HostKernel, compiled=False))
+    fake_cuda.lazy = True
+    before = driver.use(None)
+    yield fake_cuda
+    driver.use(before)
+
+
+@pytest.fixture(params=["lazy", "cuda", pytest.param("real", marks=pytest.mark.gpu)])
 def store(request: pytest.FixtureRequest) -> Iterator[OnGpu]:
-    if request.param == "real":
-        needs_gpu()
+    if request.param != "lazy":
+        needs_gpu() if request.param == "real" else request.getfixturevalue("cuda")
         with OnGpu(RealArray) as made:
             yield made
         return
