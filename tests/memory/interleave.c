@@ -716,11 +716,11 @@ static void scribble(uint64_t *array, uint64_t n)
         array[i] = 0xdeadbeefull;
 }
 
-/* A pull, or the second half of a pushpull. */
-static int receive(worker *w, key *k, int n_outs, const char *how)
+/* A pull, or the second half of a pushpull; `first` is the first of the outs. */
+static int receive(worker *w, key *k, uint64_t *first, int n_outs, const char *how)
 {
     unsigned char delivered[ELEMENTS] = {0};
-    char *outs[2] = {(char *)w->out[0], (char *)w->out[1]};
+    char *outs[2] = {(char *)first, (char *)w->out[1]};
     kv_call call = {.entry = k->e, .round = pushed_round(w, k), .outs = outs, .n_outs = n_outs};
     call.delivered = n_outs ? delivered : NULL;
     int outcome = see_complete(w, k, &call);
@@ -728,11 +728,11 @@ static int receive(worker *w, key *k, int n_outs, const char *how)
         return outcome;
     deliver(w, k, &call);
     for (int i = 0; i < n_outs; i++)
-        check_result(k, w->out[i], call.round, how);
+        check_result(k, (uint64_t *)outs[i], call.round, how);
     return KV_READY;
 }
 
-static int settle(worker *w, key *k) { return receive(w, k, 0, "settle"); }
+static int settle(worker *w, key *k) { return receive(w, k, w->out[0], 0, "settle"); }
 
 /* As Waits.complete: who gives up while others may read its memory spoils the round. */
 static void give_up(worker *w, key *k)
@@ -754,7 +754,8 @@ static int pushpull(worker *w, key *k)
     if (outcome != KV_READY)
         return outcome;
     uint64_t round = arrived(w, k);
-    outcome = receive(w, k, in_place ? 0 : 1 + draw(2), w->doing);
+    uint64_t *first = is_private && draw(2) ? source : w->out[0];
+    outcome = receive(w, k, first, in_place ? 0 : 1 + draw(2), w->doing);
     if (is_private && outcome != KV_READY)
         give_up(w, k);
     if (outcome == KV_READY && in_place && atomic_load(&k->e->failed) != round) {
@@ -826,7 +827,7 @@ static int take_part(worker *w)
         if (outcome == KV_READY)
             outcome = what < 4 ? pushpull(w, k) : plain_push(w, k);
         if (outcome == KV_READY && what > 5)
-            outcome = receive(w, k, 1, "pull");
+            outcome = receive(w, k, w->out[0], 1, "pull");
         if (outcome == KV_READY && plan.overwrites && draw(6) == 0)
             outcome = overwrite(w, &keys[draw(plan.keys)]);
         if (outcome != KV_READY)
@@ -886,7 +887,7 @@ static void life(worker *w)
         int joins = plan.joiner == rank_of(w) || draw(2);
         kv_stand_up(&w->self, joins ? KV_JOINED : KV_LEFT);
         note("has settled", (uint64_t)joins, 0);
-        if (joins && draw(2) && (outcome = receive(w, &keys[0], 1, "pull after join")) != KV_READY && plan.go_on)
+        if (joins && draw(2) && (outcome = receive(w, &keys[0], w->out[0], 1, "pull after join")) != KV_READY && plan.go_on)
             violation("worker %d, joined, reads: outcome %d", rank_of(w), outcome);
         count.joins += (uint64_t)joins;
     } else if (outcome == KV_PEER_LOST && !plan.go_on) {
