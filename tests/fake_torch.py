@@ -33,6 +33,9 @@ class Tensor:
     def data_ptr(self) -> int:
         return self._memory.address
 
+    def get_device(self) -> int:
+        return self.device.index
+
     def is_contiguous(self) -> bool:
         return not self._transposed
 

@@ -97,6 +97,8 @@ class DeviceBackend(LocalBackend):
 
     def push(self, groups: list[Group]) -> None:
         """Sum, then update or replace."""
+        if self._again(groups, {}):
+            return
         if self._on_host(groups):
             super().push(groups)
         else:
@@ -104,6 +106,8 @@ class DeviceBackend(LocalBackend):
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, and hand the result out in the same launch, or while it is in the cache."""
+        if self._again(groups, dict(groups if outs is None else outs)):
+            return
         if self._on_host(groups, outs or ()):
             super().pushpull(groups, outs)
         else:
@@ -129,8 +133,15 @@ class DeviceBackend(LocalBackend):
         gpus.pull(items, streams)
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
-        """One small dense key with plain arrays."""
-        return super().quick_pushpull(key, value, out)
+        """One small dense key with plain arrays, or one on a GPU with tensors that were there before."""
+        if key not in self._on_gpu:
+            return super().quick_pushpull(key, value, out)
+        values = _listed(value)
+        return self._again([(key, values)], {key: values if out is None else _listed(out)})
+
+    def _again(self, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
+        """Push PyTorch tensors to keys that know such; False: nothing has happened."""
+        return bool(self._on_gpu) and self._push_tensors(self._gpus, groups, outs)
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
         """Check a call once, and return the shortest way to do it again."""
@@ -275,8 +286,10 @@ class DeviceBackend(LocalBackend):
     def _use_gpus(self) -> Any:
         """Return the GPUs' side of the store, which brings CUDA in."""
         if self._gpus is None:
+            from .device_bound import push_tensors
             from .device_gpus import Gpus
 
+            self._push_tensors = push_tensors
             self._gpus = Gpus(self._apply_on_gpus())
             self._gpus.entries = self._on_gpu
         return self._gpus
@@ -417,6 +430,10 @@ class Moving(Anything):
     def fits(self) -> bool:
         """Whether it is still there."""
         return any(key in self._backend._entries for key, _ in self._groups)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _captured(value: Any, streams: Streams) -> Any:

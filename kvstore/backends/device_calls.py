@@ -65,6 +65,8 @@ def seen_value(entry: DeviceKey, value: Any, streams: Streams) -> DeviceView | A
         )
     device = arrays.device_of(value)
     found = readable(value, what) if device is None else arrays.view(value, what, streams.of(device))
+    if isinstance(entry, DeviceKey) and entry.form is None and arrays.is_tensor(value):
+        entry.form = value.dtype, value.shape
     check_dtype(entry, found.dtype)
     if found.shape != entry.shape:
         check_shape(entry, found, "value")  # type: ignore[arg-type]

@@ -183,9 +183,13 @@ class Gpus:
         if any(work.outs for work in works):
             self._found(verb, works, lambda launches: emit(launches, works)).run(stream)
 
+    def is_known(self, works: Sequence[Work]) -> bool:
+        """Whether there are launches that push these works."""
+        return _signature(f"push {self.apply.tag}", works) in self._launches
+
     def _found(self, verb: str, works: Sequence[Work], build: Callable[[Launches], None]) -> Launches:
         """Return the launches of a call with these arrays, made now or before."""
-        signature = (verb, tuple((id(work.entry), work.srcs, work.outs) for work in works))
+        signature = _signature(verb, works)
         known = self._launches.get(signature)
         if known is not None:
             self._launches.move_to_end(signature)
@@ -246,6 +250,10 @@ class Gpus:
         for place in self._places.values():
             place.close()
         self._places.clear()
+
+
+def _signature(verb: str, works: Sequence[Work]) -> tuple[Any, ...]:
+    return (verb, *((id(work.entry), work.srcs, work.outs) for work in works))
 
 
 def _work(call: Call, item: Item) -> Work:

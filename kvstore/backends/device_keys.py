@@ -45,6 +45,7 @@ class DeviceKey:
     __slots__ = (
         "_spare",
         "dtype",
+        "form",
         "key",
         "like",
         "memory",
@@ -56,6 +57,7 @@ class DeviceKey:
         "shape",
         "state",
         "tail",
+        "type_name",
     )
 
     def __init__(
@@ -63,6 +65,10 @@ class DeviceKey:
     ) -> None:
         self.place, self.key, self.number = place, key, number
         self.shape, self.dtype, self.numel = shape, dtype, math.prod(shape)
+        #: Name of the element type.
+        self.type_name = dtype.name
+        #: Element type and shape as PyTorch has them, once a tensor of the key has been met.
+        self.form: tuple[Any, Any] | None = None
         #: An array of the key's shape and type that takes no memory.
         self.like = np.broadcast_to(np.zeros((), dtype), shape)
         self.memory = self.new(dtype)

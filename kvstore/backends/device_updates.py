@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any, NoReturn, Protocol
 
 from ..devices.streams import Stream
@@ -79,8 +78,10 @@ class Apply(Protocol):
 
 def by_type(works: Sequence[Work]) -> list[tuple[str, list[Work]]]:
     """Works grouped by element type."""
-    ordered = sorted(works, key=lambda work: work.entry.dtype.name)
-    return [(name, list(group)) for name, group in groupby(ordered, lambda work: work.entry.dtype.name)]
+    groups: dict[str, list[Work]] = {}
+    for work in works:
+        groups.setdefault(work.entry.type_name, []).append(work)
+    return list(groups.items())
 
 
 def emit(launches: Launches, works: Sequence[Work]) -> None:

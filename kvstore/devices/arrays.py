@@ -238,6 +238,18 @@ def any_on_device(arrays: Iterable[Any]) -> bool:
     return any(type(array) is not np.ndarray and device_of(array) is not None for array in arrays)
 
 
+def addresses_of(objects: list[Any]) -> list[int]:
+    """Where arrays on GPUs begin now."""
+    if all(_kind(type(one)) == "torch" for one in objects):
+        return [one.data_ptr() for one in objects]
+    return [address_of(one) for one in objects]
+
+
+def is_tensor(obj: Any) -> bool:
+    """Whether it is PyTorch's."""
+    return _kind(type(obj)) == "torch"
+
+
 def address_of(obj: Any) -> int:
     """Where an array on a GPU begins now."""
     kind = _kind(type(obj))
@@ -324,11 +336,16 @@ def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView
     """
     kind = _kind(type(obj))
     made: DeviceView = obj if kind == "view" else _readers[kind](obj, what, stream)
-    if made.dtype.name not in DTYPES or not made.dtype.isnative:
+    if not _is_supported(made.dtype):
         raise DTypeError(f"{what} has element type {made.dtype}; supported are {', '.join(DTYPES)}")
     if write and made.readonly:
         raise ArrayError(f"{what} is read-only: {_describe(obj)}; pass an array that may be written")
     return made
+
+
+@lru_cache(maxsize=64)
+def _is_supported(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in DTYPES and dtype.isnative
 
 
 def _describe(obj: Any) -> str:

@@ -70,7 +70,9 @@ def quick_collections() -> Iterator[None]:
 
 @pytest.fixture
 def cuda(
-    quick_collections: None, fake_cuda: FakeDriver, monkeypatch: pytest.MonkeyPatch
+    quick_collections: None,
+    fake_cuda: FakeDriver,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[FakeDriver]:
     """The store's own driver on the fake one, which does nothing before somebody waits.
 
