@@ -8,10 +8,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from . import cases, compiled, machine, table
 from .cases import Case
@@ -54,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         plan = Plan(options.rounds, options.rounds // 2, options.turn)
         streams, measured = list[Measured](), list[Measured]()
         try:
-            streams.extend(_measured(cases.streams() if limit else [], limit, plan, prober))
-            for result in _measured(chosen, peers, plan, prober):
+            streams.extend(each(cases.streams() if limit else [], limit, plan, prober))
+            for result in each(chosen, peers, plan, prober):
                 measured.append(result)
         except KeyboardInterrupt:
             print("stopped; here is what there is", file=sys.stderr)
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.write:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{options.write}.md").write_text(text)
-        (RESULTS / f"{options.write}.json").write_text(_json(measured, streams))
+        (RESULTS / f"{options.write}.json").write_text(to_json([*streams, *measured]))
     return 0
 
 
@@ -91,9 +92,10 @@ def _chosen(options: argparse.Namespace) -> list[Case]:
     return [case for case in wanted if case.goals or case.most_us] if options.goals else wanted
 
 
-def _measured(
-    chosen: list[Case], peers: list[PeerProcess], plan: Plan, prober: machine.Prober
+def each(
+    chosen: Sequence[Any], peers: list[PeerProcess], plan: Plan, prober: machine.Prober
 ) -> Iterator[Measured]:
+    """Measure case after case."""
     for number, case in enumerate(chosen, start=1):
         start = time.time()
         result = measure(case, peers, plan, prober)
@@ -142,9 +144,10 @@ def state(measured: list[Measured]) -> str:
     )
 
 
-def _json(measured: list[Measured], streams: list[Measured]) -> str:
+def to_json(measured: list[Measured]) -> str:
+    """Write one line for each case."""
     rows = []
-    for m in [*streams, *measured]:
+    for m in measured:
         row = {
             "case": m.case.name,
             "goals": m.case.goals,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ class Peer:
     `prepare` makes the arrays, makes one call, and returns what that call produced. Afterwards `variants`
     names the ways to make the call again; the best one counts.
     """
+
+    #: What the cases of its bench are.
+    case_type: ClassVar[type[Any]] = Case
 
     variants: dict[str, Call]
 

@@ -63,8 +63,8 @@ class Limit(Peer):
         if case.verb in cases.STREAMS:
             return self._prepare_stream(case)
         self.data = cases.inputs(case)
-        self.stored = [_on_huge_pages(weight) for weight in self.data.weights]
-        self.states = [[_on_huge_pages(np.zeros_like(w)) for w in self.stored] for _ in _states(case)]
+        self.stored = [on_huge_pages(weight) for weight in self.data.weights]
+        self.states = [[on_huge_pages(np.zeros_like(w)) for w in self.stored] for _ in _states(case)]
         self._plan(case)
         self.variants = dict.fromkeys(self.timers, _nothing)
         next(iter(self.timers.values()))(1)
@@ -144,7 +144,7 @@ class Limit(Peer):
 
     def _prepare_stream(self, case: Case) -> list[Array]:
         ((n,),) = case.shapes
-        self.stored = [_on_huge_pages(np.ones(n, np.float32)) for _ in range(2)]
+        self.stored = [on_huge_pages(np.ones(n, np.float32)) for _ in range(2)]
         ways = {"ordinary stores": 0, "streaming stores": 1} if case.verb in ("write", "copy") else {"": 0}
         kind = cases.STREAMS.index(case.verb)
         self.timers = {name: partial(self._stream, kind, n, past) for name, past in ways.items()}
@@ -172,7 +172,7 @@ def fill(item: Item, sources: list[Array], outs: list[Array]) -> None:
     item.out[: len(outs)] = [array.ctypes.data for array in outs]
 
 
-def _on_huge_pages(array: Array) -> Array:
+def on_huge_pages(array: Array) -> Array:
     """Copy to memory of its own at the start of a page, huge where the system has such pages."""
     memory = mmap.mmap(-1, max(array.nbytes, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):

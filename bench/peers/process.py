@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bench.cases import Case
-
 ROOT = Path(__file__).parents[2]
 _START = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.worker import main; main()"
 _PATIENCE = 300.0  # seconds for one answer
@@ -28,12 +26,16 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Setting:
-    """How to start a peer: `name` is its column, `label` tells its settings apart."""
+    """How to start a peer.
+
+    `name` is its column, `label` tells its settings apart, `bench` is for a bench with peers of its own.
+    """
 
     name: str
     python: str = sys.executable
     label: str = ""
     env: tuple[tuple[str, str], ...] = ()
+    bench: str = ""
 
 
 class PeerProcess:
@@ -46,7 +48,7 @@ class PeerProcess:
         self.setting = setting
         env = {**os.environ, **dict(setting.env)}
         self._process = subprocess.Popen(
-            [setting.python, "-c", _START, str(ROOT), setting.name],
+            [setting.python, "-c", _START, str(ROOT), "/".join(filter(None, (setting.bench, setting.name)))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=tempfile.gettempdir(),  # away from the tree: an installed kvstore goes first
@@ -57,7 +59,7 @@ class PeerProcess:
         self.cpu = 0.0
         self._rest = b""
 
-    def start_prepare(self, case: Case) -> None:
+    def start_prepare(self, case: Any) -> None:
         """Let the peer prepare; `finish_prepare` waits for it."""
         self._send({"do": "prepare", "case": case.to_json()})
 

@@ -14,23 +14,26 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from bench.cases import Case
-
 from .base import Peer, Unsupported, digest
 
+#: What a setting calls the peer, and where its class is below `bench`.
 PEERS = {
-    "ours": "ours:Ours",
-    "numpy": "plain:Numpy",
-    "limit": "limit:Limit",
-    "mxnet": "rival_mxnet:MXNet",
-    "torch": "rival_torch:Torch",
+    "ours": "peers.ours:Ours",
+    "numpy": "peers.plain:Numpy",
+    "limit": "peers.limit:Limit",
+    "mxnet": "peers.rival_mxnet:MXNet",
+    "torch": "peers.rival_torch:Torch",
+    "compression/ours": "peers_compression.ours:Ours",
+    "compression/numpy": "peers_compression.plain:Numpy",
+    "compression/limit": "peers_compression.limit:Limit",
+    "compression/mxnet": "peers_compression.rival_mxnet:MXNet",
 }
 
 
 def make(name: str) -> Peer:
     """Import and make a peer by its name."""
     module, _, kind = PEERS[name].partition(":")
-    peer: Peer = getattr(importlib.import_module(f"bench.peers.{module}"), kind)()
+    peer: Peer = getattr(importlib.import_module(f"bench.{module}"), kind)()
     return peer
 
 
@@ -40,7 +43,7 @@ def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
         return {"times": peer.run(request["variant"], request["repeats"])}
     peer.release()
     try:
-        results = peer.prepare(Case.from_json(request["case"]))
+        results = peer.prepare(peer.case_type.from_json(request["case"]))
     except Unsupported as reason:
         return {"unsupported": str(reason)}
     return {"digest": digest(results), "variants": list(peer.variants)}

@@ -1,0 +1,70 @@
+"""Gradient compression on the CPU: pytest-benchmark times it, and its rivals take turns with it.
+
+``pytest bench/bench_compression.py`` does the cases that have a goal; with ``KVSTORE_BENCH_ALL=1`` all. Name
+the interpreter of MXNet's environment in ``KVSTORE_BENCH_MXNET`` to have that peer too. For figures to
+publish, run ``python -m bench.compression``: it takes more rounds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bench import compression, compression_cases, local, machine, table
+from bench.compression_cases import CompressionCase
+from bench.peers.process import PeerProcess
+from bench.peers_compression.ours import Ours
+from bench.rounds import Measured, Plan, measure
+
+PLAN = Plan(rounds=5, spare=0, turn=0.03)
+EVERYTHING = os.environ.get("KVSTORE_BENCH_ALL", "") not in ("", "0")
+CASES = [case for case in compression_cases.all_cases() if EVERYTHING or case.goals]
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[list[PeerProcess]]:
+    with local.running(compression.settings(os.environ.get("KVSTORE_BENCH_MXNET", ""))) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def prober() -> machine.Prober:
+    return machine.Prober()
+
+
+@pytest.fixture(scope="module")
+def measured(request: pytest.FixtureRequest) -> Iterator[list[Measured]]:
+    """Collect what was measured, and print the tables at the end."""
+    found: list[Measured] = []
+    yield found
+    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print("\n\ntime of the peer ÷ time of kvstore, median [lowest-highest]\n")
+        print(table.markdown(table.GOALS_HEAD, table.goals(found)))
+        rows = table.everything(found, compression.PEERS)
+        print(table.markdown(table.everything_head(compression.PEERS), rows))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.timeout(600)
+def test_case(
+    benchmark: Any,
+    case: CompressionCase,
+    peers: list[PeerProcess],
+    prober: machine.Prober,
+    measured: list[Measured],
+) -> None:
+    result = measure(case, peers, PLAN, prober)
+    assert result is not None
+    assert not result.wrong
+    measured.append(result)
+    benchmark.extra_info["peer over ours"] = {peer: result.ratio(peer) for peer in result.seconds}
+    ours = Ours()
+    ours.prepare(case)
+    (call,) = ours.variants.values()
+    rounds = max(5, min(1000, int(0.1 / result.median("ours"))))
+    benchmark.pedantic(call, rounds=rounds, warmup_rounds=2)
+    ours.release()

@@ -1,0 +1,1 @@
+"""Peers that compress gradients, behind the interface of `bench.peers`."""
