@@ -1,0 +1,1 @@
+"""Peers of the store on a GPU. All of them work in one process, on the same tensors of PyTorch."""
