@@ -6,23 +6,17 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import test_contract
-from fake_cuda import FakeDriver
-from fake_cuda import driver as fake_cuda_driver
-from fake_cuda.fixtures import fake_cuda  # noqa: F401
 from lazy_driver import GpuArray, LazyDriver
 from on_gpu import OnGpu
 from real_gpu import RealArray, needs_gpu
 
 from kvstore.devices import driver
-from kvstore.kernels.cuda import HostKernel
 
 #: What is not so on a GPU, and why.
 OTHERWISE = {
@@ -54,34 +48,6 @@ def fake() -> Iterator[LazyDriver]:
     made = LazyDriver()
     before = driver.use(made)
     yield made
-    driver.use(before)
-
-
-@pytest.fixture(scope="module")
-def quick_collections() -> Iterator[None]:
-    """Each test collects garbage to see that nothing leaks; numba's objects need not be looked at."""
-    pytest.importorskip("cuda.core")
-    pytest.importorskip("numba")
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture
-def cuda(
-    quick_collections: None,
-    fake_cuda: FakeDriver,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[FakeDriver]:
-    """The store's own driver on the fake one, which does nothing before somebody waits.
-
-    The arrays are tiny: to interpret the kernels is quicker than to compile them.
-    """
-    monkeypatch.setattr(fake_cuda_driver, "HostKernel", partial(HostKernel, compiled=False))
-    fake_cuda.lazy = True
-    before = driver.use(None)
-    yield fake_cuda
     driver.use(before)
 
 

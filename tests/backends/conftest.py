@@ -1,0 +1,43 @@
+"""The store's own driver over a CUDA driver in C that needs no GPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from fake_cuda import FakeDriver
+from fake_cuda import driver as fake_cuda_driver
+from fake_cuda.fixtures import fake_cuda  # noqa: F401
+
+from kvstore.devices import driver
+from kvstore.kernels.cuda import HostKernel
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """Each test collects garbage to see that nothing leaks; numba's objects need not be looked at."""
+    pytest.importorskip("cuda.core")
+    pytest.importorskip("numba")
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def cuda(
+    quick_collections: None,
+    fake_cuda: FakeDriver,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[FakeDriver]:
+    """Let the store's driver be made anew, on a fake that does nothing before somebody waits.
+
+    The arrays are to be small: kernels are interpreted, which is quicker than to compile them.
+    """
+    monkeypatch.setattr(fake_cuda_driver, "HostKernel", partial(HostKernel, compiled=False))
+    fake_cuda.lazy = True
+    before = driver.use(None)
+    yield fake_cuda
+    driver.use(before)
