@@ -18,11 +18,11 @@ def body(spec: Spec) -> Body:
     emit, emit_one = emitter(target.size, target.store), emitter(target.size, target.store_one)
 
     @dual
-    def group(image: int, row: int, e: int, scalar: Any) -> None:
-        emit(image, row, e, load(listed(image, row, SOURCES, 0) + e * size))
+    def group(row: int, e: int, scalar: Any) -> None:
+        emit(row, e, load(listed(row, SOURCES, 0) + e * size))
 
     @dual
-    def rest(image: int, row: int, e: int, end: int, scalar: Any) -> None:
-        emit_one(image, row, e, load_one(listed(image, row, SOURCES, 0) + e * size))
+    def rest(row: int, e: int, end: int, scalar: Any) -> None:
+        emit_one(row, e, load_one(listed(row, SOURCES, 0) + e * size))
 
     return framed(spec.chunk, source.count, group, rest)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from .intrinsics import dual, table
-from .table import ALIGNED, BLOCK, COUNT, DST, NUMEL, OUT_COUNT, OUTS
+from .intrinsics import dual, forget, select, table, word
+from .table import ALIGNED, BLOCK, COUNT, DST, NUMEL, OUTS
 
 Body = Callable[[int, int, int, Any], None]
-Group = Any
 Scalar = Any
 
 _LOW = 0xFFFFFFFF
@@ -18,9 +18,9 @@ _LOW = 0xFFFFFFFF
 def framed(
     chunk: int,
     count: int,
-    group: Callable[[int, int, int, Scalar], None],
-    rest: Callable[[int, int, int, int, Scalar], None],
-    pair: Callable[[int, int, int, int, Scalar], None] | None = None,
+    group: Callable[[int, int, Scalar], None],
+    rest: Callable[[int, int, int, Scalar], None],
+    pair: Callable[[int, int, int, Scalar], None] | None = None,
     step: int = 1,
     whole: int = 1,
 ) -> Body:
@@ -29,15 +29,15 @@ def framed(
     Parameters
     ----------
     chunk : int
-        Elements that a block works on, a multiple of ``2 * BLOCK * count``.
+        Elements that a block works on, a power of two, at least ``2 * BLOCK * count``.
     count : int
         Elements of a group, a power of two.
     group : callable
-        ``group(image, row, e, scalar)`` does elements e to e + count of a row whose arrays are aligned.
+        ``group(row, e, scalar)`` does elements e to e + count of a row whose arrays are aligned.
     rest : callable
-        ``rest(image, row, e, end, scalar)`` does elements e to e + step, as far as they are below `end`.
+        ``rest(row, e, end, scalar)`` does elements e to e + step, as far as they are below `end`.
     pair : callable or None
-        ``pair(image, row, e, f, scalar)`` does two groups, with the loads of both before the first store.
+        ``pair(row, e, f, scalar)`` does two groups, with the loads of both before the first store.
     step : int
         Elements that `rest` does.
     whole : int
@@ -47,33 +47,53 @@ def framed(
     paired = pair is not None
     both = pair if pair is not None else _no_pair
 
-    def body(block: int, thread: int, image: int, scalar: Scalar) -> None:
-        entry = table(image + 8 * block)
+    @dual
+    def fits(row: int, e: int) -> bool:
+        return e + count <= field_now(row, NUMEL)
+
+    @dual
+    def in_chunk(e: int) -> bool:
+        """Whether an e that was moved on is still in its chunk: else it is at a first place of the next."""
+        return e & (chunk - 1) >= stride
+
+    @dual
+    def groups(block: int, thread: int, image: int, scalar: Scalar) -> None:
+        entry = word(image + 8 * block)
+        row = image + 8 * (entry & _LOW)
+        e = (entry >> 32) * chunk + thread * count
+        more = field_now(row, ALIGNED) != 0
+        if paired:
+            while more and fits(row, e + stride):
+                both(row, e, e + stride, scalar)
+                e += 2 * stride
+                more = in_chunk(e)
+        while more and fits(row, e):
+            group(row, e, scalar)
+            e += stride
+            more = in_chunk(e)
+
+    @dual
+    def remainder(block: int, thread: int, image: int, scalar: Scalar) -> None:
+        entry = word(image + 8 * block)
         row = image + 8 * (entry & _LOW)
         first = (entry >> 32) * chunk
-        end = min(field(row, NUMEL), first + chunk)
-        at = first
-        if field(row, ALIGNED) != 0:
-            at = end & -count
-            e = first + thread * count
-            if paired:
-                while e + stride < at:
-                    both(image, row, e, e + stride, scalar)
-                    e += 2 * stride
-            while e < at:
-                group(image, row, e, scalar)
-                e += stride
-        e = at + thread * step
+        end = min(field_now(row, NUMEL), first + chunk)
+        e = select(field_now(row, ALIGNED) != 0, end & -count, first) + thread * step
         limit = (end + (whole - 1)) & -whole
         while e < limit:
-            rest(image, row, e, end, scalar)
+            rest(row, e, end, scalar)
             e += BLOCK * step
+
+    def body(block: int, thread: int, image: int, scalar: Scalar) -> None:
+        groups(block, thread, image, scalar)
+        forget()  # the chunk is found again, so that nothing is kept in registers through the first loop
+        remainder(block, thread, image, scalar)
 
     return dual(body)
 
 
 @dual
-def _no_pair(image: int, row: int, e: int, f: int, scalar: Scalar) -> None:
+def _no_pair(row: int, e: int, f: int, scalar: Scalar) -> None:
     return None
 
 
@@ -84,11 +104,24 @@ def field(row: int, place: int) -> int:
 
 
 @dual
-def listed(image: int, row: int, place: int, j: int) -> int:
+def field_now(row: int, place: int) -> int:
+    """One word of a row's header, read at this point: where registers are few."""
+    return word(row + 8 * place)
+
+
+@dual
+def listed(row: int, place: int, j: int) -> int:
     """Address number j of the list that begins where the header's word `place` says."""
-    return table(image + 8 * (table(row + 8 * place) + j))
+    return table(row + 8 * (table(row + 8 * place) + j))
 
 
+@dual
+def listed_now(row: int, place: int, j: int) -> int:
+    """As `listed`, read at this point: where registers are few."""
+    return word(row + 8 * (word(row + 8 * place) + j))
+
+
+@cache
 def counter(k: int) -> Callable[[int], int]:
     """Make the function that tells how many arrays of a row are summed: a constant, or what the row says."""
 
@@ -103,7 +136,8 @@ def counter(k: int) -> Callable[[int], int]:
     return fixed if k else any_number
 
 
-def emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, int, Any], None]:
+@cache
+def emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, Any], None]:
     """Make the function that stores into dst and all outs of a row.
 
     Parameters
@@ -116,19 +150,24 @@ def emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int,
     spread = spreader(size, store)
 
     @dual
-    def emit(image: int, row: int, e: int, value: Any) -> None:
+    def emit(row: int, e: int, value: Any) -> None:
         store(field(row, DST) + e * size, value)
-        spread(image, row, e, value)
+        spread(row, e, value)
 
     return emit
 
 
-def spreader(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, int, Any], None]:
+@cache
+def spreader(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, Any], None]:
     """Make the function that stores into all outs of a row, as `emitter`, but leaves dst alone."""
 
     @dual
-    def spread(image: int, row: int, e: int, value: Any) -> None:
-        for j in range(field(row, OUT_COUNT)):
-            store(listed(image, row, OUTS, j) + e * size, value)
+    def spread(row: int, e: int, value: Any) -> None:
+        at = row + 8 * field_now(row, OUTS)
+        out = word(at)
+        while out != 0:  # a loop that cannot be unrolled, as one over a number of outs would be, for nothing
+            store(out + e * size, value)
+            at += 8
+            out = word(at)
 
     return spread

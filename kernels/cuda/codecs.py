@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .chunks import Body, counter, emitter, framed, listed
+from .chunks import Body, counter, emitter, framed, listed_now
 from .intrinsics import dual, load_byte, store_byte
 from .lanes import Lanes
 from .spec import Spec
@@ -65,23 +65,23 @@ def quantise(spec: Spec, codec: Codec) -> Body:
     total, total_one = summer(lanes, spec.k, grouped=True), summer(lanes, spec.k, grouped=False)
 
     @dual
-    def group(image: int, row: int, e: int, threshold: Value) -> None:
-        at = listed(image, row, RESIDUALS, 0) + e * size
-        byte, left = encode(add(load(at), total(image, row, e)), threshold)
+    def group(row: int, e: int, threshold: Value) -> None:
+        at = listed_now(row, RESIDUALS, 0) + e * size
+        byte, left = encode(add(load(at), total(row, e)), threshold)
         store(at, left)
-        store_byte(listed(image, row, CODES, 0) + (e >> shift), byte)
+        store_byte(listed_now(row, CODES, 0) + (e >> shift), byte)
 
     @dual
-    def rest(image: int, row: int, e: int, end: int, threshold: Value) -> None:
+    def rest(row: int, e: int, end: int, threshold: Value) -> None:
         byte = 0
         for j in range(in_byte):
             byte <<= bits
             if e + j < end:
-                at = listed(image, row, RESIDUALS, 0) + (e + j) * size
-                code, left = encode_one(load_one(at) + total_one(image, row, e + j), threshold)
+                at = listed_now(row, RESIDUALS, 0) + (e + j) * size
+                code, left = encode_one(load_one(at) + total_one(row, e + j), threshold)
                 store_one(at, left)
                 byte |= code
-        store_byte(listed(image, row, CODES, 0) + (e >> shift), byte)
+        store_byte(listed_now(row, CODES, 0) + (e >> shift), byte)
 
     return framed(spec.chunk, lanes.count, group, rest, step=in_byte, whole=codec.in_word)
 
@@ -93,27 +93,27 @@ def dequantise(spec: Spec, codec: Codec) -> Body:
     emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
-    def byte_of(image: int, row: int, j: int, e: int) -> int:
-        return load_byte(listed(image, row, CODES, j) + (e >> shift))
+    def byte_of(row: int, j: int, e: int) -> int:
+        return load_byte(listed_now(row, CODES, j) + (e >> shift))
 
     @dual
-    def one_of(image: int, row: int, j: int, e: int, threshold: Value) -> Value:
+    def one_of(row: int, j: int, e: int, threshold: Value) -> Value:
         later = in_byte - 1 - (e & (in_byte - 1))
-        return decode_one(byte_of(image, row, j, e) >> (bits * later), threshold)
+        return decode_one(byte_of(row, j, e) >> (bits * later), threshold)
 
     @dual
-    def group(image: int, row: int, e: int, threshold: Value) -> None:
-        acc = decode(byte_of(image, row, 0, e), threshold)
+    def group(row: int, e: int, threshold: Value) -> None:
+        acc = decode(byte_of(row, 0, e), threshold)
         for j in range(1, count(row)):
-            acc = add(acc, decode(byte_of(image, row, j, e), threshold))
-        emit(image, row, e, acc)
+            acc = add(acc, decode(byte_of(row, j, e), threshold))
+        emit(row, e, acc)
 
     @dual
-    def rest(image: int, row: int, e: int, end: int, threshold: Value) -> None:
-        acc = one_of(image, row, 0, e, threshold)
+    def rest(row: int, e: int, end: int, threshold: Value) -> None:
+        acc = one_of(row, 0, e, threshold)
         for j in range(1, count(row)):
-            acc = acc + one_of(image, row, j, e, threshold)
-        emit_one(image, row, e, acc)
+            acc = acc + one_of(row, j, e, threshold)
+        emit_one(row, e, acc)
 
     return framed(spec.chunk, lanes.count, group, rest)
 
@@ -125,12 +125,12 @@ def reduce(spec: Spec, codec: Codec) -> Body:
     emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
-    def group(image: int, row: int, e: int, threshold: Value) -> None:
-        emit(image, row, e, total(image, row, e, threshold))
+    def group(row: int, e: int, threshold: Value) -> None:
+        emit(row, e, total(row, e, threshold))
 
     @dual
-    def rest(image: int, row: int, e: int, end: int, threshold: Value) -> None:
-        emit_one(image, row, e, total_one(image, row, e, threshold))
+    def rest(row: int, e: int, end: int, threshold: Value) -> None:
+        emit_one(row, e, total_one(row, e, threshold))
 
     return framed(spec.chunk, lanes.count, group, rest)
 
@@ -142,18 +142,18 @@ def _settled_sum(spec: Spec, codec: Codec, grouped: bool) -> Callable[..., Group
     add, settle = (lanes.add, codec.settle) if grouped else (lanes.add_one, codec.settle_one)
 
     @dual
-    def sent(image: int, row: int, j: int, e: int, threshold: Value) -> Group:
-        residual = listed(image, row, RESIDUALS, j) + e * size
-        gradient = load(listed(image, row, SOURCES, j) + e * size)
+    def sent(row: int, j: int, e: int, threshold: Value) -> Group:
+        residual = listed_now(row, RESIDUALS, j) + e * size
+        gradient = load(listed_now(row, SOURCES, j) + e * size)
         decoded, left = settle(add(load(residual), gradient), threshold)
         store(residual, left)
         return decoded
 
     @dual
-    def total(image: int, row: int, e: int, threshold: Value) -> Group:
-        acc = sent(image, row, 0, e, threshold)
+    def total(row: int, e: int, threshold: Value) -> Group:
+        acc = sent(row, 0, e, threshold)
         for j in range(1, count(row)):
-            acc = add(acc, sent(image, row, j, e, threshold))
+            acc = add(acc, sent(row, j, e, threshold))
         return acc
 
     return total

@@ -50,12 +50,20 @@ def entry_point(spec: Spec) -> Callable[..., None]:
 def compile_ptx(spec: Spec, archs: Sequence[str]) -> dict[str, str]:
     """Compile a kernel to PTX for several architectures; types are inferred once."""
     capabilities = {arch: _capability(arch) for arch in archs}
-    with _lock, _pretended_device(capabilities[archs[0]]):
+    try:
+        return _compile_ptx(spec, capabilities)
+    except Exception as error:
+        raise RuntimeError(f"{spec.name} for {', '.join(archs)}: {type(error).__name__}: {error}") from error
+
+
+def _compile_ptx(spec: Spec, capabilities: dict[str, tuple[int, int]]) -> dict[str, str]:
+    first = next(iter(capabilities.values()))
+    with _lock, _pretended_device(first):
         library, _ = numba_compiler._compile_pyfunc_with_fixup(
             entry_point(spec),
             types.void(types.int64, *[types.float32] * len(spec.scalars)),
             device=False,
-            cc=capabilities[archs[0]],
+            cc=first,
             abi="numba",
             launch_bounds=(BLOCK, _RESIDENT),
         )

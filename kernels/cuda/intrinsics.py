@@ -179,22 +179,21 @@ def store_byte(address: int, value: int) -> None:
     _write(address, int(value) & 0xFF, "u1")
 
 
+def word(address: int) -> int:
+    """One word of an image, as int64, read when it is needed: it takes no register in the meantime."""
+    return int(_read(address, "i8"))
+
+
+def forget() -> None:
+    """Let the compiler forget what it has read, and begin nothing earlier: registers are freed in between."""
+
+
 # What no kernel writes while it runs: compilers may read it once, early.
 
 
 def table(address: int) -> int:
     """One word of an image, as int64."""
     return int(_read(address, "i8"))
-
-
-def table_f(address: int) -> Value:
-    """One float32 constant."""
-    return _read(address, "f4")
-
-
-def table_d(address: int) -> Value:
-    """One float64 constant."""
-    return _read(address, "f8")
 
 
 # ------------------------------------------------------------------------------------------------- arithmetic

@@ -61,8 +61,10 @@ class Lanes(NamedTuple):
         One element, at an address that is a multiple of its size.
     add, add_one : callable
         Sums of two groups, and of two elements.
-    settle, settle_one : callable
-        What storing and loading again would make of a group, and of an element.
+    settle_one : callable
+        What storing and loading again would make of an element.
+    pack, unpack : callable
+        Between a group and the words that are stored: for 16-bit floats, where these take half the registers.
     """
 
     size: int
@@ -73,8 +75,9 @@ class Lanes(NamedTuple):
     store_one: Callable[[int, Value], None]
     add: Callable[[Group, Group], Group]
     add_one: Callable[[Value, Value], Value]
-    settle: Callable[[Group], Group]
     settle_one: Callable[[Value], Value]
+    pack: Callable[[Group], Group]
+    unpack: Callable[[Group], Group]
 
 
 @dual
@@ -142,7 +145,8 @@ def _store_2d(address: int, g: Group) -> None:
 
 
 @dual
-def _store_4u(address: int, g: Group) -> None:
+def store_words(address: int, g: Group) -> None:
+    """Store four uint32 in one access."""
     store_4u(address, g[0], g[1], g[2], g[3])
 
 
@@ -182,11 +186,7 @@ def _halves(low: Any, high: Any, pack: Any) -> Lanes:
 
     @dual
     def store(address: int, g: Group) -> None:
-        _store_4u(address, narrow(g))
-
-    @dual
-    def settle(g: Group) -> Group:
-        return wide(narrow(g))
+        store_words(address, narrow(g))
 
     @dual
     def load_one(address: int) -> Value:
@@ -200,18 +200,18 @@ def _halves(low: Any, high: Any, pack: Any) -> Lanes:
     def settle_one(x: Value) -> Value:
         return low(pack(x, zero(x)))
 
-    return Lanes(2, 8, load, store, load_one, store_one, _add8, _plus, settle, settle_one)
+    return Lanes(2, 8, load, store, load_one, store_one, _add8, _plus, settle_one, narrow, wide)
 
 
-_SAME = (_as_is, _as_is)
+_SAME = (_as_is, _as_is, _as_is)
 
 LANES = {
     "float32": Lanes(4, 4, load_4f, _store_4f, load_f, store_f, _add4, _plus, *_SAME),
     "float64": Lanes(8, 2, load_2d, _store_2d, load_d, store_d, _add2, _plus, *_SAME),
     "float16": _halves(f16_low, f16_high, f16_pack),
     "bfloat16": _halves(bf16_low, bf16_high, bf16_pack),
-    "int8": Lanes(1, 16, load_4u, _store_4u, load_u8, store_u8, _wrap16, wrap_add, *_SAME),
-    "int32": Lanes(4, 4, load_4u, _store_4u, load_u32, store_u32, _wrap4, wrap_add, *_SAME),
+    "int8": Lanes(1, 16, load_4u, store_words, load_u8, store_u8, _wrap16, wrap_add, *_SAME),
+    "int32": Lanes(4, 4, load_4u, store_words, load_u32, store_u32, _wrap4, wrap_add, *_SAME),
     "int64": Lanes(8, 2, load_2q, _store_2q, load_u64, store_u64, _wrap2, wrap_add, *_SAME),
 }
 #: Eight float32 at a time, in two accesses.

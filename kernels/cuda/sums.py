@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from .chunks import Body, counter, emitter, framed, listed
@@ -13,33 +14,37 @@ from .table import SOURCES
 
 Group = Any
 
+_MOST_PAIRED = 4
 
-def summer(lanes: Lanes, k: int, grouped: bool) -> Callable[[int, int, int], Group]:
+
+@cache
+def summer(lanes: Lanes, k: int, grouped: bool) -> Callable[[int, int], Group]:
     """Make the function that sums the sources of a row: of a group of elements, or of one."""
     load, add = (lanes.load, lanes.add) if grouped else (lanes.load_one, lanes.add_one)
     count, size = counter(k), lanes.size
 
     @dual
-    def total(image: int, row: int, e: int) -> Group:
-        acc = load(listed(image, row, SOURCES, 0) + e * size)
+    def total(row: int, e: int) -> Group:
+        acc = load(listed(row, SOURCES, 0) + e * size)
         for j in range(1, count(row)):
-            acc = add(acc, load(listed(image, row, SOURCES, j) + e * size))
+            acc = add(acc, load(listed(row, SOURCES, j) + e * size))
         return acc
 
     return total
 
 
-def pair_summer(lanes: Lanes, k: int) -> Callable[[int, int, int, int], tuple[Group, Group]]:
+@cache
+def pair_summer(lanes: Lanes, k: int) -> Callable[[int, int, int], tuple[Group, Group]]:
     """Make the function that sums two groups: two loads of each source are under way together."""
     load, add, count, size = lanes.load, lanes.add, counter(k), lanes.size
 
     @dual
-    def total(image: int, row: int, e: int, f: int) -> tuple[Group, Group]:
-        source = listed(image, row, SOURCES, 0)
+    def total(row: int, e: int, f: int) -> tuple[Group, Group]:
+        source = listed(row, SOURCES, 0)
         a = load(source + e * size)
         b = load(source + f * size)
         for j in range(1, count(row)):
-            source = listed(image, row, SOURCES, j)
+            source = listed(row, SOURCES, j)
             next_a = load(source + e * size)
             next_b = load(source + f * size)
             a = add(a, next_a)
@@ -57,17 +62,18 @@ def body(spec: Spec) -> Body:
     emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
-    def group(image: int, row: int, e: int, scalar: Any) -> None:
-        emit(image, row, e, total(image, row, e))
+    def group(row: int, e: int, scalar: Any) -> None:
+        emit(row, e, total(row, e))
 
     @dual
-    def pair(image: int, row: int, e: int, f: int, scalar: Any) -> None:
-        a, b = total_pair(image, row, e, f)
-        emit(image, row, e, a)
-        emit(image, row, f, b)
+    def pair(row: int, e: int, f: int, scalar: Any) -> None:
+        a, b = total_pair(row, e, f)
+        emit(row, e, a)
+        emit(row, f, b)
 
     @dual
-    def rest(image: int, row: int, e: int, end: int, scalar: Any) -> None:
-        emit_one(image, row, e, total_one(image, row, e))
+    def rest(row: int, e: int, end: int, scalar: Any) -> None:
+        emit_one(row, e, total_one(row, e))
 
-    return framed(spec.chunk, lanes.count, group, rest, pair)
+    # Of many sources the loads of one group are enough: registers are few.
+    return framed(spec.chunk, lanes.count, group, rest, pair if 1 <= spec.k <= _MOST_PAIRED else None)

@@ -5,9 +5,10 @@ An image is, in this order:
 * the chunk map, a word for each block of threads: where the header of its row is (low half) and which chunk
   of that row is its (high half);
 * a header of `HEADER` words for each row;
-* the addresses of all rows' sources, then residuals, then words of a codec, then outs.
+* the addresses of all rows' sources, then residuals, then words of a codec, then outs, which end with a 0 for
+  each row.
 
-Places are counted in words from the beginning of the image, so it may be copied anywhere.
+Places in a header are counted in words from that header, so an image may be copied anywhere.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Words = npt.NDArray[np.uint64]
 BLOCK = 256
 
 # Words of a row's header: sizes, then places in the image, then addresses.
-NUMEL, ALIGNED, COUNT, OUT_COUNT = range(4)
-SOURCES, RESIDUALS, CODES, OUTS = range(4, 8)
-DST, MASTER, PARAMS, STATES = range(8, 12)
+NUMEL, ALIGNED, COUNT = range(3)
+SOURCES, RESIDUALS, CODES, OUTS = range(3, 7)
+DST, MASTER, PARAMS, STATES = range(7, 11)
 MOST_STATES = 3
 HEADER = STATES + MOST_STATES
 
@@ -107,7 +108,7 @@ def image(spec: Spec, rows: Sequence[Row]) -> tuple[Words, int]:
     per_row = (sizes + (spec.chunk - 1)) // spec.chunk
     chunks = int(per_row.sum())
     headers = _headers(spec, columns, sizes, lengths)
-    lists = _lists(columns, lengths, headers, first=chunks + headers.size)
+    lists = _lists(columns, lengths, headers)
     return np.concatenate([_chunk_map(per_row, chunks), headers.reshape(-1), *lists]), chunks
 
 
@@ -174,7 +175,6 @@ def _headers(
     headers = np.zeros((len(sizes), HEADER), np.uint64)
     headers[:, NUMEL] = sizes
     headers[:, COUNT] = lengths.count(spec)
-    headers[:, OUT_COUNT] = lengths.outs
     headers[:, DST] = _addresses(columns.dst)
     if spec.op == "update":
         headers[:, PARAMS] = _addresses(columns.params)
@@ -190,18 +190,29 @@ _SINGLE_ARRAYS = [DST, MASTER, *range(STATES, HEADER)]
 
 
 def _lists(
-    columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64], first: int
+    columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64]
 ) -> Iterator[npt.NDArray[np.uint64]]:
-    """Give the lists of addresses, from place `first` on, and tell the headers where they are."""
+    """Give the lists of addresses, and tell the headers, behind whose first they begin, where they are."""
+    own = np.arange(len(headers)) * HEADER
+    first = headers.size
     for kind, place in (("srcs", SOURCES), ("residuals", RESIDUALS), ("words", CODES), ("outs", OUTS)):
         counts = np.array(getattr(lengths, kind), np.int64)
         addresses = _flat(getattr(columns, kind)) if counts.any() else _addresses(())
-        headers[:, place] = first + np.cumsum(counts) - counts
-        first += addresses.size
         misaligned = addresses & np.uint64(15) != 0
         if kind != "words" and misaligned.any():  # codes are read byte by byte anyway
             headers[np.repeat(np.arange(len(counts)), counts)[misaligned], ALIGNED] = 0
+        if kind == "outs":
+            addresses, counts = _terminated(addresses, counts)
+        headers[:, place] = first + np.cumsum(counts) - counts - own
+        first += addresses.size
         yield addresses
+
+
+def _terminated(addresses: Words, counts: npt.NDArray[np.int64]) -> tuple[Words, npt.NDArray[np.int64]]:
+    """Put a 0 behind each row's addresses."""
+    ended = np.zeros(addresses.size + counts.size, np.uint64)
+    ended[np.arange(addresses.size) + np.repeat(np.arange(counts.size), counts)] = addresses
+    return ended, counts + 1
 
 
 def _addresses(column: Sequence[int]) -> Words:

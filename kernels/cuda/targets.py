@@ -109,6 +109,15 @@ def _store(element: Any, space: int, bits: int = 0) -> Primitive:
     return lambda address, value: (types.void(types.int64, element), generate)
 
 
+def _forget(space: int) -> Primitive:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if space == GLOBAL:
+            builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+        return context.get_dummy_value()
+
+    return lambda: (types.void(), generate)
+
+
 def _memory(space: int) -> Iterator[tuple[Callable[..., Any], Primitive]]:
     for load, store, element, count in (
         (i.load_4f, i.store_4f, types.float32, 4),
@@ -129,9 +138,9 @@ def _memory(space: int) -> Iterator[tuple[Callable[..., Any], Primitive]]:
     ):
         yield load_one, _load(element, space, bits)
         yield store_one, _store(element, space, bits)
+    yield i.word, _load(types.int64, space)
     yield i.table, _load(types.int64, space, constant=True)
-    yield i.table_f, _load(types.float32, space, constant=True)
-    yield i.table_d, _load(types.float64, space, constant=True)
+    yield i.forget, _forget(space)
 
 
 def _select(condition: Any, a: Any, b: Any) -> Typed | None:
@@ -161,6 +170,12 @@ def _intrinsic(name: str) -> Generate:
     return build
 
 
+def _magnitude(b: Any, kind: Any, x: Any) -> Any:
+    """All bits but the sign; NVVM has no llvm.fabs."""
+    bits = _BITS[64 if kind == _F64 else 32]
+    return b.bitcast(b.and_(b.bitcast(x, bits), bits(2 ** (bits.width - 1) - 1)), kind)
+
+
 def _add_bytes(b: Any, kind: Any, x: Any, y: Any) -> Any:
     low, high = kind(0x7F7F7F7F), kind(0x80808080)
     return b.xor(b.add(b.and_(x, low), b.and_(y, low)), b.and_(b.xor(x, y), high))
@@ -170,7 +185,7 @@ def _arithmetic() -> Iterator[tuple[Callable[..., Any], Primitive]]:
     yield i.select, _select
     yield i.divide, _same_kind(lambda builder, kind, a, b: builder.fdiv(a, b))
     yield i.root, _same_kind(_intrinsic("llvm.sqrt"))
-    yield i.magnitude, _same_kind(_intrinsic("llvm.fabs"))
+    yield i.magnitude, _same_kind(_magnitude)
     yield i.zero, _same_kind(lambda builder, kind, x: kind(0.0))
     yield i.one, _same_kind(lambda builder, kind, x: kind(1.0))
     yield i.wrap_add, _same_kind(lambda builder, kind, a, b: builder.add(a, b))
@@ -229,12 +244,14 @@ def primitives(space: int) -> Iterator[tuple[Callable[..., Any], Primitive]]:
 
 # Numba looks at the number and names of arguments, so there is one wrapper for each number.
 _CALLS: dict[int, Callable[[Any], Callable[..., Any]]] = {
+    0: lambda make: lambda: make(),
     1: lambda make: lambda a: make(a),
     2: lambda make: lambda a, b: make(a, b),
     3: lambda make: lambda a, b, c: make(a, b, c),
     5: lambda make: lambda a, b, c, d, e: make(a, b, c, d, e),
 }
 _TYPERS: dict[int, Callable[[Any], Callable[..., Any]]] = {
+    0: lambda make: lambda context: make(),
     1: lambda make: lambda context, a: make(a),
     2: lambda make: lambda context, a, b: make(a, b),
     3: lambda make: lambda context, a, b, c: make(a, b, c),

@@ -16,7 +16,7 @@ SUM2 = Spec("sum", "float32", 2)
 
 
 def header(words: np.ndarray, at: int) -> dict[str, int]:
-    names = ("NUMEL", "ALIGNED", "COUNT", "OUT_COUNT", "SOURCES", "RESIDUALS", "CODES", "OUTS", "DST")
+    names = ("NUMEL", "ALIGNED", "COUNT", "SOURCES", "RESIDUALS", "CODES", "OUTS", "DST")
     return {name: int(words[at + getattr(table, name)]) for name in names}
 
 
@@ -47,9 +47,9 @@ def test_each_chunk_of_each_row_has_one_block(keys: list[tuple[int, int, int, in
         assert its_chunks == list(range(-(-row.numel // spec.chunk)))
         found = header(words, at)
         assert (found["NUMEL"], found["DST"]) == (row.numel, row.dst)
-        sources = words[found["SOURCES"] : found["SOURCES"] + found["COUNT"]]
-        outs = words[found["OUTS"] : found["OUTS"] + found["OUT_COUNT"]]
-        assert (tuple(sources), tuple(outs)) == (row.srcs, row.outs)
+        sources = words[at + found["SOURCES"] :][: found["COUNT"]]
+        outs = words[at + found["OUTS"] :][: len(row.outs) + 1]
+        assert (tuple(sources), tuple(outs)) == (row.srcs, (*row.outs, 0))
         assert found["ALIGNED"] == all(a % 16 == 0 for a in (*row.srcs, row.dst, *row.outs))
 
 
