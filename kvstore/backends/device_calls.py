@@ -277,9 +277,11 @@ def _order(place: Place, first: Stream, then: Stream) -> None:
     """Let a stream wait for all that is on another one now."""
     driver = place.driver
     event = driver.event(first.device)
-    driver.record(event, first.handle, first.device)
-    driver.wait(then.handle, event, then.device)
-    driver.drop_event(event, first.device)
+    try:
+        driver.record(event, first.handle, first.device)
+        driver.wait(then.handle, event, then.device)
+    finally:
+        driver.drop_event(event, first.device)
 
 
 def _converted(source: Array, target: Array) -> None:

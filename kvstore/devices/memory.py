@@ -52,10 +52,10 @@ class Pinned:
         if not nbytes:
             return
         address, size, event = self._free_block(nbytes)
+        self._blocks.append((address, size, event))
         ctypes.memmove(address, content.ctypes.data, nbytes)
         self._driver.copy(target, address, nbytes, stream, self._device)
         self._driver.record(event, stream, self._device)
-        self._blocks.append((address, size, event))
 
     def _free_block(self, nbytes: int) -> tuple[int, int, int]:
         if self._blocks and self._blocks[0][1] >= nbytes:

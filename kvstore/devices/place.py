@@ -40,8 +40,8 @@ class Place:
         """Hold objects until the stream has come to this point: work under way reads their memory."""
         self._drop_done()
         event = self.driver.event(self.device)
-        self.driver.record(event, stream.handle, self.device)
         self._kept.append((event, objects))
+        self.driver.record(event, stream.handle, self.device)
 
     def _drop_done(self) -> None:
         while self._kept and self.driver.is_done(self._kept[0][0], self.device):
