@@ -205,10 +205,17 @@ def report(results: dict[str, Any]) -> str:
         "*Epoch of 95 %*: the first one at which the mean over the seeds is at 95 % of what none ends with. "
         "Bytes are those that all workers push; what they pull is not compressed, and not counted.\n",
         "![accuracy over epochs, over bytes, and over thresholds](convergence.png)\n",
+        *tables(results),
     ]
-    for task in results["tasks"]:
-        parts += [f"## {_title(task)}\n", _about(task), markdown(HEAD, rows(task))]
     return "\n".join(parts)
+
+
+def tables(results: dict[str, Any]) -> list[str]:
+    """Lay out each task under a heading."""
+    parts = []
+    for task in results["tasks"]:
+        parts += [f"### {_title(task)}\n", _about(task), markdown(HEAD, rows(task))]
+    return parts
 
 
 def to_json(results: dict[str, Any]) -> str:
@@ -249,11 +256,15 @@ def rows(task: dict[str, Any]) -> list[list[str]]:
                 f"{100 * (final(recipe) - final(none)):+.2f}",
                 next((str(at) for at, value in enumerate(means(recipe), 1) if value >= target), "never"),
                 f"{each / 1e3:.0f}",
-                f"{each * epochs / 1e6:.3g}",
+                _megabytes(each * epochs),
                 f"1/{none['bytes_each_epoch'] / each:.3g}",
             ]
         )
     return found
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.3g}"
 
 
 def means(recipe: dict[str, Any]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Put measured figures into the README: ``python -m bench.figures``, after a full run was written."""
+"""Put measured figures into the README and the guides: ``python -m bench.figures``, after a full run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from . import shared_table, table
+from . import compression, shared_table, table
 from .local import RESULTS
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, GUIDE = ROOT / "README.md", ROOT / "docs" / "how-to" / "gradient-compression.md"
 _SECTION = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->)", re.DOTALL)
 
 
@@ -21,16 +22,39 @@ _SHARED = ("limit", "cma", "openmpi", "mpich", "deepspeed", "gloo", "mxnet")
 
 def main() -> None:
     """Rewrite what stands between the marks."""
-    texts = [section(json.loads((RESULTS / "local.json").read_text()), "local", table.PEERS)]
-    between = RESULTS / "shared.json"
-    if between.exists():
-        peers = {name: shared_table.PEERS[name] for name in _SHARED}
-        texts.append(section(json.loads(between.read_text()), "shared", peers))
-    text = "\n".join(texts)
-    page, count = _SECTION.subn(lambda marks: marks[1] + text + marks[2], README.read_text())
+    columns = {
+        "local": table.PEERS,
+        "shared": {name: shared_table.PEERS[name] for name in _SHARED},
+        "compression": {name: table.PEERS[name] for name in compression.PEERS},
+    }
+    found = {name: RESULTS / f"{name}.json" for name in columns}
+    put(
+        README,
+        "\n".join(section(_read(path), name, columns[name]) for name, path in found.items() if path.exists()),
+    )
+    trained = RESULTS / "convergence.json"
+    if trained.exists():
+        put(GUIDE, guide(_read(trained)))
+
+
+def put(page: Path, text: str) -> None:
+    """Replace what stands between the marks of a page."""
+    changed, count = _SECTION.subn(lambda marks: marks[1] + text + marks[2], page.read_text())
     if count != 1:
-        raise SystemExit("README.md has no marks for figures")
-    README.write_text(page)
+        raise SystemExit(f"{page.name} has no marks for figures")
+    page.write_text(changed)
+
+
+def guide(results: dict[str, Any]) -> str:
+    """Lay out what compression did to training."""
+    from . import convergence  # needs what the demo needs
+
+    return "\n".join(convergence.tables(results))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(path.read_text())
+    return results
 
 
 def section(results: dict[str, Any], name: str, peers: dict[str, str]) -> str:

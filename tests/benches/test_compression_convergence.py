@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from bench import convergence
+from bench import convergence, figures
 from bench.compression_tasks import TASKS, Batch
 from bench.convergence import Recipe
 
@@ -121,6 +121,20 @@ def test_table() -> None:
 
 def test_results_survive_json() -> None:
     assert json.loads(convergence.to_json(made())) == made()
+
+
+def test_figures_go_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- figures: begin (x) -->\nold\n<!-- figures: end -->\nafter\n")
+    figures.put(page, figures.guide(made()))
+    text = page.read_text()
+    assert "old" not in text
+    assert "### Sums of two digits" in text
+    assert text.startswith("before\n<!-- figures: begin (x) -->\n")
+    assert text.endswith("<!-- figures: end -->\nafter\n")
+    page.write_text("no marks")
+    with pytest.raises(SystemExit, match=r"page\.md has no marks"):
+        figures.put(page, "x")
 
 
 def test_plot(tmp_path: Path) -> None:
