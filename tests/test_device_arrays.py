@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -338,8 +339,6 @@ def test_without_a_word_on_streams_it_is_the_legacy_one(fake: LazyDriver) -> Non
 
 
 def test_cupy_s_current_stream(monkeypatch: pytest.MonkeyPatch, fake: LazyDriver) -> None:
-    import types
-
     class Stream:
         ptr = 0x55
 
@@ -486,6 +485,17 @@ def test_lengths_and_copies_of_our_arrays(fake: LazyDriver) -> None:
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(kv.MissingBackendError, match=r"kvstore-train\[cuda\]"):
+        driver.Driver()
+
+
+def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(flags: int) -> None:
+        raise RuntimeError("libcuda.so.1 is nowhere")
+
+    bindings = types.ModuleType("cuda.bindings.driver")
+    monkeypatch.setattr(bindings, "cuInit", no_library, raising=False)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
+    with pytest.raises(kv.MissingBackendError, match=r"no usable NVIDIA driver or GPU here: libcuda\.so\.1"):
         driver.Driver()
 
 

@@ -49,7 +49,7 @@ class Driver:
         try:
             self._call("cuInit", 0)
             self.count: int = self._call("cuDeviceGetCount")
-        except KVStoreError as error:
+        except Exception as error:  # where there is no library at all, the bindings raise errors of their own
             raise MissingBackendError(f"there is no usable NVIDIA driver or GPU here: {error}") from error
         self.pid = os.getpid()
         self._contexts: dict[int, Any] = {}
