@@ -17,7 +17,7 @@ from . import targets
 from .bodies import body
 from .cache import source_key, toolchain
 from .cubin import Cubin
-from .spec import Spec
+from .spec import Spec, most_registers
 from .table import BLOCK
 
 cuda = targets.import_cuda()
@@ -26,8 +26,8 @@ import numba.cuda.compiler as numba_compiler  # noqa: E402 (only after the shim)
 import numba.cuda.dispatcher as numba_dispatcher  # noqa: E402
 from numba import types  # noqa: E402
 
-#: Blocks that a multiprocessor must be able to hold: at most 64 registers for a thread.
-_RESIDENT = 4
+#: Registers of a multiprocessor.
+REGISTERS = 65536
 
 _lock = threading.Lock()
 
@@ -65,7 +65,7 @@ def _compile_ptx(spec: Spec, capabilities: dict[str, tuple[int, int]]) -> dict[s
             device=False,
             cc=first,
             abi="numba",
-            launch_bounds=(BLOCK, _RESIDENT),
+            launch_bounds=(BLOCK, REGISTERS // (BLOCK * most_registers(spec))),
         )
         # A product and a sum stay two roundings, as on the processor.
         library._nvvm_options["fma"] = False

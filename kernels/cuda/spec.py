@@ -200,6 +200,15 @@ def _problem(spec: Spec) -> str | None:
     return None
 
 
+def most_registers(spec: Spec) -> int:
+    """Return how many registers a thread of a kernel may have: no spills, and blocks enough under way.
+
+    64, or 80 for updates whose numbers are wide (float64) or many (eight 16-bit weights and their states).
+    """
+    many = spec.dtype == "float64" or (spec.dtype in HALVES and not spec.master)
+    return 80 if spec.op == "update" and many else 64
+
+
 _CASTS = tuple(pair for half in HALVES for pair in (("float32", half), (half, "float32")))
 # Numbers of values that are compiled in: all for sums; elsewhere those of machines with 1, 2, 4 or 8 GPUs,
 # where more than one costs the loop over the sources. Every other number is the work of "any".

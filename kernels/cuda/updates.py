@@ -178,6 +178,7 @@ def _halves_updater(spec: Spec) -> Callable[[int, int], None]:
 
     @dual
     def half(row: int, e: int, g: Group) -> Group:
+        forget()
         place = field_now(row, MASTER) + e * wide_size
         w = load(place)
         a, b, c = read(row, e, w)

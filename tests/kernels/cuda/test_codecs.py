@@ -74,13 +74,14 @@ class Key(NamedTuple):
 def run_quantise(
     target: Target, spec: Spec, keys: list[Key], t: float, places: Iterator[int], seed: int
 ) -> None:
-    codec, rows, checks = str(spec.codec), [], []
+    codec, rows, checks, read = str(spec.codec), [], [], []
     for i, (n, k, _) in enumerate(keys):
         gradients = [draw("float32", n, seed + 9 * i + j, special=True) for j in range(k)]
         residual = draw("float32", n, seed + 9 * i + 8, special=i % 2 == 1)
         wanted = quantised(codec, plus(residual, total(gradients)), t)
         sources = [target.put(gradient, next(places)) for gradient in gradients]
         left = target.put(residual, next(places))
+        read.append(sources)
         words = fresh(target, words_bytes(codec, n), np.uint8, 4 * next(places))
         rows.append(Row(n, _of(sources), residuals=(left.address,), words=(words.address,)))
         checks.append((wanted, words, left))
@@ -93,10 +94,11 @@ def run_quantise(
 def run_dequantise(
     target: Target, spec: Spec, keys: list[Key], t: float, places: Iterator[int], seed: int
 ) -> None:
-    codec, rows, checks = str(spec.codec), [], []
+    codec, rows, checks, read = str(spec.codec), [], [], []
     for i, (n, k, m) in enumerate(keys):
         coded = [quantised(codec, draw("float32", n, seed + 9 * i + j, special=True), t) for j in range(k)]
         words = [target.put(each.words, 4 * next(places)) for each in coded]
+        read.append(words)
         results = [fresh(target, n, F32, next(places)) for _ in range(m + 1)]
         rows.append(Row(n, dst=results[0].address, outs=_of(results[1:]), words=_of(words)))
         checks.append((total([each.decoded for each in coded]), results))
@@ -109,13 +111,14 @@ def run_dequantise(
 def run_reduce(
     target: Target, spec: Spec, keys: list[Key], t: float, places: Iterator[int], seed: int
 ) -> None:
-    codec, rows, checks = str(spec.codec), [], []
+    codec, rows, checks, read = str(spec.codec), [], [], []
     for i, (n, k, m) in enumerate(keys):
         gradients = [draw("float32", n, seed + 9 * i + j, special=True) for j in range(k)]
         before = [draw("float32", n, seed + 90 * i + j) for j in range(k)]
         coded = [quantised(codec, plus(r, g), t) for r, g in zip(before, gradients, strict=True)]
         sources = [target.put(gradient, next(places)) for gradient in gradients]
         residuals = [target.put(residual, next(places)) for residual in before]
+        read.append(sources)
         results = [fresh(target, n, F32, next(places)) for _ in range(m + 1)]
         rows.append(Row(n, _of(sources), results[0].address, _of(results[1:]), residuals=_of(residuals)))
         checks.append((coded, residuals, results))
