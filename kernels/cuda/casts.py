@@ -18,7 +18,7 @@ def body(spec: Spec) -> Body:
     emit, emit_one = emitter(target.size, target.store), emitter(target.size, target.store_one)
 
     @dual
-    def group(row: int, e: int, scalar: Any) -> None:
+    def group(row: int, e: int, end: int, scalar: Any) -> None:
         emit(row, e, load(listed(row, SOURCES, 0) + e * size))
 
     @dual

@@ -18,7 +18,7 @@ _LOW = 0xFFFFFFFF
 def framed(
     chunk: int,
     count: int,
-    group: Callable[[int, int, Scalar], None],
+    group: Callable[[int, int, int, Scalar], None],
     rest: Callable[[int, int, int, Scalar], None],
     pair: Callable[[int, int, int, Scalar], None] | None = None,
     step: int = 1,
@@ -33,7 +33,7 @@ def framed(
     count : int
         Elements of a group, a power of two.
     group : callable
-        ``group(row, e, scalar)`` does elements e to e + count of a row whose arrays are aligned.
+        ``group(row, e, end, scalar)`` does elements e to e + count of a row whose arrays are aligned.
     rest : callable
         ``rest(row, e, end, scalar)`` does elements e to e + step, as far as they are below `end`.
     pair : callable or None
@@ -44,17 +44,9 @@ def framed(
         `rest` is also called beyond the end of a row, up to a multiple of this power of two: for padding.
     """
     stride = BLOCK * count
+    fits, in_chunk = _bounds(chunk, count)
     paired = pair is not None
     both = pair if pair is not None else _no_pair
-
-    @dual
-    def fits(row: int, e: int) -> bool:
-        return e + count <= field_now(row, NUMEL)
-
-    @dual
-    def in_chunk(e: int) -> bool:
-        """Whether an e that was moved on is still in its chunk: else it is at a first place of the next."""
-        return e & (chunk - 1) >= stride
 
     @dual
     def groups(block: int, thread: int, image: int, scalar: Scalar) -> None:
@@ -68,7 +60,7 @@ def framed(
                 e += 2 * stride
                 more = in_chunk(e)
         while more and fits(row, e):
-            group(row, e, scalar)
+            group(row, e, e + count, scalar)
             e += stride
             more = in_chunk(e)
 
@@ -90,6 +82,22 @@ def framed(
         remainder(block, thread, image, scalar)
 
     return dual(body)
+
+
+@cache
+def _bounds(chunk: int, count: int) -> tuple[Callable[[int, int], bool], Callable[[int], bool]]:
+    """Make the functions that tell whether a group lies in its row, and whether in its chunk."""
+
+    @dual
+    def fits(row: int, e: int) -> bool:
+        return e + count <= field_now(row, NUMEL)
+
+    @dual
+    def in_chunk(e: int) -> bool:
+        """Say so of an e that was moved on: behind its chunk it is at a first place of the next."""
+        return e & (chunk - 1) >= BLOCK * count
+
+    return fits, in_chunk
 
 
 @dual
@@ -131,7 +139,7 @@ def counter(k: int) -> Callable[[int], int]:
 
     @dual
     def any_number(row: int) -> int:
-        return field(row, COUNT)
+        return field_now(row, COUNT)
 
     return fixed if k else any_number
 

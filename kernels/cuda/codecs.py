@@ -65,7 +65,7 @@ def quantise(spec: Spec, codec: Codec) -> Body:
     total, total_one = summer(lanes, spec.k, grouped=True), summer(lanes, spec.k, grouped=False)
 
     @dual
-    def group(row: int, e: int, threshold: Value) -> None:
+    def group(row: int, e: int, end: int, threshold: Value) -> None:
         at = listed_now(row, RESIDUALS, 0) + e * size
         byte, left = encode(add(load(at), total(row, e)), threshold)
         store(at, left)
@@ -102,7 +102,7 @@ def dequantise(spec: Spec, codec: Codec) -> Body:
         return decode_one(byte_of(row, j, e) >> (bits * later), threshold)
 
     @dual
-    def group(row: int, e: int, threshold: Value) -> None:
+    def group(row: int, e: int, end: int, threshold: Value) -> None:
         acc = decode(byte_of(row, 0, e), threshold)
         for j in range(1, count(row)):
             acc = add(acc, decode(byte_of(row, j, e), threshold))
@@ -125,7 +125,7 @@ def reduce(spec: Spec, codec: Codec) -> Body:
     emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
-    def group(row: int, e: int, threshold: Value) -> None:
+    def group(row: int, e: int, end: int, threshold: Value) -> None:
         emit(row, e, total(row, e, threshold))
 
     @dual

@@ -210,9 +210,9 @@ def most_registers(spec: Spec) -> int:
 
 
 _CASTS = tuple(pair for half in HALVES for pair in (("float32", half), (half, "float32")))
-# Numbers of values that are compiled in: all for sums; elsewhere those of machines with 1, 2, 4 or 8 GPUs,
-# where more than one costs the loop over the sources. Every other number is the work of "any".
-_COMPILED_IN = {"sum": range(MOST + 1), "update": (0, 1), **dict.fromkeys(CODEC_OPS, (0, 1, 2, 4, 8))}
+# Numbers of values that are compiled in: all for sums, for the codecs those of machines with 1, 2, 4 or 8 GPUs.
+# Every other number is the work of "any", which costs a loop; updates, of which there are many, have but that.
+_COMPILED_IN = {"sum": range(MOST + 1), "update": (0,), **dict.fromkeys(CODEC_OPS, (0, 1, 2, 4, 8))}
 
 
 def _all() -> Iterator[Spec]:
@@ -222,8 +222,7 @@ def _all() -> Iterator[Spec]:
     for rule in RULE_STATES:
         for dtype in FLOATS:
             for master in (False, True) if dtype in HALVES else (False,):
-                for k in _COMPILED_IN["update"] if dtype == "float32" else (0,):
-                    yield Spec("update", dtype, k, rule, master)
+                yield Spec("update", dtype, 0, rule, master)
     for op in CODEC_OPS:
         for k in _COMPILED_IN[op]:
             yield Spec(op, k=k)
@@ -253,7 +252,7 @@ def choose(
     op, dtype, rule, master, target
         As in `Spec`.
     k : int or None
-        Number of sources of every row; None where rows differ.
+        Number of arrays that every row sums; None where rows differ.
     """
-    fitting = k if k in _COMPILED_IN.get(op, ()) and (op != "update" or dtype == "float32") else 0
-    return Spec(op, dtype, fitting or 0, rule, master, target)
+    compiled_in = k is not None and k in _COMPILED_IN.get(op, ())
+    return Spec(op, dtype, k if k and compiled_in else 0, rule, master, target)

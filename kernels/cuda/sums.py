@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from .chunks import Body, counter, emitter, framed, listed
+from .chunks import Body, counter, emitter, framed, listed, listed_now
 from .intrinsics import dual
 from .lanes import LANES, Lanes
 from .spec import Spec
@@ -21,13 +21,13 @@ _MOST_PAIRED = 4
 def summer(lanes: Lanes, k: int, grouped: bool) -> Callable[[int, int], Group]:
     """Make the function that sums the sources of a row: of a group of elements, or of one."""
     load, add = (lanes.load, lanes.add) if grouped else (lanes.load_one, lanes.add_one)
-    count, size = counter(k), lanes.size
+    count, size, source = counter(k), lanes.size, listed if k else listed_now
 
     @dual
     def total(row: int, e: int) -> Group:
-        acc = load(listed(row, SOURCES, 0) + e * size)
+        acc = load(source(row, SOURCES, 0) + e * size)
         for j in range(1, count(row)):
-            acc = add(acc, load(listed(row, SOURCES, j) + e * size))
+            acc = add(acc, load(source(row, SOURCES, j) + e * size))
         return acc
 
     return total
@@ -62,7 +62,7 @@ def body(spec: Spec) -> Body:
     emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
-    def group(row: int, e: int, scalar: Any) -> None:
+    def group(row: int, e: int, end: int, scalar: Any) -> None:
         emit(row, e, total(row, e))
 
     @dual

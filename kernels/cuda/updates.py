@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from .chunks import Body, field_now, framed, spreader
-from .intrinsics import dual, forget
+from .intrinsics import bf16_pack, dual, f16_pack, forget
 from .lanes import LANES, Lanes, beside, store_words
 from .rules import RULES, Rule
 from .spec import Spec
@@ -167,12 +167,13 @@ def _settled(lanes: Lanes) -> Callable[[Group], Group]:
     return settle
 
 
-def _halves_updater(spec: Spec) -> Callable[[int, int], None]:
+def _halves_updater(spec: Spec) -> Callable[[int, int, int, Any], None]:
     """Make the function that updates eight 16-bit weights with a master, four by four: registers are few."""
     grad, wide = LANES[spec.dtype], LANES["float32"]
     total, load, store = summer(grad, spec.k, True), wide.load, wide.store
     step = _four(RULES[str(spec.rule)], "float32")
     pack, unpack, size, wide_size = grad.pack, grad.unpack, grad.size, wide.size
+    pack_two = {"float16": f16_pack, "bfloat16": bf16_pack}[spec.dtype]
     read, write = _states(spec.states, wide.size, load, store)
     spread = spreader(size, store_words)
 
@@ -185,19 +186,21 @@ def _halves_updater(spec: Spec) -> Callable[[int, int], None]:
         w, a, b, c = step(row, w, g, a, b, c)
         store(place, w)
         write(row, e, a, b, c)
-        return w
+        return pack_two(w[0], w[1]), pack_two(w[2], w[3])
 
     @dual
-    def update(row: int, e: int) -> None:
+    def update(row: int, e: int, end: int, scalar: Any) -> None:
         g = pack(total(row, e))  # a sum of 16-bit floats is one before the rule sees it
-        w = pack(_joined(half(row, e, _low(unpack(g))), half(row, e + 4, _high(unpack(g)))))
+        first = half(row, e, _low(unpack(g)))
+        second = half(row, e + 4, _high(unpack(g)))
+        w = first[0], first[1], second[0], second[1]
         store_words(field_now(row, DST) + e * size, w)
         spread(row, e, w)
 
     return update
 
 
-def _updater(spec: Spec, grouped: bool) -> Callable[[int, int], None]:
+def _updater(spec: Spec, grouped: bool) -> Callable[[int, int, int, Any], None]:
     """Make the function that updates a group of elements, or one."""
     rule, k, master = RULES[str(spec.rule)], spec.k, spec.master
     grad = LANES[spec.dtype]
@@ -212,7 +215,7 @@ def _updater(spec: Spec, grouped: bool) -> Callable[[int, int], None]:
     home, grad_size, wide_size = MASTER if master else DST, grad.size, wide.size
 
     @dual
-    def update(row: int, e: int) -> None:
+    def update(row: int, e: int, end: int, scalar: Any) -> None:
         place = field_now(row, home) + e * wide_size
         w = load(place)
         a, b, c = read(row, e, w)
@@ -230,14 +233,4 @@ def _updater(spec: Spec, grouped: bool) -> Callable[[int, int], None]:
 def body(spec: Spec) -> Body:
     """Make the body of an update."""
     update = _halves_updater(spec) if spec.master else _updater(spec, grouped=True)
-    update_one = _updater(spec, grouped=False)
-
-    @dual
-    def group(row: int, e: int, scalar: Any) -> None:
-        update(row, e)
-
-    @dual
-    def rest(row: int, e: int, end: int, scalar: Any) -> None:
-        update_one(row, e)
-
-    return framed(spec.chunk, LANES[spec.dtype].count, group, rest)
+    return framed(spec.chunk, LANES[spec.dtype].count, update, _updater(spec, grouped=False))

@@ -42,7 +42,7 @@ UPDATES = [spec for spec in all_specs() if spec.op == "update"]
 # One of each: weights of every kind, rules with no state to three.
 SOME = [
     Spec("update", "float32", 0, "adam"),
-    Spec("update", "float32", 1, "sgd_momentum"),
+    Spec("update", "float32", 2, "sgd_momentum"),
     Spec("update", "float64", 0, "ftml"),
     Spec("update", "float16", 0, "adamw", master=True),
     Spec("update", "bfloat16", 0, "sgd", master=True),
