@@ -277,7 +277,9 @@ class LazyDriver:
 
     def _check_live(self, address: int) -> _Block:
         block = self._block(address)
-        assert block is None or block.live, "memory is used after it went back"
+        assert block is None or block.live, (
+            f"memory of device {block.device} is used after it went back: {block.nbytes} bytes at {address:#x}"
+        )
         return block  # type: ignore[return-value]
 
     def _check(self, device: int, address: int, nbytes: int) -> None:

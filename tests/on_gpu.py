@@ -5,6 +5,7 @@ So a test that was written for host arrays runs on arrays of a GPU, real or not.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 import kvstore as kv
 from kvstore.arrays import DTYPES
-from kvstore.backends.device import DeviceBackend
+from kvstore.base import BACKENDS
 from kvstore.config import store_config
 from kvstore.devices.arrays import DeviceArray
 
@@ -21,12 +22,14 @@ Make = Callable[..., Any]
 
 
 class OnGpu(kv.KVStore):
-    """`device` with every plain NumPy array of its calls on a GPU."""
+    """A store with every plain NumPy array of its calls on a GPU."""
 
-    def __init__(self, make: Make, **options: Any) -> None:
+    def __init__(self, make: Make, name: str = "device", **options: Any) -> None:
         config = store_config(options)
         self._make = make
-        super().__init__("device", DeviceBackend(config), config)
+        module, backend = BACKENDS[name]
+        made = getattr(importlib.import_module(f"kvstore.backends.{module}"), backend)(config)
+        super().__init__(name, made, config)
 
     # A call's arrays, by the object that stands for them, so that one array stays one array.
 

@@ -59,7 +59,6 @@ class GpuCall:
         self._gpus.apply.run(self._works, stream, lambda: self._launched(stream))
         for entry in self._entries:
             entry.tail = tail
-        tail.moved()
 
     def _launched(self, stream: Stream) -> Launches:
         if self._launches is None:
@@ -82,7 +81,6 @@ def push_tensors(gpus: Gpus, groups: list[Group], outs: dict[Key, list[Any]]) ->
     gpus.apply.run(works, stream, lambda: gpus.pushing(works, stream))
     for work in works:
         work.entry.tail = tail
-    tail.moved()
     return True
 
 

@@ -19,7 +19,7 @@ from ..kernels import cuda
 from ..sparse import RowSparseArray
 from .device_keys import Array, DeviceKey
 from .device_launches import Launches
-from .entry import Deliver, check_dtype, check_shape
+from .entry import Deliver, Entry, check_dtype, check_shape
 
 #: Element types between which there are kernels.
 _CASTS = {frozenset(("float32", half)) for half in ("float16", "bfloat16")}
@@ -55,13 +55,13 @@ class Item(NamedTuple):
     outs: list[DeviceView | HostOut]
 
 
-def seen_value(entry: DeviceKey, value: Any, streams: Streams) -> DeviceView | Array:
-    """Check a value that is pushed to a key on a GPU."""
+def seen_value(entry: DeviceKey | Entry, value: Any, streams: Streams) -> DeviceView | Array:
+    """Check a value that is pushed to a key on a GPU, or to one that will move there."""
     what = f"value of key {entry.key!r}"
     if isinstance(value, RowSparseArray):
+        place = f"cuda:{entry.device}" if isinstance(entry, DeviceKey) else "the host"
         raise CapabilityError(
-            f"{what} is row-sparse, and the key lies on cuda:{entry.device}; row-sparse keys and values stay "
-            "on the host"
+            f"{what} is row-sparse, and the key lies on {place}; row-sparse keys and values stay on the host"
         )
     device = arrays.device_of(value)
     found = readable(value, what) if device is None else arrays.view(value, what, streams.of(device))
@@ -112,10 +112,14 @@ class Call:
         """Address of a value, or of a copy of it."""
         if isinstance(value, np.ndarray):
             return self._brought_up(value)
+        return self.reach(value, f"value of key {entry.key!r}")
+
+    def reach(self, value: DeviceView, what: str = "value") -> int:
+        """Address of a value on a GPU, or of a copy of it that this one reaches."""
         self.order_with(value)
         if not value.contiguous:
             self.plain = False
-            value = arrays.gathered(value, f"value of key {entry.key!r}", self._streams.of(value.device))
+            value = arrays.gathered(value, what, self._streams.of(value.device))
             self._held.append(value)
         if self.place.driver.reaches(self.place.device, value.device):
             return value.address
@@ -123,7 +127,7 @@ class Call:
 
     def _brought_up(self, array: Array) -> int:
         self.plain = False
-        address = self._lend(array.nbytes)
+        address = self.lend(array.nbytes)
         if array.nbytes:
             self.place.driver.copy(
                 address, array.ctypes.data, array.nbytes, self.stream.handle, self.place.device
@@ -132,14 +136,15 @@ class Call:
 
     def _fetched(self, value: DeviceView) -> int:
         self.plain = False
-        here, device = self._lend(value.nbytes), self.place.device
+        here, device = self.lend(value.nbytes), self.place.device
         if value.nbytes:
             self._wait_for(self._streams.of(value.device))
             pair = (device, here), (value.device, value.address)
             self.place.driver.copy_between(*pair, value.nbytes, self.stream.handle, device)
         return here
 
-    def _lend(self, nbytes: int) -> int:
+    def lend(self, nbytes: int) -> int:
+        """Address of scratch memory, good until `end`."""
         address = self.place.lend(nbytes, self.stream)
         self._scratch.append(address)
         return address
@@ -215,7 +220,7 @@ class Call:
             self._send(self._brought_up(array), out)
             return
         here = self.place.driver.reaches(self.place.device, out.device)
-        target = out.address if here else self._lend(out.nbytes)
+        target = out.address if here else self.lend(out.nbytes)
         launches = Launches(self.place, [entry])
         spec = cuda.choose("cast", entry.dtype.name, target=out.dtype.name)
         launches.add(spec, [cuda.Row(entry.numel, srcs=(entry.memory.address,), dst=target)])
@@ -235,7 +240,7 @@ class Call:
 
     def staged(self, entry: DeviceKey, address: int) -> int:
         """Copy a source that overlaps with an out, so that it is read before that is written."""
-        copy = self._lend(entry.nbytes)
+        copy = self.lend(entry.nbytes)
         self.place.driver.copy(copy, address, entry.nbytes, self.stream.handle, self.place.device)
         return copy
 

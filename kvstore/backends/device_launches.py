@@ -97,6 +97,7 @@ class Launches:
                 parameters.set([values[i] for i in chosen], stream)
             for step in self._steps:
                 step.put(place, stream)
+        place.tail(stream).moved()
 
 
 def count_of(rows: Iterable[tuple[int, ...]]) -> int | None:

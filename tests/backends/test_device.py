@@ -437,6 +437,36 @@ def test_calls_on_several_streams(torch: FakeTorch, fake: LazyDriver, seed: int)
             np.testing.assert_array_equal(store.view(key).numpy(), right)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_calls_with_arrays_that_name_their_stream(fake: LazyDriver, gpu: Gpu, seed: int) -> None:
+    """As above, and nobody promises that these streams live on; with updates and compression."""
+    fake._random.seed(seed)
+    chance = random.Random(seed)
+    streams = [1, *(new_stream() for _ in range(3))]
+    sizes = {"a": 5, "b": 300}
+    with kv.create("device") as store, kv.create("device") as host:
+        for one, make in ((store, gpu), (host, np.asarray)):
+            one.init(list(sizes), [make(np.zeros(n, np.float32)) for n in sizes.values()])
+        for step in range(25):
+            if step % 8 == 4:
+                optimizer = chance.choice(["sgd", "adam", "dcasgd"])
+                for one in (store, host):
+                    one.set_optimizer(kv.optimizer.create(optimizer))
+            if step in (10, 20):
+                for one in (store, host):
+                    one.set_gradient_compression({"type": "2bit" if step == 10 else "fp16"})
+            stream = chance.choice(streams)
+            drawn = [[draw("float32", n, 100 * step + i) for i in range(2)] for n in sizes.values()]
+            given = [[gpu(value, stream=stream) for value in own] for own in drawn]
+            outs = [gpu(np.zeros(n), stream=chance.choice(streams)) for n in sizes.values()]
+            host.push(list(sizes), drawn)
+            store.pushpull(list(sizes), given, out=outs)
+            for array in given[0]:
+                array.set(np.full(5, np.nan))
+            for key, out in zip(sizes, outs, strict=True):
+                assert_same_bits(out.get(), host.view(key))
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_arrays_that_name_their_stream(store: kv.KVStore, fake: LazyDriver, gpu: Gpu, seed: int) -> None:
     fake._random.seed(seed)

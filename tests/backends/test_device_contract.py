@@ -51,15 +51,16 @@ def fake() -> Iterator[LazyDriver]:
     driver.use(before)
 
 
-@pytest.fixture(params=["lazy", "cuda", pytest.param("real", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["lazy", "lazy shared", "cuda", pytest.param("real", marks=pytest.mark.gpu)])
 def store(request: pytest.FixtureRequest) -> Iterator[OnGpu]:
-    if request.param != "lazy":
+    if request.param not in ("lazy", "lazy shared"):
         needs_gpu() if request.param == "real" else request.getfixturevalue("cuda")
         with OnGpu(RealArray) as made:
             yield made
         return
     fake: LazyDriver = request.getfixturevalue("fake")
-    with OnGpu(lambda array, **options: GpuArray(fake, array, **options)) as made:
+    name = "shared" if request.param == "lazy shared" else "device"
+    with OnGpu(lambda array, **options: GpuArray(fake, array, **options), name) as made:
         yield made
     fake.assert_sound()
 
