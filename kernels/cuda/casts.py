@@ -25,4 +25,4 @@ def body(spec: Spec) -> Body:
     def rest(row: int, e: int, end: int, scalar: Any) -> None:
         emit_one(row, e, load_one(listed(row, SOURCES, 0) + e * size))
 
-    return framed(spec.chunk, source.count, group, rest)
+    return framed(spec.chunk, source.width, group, rest)

@@ -83,7 +83,7 @@ def quantise(spec: Spec, codec: Codec) -> Body:
                 byte |= code
         store_byte(listed_now(row, CODES, 0) + (e >> shift), byte)
 
-    return framed(spec.chunk, lanes.count, group, rest, step=in_byte, whole=codec.in_word)
+    return framed(spec.chunk, lanes.width, group, rest, step=in_byte, whole=codec.in_word)
 
 
 def dequantise(spec: Spec, codec: Codec) -> Body:
@@ -115,7 +115,7 @@ def dequantise(spec: Spec, codec: Codec) -> Body:
             acc = acc + one_of(row, j, e, threshold)
         emit_one(row, e, acc)
 
-    return framed(spec.chunk, lanes.count, group, rest)
+    return framed(spec.chunk, lanes.width, group, rest)
 
 
 def reduce(spec: Spec, codec: Codec) -> Body:
@@ -132,7 +132,7 @@ def reduce(spec: Spec, codec: Codec) -> Body:
     def rest(row: int, e: int, end: int, threshold: Value) -> None:
         emit_one(row, e, total_one(row, e, threshold))
 
-    return framed(spec.chunk, lanes.count, group, rest)
+    return framed(spec.chunk, lanes.width, group, rest)
 
 
 def _settled_sum(spec: Spec, codec: Codec, grouped: bool) -> Callable[..., Group]:

@@ -45,7 +45,7 @@ class Cubin:
     def to_bytes(self) -> bytes:
         """Content of its file."""
         facts = asdict(self)
-        code = facts.pop("code")
+        code: bytes = facts.pop("code")
         facts |= {"format": _MAGIC, "bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
         return json.dumps(facts, sort_keys=True).encode() + b"\n" + code
 

@@ -53,7 +53,7 @@ class Lanes(NamedTuple):
     ----------
     size : int
         Bytes of an element.
-    count : int
+    width : int
         Elements that a thread handles together.
     load, store : callable
         That many, at an address that is a multiple of 16.
@@ -68,7 +68,7 @@ class Lanes(NamedTuple):
     """
 
     size: int
-    count: int
+    width: int
     load: Callable[[int], Group]
     store: Callable[[int, Group], None]
     load_one: Callable[[int], Value]

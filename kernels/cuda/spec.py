@@ -131,10 +131,9 @@ class Spec:
             found = re.fullmatch(pattern, name)
             if found:
                 fields = found.groupdict()
-                count = fields.pop("count", None)
-                fields["k"] = int(count[1:]) if count and count != "any" else 0
-                fields["master"] = bool(fields.pop("master", None))
-                return cls(**fields)
+                count = fields.pop("count", None) or "any"
+                master = bool(fields.pop("master", None))
+                return cls(k=0 if count == "any" else int(count[1:]), master=master, **fields)
         raise ValueError(f"no CUDA kernel is called {name!r}")
 
     @property
@@ -210,8 +209,8 @@ def most_registers(spec: Spec) -> int:
 
 
 _CASTS = tuple(pair for half in HALVES for pair in (("float32", half), (half, "float32")))
-# Numbers of values that are compiled in: all for sums, for the codecs those of machines with 1, 2, 4 or 8 GPUs.
-# Every other number is the work of "any", which costs a loop; updates, of which there are many, have but that.
+# Numbers of values that are compiled in: all for sums, for codecs those of machines with 1, 2, 4 or 8 GPUs.
+# Every other number is the work of "any", which costs a loop; updates, of which there are many, have but this.
 _COMPILED_IN = {"sum": range(MOST + 1), "update": (0,), **dict.fromkeys(CODEC_OPS, (0, 1, 2, 4, 8))}
 
 

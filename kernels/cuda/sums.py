@@ -76,4 +76,4 @@ def body(spec: Spec) -> Body:
         emit_one(row, e, total_one(row, e))
 
     # Of many sources the loads of one group are enough: registers are few.
-    return framed(spec.chunk, lanes.count, group, rest, pair if 1 <= spec.k <= _MOST_PAIRED else None)
+    return framed(spec.chunk, lanes.width, group, rest, pair if 1 <= spec.k <= _MOST_PAIRED else None)

@@ -121,7 +121,7 @@ class _Lengths(NamedTuple):
     outs: list[int]
     states: list[int]
 
-    def count(self, spec: Spec) -> list[int]:
+    def summed(self, spec: Spec) -> list[int]:
         """How many arrays of each row are summed."""
         return self.words if spec.op.startswith("dequantise") else self.srcs
 
@@ -142,7 +142,7 @@ _PLAIN = {"srcs": _EACH, "residuals": _NONE, "words": _NONE}
 
 def _check(spec: Spec, columns: Any, lengths: _Lengths) -> None:
     """Raise unless every row has the arrays that the kernel wants."""
-    counts = lengths.count(spec)
+    counts = lengths.summed(spec)
     if set(counts) != {spec.k} if spec.k else min(counts) < 1:
         _refuse(spec, "arrays to sum", [n == spec.k if spec.k else n > 0 for n in counts])
     for kind, many in _ARRAYS.get(spec.op.partition("_")[0], _PLAIN).items():
@@ -174,7 +174,7 @@ def _headers(
     """Make the headers of all rows, but for the places of their lists."""
     headers = np.zeros((len(sizes), HEADER), np.uint64)
     headers[:, NUMEL] = sizes
-    headers[:, COUNT] = lengths.count(spec)
+    headers[:, COUNT] = lengths.summed(spec)
     headers[:, DST] = _addresses(columns.dst)
     if spec.op == "update":
         headers[:, PARAMS] = _addresses(columns.params)

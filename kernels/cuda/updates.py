@@ -62,7 +62,7 @@ def _one(rule: Rule, real: str) -> Stepper:
         forget()
         return rule(w, g, a, b, c, constants(row))
 
-    return step  # type: ignore[return-value]
+    return step
 
 
 @cache
@@ -75,7 +75,7 @@ def _two(rule: Rule, real: str) -> Stepper:
         w1, a1, b1, c1 = one(row, w[1], g[1], a[1], b[1], c[1])
         return (w0, w1), (a0, a1), (b0, b1), (c0, c1)
 
-    return step  # type: ignore[return-value]
+    return step
 
 
 @cache
@@ -90,7 +90,7 @@ def _four(rule: Rule, real: str) -> Stepper:
         w3, a3, b3, c3 = one(row, w[3], g[3], a[3], b[3], c[3])
         return (w0, w1, w2, w3), (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3)
 
-    return step  # type: ignore[return-value]
+    return step
 
 
 @dual
@@ -118,7 +118,7 @@ def _eight(rule: Rule, real: str) -> Stepper:
         w1, a1, b1, c1 = four(row, _high(w), _high(g), _high(a), _high(b), _high(c))
         return _joined(w0, w1), _joined(a0, a1), _joined(b0, b1), _joined(c0, c1)
 
-    return step  # type: ignore[return-value]
+    return step
 
 
 _STEPPERS = {1: _one, 2: _two, 4: _four, 8: _eight}
@@ -209,7 +209,7 @@ def _updater(spec: Spec, grouped: bool) -> Callable[[int, int, int, Any], None]:
     total = summer(grad, k, grouped)
     load, store = (wide.load, wide.store) if grouped else (wide.load_one, wide.store_one)
     narrow, settle = (grad.store, _settled(grad)) if grouped else (grad.store_one, grad.settle_one)
-    step = _STEPPERS[grad.count if grouped else 1](rule, spec.real)
+    step = _STEPPERS[grad.width if grouped else 1](rule, spec.real)
     read, write = _states(spec.states, wide.size, load, store)
     spread = spreader(grad.size, narrow)
     home, grad_size, wide_size = MASTER if master else DST, grad.size, wide.size
@@ -233,4 +233,4 @@ def _updater(spec: Spec, grouped: bool) -> Callable[[int, int, int, Any], None]:
 def body(spec: Spec) -> Body:
     """Make the body of an update."""
     update = _halves_updater(spec) if spec.master else _updater(spec, grouped=True)
-    return framed(spec.chunk, LANES[spec.dtype].count, update, _updater(spec, grouped=False))
+    return framed(spec.chunk, LANES[spec.dtype].width, update, _updater(spec, grouped=False))

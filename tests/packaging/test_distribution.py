@@ -20,9 +20,14 @@ ROOT = Path(__file__).parents[2]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
+def packages(top: str) -> list[Path]:
+    return [path.parent.relative_to(ROOT) for path in ROOT.glob(f"{top}/**/__init__.py")]
+
+
 def test_the_list_of_packages_is_the_tree() -> None:
-    in_tree = {".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("kvstore/**/__init__.py")}
-    assert set(SETUPTOOLS["packages"]) == in_tree | {"kvstore.kernels"}
+    kernels = {("kvstore", *folder.parts) for folder in packages("kernels")}
+    in_tree = {".".join(parts) for parts in {folder.parts for folder in packages("kvstore")} | kernels}
+    assert set(SETUPTOOLS["packages"]) == in_tree
     assert SETUPTOOLS["package-dir"] == {"kvstore": "kvstore", "kvstore.kernels": "kernels"}
 
 
