@@ -50,6 +50,7 @@ from .errors import (
     WorkerError,
 )
 from .optimizer import lr_scheduler
+from .plan import Plan
 from .sparse import RowSparseArray
 from .store import KVStore, Statistics
 
@@ -75,6 +76,7 @@ __all__ = [
     "KeyNotFoundError",
     "MissingBackendError",
     "PeerLostError",
+    "Plan",
     "ProtocolError",
     "RowIndexError",
     "RowSparseArray",
