@@ -210,7 +210,7 @@ def most_registers(spec: Spec) -> int:
 
 _CASTS = tuple(pair for half in HALVES for pair in (("float32", half), (half, "float32")))
 # Numbers of values that are compiled in: all for sums, for codecs those of machines with 1, 2, 4 or 8 GPUs.
-# Every other number is the work of "any", which costs a loop; updates, of which there are many, have but this.
+# Every other number is the work of "any", which costs a loop; of updates, which are many, there is only that.
 _COMPILED_IN = {"sum": range(MOST + 1), "update": (0,), **dict.fromkeys(CODEC_OPS, (0, 1, 2, 4, 8))}
 
 

@@ -127,7 +127,9 @@ class _Lengths(NamedTuple):
 
 
 def _lengths(columns: Any) -> _Lengths:
-    return _Lengths(*(list(map(len, getattr(columns, kind))) for kind in _Lengths._fields))
+    n = len(columns.numel)
+    kinds = (getattr(columns, kind) for kind in _Lengths._fields)
+    return _Lengths(*(list(map(len, lists)) if any(lists) else [0] * n for lists in kinds))
 
 
 # How many arrays of each kind an operation wants: none, one, or as many as are summed.
@@ -146,9 +148,12 @@ def _check(spec: Spec, columns: Any, lengths: _Lengths) -> None:
     if set(counts) != {spec.k} if spec.k else min(counts) < 1:
         _refuse(spec, "arrays to sum", [n == spec.k if spec.k else n > 0 for n in counts])
     for kind, many in _ARRAYS.get(spec.op.partition("_")[0], _PLAIN).items():
+        found = getattr(lengths, kind)
+        if many == _NONE and not any(found):
+            continue
         wanted = {_NONE: [0] * len(counts), _ONE: [1] * len(counts), _EACH: counts}[many]
-        if getattr(lengths, kind) != wanted:
-            _refuse(spec, kind, list(map(int.__eq__, getattr(lengths, kind), wanted)))
+        if found is not wanted and found != wanted:
+            _refuse(spec, kind, list(map(int.__eq__, found, wanted)))
     if set(lengths.states) != {spec.states}:
         _refuse(spec, "states", [n == spec.states for n in lengths.states])
     if not spec.op.startswith("quantise") and not all(columns.dst):
@@ -164,8 +169,8 @@ def _refuse(spec: Spec, what: str, fits: Sequence[object]) -> None:
     raise ValueError(f"{spec.name}: row {row} has not the {what} that this kernel wants")
 
 
-def _flat(lists: Iterable[Iterable[int]]) -> Words:
-    return np.frombuffer(array("Q", list(chain.from_iterable(lists))), np.uint64)
+def _flat(lists: Iterable[Iterable[int]], total: int) -> Words:
+    return np.fromiter(chain.from_iterable(lists), np.uint64, total)
 
 
 def _headers(
@@ -180,8 +185,12 @@ def _headers(
         headers[:, PARAMS] = _addresses(columns.params)
         headers[:, MASTER] = _addresses(columns.master)
         if spec.states:
-            headers[:, STATES : STATES + spec.states] = _flat(columns.states).reshape(-1, spec.states)
-    together = np.bitwise_or.reduce(headers[:, _SINGLE_ARRAYS], axis=1)
+            headers[:, STATES : STATES + spec.states] = _flat(
+                columns.states, len(sizes) * spec.states
+            ).reshape(-1, spec.states)
+    together = headers[:, DST]
+    if spec.op == "update":
+        together = np.bitwise_or.reduce(headers[:, _SINGLE_ARRAYS], axis=1)
     headers[:, ALIGNED] = together & np.uint64(15) == 0
     return headers
 
@@ -189,15 +198,18 @@ def _headers(
 _SINGLE_ARRAYS = [DST, MASTER, *range(STATES, HEADER)]
 
 
-def _lists(
-    columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64]
-) -> Iterator[npt.NDArray[np.uint64]]:
+def _lists(columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64]) -> Iterator[Words]:
     """Give the lists of addresses, and tell the headers, behind whose first they begin, where they are."""
     own = np.arange(len(headers)) * HEADER
     first = headers.size
     for kind, place in (("srcs", SOURCES), ("residuals", RESIDUALS), ("words", CODES), ("outs", OUTS)):
+        if not any(getattr(lengths, kind)):
+            if kind == "outs":  # all rows share the end of a list
+                headers[:, OUTS] = first - own
+                yield np.zeros(1, np.uint64)
+            continue
         counts = np.array(getattr(lengths, kind), np.int64)
-        addresses = _flat(getattr(columns, kind)) if counts.any() else _addresses(())
+        addresses = _flat(getattr(columns, kind), int(counts.sum()))
         misaligned = addresses & np.uint64(15) != 0
         if kind != "words" and misaligned.any():  # codes are read byte by byte anyway
             headers[np.repeat(np.arange(len(counts)), counts)[misaligned], ALIGNED] = 0
@@ -223,5 +235,7 @@ def _chunk_map(per_row: npt.NDArray[np.int64], chunks: int) -> Words:
     """For each block, the place of its row, which comes after the map, and the number of its chunk."""
     rows_at = chunks + HEADER * np.arange(len(per_row))
     first = np.cumsum(per_row) - per_row
-    number = np.arange(chunks) - np.repeat(first, per_row)
-    return (np.repeat(rows_at, per_row) | number << 32).astype(np.uint64)
+    # Row plus number of the chunk, which is the block's number less that of the row's first block.
+    entries = np.repeat(rows_at - (first << 32), per_row)
+    entries += np.arange(0, chunks << 32, 1 << 32)
+    return entries.view(np.uint64)
