@@ -185,9 +185,8 @@ def _headers(
         headers[:, PARAMS] = _addresses(columns.params)
         headers[:, MASTER] = _addresses(columns.master)
         if spec.states:
-            headers[:, STATES : STATES + spec.states] = _flat(
-                columns.states, len(sizes) * spec.states
-            ).reshape(-1, spec.states)
+            states = _flat(columns.states, len(sizes) * spec.states)
+            headers[:, STATES : STATES + spec.states] = states.reshape(-1, spec.states)
     together = headers[:, DST]
     if spec.op == "update":
         together = np.bitwise_or.reduce(headers[:, _SINGLE_ARRAYS], axis=1)

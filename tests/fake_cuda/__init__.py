@@ -32,6 +32,6 @@ Kernels are not compiled for it: `install` fills a folder with files that name t
 says where.
 """
 
-from .driver import DEVICES, FakeDriver, Live, install
+from .driver import DEVICES, FakeDriver, Live, driver_in_process, install
 
-__all__ = ["DEVICES", "FakeDriver", "Live", "install"]
+__all__ = ["DEVICES", "FakeDriver", "Live", "driver_in_process", "install"]
