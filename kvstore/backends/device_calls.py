@@ -65,11 +65,11 @@ def seen_value(entry: DeviceKey | Entry, value: Any, streams: Streams) -> Device
         )
     device = arrays.device_of(value)
     found = readable(value, what) if device is None else arrays.view(value, what, streams.of(device))
-    if isinstance(entry, DeviceKey) and entry.form is None and arrays.is_tensor(value):
-        entry.form = value.dtype, value.shape
     check_dtype(entry, found.dtype)
     if found.shape != entry.shape:
         check_shape(entry, found, "value")  # type: ignore[arg-type]
+    if isinstance(entry, DeviceKey) and entry.form is None and arrays.is_tensor(value):
+        entry.form = value.dtype, value.shape
     return found
 
 
@@ -97,7 +97,6 @@ class Call:
         self._scratch: list[int] = []
         self._held: list[Any] = []
         self._later: list[Deliver] = []
-        self._waits_for_host = False
         #: Whether the same arrays give the same addresses, with nothing to do before and after.
         self.plain = True
 

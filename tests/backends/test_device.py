@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_torch
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -435,6 +436,34 @@ def test_calls_on_several_streams(torch: FakeTorch, fake: LazyDriver, seed: int)
             np.testing.assert_array_equal(out.get(), right)
         for key, right in expected.items():
             np.testing.assert_array_equal(store.view(key).numpy(), right)
+
+
+def test_tensors_are_checked_each_time(store: kv.KVStore, torch: FakeTorch) -> None:
+    def typed(content: Any, dtype: Any = np.float32, **options: Any) -> Any:
+        return fake_torch.Tensor(torch, np.asarray(content, dtype), **options)
+
+    store.init(["a", "b"], [typed([1, 2]), typed([3, 4], device=1)])
+    wrong = [typed([1, 2, 3]), typed([[1, 2]]), typed([1, 2], np.float64), typed([1, 2], np.float16)]
+    for _ in range(3):
+        for bad in wrong:
+            for call in (
+                lambda bad=bad: store.push("a", bad),
+                lambda bad=bad: store.pushpull("a", [typed([1, 1]), bad]),
+                lambda bad=bad: store.push(["a", "b"], [bad, typed([1, 1], device=1)]),
+            ):
+                with pytest.raises(kv.KVStoreError):
+                    call()
+        with pytest.raises(kv.ShapeError):
+            store.pushpull("a", typed([1, 1]), out=typed([1, 1, 1]))
+        store.push("a", typed([1, 2]))
+        assert values_of(store, "a") == [1, 2]
+        converted = typed([0, 0], np.float16)
+        store.pushpull(["a", "b"], [typed([5, 6]), typed([7, 8])], out=[converted, typed([0, 0])])
+        assert converted.get().tolist() == [5, 6]
+        assert values_of(store, "b") == [7, 8]
+        store.push("a", [typed([1, 2]), typed([2, 3], device=2)])
+        assert values_of(store, "a") == [3, 5]
+    assert values_of(store, "b") == [7, 8]
 
 
 @pytest.mark.parametrize("seed", range(20))
