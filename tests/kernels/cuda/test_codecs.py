@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import Array, assert_same_bits, draw, total
 
+from kvstore.kernels import cpu
 from kvstore.kernels.cuda import Row, Spec, all_specs
 
 F32 = np.float32
@@ -182,6 +183,28 @@ def test_any_keys(
     compiled: HostTarget, spec: Spec, keys: list[Key], t: float, places: list[int], seed: int
 ) -> None:
     check(compiled, spec, keys, t, tuple(places), seed)
+
+
+CODINGS = {"2bit": "two_bit", "1bit": "one_bit"}
+
+
+@pytest.mark.parametrize("codec", CODINGS)
+@pytest.mark.parametrize("n", [1, 31, 1000, 8197])
+def test_the_cpu_kernels_give_the_same(target: Target, codec: str, n: int) -> None:
+    code, t = cpu.coding(CODINGS[codec]), 0.3
+    gradients = [draw("float32", n, j, special=True) for j in range(3)]
+    residual = draw("float32", n, 9)
+    sources, left = [target.put(gradient) for gradient in gradients], target.put(residual)
+    words, decoded = fresh(target, words_bytes(codec, n), np.uint8), fresh(target, n, F32)
+    row = Row(n, _of(sources), residuals=(left.address,), words=(words.address,))
+    target.run(Spec(f"quantise_{codec}"), [row], F32(t))
+    target.run(Spec(f"dequantise_{codec}"), [Row(n, dst=decoded.address, words=(words.address,))], F32(t))
+    packed_there, decoded_there = np.empty(cpu.encoded_bytes(code, n), np.uint8), np.empty(n, F32)
+    cpu.encode(code, t, gradients, residual, packed_there)
+    cpu.decode(code, t, [packed_there], decoded_there)
+    assert words.read().tobytes() == packed_there.tobytes()
+    assert_same_bits(left.read(), residual)
+    assert_same_bits(decoded.read(), decoded_there)
 
 
 # ------------------------------------------------------------------------------------------ golden data

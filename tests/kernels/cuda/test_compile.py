@@ -78,6 +78,34 @@ def test_the_table_in_the_documentation_has_every_kernel() -> None:
     assert [name for name in named if name != "kernel"] == [spec.name for spec in all_specs()]
 
 
+LIKE_A_LATER_NUMPY = """
+import numpy
+if hasattr(numpy, "row_stack"):
+    del numpy.row_stack
+    numpy.__all__.remove("row_stack")
+from kvstore.kernels.cuda import Spec
+from kvstore.kernels.cuda.compile import compile_spec
+assert compile_spec(Spec("sum"), "sm_90").code[:4] == b"\\x7fELF"
+assert not hasattr(numpy, "row_stack")
+"""
+
+
+def test_a_numpy_without_row_stack_will_do() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", LIKE_A_LATER_NUMPY]
+    subprocess.run(command, check=True, timeout=100)
+
+
+def test_products_and_sums_are_rounded_each(tmp_path: Path) -> None:
+    from kvstore.kernels.cuda.compile import compile_ptx
+
+    for dtype, name in (("float32", "f32"), ("float64", "f64")):
+        spec = Spec("update", dtype, 0, "adam")
+        code = compile_ptx(spec, ["sm_90"])["sm_90"]
+        for operation in ("mul.rn", "add.rn", "div.rn", "sqrt.rn"):
+            assert f"{operation}.{name}" in code
+        assert not re.search(rf"\b(mul|add|sub)\.{name}", code), "the assembler may contract these"
+
+
 def test_kernels_are_built_ahead_of_time(tmp_path: Path) -> None:
     names = ["sum_float32_k2", "cast_float32_bfloat16"]
     command = [
