@@ -28,8 +28,8 @@ from ..memory import _shared as shm
 from ..memory.seat import Seat
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray
-from .entry import Array, Deliver, check_shape
-from .shared_arguments import Arguments, Dense, Sparse, is_large
+from .entry import Array, check_shape
+from .shared_arguments import Arguments, Dense, Later, Sparse, is_large
 from .shared_rows import Rows
 from .shared_updates import Updates
 from .shared_waits import Once, Waits
@@ -87,6 +87,7 @@ class SharedBackend:
 
     def init(self, groups: list[Group]) -> None:
         """Take the value of the lowest rank, and wait until it is there."""
+        self._waits.check_open()
         new = [(key, self._arguments.first_value(key, values)) for key, values in groups if values]
         self._waits.check_writing()
         for key, value in new:
@@ -176,7 +177,7 @@ class SharedBackend:
     def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
         """Note which rounds are meant; what is left to do is to wait and to copy."""
         self._waits.check_open()
-        later: list[Deliver] = []
+        later: Later = {}
         calls, rows = [], []
         for handle, outs in self._arguments.by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
@@ -190,15 +191,11 @@ class SharedBackend:
         waiting = [shm.Call(handle, outs, is_large(calls)) for handle, outs in calls]
         return partial(self._finish_pull, waiting, rows, later)
 
-    def _finish_pull(
-        self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: list[Deliver]
-    ) -> None:
-        self._waits.read(calls)
+    def _finish_pull(self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later) -> None:
+        self._waits.read(calls, later)
         for handle, out in rows:
             self._waits.settle(handle)
             self._rows.copy_to(handle, out)
-        for deliver in later:
-            deliver()
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None) -> Finish:
         """Arrive; what is left to do is to work, to wait, and to receive."""
@@ -208,9 +205,9 @@ class SharedBackend:
             self._arguments.check_outs(list(targets.items()))
             self.start_push(groups)
             return self.start_pull([(key, arrays) for key, arrays in targets.items() if arrays], True)
-        later: list[Deliver] = []
+        later: Later = {}
         wanted = [
-            (h, values, self._arguments.outs(h, targets[h.key], later))
+            (h, values, self._arguments.outs(h, targets[h.key], later, values))
             for h, values in self._arguments.by_order(dense)
         ]
         self._waits.check_writing()
@@ -225,13 +222,9 @@ class SharedBackend:
         calls = [shm.Call(h, [] if h.key in direct else arrays, large) for h, _, arrays in wanted]
         return partial(self._finish_pushpull, calls, private, later, wanted)
 
-    def _finish_pushpull(
-        self, calls: list[shm.Call], private: set[Key], later: list[Deliver], held: object
-    ) -> None:
+    def _finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: Later, held: object) -> None:
         """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""
-        self._waits.complete(calls, private)
-        for deliver in later:
-            deliver()
+        self._waits.complete(calls, private, later)
 
     def _arrive(self, wanted: list[tuple[Handle, list[Array], list[Array]]], private: set[Key]) -> set[Key]:
         """Push values: copies, what lies in the region, and what the others read from this process.
@@ -247,7 +240,9 @@ class SharedBackend:
         for handle, values, outs in wanted:
             if len(values) > 1 or handle.small:
                 slots.append((handle, values))
-            elif home := self._job.offset_of(values[0]):
+                continue
+            self._arguments.landed(handle)
+            if home := self._job.offset_of(values[0]):
                 in_place = len(outs) == 1 and outs[0] is values[0] and self._may_peek(region=True)
                 self._waits.wait(partial(shm.make_way, handle), handle)
                 self._arrive_in_region(handle, values[0], home, in_place)
@@ -393,7 +388,10 @@ class SharedBackend:
     def close(self) -> None:
         """Leave the job."""
         _stores.discard(self)
-        self._seat.leave(lost=False)
+        try:
+            self._arguments.close()
+        finally:
+            self._seat.leave(lost=False)
 
     def abandon(self) -> None:
         """Leave the job as one who is lost: for the end of a process that failed."""
@@ -470,12 +468,14 @@ class SharedBackend:
         home = self._job.offset_of(values[0]) if len(values) == 1 and not handle.small else 0
         if not home:
             return False
+        self._arguments.landed(handle)
         self._waits.wait(partial(shm.make_way, handle), handle)
         self._arrive_in_region(handle, values[0], home, False)
         return True
 
     def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
         """Check everything that is pushed, before anything changes."""
+        self._waits.check_open()
         dense, sparse = self._arguments.sources(groups)
         if self.feedback is not None:
             for handle, values in dense:
@@ -493,12 +493,15 @@ class SharedBackend:
         """Push the values packed; a codec without kernels packs and unpacks them here."""
         compiled = feedback.codec.compiled
         if compiled is None:
+            for handle, _ in pairs:
+                self._arguments.landed(handle)
             self._copy_to_slots(
                 [(handle, [feedback.restored(handle.key, values)]) for handle, values in pairs]
             )
             return
         self._make_way(pairs)
         for handle, values in pairs:
+            self._arguments.landed(handle)
             feedback.pack(handle.key, values, shm.packing_slot(handle, compiled[0]))
             shm.arrive_packed(handle, *compiled)
 
@@ -506,6 +509,7 @@ class SharedBackend:
         self._make_way(pairs)
         summed = []
         for handle, values in pairs:
+            self._arguments.landed(handle)
             if handle.small and len(values) == 1:
                 shm.arrive_with_copy(handle, values[0])
             else:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..arrays import writable
+from ..devices.arrays import any_on_device, device_of
 from ..errors import (
     ArrayError,
+    CapabilityError,
     DTypeError,
     KeyKindError,
     KeyNotFoundError,
@@ -29,6 +32,7 @@ log = logging.getLogger("kvstore.shared")
 Handle = shm.Handle
 Dense = list[tuple[Handle, list[Array]]]
 Sparse = list[tuple[Handle, list[RowSparseArray]]]
+Later = dict[Key, list[Deliver]]
 
 
 class Arguments:
@@ -37,13 +41,18 @@ class Arguments:
     def __init__(self, job: shm.Job, keys: shm.Keys, updates: Updates, rank: int) -> None:
         self._job, self._keys, self._updates, self._rank = job, keys, updates, rank
         self._told: set[Key] = set()
+        #: What brings arrays of GPUs to the region and back; None until one has been met.
+        self.gpus: Any = None
         #: Keys that this process has initialised.
         self.initialised: set[Key] = set()
 
     def first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
         """Return the one value of a key that is to be initialised."""
         self.check_kind(key)
-        return first_value(key, values, key in self.initialised)
+        taken = key in self.initialised
+        if len(values) == 1 and not taken and any_on_device(values):
+            values = [self._use_gpus().copied(values[0], f"value of key {key!r}")]
+        return first_value(key, values, taken)
 
     def check_kind(self, key: Key) -> None:
         """Raise if the store's keys are of the other kind."""
@@ -94,6 +103,7 @@ class Arguments:
         """Check everything that is pushed, before anything changes."""
         dense: Dense = []
         sparse: Sparse = []
+        self._drop_landings()
         for key, values in groups:
             handle = self.handle(key)
             self._updates.check(handle)
@@ -104,30 +114,48 @@ class Arguments:
             elif handle.sparse or all(isinstance(value, RowSparseArray) for value in values):
                 sparse.append((handle, [self._row_source(handle, value) for value in values]))
             else:
-                dense.append((handle, [dense_source(handle, value) for value in values]))
+                dense.append((handle, self._dense_sources(handle, values)))
         return dense, sparse
 
+    def _dense_sources(self, handle: Handle, values: list[Any]) -> list[Array]:
+        if not any_on_device(values):
+            return [dense_source(handle, value) for value in values]
+        found: list[Array] = self._use_gpus().sources(handle, values)
+        return found
+
     def _row_source(self, handle: Handle, value: Any) -> RowSparseArray:
+        if any_on_device([value]):
+            raise _rows_stay(handle)
         if isinstance(value, RowSparseArray):
             return sparse_source(handle, value)
         return with_all_rows(dense_source(handle, value))
 
-    def outs(self, handle: Handle, outs: list[Any], later: list[Deliver]) -> list[Array]:
-        """Return arrays to fill; what must be converted or copied home is added to `later`."""
+    def outs(
+        self, handle: Handle, outs: list[Any], later: Later, values: Sequence[Array] = ()
+    ) -> list[Array]:
+        """Return arrays to fill; what must be converted or copied home is added to `later`.
+
+        `values` are those that are pushed to the key in the same call.
+        """
         if cpu.first_misfit(outs, handle.like, True) < 0:
             return outs
-        direct = []
+        direct, on_gpu = [], []
         for out in outs:
             if isinstance(out, RowSparseArray):
+                continue
+            if device_of(out) is not None:
+                on_gpu.append(out)
                 continue
             array, deliver = writable(out, f"out of key {handle.key!r}")
             check_shape(handle, array, "out")
             if array.dtype == handle.dtype:
                 direct.append(array)
             else:
-                later.append(partial(_convert, handle, array))
+                later.setdefault(handle.key, []).append(partial(convert, handle, array))
             if deliver is not None:
-                later.append(deliver)
+                later.setdefault(handle.key, []).append(deliver)
+        if on_gpu:
+            direct += self._use_gpus().outs(handle, on_gpu, values, later.setdefault(handle.key, []))
         return direct
 
     def check_outs(self, rest: list[Group]) -> None:
@@ -135,8 +163,38 @@ class Arguments:
         for key, outs in rest:
             handle = self.handle(key)
             for out in outs:
-                if not isinstance(out, RowSparseArray):
+                if isinstance(out, RowSparseArray):
+                    continue
+                if device_of(out) is None:
                     check_shape(handle, writable(out, f"out of key {key!r}")[0], "out")
+                elif handle.sparse:
+                    raise _rows_stay(handle)
+                else:
+                    self._use_gpus().check_out(handle, out)
+
+    # -------------------------------------------------------------------------------------------- GPUs
+
+    def landed(self, handle: Handle) -> None:
+        """Wait until what is pushed to a key next has come from its GPU."""
+        if self.gpus is not None:
+            self.gpus.land(handle)
+
+    def _drop_landings(self) -> None:
+        if self.gpus is not None:
+            self.gpus.drop_landings()
+
+    def _use_gpus(self) -> Any:
+        if self.gpus is None:
+            from .shared_gpu import Gpus
+
+            self.gpus = Gpus(self._job, self._rank)
+        return self.gpus
+
+    def close(self) -> None:
+        """Wait for the copies that are under way, and give the GPUs' side back."""
+        gpus, self.gpus = self.gpus, None
+        if gpus is not None:
+            gpus.close()
 
     def sparse_outs(
         self, handle: Handle, outs: list[Any], ignore_sparse: bool
@@ -155,7 +213,14 @@ class Arguments:
         return [(handle, out) for out in sparse]
 
 
-def _convert(handle: Handle, out: Array) -> None:
+def _rows_stay(handle: Handle) -> CapabilityError:
+    return CapabilityError(
+        f"key {handle.key!r} is row-sparse, and its rows stay on the host; pass host arrays for it"
+    )
+
+
+def convert(handle: Handle, out: Array) -> None:
+    """Write the value to an array of another element type."""
     np.copyto(out, handle.value(), casting="unsafe")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from ..errors import ConfigError, FencedError, KVStoreError, PeerLostError, TimeoutError, UpdaterError
 from ..grouping import Key
@@ -21,6 +22,10 @@ _DYING = 0.5  # seconds that the end of a process may take
 Handle = shm.Handle
 Step = Callable[[], int]
 Missing = Callable[[], Iterable[int]]
+
+#: What brings results to where a round does not write them, by key.
+Later = Mapping[Key, list[Callable[[], None]]]
+_NOTHING: Later = MappingProxyType({})
 
 
 class Once:
@@ -79,16 +84,21 @@ class Waits:
         if self.joined:
             raise ConfigError(f"worker {self._rank} has joined: it can read, and push no more")
 
-    def complete(self, calls: list[shm.Call], private: set[Key]) -> None:
+    def complete(self, calls: list[shm.Call], private: set[Key], later: Later = _NOTHING) -> None:
         """See all rounds complete and delivered; then raise the first error of any."""
         errors: list[KVStoreError] = []
+        finished = 0
         try:
             if len(calls) > 1:  # first what can be worked on: at the end of each key somebody would wait
                 for call in calls:
                     if not call.handle.small:
                         self._help(call)
-            for call in calls:
-                self._finish(call, errors)
+                    # A GPU can fetch what is there while the other keys are worked on.
+                    while later and finished < len(calls) and _is_ready(calls[finished]):
+                        self._finish(calls[finished], errors, later)
+                        finished += 1
+            for call in calls[finished:]:
+                self._finish(call, errors, later)
         except BaseException:
             self.give_up([call for call in calls if call.handle.key in private])
             raise
@@ -101,7 +111,7 @@ class Waits:
             if call.handle.complete < call.round:
                 call.handle.spoil(call.round, f"worker {self._rank} gave up waiting")
 
-    def _finish(self, call: shm.Call, errors: list[KVStoreError]) -> None:
+    def _finish(self, call: shm.Call, errors: list[KVStoreError], later: Later) -> None:
         handle = call.handle
         outcome = call.advance()
         if outcome != shm.READY:
@@ -111,15 +121,19 @@ class Waits:
             return
         if call.deliver() != shm.READY:
             self.wait(call.deliver, handle)
+        for deliver in later.get(handle.key, ()):
+            deliver()
 
-    def read(self, calls: list[shm.Call]) -> None:
+    def read(self, calls: list[shm.Call], later: Later = _NOTHING) -> None:
         """See the rounds complete that this worker has pushed into, and deliver."""
         if self._told:  # the loss was reported: reads give what there is
             for call in calls:  # an update that the dead have left half done is finished first
                 self._help(call)
                 self.wait(call.deliver, call.handle)
+                for deliver in later.get(call.handle.key, ()):
+                    deliver()
             return
-        self.complete(calls, set())
+        self.complete(calls, set(), later)
 
     def help(self, calls: list[shm.Call]) -> None:
         """Where this worker was the last to arrive, begin the work; never wait."""
@@ -253,3 +267,9 @@ class Waits:
             if time.monotonic() >= end:
                 return
             time.sleep(0.001)
+
+
+def _is_ready(call: shm.Call) -> bool:
+    """Whether a call's round is complete, or this worker can sum it without waiting."""
+    handle = call.handle
+    return handle.complete >= call.round or (handle.small and not handle.missing(call.round))

@@ -152,6 +152,22 @@ class Driver:
         with self.on(0):
             self._call("cuMemFreeHost", address)
 
+    def register(self, address: int, nbytes: int) -> None:
+        """Page-lock whole pages of this process, so that devices read and write them by themselves.
+
+        Raises
+        ------
+        KVStoreError, MemoryError
+            The driver does not do that with this memory, or not with so much.
+        """
+        with self.on(0):
+            self._call("cuMemHostRegister", address, nbytes, 1)  # portable: for all devices
+
+    def unregister(self, address: int) -> None:
+        """End what `register` began at this address; no copy may be under way."""
+        with self.on(0):
+            self._call("cuMemHostUnregister", address)
+
     def copy(self, target: int, source: int, nbytes: int, stream: int, device: int) -> None:
         """Copy between any two places but two devices, in the order of the stream."""
         with self.on(device):

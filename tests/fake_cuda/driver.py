@@ -30,13 +30,14 @@ _CountParameters = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 
 
 class Live(NamedTuple):
-    """What has been made and not given back: blocks and bytes of memory, pinned bytes, streams, events."""
+    """What has been made and not given back: memory, pinned bytes, streams, events, registrations."""
 
     blocks: int
     device_bytes: tuple[int, ...]
     pinned_bytes: int
     streams: int
     events: int
+    registered: int
 
 
 class FakeDriver:
@@ -60,7 +61,8 @@ class FakeDriver:
         library.fake_calls.restype = ctypes.c_long
         library.fake_live_bytes.restype = ctypes.c_size_t
         library.fake_live_host_bytes.restype = ctypes.c_size_t
-        for count in ("fake_live_blocks", "fake_live_streams", "fake_live_events", "fake_launches"):
+        alive = ("blocks", "streams", "events", "registered")
+        for count in ("fake_launches", *(f"fake_live_{one}" for one in alive)):
             getattr(library, count).restype = ctypes.c_long
         library.fake_owner.argtypes = [ctypes.c_uint64]
         self._callbacks = (_OnLaunch(self._launch), _CountParameters(self._count_parameters))
@@ -135,6 +137,7 @@ class FakeDriver:
             lib.fake_live_host_bytes(),
             lib.fake_live_streams(),
             lib.fake_live_events(),
+            lib.fake_live_registered(),
         )
 
     def _count_parameters(self, entry: bytes) -> int:

@@ -28,10 +28,13 @@ enum {
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
     PEER_ENABLED = 704,
+    REGISTERED_ALREADY = 712,
+    NOT_REGISTERED = 713,
     PEER_NOT_ENABLED = 705,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
     NOT_SUPPORTED = 801,
 };
 enum { MOST_DEVICES = 16, MOST_PARAMS = 8, MOST_CALLS = 512 };
@@ -110,7 +113,7 @@ typedef struct block {
 } block;
 static block *blocks;
 static size_t live_bytes[MOST_DEVICES], live_host;
-static long live_blocks;
+static long live_blocks, live_registered;
 
 static block *block_of(u64 at, size_t bytes)
 {
@@ -320,6 +323,16 @@ static void run_device(int device, int nonblocking_too)
         run_all(&defaults[device]);
 }
 
+/* Whether a copy that has not been made yet reads or writes a block. */
+static int awaited(const block *b)
+{
+    for (stream *s = streams; s; s = s->next)
+        for (op *o = s->first; o; o = o->next)
+            if (o->what == COPY && ((o->to - b->at < b->bytes) || (!o->staged && o->from - b->at < b->bytes)))
+                return 1;
+    return 0;
+}
+
 static result issue(u64 handle, op o)
 {
     if (failed)
@@ -517,27 +530,44 @@ result cuMemHostAlloc(void **at, size_t bytes, unsigned flags)
 }
 result cuMemAllocHost_v2(void **at, size_t bytes) { return cuMemHostAlloc(at, bytes, 0); }
 result cuMemFreeHost(void *at) { ENTER; return release((u64)at, HOST); }
+/* Whole pages, each of them once. */
 result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
 {
     ENTER;
     (void)flags;
+    if (!bytes || ((u64)at | bytes) & 4095)
+        return INVALID_VALUE;
+    for (block *b = blocks; b; b = b->next)
+        if (b->registered && (u64)at < b->at + b->bytes && b->at < (u64)at + bytes)
+            return REGISTERED_ALREADY;
     block *b = calloc(1, sizeof *b);
+    pthread_mutex_lock(&lock);
     *b = (block){.next = blocks, .at = (u64)at, .bytes = bytes, .kind = HOST, .device = -1, .registered = 1};
     blocks = b;
+    live_registered++;
+    pthread_mutex_unlock(&lock);
     return 0;
 }
+/* Work that is still to read or write the memory would find it gone: that is an error of the work. */
 result cuMemHostUnregister(void *at)
 {
     ENTER;
+    pthread_mutex_lock(&lock);
     for (block **p = &blocks; *p; p = &(*p)->next)
         if ((*p)->at == (u64)at && (*p)->registered) {
             block *b = *p;
+            if (awaited(b))
+                failed = ILLEGAL_ADDRESS;
             *p = b->next;
+            live_registered--;
             free(b);
-            return 0;
+            pthread_mutex_unlock(&lock);
+            return failed;
         }
-    return INVALID_VALUE;
+    pthread_mutex_unlock(&lock);
+    return NOT_REGISTERED;
 }
+long fake_live_registered(void) { return live_registered; }
 result cuMemHostGetDevicePointer_v2(u64 *at, void *host, unsigned flags) { (void)flags; *at = (u64)host; return 0; }
 result cuMemGetAddressRange_v2(u64 *base, size_t *bytes, u64 at)
 {
@@ -836,7 +866,9 @@ static const struct {
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
-    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {REGISTERED_ALREADY, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part of it is registered already"},
+    {NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "it is not registered"},
+    {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {PEER_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
     {PEER_NOT_ENABLED, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},

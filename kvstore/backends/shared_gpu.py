@@ -1,0 +1,192 @@
+"""Arrays on GPUs in the shared store: copied to the region before a round, and from it afterwards.
+
+To a round, the copies are arrays of the region like those of `KVStore.empty`: sums, updates, compression and
+the death of a worker are what they are without a GPU. Copies run on the caller's streams. A worker arrives in
+a round when its gradient is down; what goes up is waited for by nobody on the host.
+
+CUDA IPC, by which GPUs would read each other's gradients, is not built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..devices import arrays, driver
+from ..devices.arrays import DeviceView
+from ..devices.memory import host_copy
+from ..devices.streams import Stream, Tail
+from ..errors import ArrayError
+from ..grouping import Key
+from ..memory import _shared as shm
+from .device_calls import Streams
+from .entry import Array, Deliver, check_dtype, check_shape
+from .shared_arguments import convert
+from .shared_gpu_buffers import Buffers, Lease
+
+log = logging.getLogger("kvstore.shared")
+
+Handle = shm.Handle
+
+
+class Target(NamedTuple):
+    """An out on a GPU, checked; `bring` is what its library does to a strided one afterwards."""
+
+    view: DeviceView
+    stream: Stream
+    bring: Callable[[], None] | None
+
+
+class Gpus:
+    """The arrays on GPUs of one process's calls."""
+
+    def __init__(self, job: shm.Job, rank: int) -> None:
+        self._driver = driver.get()
+        self._buffers = Buffers(job, self._driver)
+        #: What is on its way down for the push that is being made.
+        self._landing: dict[Key, list[Lease]] = {}
+        self._say_how(rank)
+
+    def _say_how(self, rank: int) -> None:
+        refusal = self._buffers.refusal
+        log.info(
+            "worker %d copies arrays on GPUs through %s memory of the shared region: CUDA IPC is not built%s",
+            rank,
+            "page-locked" if refusal is None else "pageable",
+            "" if refusal is None else f", and pages cannot be locked ({refusal})",
+        )
+
+    # ---------------------------------------------------------------------------------------------- down
+
+    def copied(self, value: Any, what: str) -> Array:
+        """Copy a value to the host, and wait until it is there."""
+        seen, stream = self._seen(value, what, Streams([value]))
+        array = np.empty(seen.shape, seen.dtype)
+        host_copy(self._driver, seen.address, array, stream.handle, seen.device)
+        return array
+
+    def sources(self, handle: Handle, values: list[Any]) -> list[Array]:
+        """Check what is pushed to a key, and begin to copy it down; `land` waits for that."""
+        if any(arrays.device_of(value) is None for value in values):
+            raise ArrayError(
+                f"the values of key {handle.key!r} lie on the host and on a GPU; give arrays of one kind in "
+                "one list"
+            )
+        what, streams = f"value of key {handle.key!r}", Streams(values)
+        seen = [self._seen(value, what, streams) for value in values]
+        for view, _ in seen:
+            check_dtype(handle, view.dtype)
+            check_shape(handle, view, "value")  # type: ignore[arg-type]
+        self._landing[handle.key] = [self._brought_down(handle, view, stream) for view, stream in seen]
+        return [lease.array for lease in self._landing[handle.key]]
+
+    def _seen(self, value: Any, what: str, streams: Streams) -> tuple[DeviceView, Stream]:
+        """View a value as contiguous memory that a stream may read."""
+        stream = streams.of(arrays.device_of(value))  # type: ignore[arg-type]
+        seen = arrays.view(value, what, stream)
+        self._order(seen.producer, stream)
+        return (seen if seen.contiguous else arrays.gathered(seen, what, stream)), stream
+
+    def _brought_down(self, handle: Handle, view: DeviceView, stream: Stream) -> Lease:
+        lease = self._buffers.for_copy(handle, stream)
+        if view.nbytes:
+            to = lease.array.ctypes.data
+            self._driver.copy(to, view.address, view.nbytes, stream.handle, view.device)
+            lease.buffer.mark(stream, held=view)
+        return lease
+
+    def land(self, handle: Handle) -> None:
+        """Wait until the values of a key are down; it is about to arrive in its next round."""
+        for lease in self._landing.pop(handle.key, ()):
+            lease.buffer.settle()
+            lease.buffer.held = None
+            lease.buffer.round = handle.arrived + 1
+
+    def drop_landings(self) -> None:
+        """Forget what a push has left that did not come to its arrivals."""
+        self._landing.clear()
+
+    # ------------------------------------------------------------------------------------------------ up
+
+    def check_out(self, handle: Handle, out: Any) -> None:
+        """Make sure that a key can be pulled into an array."""
+        self._writable(handle, out, Streams([out]))
+
+    def outs(
+        self, handle: Handle, outs: list[Any], values: Sequence[Array], later: list[Deliver]
+    ) -> list[Array]:
+        """Check outs; return what a round is to fill for them, and add to `later` how that gets there.
+
+        The buffer of a value that is pushed in the same call is used, so that a sum may be made in place.
+        """
+        streams = Streams(outs)
+        targets = [self._target(handle, out, streams) for out in outs]
+        same = [target for target in targets if target.view.dtype == handle.dtype]
+        for target in targets:
+            if target.view.dtype != handle.dtype:
+                lease = self._buffers.for_host(handle, target.view.dtype)
+                later += [partial(_convert, handle, lease), partial(self._send, lease, target)]
+        if not same:
+            return []
+        lease = self._pushed(handle, values) or self._buffers.for_host(handle, handle.dtype)
+        later += [partial(self._send, lease, target) for target in same]
+        return [lease.array]
+
+    def _pushed(self, handle: Handle, values: Sequence[Array]) -> Lease | None:
+        landing = self._landing.get(handle.key)
+        return landing[0] if landing and values and landing[0].array is values[0] else None
+
+    def _writable(self, handle: Handle, out: Any, streams: Streams) -> tuple[DeviceView, Stream]:
+        stream = streams.of(arrays.device_of(out))  # type: ignore[arg-type]
+        seen = arrays.view(out, f"out of key {handle.key!r}", stream, write=True)
+        check_shape(handle, seen, "out")  # type: ignore[arg-type]
+        return seen, stream
+
+    def _target(self, handle: Handle, out: Any, streams: Streams) -> Target:
+        seen, stream = self._writable(handle, out, streams)
+        if seen.contiguous:
+            return Target(seen, stream, None)
+        room, bring = arrays.room_for(seen, f"out of key {handle.key!r}", stream)
+        return Target(room, stream, bring)
+
+    def _send(self, lease: Lease, target: Target) -> None:
+        """Put the copy of a result to an out on the caller's stream."""
+        view, stream, bring = target
+        if not view.nbytes:
+            return
+        self._order(view.producer, stream)
+        at = lease.array.ctypes.data
+        self._driver.copy(view.address, at, view.nbytes, stream.handle, view.device)
+        lease.buffer.mark(stream, held=view if view.kind in ("any", "own") else None)
+        if bring is not None:
+            bring()
+        if view.producer is not None:
+            self._order(stream, view.producer)
+
+    # ---------------------------------------------------------------------------------------------- both
+
+    def _order(self, first: Stream | None, then: Stream) -> None:
+        """Let a stream wait for what is on another one now."""
+        if first is not None and (first.device, first.handle) != (then.device, then.handle):
+            tail = Tail(self._driver, first)
+            tail.moved()
+            tail.hold(then)
+
+    def close(self) -> None:
+        """Wait for all copies and give everything back. A second call does nothing."""
+        self._landing.clear()
+        self._buffers.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # nobody is left to tell; `close` was the place
+            self.close()
+
+
+def _convert(handle: Handle, lease: Lease) -> None:
+    with np.errstate(all="ignore"):
+        convert(handle, lease.array)
