@@ -81,6 +81,13 @@ def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | N
     return buffer, lambda: np.copyto(view, buffer)
 
 
+def direct(obj: Any, write: bool = False) -> Array | None:
+    """View the memory of `obj` itself, to be kept; None where `readable` or `writable` would have to copy."""
+    view = obj if type(obj) is np.ndarray else _view(obj, "array", write)
+    fits = cpu.is_plain(view) and (view.flags.writeable or not write)
+    return view if fits else None
+
+
 def is_array(obj: Any) -> bool:
     """Whether `obj` speaks one of the array protocols (it may still lie on a device)."""
     if isinstance(obj, np.ndarray):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from ..arrays import direct
 from ..grouping import Group
 from ..kernels import cpu
+from ..sparse import RowSparseArray
 from .entry import Array, Entry
 
 if TYPE_CHECKING:
@@ -50,8 +54,8 @@ class Anything:
 class HostCall:
     """Dense keys with plain arrays of the host."""
 
-    def __init__(self, backend: LocalBackend, work: Plain) -> None:
-        self._backend, self._work = backend, work
+    def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool) -> None:
+        self._backend, self._work, self._exchangeable = backend, work, exchangeable
         self._apply, self._feedback = backend._apply, backend.feedback
 
     def fits(self) -> bool:
@@ -62,8 +66,8 @@ class HostCall:
         return all(backend._entries.get(entry.key) is entry for entry, _, _ in self._work)
 
     def is_current(self) -> bool:
-        """Memory of NumPy arrays is not exchanged while somebody has a view of it."""
-        return self.fits()
+        """Whether these are NumPy arrays, whose memory is not exchanged while somebody has a view of it."""
+        return not self._exchangeable and self.fits()
 
     def run(self) -> None:
         """Sum, update, fill the outs."""
@@ -80,13 +84,26 @@ def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -
     backend._sources(groups)
     backend._check_outs(groups if outs is None else outs)
     targets = dict(groups if outs is None else outs)
-    work = [(backend._entry(key), values, targets.pop(key, [])) for key, values in groups]
-    if targets or not all(_is_plain(*one) for one in work):
+    work = [_plain(backend._entry(key), values, targets.pop(key, [])) for key, values in groups]
+    plain = [one for one in work if one is not None]
+    if targets or len(plain) < len(work):
         return Anything(backend, groups, outs)
-    return HostCall(backend, sorted(work, key=lambda one: one[0].number))
+    given = [array for _, arrays in (*groups, *(outs or ())) for array in arrays]
+    exchangeable = any(type(array) is not np.ndarray for array in given)
+    return HostCall(backend, sorted(plain, key=lambda one: one[0].number), exchangeable)
 
 
-def _is_plain(entry: Entry, values: list[Array], outs: list[Array]) -> bool:
-    if entry.table is not None or not values:
-        return False
-    return cpu.first_misfit(values, entry.value) < 0 and cpu.first_misfit(outs, entry.value, True) < 0
+def _plain(entry: Entry, values: list[Any], outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:
+    """View a key's arrays where the kernels take them as they are; None where one would have to be copied."""
+    if (
+        entry.table is not None
+        or not values
+        or any(isinstance(one, RowSparseArray) for one in (*values, *outs))
+    ):
+        return None
+    views = [view for view in map(direct, values) if view is not None]
+    filled = [view for view in (direct(out, write=True) for out in outs) if view is not None]
+    if len(views) < len(values) or len(filled) < len(outs):
+        return None
+    fits = cpu.first_misfit(views, entry.value) < 0 and cpu.first_misfit(filled, entry.value, True) < 0
+    return (entry, views, filled) if fits else None

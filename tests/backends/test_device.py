@@ -32,6 +32,8 @@ from kvstore.kernels import cuda
 Array = npt.NDArray[Any]
 Golden = Callable[[str], Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
+#: In which order the fake GPUs do what is queued.
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 200))]
 NOTHING = {"bytes": 0, "events": 0, "streams": 0}
 
 
@@ -395,7 +397,7 @@ def test_a_full_gpu(store: kv.KVStore, fake: LazyDriver, gpu: Gpu) -> None:
 # ---------------------------------------------------------------------------------------------------- streams
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_calls_on_several_streams(torch: FakeTorch, fake: LazyDriver, seed: int) -> None:
     """Random calls on random streams end as they would one after the other."""
     fake._random.seed(seed)
@@ -466,7 +468,7 @@ def test_tensors_are_checked_each_time(store: kv.KVStore, torch: FakeTorch) -> N
     assert values_of(store, "b") == [7, 8]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_calls_with_arrays_that_name_their_stream(fake: LazyDriver, gpu: Gpu, seed: int) -> None:
     """As above, and nobody promises that these streams live on; with updates and compression."""
     fake._random.seed(seed)
@@ -496,7 +498,7 @@ def test_calls_with_arrays_that_name_their_stream(fake: LazyDriver, gpu: Gpu, se
                 assert_same_bits(out.get(), host.view(key))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_arrays_that_name_their_stream(store: kv.KVStore, fake: LazyDriver, gpu: Gpu, seed: int) -> None:
     fake._random.seed(seed)
     store.init("a", gpu(np.zeros(8), stream=new_stream()))
@@ -509,7 +511,7 @@ def test_arrays_that_name_their_stream(store: kv.KVStore, fake: LazyDriver, gpu:
         np.testing.assert_array_equal(out.get(), 3)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_asynchronous_calls_use_the_stream_of_the_call(
     store: kv.KVStore, torch: FakeTorch, fake: LazyDriver, seed: int
 ) -> None:
