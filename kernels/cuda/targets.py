@@ -6,6 +6,7 @@ This file and `compile` are all that knows numba. Importing it needs numba.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,14 +40,16 @@ Primitive = Callable[..., Typed | None]
 
 def import_cuda() -> Any:
     """Import numba's CUDA module; numba-cuda 0.30 fails where NumPy has no `row_stack` (2.5 and later)."""
-    from numba import cuda
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy, for numba-cuda's own lines
+        from numba import cuda
 
-    if not hasattr(np, "row_stack"):
-        np.row_stack = np.vstack  # type: ignore[attr-defined,unused-ignore]
-        try:
-            import numba.cuda.np.arrayobj  # noqa: F401
-        finally:
-            del np.row_stack
+        if not hasattr(np, "row_stack"):
+            np.row_stack = np.vstack  # type: ignore[attr-defined,unused-ignore]
+            try:
+                import numba.cuda.np.arrayobj  # noqa: F401
+            finally:
+                del np.row_stack
     return cuda
 
 
