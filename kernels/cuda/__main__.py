@@ -33,7 +33,7 @@ def build(folder: Path, archs: tuple[str, ...], names: tuple[str, ...]) -> None:
         paths = {arch: folder / cache.file_name(spec, arch) for arch in archs}
         missing = [arch for arch in archs if cache.read(paths[arch], spec, arch, own=False) is None]
         for arch, ptx in compile_ptx(spec, missing).items() if missing else ():
-            cache.write(folder, spec, assemble(spec, arch, ptx))
+            cache.write(folder, spec, assemble(spec, arch, ptx), private=False)
             made += 1
     click.echo(f"{made} kernels compiled into {folder}, {len(specs) * len(archs) - made} were there")
 

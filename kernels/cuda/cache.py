@@ -77,14 +77,18 @@ def read(path: Path, spec: Spec, arch: str, own: bool) -> Cubin | None:
     return cubin if fits else None
 
 
-def write(folder: Path, spec: Spec, cubin: Cubin) -> Path:
-    """Put a kernel into a folder, whole or not at all. OSError if it cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+def write(folder: Path, spec: Spec, cubin: Cubin, private: bool = True) -> Path:
+    """Put a kernel into a folder, whole or not at all; `private`: others may not read it.
+
+    Raises OSError if it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
     path = folder / file_name(spec, cubin.arch)
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=path.name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(cubin.to_bytes())
+            os.fchmod(file.fileno(), 0o600 if private else 0o644)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

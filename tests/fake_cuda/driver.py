@@ -49,6 +49,8 @@ class FakeDriver:
         Name of the kernel and number of blocks, of each launch that has run.
     errors : list of str
         Tracebacks of launches that failed; the next call that waits fails, too.
+    interpreted : bool
+        Whether bodies are interpreted, for small arrays and processes without numba, and not compiled.
     leaks : bool
         Whether the running test may leave memory, streams and events behind.
     kernels : pathlib.Path
@@ -73,6 +75,7 @@ class FakeDriver:
         """Forget the last test: settings, and what was launched."""
         self.launches: list[tuple[str, int]] = []
         self.errors: list[str] = []
+        self.interpreted = False
         self.leaks = False
         self.lazy = False
         self.peers = True
@@ -154,7 +157,7 @@ class FakeDriver:
             scalars = [
                 np.uint32(parameters[1 + i] & 0xFFFFFFFF).view(np.float32) for i in range(len(spec.scalars))
             ]
-            HostKernel(spec)(None, int(parameters[0]), grid, *scalars)
+            HostKernel(spec, compiled=not self.interpreted)(None, int(parameters[0]), grid, *scalars)
             self.launches.append((spec.name, grid))
         except BaseException:
             self.errors.append(traceback.format_exc())

@@ -47,6 +47,7 @@ def test_a_file_is_what_was_written(tmp_path: Path) -> None:
     path = cache.write(tmp_path / "new" / "folder", SPEC, cubin())
     assert cache.read(path, SPEC, "sm_90", own=True) == cubin()
     assert os.listdir(path.parent) == [path.name]
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_a_kernel_is_compiled_once(folder: Path, compiles: list[str]) -> None:

@@ -122,4 +122,4 @@ def test_kernels_are_built_ahead_of_time(tmp_path: Path) -> None:
     for said in ("4 kernels compiled", "0 kernels compiled"):
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
         assert said in done.stdout
-    assert len(list(tmp_path.iterdir())) == 4
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o644] * 4

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from fake_cuda import FakeDriver
@@ -81,6 +85,32 @@ def test_work_happens_in_the_order_of_the_stream(fake_cuda: FakeDriver) -> None:
     assert fake_cuda.launches == [("sum_float32_any", 1)]
     assert (dst.read() == 4).all()
     target.close()
+
+
+WITHOUT_NUMBA = """
+import sys
+for name in ("numba", "numba_cuda", "llvmlite"):
+    sys.modules[name] = None
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from fake_cuda import install
+from fake_cuda.cases import DeviceTarget, fresh
+from kvstore.kernels.cuda import Row, Spec
+driver = install()
+driver.interpreted = True
+target = DeviceTarget()
+source, dst = target.put(np.arange(5, dtype=np.float32)), fresh(target, 5, np.float32)
+target.run(Spec("sum", k=2), [Row(5, (source.address, source.address), dst.address)])
+assert dst.read().tolist() == [0, 2, 4, 6, 8]
+assert driver.launches == [("sum_float32_k2", 1)]
+target.close()
+assert driver.live().blocks == 0
+"""
+
+
+def test_a_process_without_numba_launches_what_was_made_ahead(fake_cuda: FakeDriver) -> None:  # noqa: F811
+    command = [sys.executable, "-c", WITHOUT_NUMBA, str(Path(__file__).parents[2])]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_an_error_of_a_launch_is_raised(fake_cuda: FakeDriver, device: DeviceTarget) -> None:  # noqa: F811
