@@ -21,7 +21,7 @@ import numpy as np
 from .. import engine
 from ..compression import Codec, Feedback
 from ..config import StoreConfig
-from ..errors import ArrayError
+from ..errors import ArrayError, FencedError, KVStoreError, PeerLostError, TimeoutError
 from ..grouping import Group, Key
 from ..kernels import cpu
 from ..memory import _shared as shm
@@ -47,6 +47,7 @@ _CODES = {
 
 Handle = shm.Handle
 Finish = Callable[[], None]
+Complete = Callable[[list[shm.Call]], None]
 
 
 class SharedBackend:
@@ -192,7 +193,7 @@ class SharedBackend:
         return partial(self._finish_pull, waiting, rows, later)
 
     def _finish_pull(self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later) -> None:
-        self._waits.read(calls, later)
+        self._finish_calls(self._waits.read, calls, later)
         for handle, out in rows:
             self._waits.settle(handle)
             self._rows.copy_to(handle, out)
@@ -224,7 +225,25 @@ class SharedBackend:
 
     def _finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: Later, held: object) -> None:
         """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""
-        self._waits.complete(calls, private, later)
+        complete = partial(self._waits.complete, private=private)
+        if self._arguments.gpus is None:
+            self._finish_calls(complete, calls, later)
+            return
+        try:
+            self._finish_calls(complete, calls, later)
+        except BaseException:  # of a key before those that others may still be reading
+            self._waits.give_up([call for call in calls if call.handle.key in private])
+            raise
+
+    def _finish_calls(self, finish: Complete, calls: list[shm.Call], later: Later) -> None:
+        """See rounds complete, and bring results to where they do not write them; then raise the first error.
+
+        Where there are GPUs, key by key: they fetch one while the next is worked on.
+        """
+        parts = [calls] if self._arguments.gpus is None else [[call] for call in calls]
+        errors = [error for part in parts if (error := _finished(finish, part, later)) is not None]
+        if errors:
+            raise errors[0]
 
     def _arrive(self, wanted: list[tuple[Handle, list[Array], list[Array]]], private: set[Key]) -> set[Key]:
         """Push values: copies, what lies in the region, and what the others read from this process.
@@ -521,6 +540,20 @@ class SharedBackend:
     def _push_rows(self, handle: Handle, sources: list[RowSparseArray]) -> None:
         self._waits.wait(partial(shm.make_way, handle), handle)
         self._rows.arrive(handle, sources)
+
+
+def _finished(finish: Complete, calls: list[shm.Call], later: Later) -> KVStoreError | None:
+    """Finish calls; return the error of a round that came to nothing, and raise others."""
+    try:
+        finish(calls)
+        for call in calls:
+            for deliver in later.get(call.handle.key, ()):
+                deliver()
+    except (PeerLostError, FencedError, TimeoutError):
+        raise
+    except KVStoreError as error:
+        return error
+    return None
 
 
 _stores: weakref.WeakSet[SharedBackend] = weakref.WeakSet()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 
 from ..errors import ConfigError, FencedError, KVStoreError, PeerLostError, TimeoutError, UpdaterError
 from ..grouping import Key
@@ -22,10 +21,6 @@ _DYING = 0.5  # seconds that the end of a process may take
 Handle = shm.Handle
 Step = Callable[[], int]
 Missing = Callable[[], Iterable[int]]
-
-#: What brings results to where a round does not write them, by key.
-Later = Mapping[Key, list[Callable[[], None]]]
-_NOTHING: Later = MappingProxyType({})
 
 
 class Once:
@@ -84,21 +79,16 @@ class Waits:
         if self.joined:
             raise ConfigError(f"worker {self._rank} has joined: it can read, and push no more")
 
-    def complete(self, calls: list[shm.Call], private: set[Key], later: Later = _NOTHING) -> None:
+    def complete(self, calls: list[shm.Call], private: set[Key]) -> None:
         """See all rounds complete and delivered; then raise the first error of any."""
         errors: list[KVStoreError] = []
-        finished = 0
         try:
             if len(calls) > 1:  # first what can be worked on: at the end of each key somebody would wait
                 for call in calls:
                     if not call.handle.small:
                         self._help(call)
-                    # A GPU can fetch what is there while the other keys are worked on.
-                    while later and finished < len(calls) and _is_ready(calls[finished]):
-                        self._finish(calls[finished], errors, later)
-                        finished += 1
-            for call in calls[finished:]:
-                self._finish(call, errors, later)
+            for call in calls:
+                self._finish(call, errors)
         except BaseException:
             self.give_up([call for call in calls if call.handle.key in private])
             raise
@@ -111,7 +101,7 @@ class Waits:
             if call.handle.complete < call.round:
                 call.handle.spoil(call.round, f"worker {self._rank} gave up waiting")
 
-    def _finish(self, call: shm.Call, errors: list[KVStoreError], later: Later) -> None:
+    def _finish(self, call: shm.Call, errors: list[KVStoreError]) -> None:
         handle = call.handle
         outcome = call.advance()
         if outcome != shm.READY:
@@ -121,19 +111,15 @@ class Waits:
             return
         if call.deliver() != shm.READY:
             self.wait(call.deliver, handle)
-        for deliver in later.get(handle.key, ()):
-            deliver()
 
-    def read(self, calls: list[shm.Call], later: Later = _NOTHING) -> None:
+    def read(self, calls: list[shm.Call]) -> None:
         """See the rounds complete that this worker has pushed into, and deliver."""
         if self._told:  # the loss was reported: reads give what there is
             for call in calls:  # an update that the dead have left half done is finished first
                 self._help(call)
                 self.wait(call.deliver, call.handle)
-                for deliver in later.get(call.handle.key, ()):
-                    deliver()
             return
-        self.complete(calls, set(), later)
+        self.complete(calls, set())
 
     def help(self, calls: list[shm.Call]) -> None:
         """Where this worker was the last to arrive, begin the work; never wait."""
@@ -267,9 +253,3 @@ class Waits:
             if time.monotonic() >= end:
                 return
             time.sleep(0.001)
-
-
-def _is_ready(call: shm.Call) -> bool:
-    """Whether a call's round is complete, or this worker can sum it without waiting."""
-    handle = call.handle
-    return handle.complete >= call.round or (handle.small and not handle.missing(call.round))
