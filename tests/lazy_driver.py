@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import itertools
 import os
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,7 +68,8 @@ class LazyDriver:
         self._events: dict[int, list[int]] = {}  # event -> [times recorded, times reached]
         self._names = itertools.count(0x1000)
         self._opened: set[tuple[int, int]] = set()
-        self._current = 0
+        self._lock = threading.RLock()
+        self._thread = threading.local()
         self.launches: list[tuple[str, int]] = []
         self.uploads = 0
         self.waits = 0  # of the host
@@ -80,9 +83,26 @@ class LazyDriver:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        before, self._current = self._current, device
-        yield
-        self._current = before
+        self.enter(device)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self, device: int) -> bool:
+        self._contexts.append(device)
+        return True
+
+    def leave(self) -> None:
+        self._contexts.pop()
+
+    @property
+    def _contexts(self) -> list[int]:
+        """Devices that the thread has entered, the one in use last."""
+        if not hasattr(self._thread, "contexts"):
+            self._thread.contexts = []
+        contexts: list[int] = self._thread.contexts
+        return contexts
 
     def reaches(self, device: int, other: int) -> bool:
         if device != other and self.peers:
@@ -214,7 +234,7 @@ class LazyDriver:
         host = cuda.HostKernel(spec, compiled=self._compiled)
 
         def launch(stream: int, image: int, chunks: int, *scalars: Any) -> None:
-            assert self._current == device
+            assert self._contexts[-1] == device
             self.launches.append((spec.name, chunks))
 
             def work() -> None:
@@ -278,7 +298,7 @@ class LazyDriver:
     def _check_live(self, address: int) -> _Block:
         block = self._block(address)
         assert block is None or block.live, (
-            f"memory of device {block.device} is used after it went back: {block.nbytes} bytes at {address:#x}"
+            f"{block.nbytes} bytes of device {block.device} at {address:#x} are used after they went back"
         )
         return block  # type: ignore[return-value]
 
@@ -323,6 +343,19 @@ class LazyDriver:
         while any(self._streams.values()):
             self._step()
 
+
+def _one_thread_at_a_time(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def locked(self: LazyDriver, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            return method(self, *arguments, **options)
+
+    return locked
+
+
+for _name, _method in list(vars(LazyDriver).items()):
+    if callable(_method) and _name not in ("__init__", "on", "enter", "leave"):
+        setattr(LazyDriver, _name, _one_thread_at_a_time(_method))
 
 #: Streams of users, which the driver has not made.
 _user_streams = itertools.count(1 << 40)

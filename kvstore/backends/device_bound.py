@@ -55,10 +55,11 @@ class GpuCall:
         place = self._place
         stream = arrays.stream_for(self._objects, place.device)
         tail = place.tail(stream)
-        order_behind(self._entries, place, stream)
+        moves = order_behind(self._entries, place, stream)
         self._gpus.apply.run(self._works, stream, lambda: self._launched(stream))
-        for entry in self._entries:
-            entry.tail = tail
+        if moves:
+            for entry in self._entries:
+                entry.tail = tail
 
     def _launched(self, stream: Stream) -> Launches:
         if self._launches is None:

@@ -270,11 +270,13 @@ class Call:
         self._scratch.clear()
 
 
-def order_behind(entries: Iterable[DeviceKey], place: Place, stream: Stream) -> None:
-    """Let a stream wait for what other streams have to do with these keys."""
+def order_behind(entries: Iterable[DeviceKey], place: Place, stream: Stream) -> bool:
+    """Let a stream wait for what other streams have to do with these keys; False if there are none."""
     mine = place.tail(stream)
-    for tail in {entry.tail for entry in entries if entry.tail is not mine}:
+    others = {entry.tail for entry in entries if entry.tail is not mine}
+    for tail in others:
         tail.hold(stream)
+    return bool(others)
 
 
 def _order(place: Place, first: Stream, then: Stream) -> None:

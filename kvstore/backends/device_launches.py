@@ -13,7 +13,7 @@ import numpy as np
 
 from ..devices.driver import Kernel
 from ..devices.place import Loan, Place
-from ..devices.streams import Stream
+from ..devices.streams import Stream, Tail
 from ..kernels import cuda
 from .device_keys import DeviceKey
 
@@ -39,7 +39,7 @@ class _Step:
         self.words: Any = words
         self._loan: Loan | None = None
 
-    def put(self, place: Place, stream: Stream) -> None:
+    def put(self, place: Place, stream: Stream, tail: Tail) -> None:
         """Launch; the first time the image goes up before."""
         loan = self._loan
         if loan is None:
@@ -47,7 +47,7 @@ class _Step:
             place.upload(loan.address, self.words, stream)
             self.words = None
         self.kernel(stream.handle, loan.address, self.chunks, *self.scalars)
-        loan.tail = place.tail(stream)
+        loan.tail = tail
 
 
 class Parameters:
@@ -91,13 +91,17 @@ class Launches:
 
     def run(self, stream: Stream, values: Values = ()) -> None:
         """Put everything on a stream that is ordered behind the earlier work on these keys."""
-        place = self._place
-        with place.driver.on(place.device):
+        place, tail = self._place, self._place.tail(stream)
+        entered = place.driver.enter(place.device)
+        try:
             for parameters, chosen in self.parameters:
                 parameters.set([values[i] for i in chosen], stream)
             for step in self._steps:
-                step.put(place, stream)
-        place.tail(stream).moved()
+                step.put(place, stream, tail)
+        finally:
+            if entered:
+                place.driver.leave()
+        tail.moved()
 
 
 def count_of(rows: Iterable[tuple[int, ...]]) -> int | None:

@@ -73,16 +73,26 @@ class Driver:
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
         """Make a device's primary context the thread's; afterwards the old one is back."""
-        wanted = self._context(device)
-        current = int(self._call("cuCtxGetCurrent"))
-        if current == self._handles[device]:
-            yield
-            return
-        self._call("cuCtxPushCurrent", wanted)
+        entered = self.enter(device)
         try:
             yield
         finally:
-            self._call("cuCtxPopCurrent")
+            if entered:
+                self.leave()
+
+    def enter(self, device: int) -> bool:
+        """Begin what `on` does: False if the context is there already, else `leave` must follow."""
+        context = self._contexts.get(device) or self._context(device)
+        status, current = self._api.cuCtxGetCurrent()
+        if not status and int(current) == self._handles[device]:
+            return False
+        self._check("cuCtxGetCurrent", status)
+        self._call("cuCtxPushCurrent", context)
+        return True
+
+    def leave(self) -> None:
+        """Put back the context that was the thread's before `enter`."""
+        self._call("cuCtxPopCurrent")
 
     def reaches(self, device: int, other: int) -> bool:
         """Whether kernels of `device` can use memory of `other`; opens the way where there is one."""
