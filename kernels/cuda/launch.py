@@ -1,4 +1,4 @@
-"""Kernels on a device, launched through cuda.core: a tenth of the time of numba's dispatcher, or less."""
+"""Kernels on a device, launched through cuda.core: a tenth of the time that numba takes, or less."""
 
 from __future__ import annotations
 
