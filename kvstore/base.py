@@ -31,7 +31,7 @@ _NOT_BUILT: dict[str, str] = {
 #: Literal name -> (module in kvstore.backends, class).
 BACKENDS: dict[str, tuple[str, str]] = dict.fromkeys(_ALONE, _LOCAL)
 BACKENDS.update(dict.fromkeys(("device", "local_allreduce_device"), ("device", "DeviceBackend")))
-BACKENDS["shared"] = ("device_shared", "DeviceSharedBackend")
+BACKENDS["shared"] = ("shared", "SharedBackend")
 #: Literal name -> what it runs on; known, and not built yet.
 PLANNED: dict[str, str] = {name: engine for engine, names in _NOT_BUILT.items() for name in names.split()}
 
@@ -163,7 +163,7 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
     config = store_config(options)
     shared = literal in _ALONE and config.processes != 1 and _has_peers()
     module, cls = BACKENDS["shared" if shared else literal]
-    if module == "device_shared" and sys.platform != "linux":
+    if module == "shared" and sys.platform != "linux":
         raise MissingBackendError(
             f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of "
             "deaths are memfd, futex and pidfd"

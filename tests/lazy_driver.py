@@ -70,6 +70,7 @@ class LazyDriver:
         self._opened: set[tuple[int, int]] = set()
         self._lock = threading.RLock()
         self._thread = threading.local()
+        self._locked: dict[int, int] = {}  # memory of the process whose pages are locked
         self.launches: list[tuple[str, int]] = []
         self.uploads = 0
         self.waits = 0  # of the host
@@ -144,6 +145,14 @@ class LazyDriver:
     def unpin(self, address: int) -> None:
         self._end(address, _HOST)
 
+    def register(self, address: int, nbytes: int) -> None:
+        assert address % 4096 == nbytes % 4096 == 0
+        self._locked[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        self._run_all()
+        del self._locked[address]
+
     def copy(self, target: int, source: int, nbytes: int, stream: int, device: int) -> None:
         self._check(device, target, nbytes)
         self._check(device, source, nbytes)
@@ -158,7 +167,8 @@ class LazyDriver:
 
     def _copy(self, target: int, source: int, nbytes: int, stream: int, device: int) -> None:
         assert nbytes > 0
-        if self._block(source) is None:  # pageable: read before the call returns
+        locked = any(start <= source < start + size for start, size in self._locked.items())
+        if self._block(source) is None and not locked:  # pageable: read before the call returns
             held = ctypes.string_at(source, nbytes)
             self._put(device, stream, lambda: self._move(target, held, nbytes))
         else:

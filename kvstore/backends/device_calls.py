@@ -111,14 +111,10 @@ class Call:
         """Address of a value, or of a copy of it."""
         if isinstance(value, np.ndarray):
             return self._brought_up(value)
-        return self.reach(value, f"value of key {entry.key!r}")
-
-    def reach(self, value: DeviceView, what: str = "value") -> int:
-        """Address of a value on a GPU, or of a copy of it that this one reaches."""
         self.order_with(value)
         if not value.contiguous:
             self.plain = False
-            value = arrays.gathered(value, what, self._streams.of(value.device))
+            value = arrays.gathered(value, f"value of key {entry.key!r}", self._streams.of(value.device))
             self._held.append(value)
         if self.place.driver.reaches(self.place.device, value.device):
             return value.address
@@ -126,7 +122,7 @@ class Call:
 
     def _brought_up(self, array: Array) -> int:
         self.plain = False
-        address = self.lend(array.nbytes)
+        address = self._lend(array.nbytes)
         if array.nbytes:
             self.place.driver.copy(
                 address, array.ctypes.data, array.nbytes, self.stream.handle, self.place.device
@@ -135,15 +131,14 @@ class Call:
 
     def _fetched(self, value: DeviceView) -> int:
         self.plain = False
-        here, device = self.lend(value.nbytes), self.place.device
+        here, device = self._lend(value.nbytes), self.place.device
         if value.nbytes:
             self._wait_for(self._streams.of(value.device))
             pair = (device, here), (value.device, value.address)
             self.place.driver.copy_between(*pair, value.nbytes, self.stream.handle, device)
         return here
 
-    def lend(self, nbytes: int) -> int:
-        """Address of scratch memory, good until `end`."""
+    def _lend(self, nbytes: int) -> int:
         address = self.place.lend(nbytes, self.stream)
         self._scratch.append(address)
         return address
@@ -219,7 +214,7 @@ class Call:
             self._send(self._brought_up(array), out)
             return
         here = self.place.driver.reaches(self.place.device, out.device)
-        target = out.address if here else self.lend(out.nbytes)
+        target = out.address if here else self._lend(out.nbytes)
         launches = Launches(self.place, [entry])
         spec = cuda.choose("cast", entry.dtype.name, target=out.dtype.name)
         launches.add(spec, [cuda.Row(entry.numel, srcs=(entry.memory.address,), dst=target)])
@@ -239,7 +234,7 @@ class Call:
 
     def staged(self, entry: DeviceKey, address: int) -> int:
         """Copy a source that overlaps with an out, so that it is read before that is written."""
-        copy = self.lend(entry.nbytes)
+        copy = self._lend(entry.nbytes)
         self.place.driver.copy(copy, address, entry.nbytes, self.stream.handle, self.place.device)
         return copy
 

@@ -28,6 +28,12 @@ OTHERWISE = {
     "test_an_updater_gets_row_sparse_sums": "row-sparse values stay on the host",
     "test_other_types_are_refused": "the wrapper leaves such arrays on the host",
 }
+#: What is not so between processes.
+ROWS_STAY = {
+    "test_row_sparse_keys_keep_the_union_of_rows",
+    "test_pushpull_of_row_sparse_keys_into_dense_outs",
+    "test_rows_of_any_number_of_dimensions",
+}
 
 
 def contract() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -40,7 +46,7 @@ globals().update({name: function for name, function in contract() if name not in
 
 
 def test_the_exceptions_are_tests_of_the_contract() -> None:
-    assert set(OTHERWISE) <= {name for name, _ in contract()}
+    assert set(OTHERWISE) | ROWS_STAY <= {name for name, _ in contract()}
 
 
 @pytest.fixture
@@ -60,6 +66,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[OnGpu]:
         return
     fake: LazyDriver = request.getfixturevalue("fake")
     name = "shared" if request.param == "lazy shared" else "device"
+    if name == "shared" and request.node.originalname in ROWS_STAY:
+        pytest.skip("between processes, row-sparse keys are pulled to the host only")
     with OnGpu(lambda array, **options: GpuArray(fake, array, **options), name) as made:
         yield made
     fake.assert_sound()

@@ -1,4 +1,4 @@
-"""`shared` with arrays on GPUs, which are fake (tests/lazy_driver.py): sums there, rounds in host memory."""
+"""`shared` with arrays on GPUs, which are fake (tests/lazy_driver.py): in turn with the host."""
 
 from __future__ import annotations
 
@@ -56,15 +56,12 @@ assert not loaded, loaded
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
-def test_values_of_a_key_are_one_copy(store: kv.KVStore, fake: LazyDriver) -> None:
+def test_values_and_outs_on_several_gpus(store: kv.KVStore, fake: LazyDriver) -> None:
     values = [draw("float32", 100, seed) for seed in range(3)]
     store.init("a", np.zeros(100, np.float32))
     given = [GpuArray(fake, value, i % 2) for i, value in enumerate(values)]
     outs = [GpuArray(fake, np.zeros(100, np.float16)), GpuArray(fake, np.zeros(100, np.float32), 1)]
-    fake.launches.clear()
     store.pushpull("a", given, out=[*outs, host := np.zeros(100, np.float32)])
-    fake.run_all()
-    assert [name for name, _ in fake.launches] == ["sum_float32_k3"]
     assert_same_bits(outs[1].get(), total(values))
     assert_same_bits(host, total(values))
     np.testing.assert_array_equal(outs[0].get(), total(values).astype(np.float16))
