@@ -139,7 +139,7 @@ class Arguments:
         """
         if cpu.first_misfit(outs, handle.like, True) < 0:
             return outs
-        direct, on_gpu = [], []
+        direct, others, on_gpu = [], [], []
         for out in outs:
             if isinstance(out, RowSparseArray):
                 continue
@@ -148,14 +148,14 @@ class Arguments:
                 continue
             array, deliver = writable(out, f"out of key {handle.key!r}")
             check_shape(handle, array, "out")
-            if array.dtype == handle.dtype:
-                direct.append(array)
-            else:
-                later.setdefault(handle.key, []).append(partial(convert, handle, array))
+            (direct if array.dtype == handle.dtype else others).append(array)
             if deliver is not None:
                 later.setdefault(handle.key, []).append(deliver)
         if on_gpu:
-            direct += self._use_gpus().outs(handle, on_gpu, values, later.setdefault(handle.key, []))
+            direct += self._use_gpus().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
+        if others:
+            conversions = [partial(convert, handle, direct[:1], array) for array in others]
+            later[handle.key] = conversions + later.get(handle.key, [])
         return direct
 
     def check_outs(self, rest: list[Group]) -> None:
@@ -219,9 +219,14 @@ def _rows_stay(handle: Handle) -> CapabilityError:
     )
 
 
-def convert(handle: Handle, out: Array) -> None:
-    """Write the value to an array of another element type."""
-    np.copyto(out, handle.value(), casting="unsafe")
+def convert(handle: Handle, direct: list[Array], out: Array) -> None:
+    """Write the result to an array of another element type.
+
+    It is taken from an array that the round has filled, if there is one: of a small key, each worker has its
+    own result sooner than the store has its.
+    """
+    with np.errstate(all="ignore"):
+        np.copyto(out, direct[0] if direct else handle.value(), casting="unsafe")
 
 
 def is_large(pairs: list[tuple[Handle, list[Any]]]) -> bool:

@@ -118,24 +118,32 @@ class Gpus:
         self._writable(handle, out, Streams([out]))
 
     def outs(
-        self, handle: Handle, outs: list[Any], values: Sequence[Array], later: list[Deliver]
+        self,
+        handle: Handle,
+        outs: list[Any],
+        values: Sequence[Array],
+        direct: Sequence[Array],
+        later: list[Deliver],
     ) -> list[Array]:
         """Check outs; return what a round is to fill for them, and add to `later` how that gets there.
 
         The buffer of a value that is pushed in the same call is used, so that a sum may be made in place.
+        `direct` are arrays of the host that the round fills.
         """
         streams = Streams(outs)
         targets = [self._target(handle, out, streams) for out in outs]
+        filled: list[Array] = []
         same = [target for target in targets if target.view.dtype == handle.dtype]
+        if same:
+            lease = self._pushed(handle, values) or self._buffers.for_host(handle, handle.dtype)
+            filled = [lease.array]
+            later += [partial(self._send, lease, target) for target in same]
         for target in targets:
             if target.view.dtype != handle.dtype:
                 lease = self._buffers.for_host(handle, target.view.dtype)
-                later += [partial(_convert, handle, lease), partial(self._send, lease, target)]
-        if not same:
-            return []
-        lease = self._pushed(handle, values) or self._buffers.for_host(handle, handle.dtype)
-        later += [partial(self._send, lease, target) for target in same]
-        return [lease.array]
+                later.append(partial(convert, handle, [*direct, *filled], lease.array))
+                later.append(partial(self._send, lease, target))
+        return filled
 
     def _pushed(self, handle: Handle, values: Sequence[Array]) -> Lease | None:
         landing = self._landing.get(handle.key)
@@ -185,8 +193,3 @@ class Gpus:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # nobody is left to tell; `close` was the place
             self.close()
-
-
-def _convert(handle: Handle, lease: Lease) -> None:
-    with np.errstate(all="ignore"):
-        convert(handle, lease.array)

@@ -165,9 +165,13 @@ class FakeDriver:
 
 
 def _compiled() -> Path:
-    """Compile the driver, once for each state of its source, into a folder of the user's own."""
+    """Compile the driver, once for each state of its source, into a folder of the user's own.
+
+    FAKE_CUDA_FOLDER says where, for processes whose temporary folder is to stay empty.
+    """
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"kvstore-fake-cuda-{os.getuid()}-{digest}"
+    place = os.environ.get("FAKE_CUDA_FOLDER") or tempfile.gettempdir()
+    folder = Path(place) / f"kvstore-fake-cuda-{os.getuid()}-{digest}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
