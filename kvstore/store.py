@@ -63,7 +63,9 @@ class KVStore(KVStoreBase):
     All methods may be called from several threads. The operations of one key run in the order of the calls.
     Values and outs are arrays of any library that speaks DLPack, ``__array_interface__`` or the buffer
     protocol, or `RowSparseArray`. Arrays of the caller are never kept: when a method returns, they are the
-    caller's again (with ``async_op=True``: when the returned `Work` is done).
+    caller's again (with ``async_op=True``: when the returned `Work` is done). `device` and `shared` take arrays
+    on GPUs, too (also by ``__cuda_array_interface__``): work on these is put on the caller's current stream,
+    and they are the caller's again in the order of that stream.
     """
 
     def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
@@ -317,7 +319,8 @@ class KVStore(KVStoreBase):
         ----------
         updater : callable or None
             `merged` is the sum (row-sparse where row-sparse arrays were pushed) and good during the call
-            only; `stored` is the live weight as a NumPy array. Runs on one thread at a time. It may call
+            only; `stored` is the live weight as a NumPy array (both are `DeviceArray` for a key on a GPU, and
+            work on them goes to the caller's stream). Runs on one thread at a time. It may call
             this store; such calls run at once, ahead of asynchronous operations that wait. None goes back
             to plain sums.
         """
@@ -498,7 +501,8 @@ class KVStore(KVStoreBase):
         Returns
         -------
         numpy.ndarray or RowSparseArray
-            `pull` is the snapshot; this is not.
+            `pull` is the snapshot; this is not. For a key on a GPU a `kvstore.devices.arrays.DeviceArray`,
+            which PyTorch, CuPy and Numba take as theirs.
         """
         name = plain_key(key)
         return self._do([(name, [])], self._backend.view, name)
