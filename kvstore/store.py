@@ -63,9 +63,9 @@ class KVStore(KVStoreBase):
     All methods may be called from several threads. The operations of one key run in the order of the calls.
     Values and outs are arrays of any library that speaks DLPack, ``__array_interface__`` or the buffer
     protocol, or `RowSparseArray`. Arrays of the caller are never kept: when a method returns, they are the
-    caller's again (with ``async_op=True``: when the returned `Work` is done). `device` and `shared` take arrays
-    on GPUs, too (also by ``__cuda_array_interface__``): work on these is put on the caller's current stream,
-    and they are the caller's again in the order of that stream.
+    caller's again (with ``async_op=True``: when the returned `Work` is done). `device` and `shared` take
+    arrays on GPUs, too (also by ``__cuda_array_interface__``): work on these is put on the caller's current
+    stream, and they are the caller's again in the order of that stream.
     """
 
     def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
