@@ -333,6 +333,22 @@ def test_the_caller_s_stream_is_torch_s_current_one(torch: FakeTorch, fake: Lazy
     assert arrays.stream_for([other], 0).handle == other.stream
 
 
+def test_one_array_speaks_for_all(torch: FakeTorch, fake: LazyDriver) -> None:
+    silent, named, tensor = (
+        GpuArray(fake, np.ones(3)),
+        GpuArray(fake, np.ones(3), stream=new_stream()),
+        torch.tensor([1]),
+    )
+    for objects, chosen in (
+        ([silent, named, tensor], [tensor]),
+        ([silent, named], [named]),
+        ([silent], []),
+        ([], []),
+    ):
+        assert arrays.speaker(objects) == chosen
+        assert arrays.stream_for(chosen, 0).handle == arrays.stream_for(objects, 0).handle
+
+
 def test_without_a_word_on_streams_it_is_the_legacy_one(fake: LazyDriver) -> None:
     assert arrays.stream_for([GpuArray(fake, np.ones(3)), np.ones(3)], 0).handle == 1
     assert arrays.stream_for([], 1).handle == 1

@@ -48,7 +48,7 @@ class DeviceBackend(LocalBackend):
         """Copy one value for each new key, to where it lies."""
         new = [(key, values) for key, values in groups if values]
         first = len(self._order)
-        on_gpu = [i for i, (_, values) in enumerate(new) if arrays.any_on_device(values)]
+        on_gpu = {i: None for i, (_, values) in enumerate(new) if arrays.any_on_device(values)}
         for key, values in (new[i] for i in on_gpu):
             self._check_new(key, values)
         host = {
@@ -97,7 +97,7 @@ class DeviceBackend(LocalBackend):
 
     def push(self, groups: list[Group]) -> None:
         """Sum, then update or replace."""
-        if self._again(groups, {}):
+        if self._on_gpu and self._again(groups, {}):
             return
         if self._on_host(groups):
             super().push(groups)
@@ -106,7 +106,7 @@ class DeviceBackend(LocalBackend):
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, and hand the result out in the same launch, or while it is in the cache."""
-        if self._again(groups, dict(groups if outs is None else outs)):
+        if self._on_gpu and self._again(groups, dict(groups if outs is None else outs)):
             return
         if self._on_host(groups, outs or ()):
             super().pushpull(groups, outs)
@@ -140,8 +140,8 @@ class DeviceBackend(LocalBackend):
         return self._again([(key, values)], {key: values if out is None else _listed(out)})
 
     def _again(self, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
-        """Push PyTorch tensors to keys that know such; False: nothing has happened."""
-        return bool(self._on_gpu) and self._push_tensors(self._gpus, groups, outs)
+        """Push PyTorch tensors to keys on a GPU that know such; False: nothing has happened."""
+        return self._push_tensors(self._gpus, groups, outs)
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
         """Check a call once, and return the shortest way to do it again."""

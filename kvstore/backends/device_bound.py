@@ -34,6 +34,7 @@ class GpuCall:
         self._version = gpus.version, gpus.apply.tag
         self._entries = [work.entry for work in works]
         self._place = self._entries[0].place
+        self._speaker = arrays.speaker(objects)
         self._addresses = arrays.addresses_of(objects)
         gpus.bound.add(self)
         self._launches: Launches | None = None
@@ -53,7 +54,7 @@ class GpuCall:
     def run(self) -> None:
         """Launch on the caller's stream."""
         place = self._place
-        stream = arrays.stream_for(self._objects, place.device)
+        stream = arrays.stream_for(self._speaker, place.device)
         tail = place.tail(stream)
         moves = order_behind(self._entries, place, stream)
         self._gpus.apply.run(self._works, stream, lambda: self._launched(stream))

@@ -6,6 +6,7 @@ address, type and shape. Torch, CuPy and JAX are told by the module of the type,
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable
@@ -289,6 +290,16 @@ def stream_for(arrays: Iterable[Any], device: int) -> Stream:
     if cupy:
         return streams.of_cupy(device)
     return named or Stream(device, driver.LEGACY_STREAM)
+
+
+def speaker(objects: list[Any]) -> list[Any]:
+    """Return the one array, if there is one, by which `stream_for` decides for all of these."""
+    kinds = [_kind(type(one)) for one in objects]
+    for kind in ("torch", "cupy"):
+        if kind in kinds:
+            return [objects[kinds.index(kind)]]
+    named = (one for one in objects if (getattr(one, "__cuda_array_interface__", None) or {}).get("stream"))
+    return list(itertools.islice(named, 1))
 
 
 def _named_stream(array: Any, device: int) -> Stream | None:
