@@ -168,7 +168,7 @@ def to_outs(pair: Pair, n: int) -> None:
     outs = [pair.room(n), pair.room(n), np.empty(n, pair.values.dtype)]
     pair.store.pushpull(f"k{n}", mine, out=outs)
     want = pair.expected(n, parts)
-    for out in outs:
+    for out in reversed(outs):  # all are written on the stream of the first, for which nobody has waited
         assert_same_bits(get(out), want)
     assert_same_bits(get(mine), parts[pair.store.rank])
 
@@ -432,6 +432,25 @@ def orders() -> list[float]:
         store.barrier()
         store.close()
     return [seen[key] for key in SIZES]
+
+
+def ahead_of_a_peer() -> None:
+    """Two pushes before the other worker's first one: what it is to read is not written over."""
+    with gpu(count=1) as made, shared() as store:
+        start(store, made)
+        stream, n = made.streams[0][0], SIZES["large"]
+        parts = [[draw("float32", n, 10 * r + w) for w in range(2)] for r in range(2)]
+        if store.rank == 0:
+            for own in parts:
+                store.push("large", made.array(own[0], stream=stream))
+        store.barrier()
+        if store.rank == 1:
+            for own in parts:
+                out = made.array(np.zeros(n, F))
+                store.pushpull("large", made.array(own[1]), out=out)
+                assert_same_bits(out.get(), total(own))
+        store.barrier()
+        store.close()
 
 
 def bounded() -> None:

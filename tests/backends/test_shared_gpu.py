@@ -105,7 +105,9 @@ def test_operations_that_begin_in_different_orders(job: MakeJob) -> None:
     assert same(job(2), "orders") == [15.0] * 3
 
 
-@pytest.mark.parametrize("function", ["bounded", "waits_of_the_host", "closed_early", "dropped"])
+@pytest.mark.parametrize(
+    "function", ["ahead_of_a_peer", "bounded", "waits_of_the_host", "closed_early", "dropped"]
+)
 def test_memory_and_waits(job: MakeJob, function: str) -> None:
     run(job(2), function)
 
