@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_cuda import FakeDriver, install
+from fake_torch import FakeTorch, Parameter
 from jobs import hear, tell
+from lazy_driver import LazyDriver, new_stream
 from procs_shared import Digest, Values, sizes_of
 from procs_shared_compression import Everyone
 from real_gpu import RealArray
@@ -391,6 +393,63 @@ def compressed(codec: dict[str, Any], verb: str) -> str:
                 digest.add(out.get())
         store.barrier()
         store.close()
+    return digest.hex()
+
+
+class LockingDriver(LazyDriver):
+    """A lazy driver that locks pages: what is copied up from these is read when the copy is made."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.locked: dict[int, int] = {}
+
+    def register(self, address: int, nbytes: int) -> None:
+        assert not any(at < address + nbytes and address < at + n for at, n in self.locked.items())
+        self.locked[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        del self.locked[address]
+
+    def _copy(self, target: int, source: int, nbytes: int, stream: int, device: int) -> None:
+        if any(at <= source < at + n for at, n in self.locked.items()):
+            self._put(device, stream, lambda: self._move(target, source, nbytes))
+        else:
+            super()._copy(target, source, nbytes, stream, device)
+
+
+def tensors(seed: int) -> str:
+    """PyTorch's tensors on its current stream, strided ones too, while streams take turns at random."""
+    made = LockingDriver(seed=seed)
+    before, sys.modules["torch"] = driver.use(made), FakeTorch(made)
+    torch: Any = sys.modules["torch"]
+    store, digest, shape = shared(), Digest(), (331, 101)
+    store.init(["w", "b"], [torch.tensor(np.zeros(shape, F)), torch.tensor(np.zeros(5, F))])
+    streams, outs, wants = [(0, new_stream()) for _ in range(3)], [], []
+    for r in range(12):
+        parts = [draw("float32", shape[0] * shape[1], 10 * r + w).reshape(shape) for w in range(2)]
+        with torch.cuda.stream(streams[r % 3]):
+            mine = Parameter(torch, parts[store.rank], requires_grad=True, transposed=r % 2 == 1)
+            small = torch.tensor(np.full(5, r + store.rank, F))
+            room = [torch.tensor(np.zeros(shape, F), transposed=r % 4 < 2), torch.tensor(np.zeros(5, F))]
+            if r % 3 == 0:
+                store.push(["w", "b"], [mine, small])
+                store.pull(["w", "b"], out=room)
+            else:
+                store.pushpull(["w", "b"], [mine, small], out=room, async_op=r % 3 == 1)
+                store.wait()
+        outs.append((r, room))
+        wants.append((total(parts), np.full(5, 2 * r + 1, F)))
+    for (r, room), want in zip(outs, wants, strict=True):
+        with torch.cuda.stream(streams[r % 3]):
+            for out, expected in zip(room, want, strict=True):
+                assert_same_bits(out.get(), expected)
+                digest.add(out.get())
+    store.barrier()
+    store.close()
+    assert made.locked == {}
+    assert made.leftovers()["events"] == 0
+    made.assert_sound()
+    driver.use(before)
     return digest.hex()
 
 

@@ -94,6 +94,11 @@ def test_compressed_gradients(job: MakeJob, codec: dict[str, Any], verb: str) ->
     same(job(2), "compressed", codec, verb)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_tensors_on_the_caller_s_stream(job: MakeJob, seed: int) -> None:
+    same(job(2), "tensors", seed)
+
+
 def test_broadcast(job: MakeJob) -> None:
     run(job(3), "broadcast")
 
