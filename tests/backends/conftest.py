@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 from fake_cuda import FakeDriver
-from fake_cuda import driver as fake_cuda_driver
 from fake_cuda.fixtures import fake_cuda  # noqa: F401
 
 from kvstore.devices import driver
-from kvstore.kernels.cuda import HostKernel
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +27,12 @@ def quick_collections() -> Iterator[None]:
 def cuda(
     quick_collections: None,
     fake_cuda: FakeDriver,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[FakeDriver]:
     """Let the store's driver be made anew, on a fake that does nothing before somebody waits.
 
     The arrays are to be small: kernels are interpreted, which is quicker than to compile them.
     """
-    monkeypatch.setattr(fake_cuda_driver, "HostKernel", partial(HostKernel, compiled=False))
+    fake_cuda.interpreted = True
     fake_cuda.lazy = True
     before = driver.use(None)
     yield fake_cuda
