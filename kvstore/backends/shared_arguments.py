@@ -139,7 +139,9 @@ class Arguments:
         """
         if cpu.first_misfit(outs, handle.like, True) < 0:
             return outs
-        direct, others, on_gpu = [], [], []
+        direct: list[Array] = []
+        others: list[Array] = []
+        on_gpu: list[Any] = []
         for out in outs:
             if isinstance(out, RowSparseArray):
                 continue
