@@ -28,18 +28,10 @@ from real_gpu import RealArray
 from references import Array, assert_same_bits, draw, dtype_of, total
 
 import kvstore as kv
-from kvstore.backends.shared import SharedBackend
-from kvstore.config import store_config
 from kvstore.devices import driver
 
 F = np.float32
 MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9}
-
-
-def shared(**options: Any) -> kv.KVStore:
-    """The shared store with this backend, whichever one the name stands for."""
-    config = store_config(options)
-    return kv.KVStore("shared", SharedBackend(config), config)
 
 
 class Gpu:
@@ -108,7 +100,7 @@ class Pair:
     """The shared store with arrays of one worker's choice, and a local one with those of all workers."""
 
     def __init__(self, values: Values, sizes: list[int], put: Callable[[Array], Any]) -> None:
-        self.store, self.local = shared(), kv.create("local", processes=1)
+        self.store, self.local = kv.create("shared"), kv.create("local", processes=1)
         self.values, self.sizes, self.put = values, sizes, put
         self.keys = [f"k{n}" for n in sizes]
         zeros = [np.zeros(n, values.dtype) for n in sizes]
@@ -280,7 +272,7 @@ WAYS = [
 def sums(name: str, places: list[str], real: bool = False) -> str:
     """Every verb at every size; each worker's arrays lie where the test says."""
     digest = Digest()
-    rank = int(shared(group="rank").rank)
+    rank = int(kv.create("shared", group="rank").rank)
     values = Values(name, len(places), 5)
     chance = random.Random(rank)
     with gpu(real, rank) as made:
@@ -316,7 +308,7 @@ def optimizers(rule: str, real: bool = False) -> str:
     """Weights of `shared` with GPU gradients, beside those of `local`."""
     digest = Digest()
     with gpu(real) as made:
-        store, local = shared(), kv.create("local", processes=1)
+        store, local = kv.create("shared"), kv.create("local", processes=1)
         local.init(list(SIZES), list(start(store, made).values()))
         for one in (store, local):
             one.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
@@ -355,7 +347,7 @@ def updater() -> str:
 
     digest = Digest()
     with gpu() as made:
-        store = shared()
+        store = kv.create("shared")
         want = start(store, made)
         store.set_updater(rule)
         for r in range(3):
@@ -374,7 +366,7 @@ def updater() -> str:
 def compressed(codec: dict[str, Any], verb: str) -> str:
     digest = Digest()
     with gpu() as made:
-        store, local = shared(), kv.create("local", processes=1)
+        store, local = kv.create("shared"), kv.create("local", processes=1)
         local.init(list(SIZES), list(start(store, made).values()))
         store.set_gradient_compression(codec)
         everyone = Everyone([codec] * store.num_workers)
@@ -422,7 +414,7 @@ def tensors(seed: int) -> str:
     made = LockingDriver(seed=seed)
     before, sys.modules["torch"] = driver.use(made), FakeTorch(made)
     torch: Any = sys.modules["torch"]
-    store, digest, shape = shared(), Digest(), (331, 101)
+    store, digest, shape = kv.create("shared"), Digest(), (331, 101)
     store.init(["w", "b"], [torch.tensor(np.zeros(shape, F)), torch.tensor(np.zeros(5, F))])
     streams, outs, wants = [(0, new_stream()) for _ in range(3)], [], []
     for r in range(12):
@@ -455,7 +447,7 @@ def tensors(seed: int) -> str:
 
 def broadcast() -> None:
     """Rank 0's value counts; a broadcast that fails leaves the keys to be initialised."""
-    with gpu() as made, shared() as store:
+    with gpu() as made, kv.create("shared") as store:
         want = draw("float32", 1000, 1)
         own, out = made.array(want if store.rank == 0 else np.zeros(1000, F)), made.array(np.zeros(1000, F))
         store.broadcast("w", own, out=out)
@@ -475,7 +467,7 @@ def broadcast() -> None:
 
 def orders() -> list[float]:
     """Asynchronous operations that the workers begin in different orders end all the same."""
-    with gpu() as made, shared() as store:
+    with gpu() as made, kv.create("shared") as store:
         start(store, made)
         names = list(SIZES) if store.rank == 0 else list(SIZES)[::-1]
         seen: dict[str, float] = {}
@@ -495,7 +487,7 @@ def orders() -> list[float]:
 
 def ahead_of_a_peer() -> None:
     """Two pushes before the other worker's first one: what it is to read is not written over."""
-    with gpu(count=1) as made, shared() as store:
+    with gpu(count=1) as made, kv.create("shared") as store:
         start(store, made)
         stream, n = made.streams[0][0], SIZES["large"]
         parts = [[draw("float32", n, 10 * r + w) for w in range(2)] for r in range(2)]
@@ -514,7 +506,7 @@ def ahead_of_a_peer() -> None:
 
 def bounded() -> None:
     """Rounds that come again and again need no more memory, whether anybody waits for the copies or not."""
-    with gpu() as made, shared() as store:
+    with gpu() as made, kv.create("shared") as store:
         assert made.fake is not None
         start(store, made)
         grads = [made.array(np.ones(n, F)) for n in SIZES.values()]
@@ -535,7 +527,7 @@ def bounded() -> None:
 
 def waits_of_the_host() -> None:
     """The host waits for each gradient that comes down, and for nothing that goes up."""
-    with gpu(count=1) as made, shared() as store:
+    with gpu(count=1) as made, kv.create("shared") as store:
         assert made.fake is not None
         start(store, made)
         keys, outs = list(SIZES), [made.array(np.zeros(n, F)) for n in SIZES.values()]
@@ -554,7 +546,7 @@ def waits_of_the_host() -> None:
 def closed_early() -> None:
     """What is on its way up when the store is closed arrives."""
     with gpu() as made:
-        store = shared()
+        store = kv.create("shared")
         start(store, made)
         grad, out = made.array(np.ones(SIZES["large"], F)), made.array(np.zeros(SIZES["large"], F))
         store.pushpull("large", grad, out=out)
@@ -566,7 +558,7 @@ def closed_early() -> None:
 def dropped() -> None:
     """A store that nobody closes locks no page once it is gone."""
     with gpu() as made:
-        store = shared()
+        store = kv.create("shared")
         start(store, made)
         grad = made.array(np.ones(SIZES["large"], F))
         store.pushpull("large", grad)
@@ -583,7 +575,7 @@ def pageable(after: int) -> list[str]:
     log = logging.getLogger("kvstore.shared")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    with gpu() as made, shared() as store:
+    with gpu() as made, kv.create("shared") as store:
         assert made.fake is not None
         made.fake.fail("cuMemHostRegister_v2", 801, after)
         start(store, made)
@@ -600,7 +592,7 @@ def pageable(after: int) -> list[str]:
 
 def refused() -> list[float]:
     """What cannot be meant raises, and has changed nothing."""
-    with gpu() as made, shared() as store:
+    with gpu() as made, kv.create("shared") as store:
         start(store, made)
         n = SIZES["large"]
         good, out = made.array(np.full(n, 2, F)), made.array(np.zeros(n, F))
@@ -628,7 +620,7 @@ def refused() -> list[float]:
 
 def broken_once(call: str) -> None:
     """An error of the driver before a worker has arrived: it is told in words, and the round can go on."""
-    with gpu() as made, shared() as store:
+    with gpu() as made, kv.create("shared") as store:
         assert made.fake is not None
         start(store, made)
         value = made.array(np.ones(SIZES["large"], F))
@@ -645,7 +637,7 @@ def broken_once(call: str) -> None:
 
 def nothing_of_cuda() -> list[str]:
     """Modules that a process has imported that never meets an array of a GPU."""
-    with shared() as store:
+    with kv.create("shared") as store:
         store.init(list(SIZES), [np.zeros(n, F) for n in SIZES.values()])
         store.set_optimizer(kv.optimizer.SGD())
         values = [np.ones(n, F) for n in SIZES.values()]
@@ -666,7 +658,7 @@ def nothing_of_cuda() -> list[str]:
 def until_lost(seed: int, rule: str | None) -> dict[str, Any]:
     """Rounds until another worker is gone; then what can still be read, and what is left."""
     with gpu(seed=seed) as made:
-        store = shared()
+        store = kv.create("shared")
         store.init(list(SIZES), [made.array(np.zeros(n, F)) for n in SIZES.values()])
         if rule is not None:
             store.set_optimizer(kv.optimizer.create(rule, **MOMENTUM))
@@ -711,7 +703,7 @@ def move(store: Any, t: int, grads: list[Any], outs: list[Any]) -> None:
 def going_on() -> dict[str, float]:
     """Rounds that go on without a worker, until the test says so."""
     with gpu() as made:
-        store = shared(on_peer_loss="continue")
+        store = kv.create("shared", on_peer_loss="continue")
         store.init(["stop", *SIZES], [np.zeros(1, F), *(made.array(np.zeros(n, F)) for n in SIZES.values())])
         tell("working")
         stop, last, told = np.zeros(1, F), {}, False
