@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 from .errors import ClosedError, KVStoreError, TimeoutError
@@ -128,16 +128,39 @@ class Engine:
         self._pending: set[_Task] = set()
         self._sequence = 0
         self._thread: threading.Thread | None = None
+        self._announced = 0
         #: True while any task is unfinished; read without the lock by callers that only want to skip a wait.
         self.busy = False
+
+    @contextlib.contextmanager
+    def announced(self, what: str) -> Iterator[None]:
+        """Make sure that a task can be submitted in the body, which does what cannot be taken back.
+
+        Raises
+        ------
+        ClosedError, KVStoreError
+            The engine is closed, or its thread cannot be started; the body has not begun then.
+        """
+        with self._lock:
+            self._check_open(what)
+            self._ensure_thread(what)
+            self._announced += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._announced -= 1
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise ClosedError(f"{what}: the store is closed")
 
     def submit(self, keys: Iterable[Hashable], run: Callable[[], Any], priority: int, what: str) -> Work:
         """Queue `run` behind the unfinished tasks of `keys` and return its handle."""
         work = Work(what, self.timeout)
         task = _Task(frozenset(keys), run, priority, work)
         with self._lock:
-            if self._closed:
-                raise ClosedError(f"{what}: the store is closed")
+            self._check_open(what)
             self._ensure_thread(what)
             before = {id(t): t for t in map(self._last.get, task.keys) if t is not None}
             for earlier in before.values():
@@ -230,7 +253,7 @@ class Engine:
         with self._lock:
             while not self._ready:
                 if self._closed or (not self._lock.wait(1.0) and not self._ready):
-                    if self._pending and not self._closed:
+                    if (self._pending or self._announced) and not self._closed:
                         continue
                     self._thread = None
                     return None

@@ -677,12 +677,14 @@ class KVStore(KVStoreBase):
         if self._engine.inside():
             return self._engine.run_now(run, what)
         rank = _whole(priority)
-        if self._backend.begins:
+        if not self._backend.begins:
+            return self._engine.submit(keys, run, rank, what)
+        with self._engine.announced(what):  # what has begun cannot be taken back
             try:
                 run = self._exclusively(self._backend.begin, verb, arguments)
             except Exception as error:
                 run = partial(_raise, error)
-        return self._engine.submit(keys, run, rank, what)
+            return self._engine.submit(keys, run, rank, what)
 
     def _updater_or_raise(self, verb: str) -> Updater:
         updater = self._backend.updater

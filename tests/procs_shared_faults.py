@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import mmap
 import os
 import random
 import resource
@@ -579,3 +580,35 @@ def held(traffic: Traffic) -> list[int]:
     own = int(status.split("RssAnon:")[1].split()[0])
     reserved = sum(store._backend._job.reserved() for store in traffic.stores) // 1024
     return [own, reserved, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+
+
+def gives_up(size: int) -> None:
+    """Worker 0 waits in vain with memory that it then gives back to the system; worker 1 comes too late."""
+    late = kv.create("shared", group="rank").rank == 1
+    store = kv.create("shared", timeout=20 if late else 2)
+    store.init("w", np.full(size, 5, F))
+    out = np.zeros(size, F)
+    if late:
+        hear()
+        with pytest.raises(kv.KVStoreError, match="worker 0 gave up waiting"):
+            store.push("w", np.ones(size, F))
+            store.pull("w", out=out)
+    else:
+        memory = mmap.mmap(-1, 4 * size)
+        value = np.frombuffer(memory, F)
+        with pytest.raises(kv.TimeoutError):
+            store.pushpull("w", value)
+        del value
+        memory.close()
+        tell("gone")
+        hear()
+        with pytest.raises(kv.KVStoreError, match="worker 0 gave up waiting"):
+            store.pull("w", out=out)
+    assert not out.any()
+    store.pull("w", out=out)
+    assert (out == 5).all()
+    store.push("w", np.ones(size, F))
+    store.pull("w", out=out)
+    assert (out == 2).all()
+    tell("done")
+    hear()

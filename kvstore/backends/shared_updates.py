@@ -39,6 +39,8 @@ class Updates:
         self._version = 0
         #: What was raised in this process, by key and round, until its worker is told.
         self.causes: dict[tuple[Key, int], BaseException] = {}
+        #: The key whose round this process is carrying out: who waits for it now would wait for itself.
+        self.at_work: Key | None = None
         self._records: dict[int | str, int] = {}
 
     def check(self, handle: Handle) -> None:
@@ -138,6 +140,7 @@ class Updates:
 
     def carry_out(self, handle: Handle, rows: Rows) -> None:
         """Plan, or do, the update of the round that this worker has just opened."""
+        outer, self.at_work = self.at_work, handle.key
         try:
             if shm.opened_with_rows(handle):
                 rows.carry_out(handle)
@@ -154,6 +157,8 @@ class Updates:
             shm.close_opened(handle, False)
             if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
                 raise
+        finally:
+            self.at_work = outer
 
     def _name(self) -> str:
         return "the updater" if self.updater is None else type(self.updater.optimizer).__name__

@@ -119,7 +119,10 @@ class Waits:
                 self._help(call)
                 self.wait(call.deliver, call.handle)
             return
-        self.complete(calls, set())
+        own = [call for call in calls if call.handle.key == self._updates.at_work]
+        self.complete([call for call in calls if call not in own], set())
+        for call in own:
+            self.wait(call.deliver, call.handle)
 
     def help(self, calls: list[shm.Call]) -> None:
         """Where this worker was the last to arrive, begin the work; never wait."""
@@ -152,6 +155,8 @@ class Waits:
 
     def settle(self, handle: Handle) -> None:
         """See the rounds complete that this worker has pushed into."""
+        if handle.key == self._updates.at_work:
+            return
         if self._told:
             self._help(shm.Call(handle, [], False))
         elif handle.complete < handle.arrived or handle.failed == handle.arrived > 0:

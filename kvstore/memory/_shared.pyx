@@ -116,6 +116,7 @@ cdef extern from "region.h" nogil:
     int kv_swap "KV_SWAP" (void *word, uint64_t expected, uint64_t value)
     uint64_t kv_now_ns()
     int kv_map_region(kv_self *me, int fd, uint64_t window, uint64_t least)
+    void kv_unmap_region(kv_self *me)
     int kv_found_region(kv_self *me, uint64_t reserved)
     int kv_is_region(kv_self *me)
     int kv_sit_down(kv_self *me)

@@ -66,10 +66,10 @@ cdef class Job:
         self.me.go_on = <int>kv_get(&self.me.head.go_on)
 
     def __dealloc__(self):
-        # The mapping stays: arrays may look into it to the end of the process.
         if self.me != NULL:
             if not self.closed:
                 self.leave(False)
+            kv_unmap_region(self.me)  # every array that looks into it has kept this object alive
             free(self.me.bounce)
             free(self.me)
 
@@ -175,6 +175,9 @@ cdef class Job:
                 os.close(self.me.pidfd[w])
                 self.me.pidfd[w] = -1
         os.close(self.me.fd)
+        # Arrays that handles keep would keep this object, and no collector looks into arrays.
+        for handle in self.handles.values():
+            (<Handle>handle).arrays = [None, None]
 
     def note_fork(self):
         """Say that this is a child of the process that sat down: the seat is the parent's."""

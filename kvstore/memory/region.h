@@ -29,6 +29,13 @@ static int kv_map_region(kv_self *me, int fd, uint64_t window, uint64_t least)
     return -1;
 }
 
+static void kv_unmap_region(kv_self *me)
+{
+    if (me->base && !me->pulsing)
+        munmap(me->base, me->window);
+    me->base = NULL;
+}
+
 /* Write the header into a new region whose first bytes are reserved. The magic comes last. */
 static int kv_found_region(kv_self *me, uint64_t reserved)
 {

@@ -259,7 +259,7 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
     pthread_mutex_lock(&me->busy);
     kv_gather(me, &call, round, e->mask, &s);
     s.m = 0;
-    for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n; at += size) {
+    for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && kv_get(&e->failed) != round; at += size) {
         ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
         if (!s.n_peeked)
             kv_sum_here(me, &call, to, s.src, s.coded, s.k, s.out, 0, at, end);
@@ -386,13 +386,20 @@ static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
     return 1;
 }
 
+/* Whether somebody has given up a round whose sum would read its memory: no array of that worker may be touched then,
+ * least of all by itself, to whom no system call says that it is gone. Updates read slots only, and go on. */
+static int kv_withdrawn(const kv_entry *e, uint64_t round)
+{
+    return e->rule < 0 && kv_get(&e->failed) == round;
+}
+
 /* The chunk that the log names, to its end. What cannot be read spoils the round, and the round goes on. */
 static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase)
 {
     kv_entry *e = call->entry;
     ptrdiff_t size = kv_chunk_size(e), from = (ptrdiff_t)log->chunk * size;
     ptrdiff_t end = from + size < (ptrdiff_t)e->n ? from + size : (ptrdiff_t)e->n;
-    int outcome = e->rule < 0 ? kv_sum_chunk(me, call, log->round, e->mask, kv_current_of(phase), from, end)
+    int outcome = kv_withdrawn(e, log->round) ? KV_UNREADABLE : e->rule < 0 ? kv_sum_chunk(me, call, log->round, e->mask, kv_current_of(phase), from, end)
                               : kv_update_chunk(me, call, log, kv_current_of(phase), end);
     if (outcome != KV_READY)
         kv_put(&e->failed, log->round);

@@ -160,7 +160,7 @@ def opened_sources(Handle handle):
             found.append(array)
         elif kv_kind_of(&part[w], parity) == KV_PRIVATE:
             array = np.empty(handle.shape, handle.dtype)
-            if kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
+            if kv_get(&handle.e.failed) == round or kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
                 raise OSError(f"the memory of worker {w} could not be read")
             found.append(array)
         else:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jobs import Job
 from references import DTYPES
+
+import kvstore as kv
 
 TESTS = Path(__file__).parents[1]
 BODIES = "procs_shared"
@@ -214,3 +219,66 @@ def test_any_program_of_verbs_gives_the_bits_of_local(job: MakeJob, rule: str, s
     made = job(2)
     together(made, "program", rule, steps)
     made.close()
+
+
+# ------------------------------------------------------------------------------------------- one process
+
+
+def mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:kvstore")
+
+
+def test_the_region_goes_when_the_last_array_does() -> None:
+    before = mapped()
+    store = kv.create("shared")
+    store.init("w", np.ones(1000, np.float32))
+    home, view = store.empty("w"), store.view("w")
+    store.close()
+    del store
+    gc.collect()
+    assert mapped() == before + 1
+    assert (view == 1).all()
+    home[...] = 3
+    del home, view
+    gc.collect()
+    assert mapped() == before
+
+
+def test_a_push_in_the_background_that_cannot_be_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with kv.create("shared") as store:
+        store.init("w", np.zeros(3, np.float32))
+        store.set_gradient_compression({"type": "2bit"})
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(kv.KVStoreError, match="no background thread"):
+                store.push("w", np.full(3, 0.4, np.float32), async_op=True)
+        np.testing.assert_array_equal(store.view("w"), 0)
+        store.push("w", np.full(3, 0.3, np.float32))
+        np.testing.assert_array_equal(store.view("w"), 0)  # no residual of the push that was not
+
+
+@pytest.mark.parametrize("verb", ["pull", "view", "push"])
+def test_an_updater_may_look_at_its_own_key(verb: str) -> None:
+    with kv.create("shared", timeout=5) as store:
+        store.init(["a", "b"], [np.full(3, 7, np.float32)] * 2)
+        seen = np.zeros(3, np.float32)
+
+        def updater(key: str, merged: Any, stored: Any) -> None:
+            if key == "b":
+                stored += merged
+            elif verb == "pull":
+                store.pull("a", out=seen)
+            elif verb == "view":
+                seen[...] = store.view("a")
+            else:
+                store.push("b", merged)
+                store.pull("b", out=seen)
+
+        store.set_updater(updater)
+        store.push("a", np.ones(3, np.float32))
+        store.wait()
+        np.testing.assert_array_equal(store.view("a"), 7)
+        np.testing.assert_array_equal(seen, 8 if verb == "push" else 7)

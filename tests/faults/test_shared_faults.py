@@ -287,6 +287,20 @@ def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob,
         assert workers[1].result() == "FencedError"
 
 
+@pytest.mark.parametrize("size", [40_000, 3_000_000])
+def test_memory_that_was_pushed_in_vain_is_the_callers_again(job: MakeJob, size: int) -> None:
+    made = job(2)
+    waiting, late = made.start_all(BODIES, "gives_up", size)
+    waiting.expect("gone")
+    late.say("go")
+    waiting.say("go")
+    for worker in (waiting, late):
+        worker.expect("done")
+    for worker in (waiting, late):
+        worker.say("end")
+    made.results()
+
+
 # ------------------------------------------------------------------------------------------- soak
 
 
