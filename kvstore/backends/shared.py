@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import engine
-from ..compression import Codec, Feedback
+from ..compression import Codec, Feedback, Pushed
 from ..config import StoreConfig
 from ..errors import ArrayError, FencedError, KVStoreError, PeerLostError, TimeoutError
 from ..grouping import Group, Key
@@ -28,6 +28,7 @@ from ..memory import _shared as shm
 from ..memory.seat import Seat
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray
+from .apply import sources
 from .entry import Array, check_shape
 from .shared_arguments import Arguments, Dense, Later, Sparse, is_large
 from .shared_rows import Rows
@@ -240,7 +241,8 @@ class SharedBackend:
 
         Where there are GPUs, key by key: they fetch one while the next is worked on.
         """
-        parts = [calls] if self._arguments.gpus is None else [[call] for call in calls]
+        apart = later and self._arguments.gpus is not None
+        parts = [[call] for call in calls] if apart else [calls]
         errors = [error for part in parts if (error := _finished(finish, part, later)) is not None]
         if errors:
             raise errors[0]
@@ -511,18 +513,25 @@ class SharedBackend:
     def _pack_to_slots(self, pairs: list[tuple[Handle, list[Array]]], feedback: Feedback) -> None:
         """Push the values packed; a codec without kernels packs and unpacks them here."""
         compiled = feedback.codec.compiled
-        if compiled is None:
-            for handle, _ in pairs:
-                self._arguments.landed(handle)
-            self._copy_to_slots(
-                [(handle, [feedback.restored(handle.key, values)]) for handle, values in pairs]
-            )
-            return
         self._make_way(pairs)
-        for handle, values in pairs:
+        for handle, _ in pairs:
             self._arguments.landed(handle)
-            feedback.pack(handle.key, values, shm.packing_slot(handle, compiled[0]))
+        if compiled is None:
+            self._push_restored([(handle, feedback.total(handle.key, values)) for handle, values in pairs])
+            return
+        for handle, _ in pairs:
+            feedback.prepare(handle.key, handle.shape)
+        slots = [shm.packing_slot(handle, compiled[0]) for handle, _ in pairs]
+        for (handle, values), slot in zip(pairs, slots, strict=True):  # memory is there: all of them arrive
+            feedback.pack(handle.key, values, slot)
             shm.arrive_packed(handle, *compiled)
+
+    def _push_restored(self, pairs: list[tuple[Handle, Pushed]]) -> None:
+        """Push what a codec without kernels has packed and unpacked here."""
+        restored = [(handle, sources(pushed)) for handle, pushed in pairs]
+        self._copy_to_slots([(handle, values) for handle, values in restored if isinstance(values, list)])
+        for _, pushed in pairs:
+            pushed.keep()
 
     def _copy_to_slots(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
         self._make_way(pairs)
