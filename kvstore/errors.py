@@ -97,6 +97,10 @@ class FencedError(KVStoreError):
     """The calling process was replaced or declared dead; it may no longer take part."""
 
 
+class CodecError(KVStoreError):
+    """A codec of a user raised, or broke its contract; its own exception is the ``__cause__``."""
+
+
 class UpdaterError(KVStoreError):
     """The updater raised; its own exception is the ``__cause__``."""
 

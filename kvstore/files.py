@@ -23,7 +23,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     killed meanwhile leaves a file ``.NAME.*.tmp``.
     """
     target = Path(path).resolve()
-    beside = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
+    name = os.fsencode(target.name)[:200].decode(errors="ignore")  # a name has at most 255 bytes
+    beside = target.with_name(f".{name}.{os.urandom(6).hex()}.tmp")
     mode = _mode_of(target)
     try:
         beside.touch(exist_ok=False)

@@ -366,7 +366,7 @@ class KVStore(KVStoreBase):
             No compression is set.
         """
         self._check_compresses()
-        self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(os.fspath(fname)))
+        self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(os.fsdecode(fname)))
 
     def load_residuals(self, fname: PathLike) -> None:
         """Read what `save_residuals` wrote; all keys of the file are initialised before.
@@ -384,7 +384,7 @@ class KVStore(KVStoreBase):
         self._check_compresses()
         self._do_all(
             lambda: required(self._backend.feedback, "load_residuals").load(
-                os.fspath(fname), self._backend.stand_ins()
+                os.fsdecode(fname), self._backend.stand_ins()
             )
         )
 
@@ -412,7 +412,7 @@ class KVStore(KVStoreBase):
             No optimizer is set.
         """
         self._updater_or_raise("save_optimizer_states")
-        self._do_all(partial(self._backend.save_states, os.fspath(fname), dump_optimizer))
+        self._do_all(partial(self._backend.save_states, os.fsdecode(fname), dump_optimizer))
 
     def load_optimizer_states(self, fname: PathLike) -> None:
         """Read what `save_optimizer_states` wrote. The states in place stay if the file is not usable.
@@ -425,11 +425,11 @@ class KVStore(KVStoreBase):
             No optimizer is set.
         """
         self._updater_or_raise("load_optimizer_states")
-        self._do_all(partial(self._backend.load_states, os.fspath(fname)))
+        self._do_all(partial(self._backend.load_states, os.fsdecode(fname)))
 
     def save(self, path: PathLike) -> None:
         """Write the values of all keys to a safetensors file, atomically."""
-        self._do_all(partial(checkpoint.save, self._backend, os.fspath(path)))
+        self._do_all(partial(checkpoint.save, self._backend, os.fsdecode(path)))
 
     def load(self, path: PathLike) -> None:
         """Read values that `save` wrote: known keys are overwritten, others initialised.
@@ -440,7 +440,7 @@ class KVStore(KVStoreBase):
             The file is damaged or foreign, or a key differs in shape, element type or storage. Nothing has
             changed then.
         """
-        self._do_all(partial(checkpoint.load, self._backend, os.fspath(path)))
+        self._do_all(partial(checkpoint.load, self._backend, os.fsdecode(path)))
 
     # --------------------------------------------------------------------------------------- the job
 

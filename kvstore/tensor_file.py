@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from .errors import KVStoreError, StateFileError
+from .errors import KeyKindError, KVStoreError, StateFileError
 from .files import checksum, replacing
 
 Array = npt.NDArray[Any]
@@ -41,6 +41,10 @@ def write(
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
+    try:
+        content.encode(), [name.encode() for name in tensors]
+    except UnicodeEncodeError as error:
+        raise KeyKindError(f"a key has characters that no file can hold: {error}") from error
     metadata = {
         "format": format_,
         "version": _VERSION,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from ..compression import Pushed
 from ..errors import DTypeError, KVStoreError, UpdaterError
 from ..grouping import Key
 from ..kernels import cpu
@@ -17,7 +19,7 @@ from .entry import Array, Entry, Keyed, dense_of
 from .rows import merge, merged
 
 #: What is summed for a key: arrays, or arrays that count as what they decode to.
-Sources = list[Array] | cpu.Coded
+Sources = list[Array] | Pushed
 #: A dense key of one call: its entry, what to sum, the arrays to fill with the result.
 Batch = list[tuple[Entry, Sources, list[Array]]]
 UserUpdater = Callable[[Key, Any, Array], None]
@@ -53,6 +55,23 @@ def emit(batch: Batch) -> None:
     cpu.reduce([([dense_of(entry)], None, outs) for entry, _, outs in batch if outs])
 
 
+def summands(srcs: Sources) -> list[Array] | cpu.Coded:
+    """Return what the kernels sum."""
+    return srcs if isinstance(srcs, list) else srcs.sources()
+
+
+def keep(batch: Batch) -> None:
+    """Say that the sums of a batch have been applied."""
+    for _, srcs, _ in batch:
+        if not isinstance(srcs, list):
+            srcs.keep()
+
+
+def guarded(srcs: Sources) -> Any:
+    """Return a context that has residuals as before if its body fails."""
+    return nullcontext() if isinstance(srcs, list) else srcs.guarded()
+
+
 def check_floating(entry: Keyed, updater: Updater) -> None:
     """Raise DTypeError unless the key's weight can be updated by an optimizer."""
     if entry.dtype.kind in "iu":
@@ -68,7 +87,8 @@ class Replace:
 
     def dense(self, batch: Batch) -> None:
         """All keys in one pass over memory."""
-        cpu.reduce([(srcs, entry.weight(), outs) for entry, srcs, outs in batch])
+        cpu.reduce([(summands(srcs), entry.weight(), outs) for entry, srcs, outs in batch])
+        keep(batch)
 
     def small(self, entry: Entry, value: Any, out: Any) -> bool:
         """In one call of the kernels."""
@@ -103,8 +123,9 @@ class Compiled:
             for entry, srcs, outs in batch:
                 weight = entry.weight()
                 rule, params, master, states = plan(entry.key, weight)
-                items.append((rule, params, srcs, weight, master, states, outs))
+                items.append((rule, params, summands(srcs), weight, master, states, outs))
             cpu.update(items)
+            keep(batch)
         except BaseException as error:
             self._give_up(counts, error)
 
@@ -149,8 +170,8 @@ class Called:
     def dense(self, batch: Batch) -> None:
         """Sum and call, key by key in their order; then fill the outs."""
         for entry, srcs, _ in batch:
-            with entry.scratch("merged") as total:
-                cpu.reduce([(srcs, total, [])])
+            with entry.scratch("merged") as total, guarded(srcs):
+                cpu.reduce([(summands(srcs), total, [])])
                 self._call(entry, total)
         emit(batch)
 

@@ -54,8 +54,9 @@ class Anything:
 class HostCall:
     """Dense keys with plain arrays of the host."""
 
-    def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool) -> None:
+    def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool, call: Anything) -> None:
         self._backend, self._work, self._exchangeable = backend, work, exchangeable
+        self._call = call
         self._apply, self._feedback = backend._apply, backend.feedback
 
     def fits(self) -> bool:
@@ -70,7 +71,11 @@ class HostCall:
         return not self._exchangeable and self.fits()
 
     def run(self) -> None:
-        """Sum, update, fill the outs."""
+        """Sum, update, fill the outs; if an array was reshaped in place, or locked, the long way explains."""
+        for entry, values, outs in self._work:
+            if cpu.first_misfit(values, entry.value) >= 0 or cpu.first_misfit(outs, entry.value, True) >= 0:
+                self._call.run()
+                return
         self._backend._push(self._work, [])
 
 
@@ -90,7 +95,8 @@ def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -
         return Anything(backend, groups, outs)
     given = [array for _, arrays in (*groups, *(outs or ())) for array in arrays]
     exchangeable = any(type(array) is not np.ndarray for array in given)
-    return HostCall(backend, sorted(plain, key=lambda one: one[0].number), exchangeable)
+    ordered = sorted(plain, key=lambda one: one[0].number)
+    return HostCall(backend, ordered, exchangeable, Anything(backend, groups, outs))
 
 
 def _plain(entry: Entry, values: list[Any], outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:

@@ -187,8 +187,8 @@ class LocalBackend:
         sparse: list[tuple[Entry, list[RowSparseArray]]],
     ) -> None:
         batch: Batch = list(dense)
-        if self.feedback is not None:  # nothing is left to check: residuals are used up now
-            batch = [(entry, self.feedback.coded(entry.key, srcs), outs) for entry, srcs, outs in dense]
+        if (feedback := self.feedback) is not None:
+            batch = [(entry, feedback.pushed(entry.key, srcs), outs) for entry, srcs, outs in dense]
         if batch:
             self._apply.dense(batch)
         for entry, sources in sparse:
@@ -330,7 +330,7 @@ class LocalBackend:
         for key, values in groups:
             entry = self._entries.get(key) or self._entry(key)
             self._apply.check(entry)
-            if self.feedback is not None:
+            if self.feedback is not None and values:
                 self.feedback.check(key, values, entry.dtype)
             if entry.table is None and cpu.first_misfit(values, entry.value) < 0:
                 if values:

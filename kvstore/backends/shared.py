@@ -28,7 +28,7 @@ from ..memory import _shared as shm
 from ..memory.seat import Seat
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray
-from .apply import sources
+from .apply import summands
 from .entry import Array, check_shape
 from .shared_arguments import Arguments, Dense, Later, Sparse, is_large
 from .shared_rows import Rows
@@ -528,7 +528,7 @@ class SharedBackend:
 
     def _push_restored(self, pairs: list[tuple[Handle, Pushed]]) -> None:
         """Push what a codec without kernels has packed and unpacked here."""
-        restored = [(handle, sources(pushed)) for handle, pushed in pairs]
+        restored = [(handle, summands(pushed)) for handle, pushed in pairs]
         self._copy_to_slots([(handle, values) for handle, values in restored if isinstance(values, list)])
         for _, pushed in pairs:
             pushed.keep()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError, ConfigError
+from ..errors import ArgumentError, ConfigError, KVStoreError
 from ..kernels import cpu
 
 Array = npt.NDArray[Any]
@@ -84,6 +84,10 @@ class Codec:
         return f"{type(self).__name__}({settings})"
 
 
+#: What says how a gradient is packed.
+_FORMAT = ("nbytes", "encode", "decode")
+
+
 class CompiledCodec(Codec):
     """A codec of the compiled kernels."""
 
@@ -103,8 +107,11 @@ class CompiledCodec(Codec):
         cpu.decode(cpu.coding(self._code), self._threshold, [packed], gradient)
 
     @property
-    def compiled(self) -> tuple[int, float]:
-        """Code and threshold for the kernels."""
+    def compiled(self) -> tuple[int, float] | None:
+        """Code and threshold for the kernels; None for a subclass that packs in its own way."""
+        own = type(self)
+        if any(getattr(own, name) is not getattr(CompiledCodec, name) for name in _FORMAT):
+            return None
         return cpu.coding(self._code), self._threshold
 
 
@@ -167,10 +174,16 @@ def create(params: Any) -> Codec:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(f"compression type is {name!r}{hint}; known are {', '.join(sorted(_registry))}")
     settings = {key: value for key, value in params.items() if key != "type"}
-    unknown = sorted(map(str, set(settings) - set(inspect.signature(klass).parameters)))
-    if unknown:
+    parameters = inspect.signature(klass).parameters
+    unknown = sorted(map(str, set(settings) - set(parameters)))
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise ConfigError(f"codec {name!r} has no parameter {', '.join(unknown)}")
-    return klass(**settings)
+    try:
+        return klass(**settings)
+    except KVStoreError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"codec {name!r} does not take {settings!r}: {error}") from error
 
 
 def as_float32(name: str, threshold: Any) -> float:
@@ -183,7 +196,7 @@ def as_float32(name: str, threshold: Any) -> float:
     """
     try:
         value = float(threshold)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # whatever a `__float__` raises
         raise ConfigError(f"threshold of {name!r} must be a number, got {threshold!r}") from None
     if math.isnan(value):
         raise ConfigError(f"threshold of {name!r} must be a number, got {value}")

@@ -19,10 +19,12 @@ from ..grouping import Key, plain_key
 from ..kernels import cpu
 from ..sparse import RowSparseArray
 from .codec import Codec
+from .pushed import Called, Compiled, Pushed
 
 Array = npt.NDArray[Any]
 
 _FORMAT = "kvstore.residuals"
+_MOST_SOURCES = 2**20
 
 
 class Feedback:
@@ -62,31 +64,29 @@ class Feedback:
                 "without compression"
             )
 
-    def coded(self, key: Key, values: list[Array]) -> cpu.Coded | list[Array]:
-        """Return what the kernels take for values that count as packed and unpacked, with their residuals.
-
-        For a codec without kernels: new arrays, packed and unpacked here.
-        """
-        compiled = self.codec.compiled
+    def pushed(self, key: Key, values: list[Array]) -> Pushed:
+        """Return values that count as packed and unpacked, each with its residual."""
         residuals = self._of(key, values) if self.codec.feedback else None
-        if compiled is not None:
-            return cpu.Coded(*compiled, values[0].size, values, residuals)
-        return [
-            self._there_and_back(value, None if residuals is None else residuals[i])
-            for i, value in enumerate(values)
-        ]
+        if self.codec.compiled is not None:
+            return Compiled(self.codec.compiled, values, residuals)
+        return Called(self.codec, key, values, residuals)
+
+    def prepare(self, key: Key, shape: tuple[int, ...]) -> None:
+        """Make the residual of a store that sums its own values first, before anything has changed."""
+        if self.codec.feedback:
+            self._residual(key, 0, shape)
 
     def pack(self, key: Key, values: list[Array], packed: Array) -> None:
         """Pack the sum of values, for a codec that is compiled; `packed` is uint8."""
         assert self.codec.compiled is not None
-        residual = self._of(key, values[:1])[0] if self.codec.feedback else None
+        residual = self._residual(key, 0, values[0].shape) if self.codec.feedback else None
         cpu.encode(*self.codec.compiled, values, residual, packed)
 
-    def restored(self, key: Key, values: list[Array]) -> Array:
-        """Return the sum of values, packed and unpacked; for a codec that is not compiled."""
-        total = np.empty(values[0].shape, np.float32)
-        cpu.reduce([(values, total, [])])
-        return self._there_and_back(total, self._of(key, [total])[0] if self.codec.feedback else None)
+    def total(self, key: Key, values: list[Array]) -> Pushed:
+        """Return the sum of values as `pushed` does."""
+        summed = np.empty(values[0].shape, np.float32)
+        cpu.reduce([(values, summed, [])])
+        return self.pushed(key, [summed])
 
     def forget(self, key: Key) -> None:
         """Drop the residuals of a key."""
@@ -110,7 +110,13 @@ class Feedback:
             "config": self.codec.config(),
             "residuals": [[key, source] for key, source in self._residuals],
         }
-        tensor_file.write(path, _FORMAT, json.dumps(content), tensors)
+        try:
+            text = json.dumps(content)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the config of codec {self.codec.name!r} holds more than names and plain values: {error}"
+            ) from error
+        tensor_file.write(path, _FORMAT, text, tensors)
 
     def load(self, path: str, keys: Mapping[Key, Array]) -> None:
         """Read residuals that `save` wrote; those in place stay if the file is not usable.
@@ -144,6 +150,10 @@ class Feedback:
             array, like = tensors[f"residual/{source:d}/{key}"], keys.get(key)
             if like is None:
                 raise StateFileError(f"a residual of key {key!r}, which is not initialised here")
+            if isinstance(source, bool) or not 0 <= source < _MOST_SOURCES:
+                raise StateFileError(f"a residual of key {key!r} belongs to value {source!r}")
+            if like.dtype != np.float32:
+                raise StateFileError(f"a residual of key {key!r}, which holds {like.dtype}")
             if array.shape != like.shape or array.dtype != np.float32:
                 raise StateFileError(
                     f"the residual of key {key!r} is {array.dtype} {array.shape}, the key is {like.shape}"
@@ -152,17 +162,13 @@ class Feedback:
         return found
 
     def _of(self, key: Key, values: list[Array]) -> list[Array]:
-        for source, value in enumerate(values):
-            if (key, source) not in self._residuals:
-                self._residuals[key, source] = pages.zeros(value.shape, np.float32)
-        return [self._residuals[key, source] for source in range(len(values))]
+        return [self._residual(key, source, value.shape) for source, value in enumerate(values)]
 
-    def _there_and_back(self, value: Array, residual: Array | None) -> Array:
-        packed = np.empty(self.codec.nbytes(value.size), np.uint8)
-        restored = np.empty(value.shape, np.float32)
-        self.codec.encode(value, residual, packed)
-        self.codec.decode(packed, restored)
-        return restored
+    def _residual(self, key: Key, source: int, shape: tuple[int, ...]) -> Array:
+        residual = self._residuals.get((key, source))
+        if residual is None:
+            residual = self._residuals[key, source] = pages.zeros(shape, np.float32)
+        return residual
 
 
 def required(feedback: Feedback | None, what: str) -> Feedback:

@@ -144,3 +144,134 @@ def test_a_codec_that_takes_a_name(tenths: None) -> None:
 def test_what_is_no_codec(what: Any) -> None:
     with pytest.raises(kv.ArgumentError):
         compression.register(what)
+
+
+# ------------------------------------------------------------------------- codecs that are not as they should be
+
+
+class Broken(Tenths):
+    """Whole tenths, until something is done to it."""
+
+    name = "broken"
+    fails_on: Any = None
+
+    def encode(self, gradient: Any, residual: Any, packed: Any) -> None:
+        super().encode(gradient, residual, packed)
+        if self.fails_on is not None and gradient.flat[0] == self.fails_on:
+            raise RuntimeError("no more ink")
+
+
+@pytest.fixture
+def broken() -> Any:
+    compression.register(Broken)
+    yield
+    compression.codec._registry.pop("broken")
+
+
+def store_of(name: str) -> kv.KVStore:
+    store = kv.create(name)
+    store.init(["a", "b"], [np.zeros(4, np.float32)] * 2)
+    store.set_gradient_compression({"type": "broken"})
+    return store
+
+
+def left(store: kv.KVStore, key: str) -> list[float]:
+    residual = store._backend.feedback.residual(key)  # type: ignore[union-attr]
+    return [] if residual is None else np.round(residual.astype(np.float64), 4).tolist()
+
+
+@pytest.mark.parametrize("name", ["device", "shared"])
+def test_a_codec_that_raises_uses_up_nothing(
+    broken: None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_of(name) as store:
+        store.push(["a", "b"], [np.full(4, 0.14, np.float32)] * 2)
+        monkeypatch.setattr(Broken, "fails_on", np.float32(0.5))
+        with pytest.raises(
+            kv.CodecError, match="'broken' raised RuntimeError on key 'b': no more ink"
+        ) as raised:
+            store.push(["a", "b"], [np.full(4, 0.17, np.float32), np.full(4, 0.5, np.float32)])
+        assert isinstance(raised.value.__cause__, RuntimeError)
+        assert left(store, "a") == left(store, "b") == [0.04] * 4
+        np.testing.assert_allclose(store.view("a"), 0.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["broken", "2bit"])
+def test_an_updater_that_raises_uses_up_nothing_of_its_key(broken: None, codec: str) -> None:
+    with store_of("device") as store:
+        store.set_gradient_compression({"type": codec})
+
+        def updater(key: str, merged: Any, stored: Any) -> None:
+            stored += merged
+            if key == "b" and fails:
+                raise RuntimeError("no")
+
+        store.set_updater(updater)
+        fails = True
+        with pytest.raises(kv.UpdaterError):
+            store.push(["a", "b"], [np.full(4, 0.74, np.float32)] * 2)
+        fails = False
+        wanted = 0.24 if codec == "2bit" else 0.04
+        np.testing.assert_allclose(left(store, "a"), wanted, atol=1e-4)
+        assert left(store, "b") == [0] * 4
+        store.push("b", np.full(4, 0.74, np.float32))
+        np.testing.assert_array_equal(store.view("a"), store.view("b"))
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1.5, "x", None, True, 2**63])
+def test_numbers_of_bytes_that_are_none(broken: None, nbytes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "nbytes", lambda self, size: nbytes)
+    with store_of("device") as store, pytest.raises(kv.CodecError, match="needs .* bytes for 4 elements"):
+        store.push("a", np.ones(4, np.float32))
+
+
+def test_what_a_codec_does_to_the_arrays_it_gets(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(self: Any, gradient: Any, residual: Any, packed: Any) -> None:
+        packed[:] = 7
+        gradient.shape = residual.shape = packed.shape = (2, 2)
+        residual.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            gradient[...] = 9
+
+    monkeypatch.setattr(Broken, "encode", encode)
+    value = np.ones(4, np.float32)
+    with store_of("device") as store:
+        for _ in range(2):
+            store.push("a", value)
+        np.testing.assert_allclose(store.view("a"), 0.7, rtol=1e-6)
+    assert value.shape == (4,)
+    assert value.flags.writeable
+
+
+def test_what_a_constructor_says(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def level(self: Any, level: int) -> None:
+        if level < 0:
+            raise ValueError("below zero")
+
+    monkeypatch.setattr(Broken, "__init__", level)
+    for params in ({"type": "broken"}, {"type": "broken", "level": -1}):
+        with pytest.raises(kv.ConfigError, match="codec 'broken' does not take"):
+            compression.create(params)
+    compression.create({"type": "broken", "level": 1})
+    monkeypatch.setattr(Broken, "__init__", lambda self, **settings: None)
+    compression.create({"type": "broken", "anything": 1})
+
+
+def test_a_subclass_of_a_compiled_codec_packs_in_its_own_way() -> None:
+    class Twice(TwoBit):
+        def decode(self, packed: Any, gradient: Any) -> None:
+            super().decode(packed, gradient)
+            gradient *= 2
+
+    assert TwoBit().compiled is not None
+    assert Twice().compiled is None
+    assert type("Same", (TwoBit,), {})().compiled == TwoBit().compiled
+
+
+def test_a_config_that_no_file_can_hold(broken: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(Broken, "config", lambda self: {"step": np.float32(1)})
+    with store_of("device") as store:
+        store.push("a", np.ones(4, np.float32))
+        with pytest.raises(kv.ConfigError, match="config of codec 'broken'"):
+            store.save_residuals(tmp_path / "left")
+    assert not list(tmp_path.iterdir())

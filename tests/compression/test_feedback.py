@@ -280,3 +280,25 @@ def test_an_empty_push_of_a_key_of_another_type(store: kv.KVStore) -> None:
     out = np.zeros(3, np.float64)
     store.broadcast("w", lcg(3, 1).astype(np.float64), out=out)
     np.testing.assert_array_equal(out, lcg(3, 1).astype(np.float64))
+
+
+def test_a_key_that_is_only_pulled_may_be_of_any_type() -> None:
+    with kv.create("device") as store:
+        store.init([0, 1], [np.zeros(3, np.float32), np.arange(3)])
+        two_bit(store)
+        out, other = np.empty(3, np.float32), np.empty(3, np.int64)
+        store.pushpull([0, 1], [[np.ones(3, np.float32)], []], out=[out, other])
+        np.testing.assert_array_equal(out, 0.5)
+        np.testing.assert_array_equal(other, [0, 1, 2])
+
+
+def test_paths_and_keys_of_all_kinds(store: kv.KVStore, tmp_path: Path) -> None:
+    two_bit(store)
+    store.init("w", np.zeros(3, np.float32))
+    store.push("w", np.full(3, 0.3, np.float32))
+    store.save_residuals(bytes(tmp_path / ("€" * 80)))
+    store.load_residuals(tmp_path / ("€" * 80))
+    store.init("\ud800", np.zeros(3, np.float32))
+    store.push("\ud800", np.zeros(3, np.float32))
+    with pytest.raises(kv.KeyKindError, match="no file can hold"):
+        store.save_residuals(tmp_path / "other")
