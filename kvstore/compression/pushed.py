@@ -109,7 +109,7 @@ class Called:
         nbytes: Any = self._codec.nbytes(size)  # whatever it is, in a class of a user
         if not isinstance(nbytes, int) or isinstance(nbytes, bool) or not 0 <= nbytes < 2**47:
             raise CodecError(
-                f"codec {self._codec.name!r} needs {nbytes!r} bytes for {size} elements of key {self._key!r}: "
-                "that is no number of bytes"
+                f"codec {self._codec.name!r} needs {nbytes!r} bytes for {size} elements of key "
+                f"{self._key!r}: that is no number of bytes"
             )
         return nbytes
