@@ -31,21 +31,9 @@ def peers() -> Iterator[list[PeerProcess]]:
         yield processes
 
 
-@pytest.fixture(scope="module")
-def prober() -> machine.Prober:
-    return machine.Prober()
-
-
-@pytest.fixture(scope="module")
-def measured(request: pytest.FixtureRequest) -> Iterator[list[Measured]]:
-    """Collect what was measured, and print the tables at the end."""
-    found: list[Measured] = []
-    yield found
-    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print("\n\ntime of the peer ÷ time of kvstore, median [lowest-highest]\n")
-        print(table.markdown(table.GOALS_HEAD, table.goals(found)))
-        print(table.markdown(table.everything_head(), table.everything(found)))
+def tables(found: list[Measured]) -> Iterator[str]:
+    yield table.markdown(table.GOALS_HEAD, table.goals(found))
+    yield table.markdown(table.everything_head(), table.everything(found))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

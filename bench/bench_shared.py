@@ -32,21 +32,9 @@ def peers(request: pytest.FixtureRequest) -> Iterator[list[Group]]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def prober() -> machine.Prober:
-    return machine.Prober()
-
-
-@pytest.fixture(scope="module")
-def measured(request: pytest.FixtureRequest) -> Iterator[list[Measured]]:
-    """Collect what was measured, and print the tables at the end."""
-    found: list[Measured] = []
-    yield found
-    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print("\n\ntime of the peer ÷ time of kvstore, median [lowest-highest]\n")
-        print(table.markdown(shared_table.GOALS_HEAD, shared_table.goals(found)))
-        print(shared_table.everything(found))
+def tables(found: list[Measured]) -> Iterator[str]:
+    yield table.markdown(shared_table.GOALS_HEAD, shared_table.goals(found))
+    yield shared_table.everything(found)
 
 
 @pytest.mark.timeout(900)

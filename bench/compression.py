@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 from pathlib import Path
 
-from . import compiled, compression_cases, local, machine, table
+from . import command, compiled, compression_cases, local, machine, table
 from .compression_cases import CompressionCase
 from .peers.process import Setting
-from .rounds import Measured, Plan
+from .rounds import Measured
 
 PEERS = ("limit", "numpy", "mxnet")
 
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     options = _options(arguments)
     started, measured = time.time(), list[Measured]()
-    plan = Plan(options.rounds, options.rounds // 2, turn=options.turn)
+    plan = command.plan(options)
     with local.running(settings(options.mxnet_python)) as peers:
         try:
             for result in local.each(_chosen(options), peers, plan, machine.Prober()):
@@ -50,34 +49,19 @@ def main(arguments: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("stopped; here is what there is", file=sys.stderr)
     text = report(measured, time.time() - started)
-    print(text)
-    if options.write:
-        local.RESULTS.mkdir(exist_ok=True)
-        (local.RESULTS / f"{options.write}.md").write_text(text)
-        (local.RESULTS / f"{options.write}.json").write_text(local.to_json(measured))
+    command.publish(text, local.to_json(measured), options.write)
     return 0
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.compression", description=__doc__)
+    parser = command.parser("compression", __doc__)
     mxnet = os.environ.get("KVSTORE_BENCH_MXNET", "")
     parser.add_argument("--mxnet-python", default=mxnet, metavar="PATH")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--turn", type=float, default=Plan.turn, help="seconds for one turn of a variant")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name matches")
-    parser.add_argument("--goals", action="store_true", help="only cases that have a goal")
-    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    parser.add_argument("--write", default="", metavar="NAME", help="write bench/results/NAME.md and .json")
-    options = parser.parse_args(arguments)
-    if options.list:
-        print("\n".join(case.name for case in _chosen(options)))
-        raise SystemExit
-    return options
+    return command.parse(parser, arguments, _chosen)
 
 
 def _chosen(options: argparse.Namespace) -> list[CompressionCase]:
-    wanted = [case for case in compression_cases.all_cases() if re.search(options.only, case.name)]
-    return [case for case in wanted if case.goals] if options.goals else wanted
+    return command.pick(compression_cases.all_cases(), options, lambda case: case.goals)
 
 
 def report(measured: list[Measured], took: float) -> str:

@@ -22,8 +22,8 @@ import kvstore as kv
 from kvstore import compression
 
 from . import machine
+from .command import RESULTS
 from .compression_tasks import TASKS, Batch, Task
-from .local import RESULTS
 from .table import markdown
 
 WORKERS = 4

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import table
+from .command import RESULTS
 from .device_cases import Case, all_cases
 from .device_rounds import Clock, Measured, copy_rate, measure
 from .peers_device.base import Peer
@@ -21,7 +22,6 @@ from .peers_device.rival_cupy import CuPy
 from .peers_device.rival_torch import Torch
 from .peers_device.rival_triton import Triton
 
-RESULTS = Path(__file__).parent / "results"
 _SMALL = 1 << 14
 
 

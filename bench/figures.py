@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import compression, shared_table, table
-from .local import RESULTS
+from .command import RESULTS
 
 ROOT = Path(__file__).parents[1]
 README, GUIDE = ROOT / "README.md", ROOT / "docs" / "how-to" / "gradient-compression.md"

@@ -5,21 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from . import cases, compiled, machine, table
+from . import cases, command, compiled, machine, table
 from .cases import Case
 from .peers.process import PeerProcess, Setting
 from .rounds import Measured, Plan, measure
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def settings(mxnet: str = "", torch: str = "") -> list[Setting]:
@@ -52,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     prober = machine.Prober()
     with running(settings(options.mxnet_python, options.torch_python)) as peers:
         limit = [peer for peer in peers if peer.setting.name == "limit"]
-        plan = Plan(options.rounds, options.rounds // 2, options.turn)
+        plan = command.plan(options)
         streams, measured = list[Measured](), list[Measured]()
         try:
             streams.extend(each(cases.streams() if limit else [], limit, plan, prober))
@@ -61,35 +57,20 @@ def main(arguments: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("stopped; here is what there is", file=sys.stderr)
     text = report(measured, streams, time.time() - started)
-    print(text)
-    if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{options.write}.md").write_text(text)
-        (RESULTS / f"{options.write}.json").write_text(to_json([*streams, *measured]))
+    command.publish(text, to_json([*streams, *measured]), options.write)
     return 0
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.local", description=__doc__)
+    parser = command.parser("local", __doc__)
     env = os.environ.get
     parser.add_argument("--mxnet-python", default=env("KVSTORE_BENCH_MXNET", ""), metavar="PATH")
     parser.add_argument("--torch-python", default=env("KVSTORE_BENCH_TORCH", ""), metavar="PATH")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--turn", type=float, default=Plan.turn, help="seconds for one turn of a variant")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name matches")
-    parser.add_argument("--goals", action="store_true", help="only cases that have a goal")
-    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    parser.add_argument("--write", default="", metavar="NAME", help="write bench/results/NAME.md and .json")
-    options = parser.parse_args(arguments)
-    if options.list:
-        print("\n".join(case.name for case in _chosen(options)))
-        raise SystemExit
-    return options
+    return command.parse(parser, arguments, _chosen)
 
 
 def _chosen(options: argparse.Namespace) -> list[Case]:
-    wanted = [case for case in cases.all_cases() if re.search(options.only, case.name)]
-    return [case for case in wanted if case.goals or case.most_us] if options.goals else wanted
+    return command.pick(cases.all_cases(), options, lambda case: case.goals or case.most_us)
 
 
 def each(

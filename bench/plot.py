@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from .local import RESULTS
+from .command import RESULTS
 from .shared_table import PEERS
 
 Points = list[tuple[int, float, float, float]]

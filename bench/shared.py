@@ -17,8 +17,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import compiled, machine, shared_cases, shared_table, table
-from .local import RESULTS, state
+from . import command, compiled, machine, shared_cases, shared_table, table
+from .local import state
 from .peers.process import PeerError
 from .peers_shared.group import Group
 from .peers_shared.launch import GroupSetting, redis_server
@@ -113,18 +113,14 @@ def main(arguments: list[str] | None = None) -> int:
         raise SystemExit("no C compiler: set CC or install cc")
     signal.signal(signal.SIGTERM, _stop)
     started, found = time.time(), list[Measured]()
-    plan = Plan(options.rounds, options.rounds // 2, turn=options.turn)
+    plan = command.plan(options)
     try:
         for result in measured(_chosen(options), plan, machine.Prober(), options.peers):
             found.append(result)
     except KeyboardInterrupt:
         print("stopped; here is what there is", file=sys.stderr)
     text = report(found, time.time() - started)
-    print(text)
-    if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{options.write}.md").write_text(text)
-        (RESULTS / f"{options.write}.json").write_text(to_json(found))
+    command.publish(text, to_json(found), options.write)
     return 0
 
 
@@ -133,26 +129,15 @@ def _stop(number: int, frame: Any) -> NoReturn:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.shared", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--turn", type=float, default=Plan.turn, help="seconds for one turn of a variant")
+    parser = command.parser("shared", __doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="numbers of processes")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name matches")
     parser.add_argument("--peers", default="", metavar="REGEX", help="peers whose name matches, beside ours")
-    parser.add_argument("--goals", action="store_true", help="only cases that have a goal")
-    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    parser.add_argument("--write", default="", metavar="NAME", help="write bench/results/NAME.md and .json")
-    options = parser.parse_args(arguments)
-    if options.list:
-        print("\n".join(case.name for case in _chosen(options)))
-        raise SystemExit
-    return options
+    return command.parse(parser, arguments, _chosen)
 
 
 def _chosen(options: argparse.Namespace) -> list[SharedCase]:
     cases = shared_cases.all_cases(tuple(options.workers))
-    wanted = [case for case in cases if re.search(options.only, case.name)]
-    return [case for case in wanted if case.goals or case.tail] if options.goals else wanted
+    return command.pick(cases, options, lambda case: case.goals or case.tail)
 
 
 def report(found: list[Measured], took: float) -> str:
