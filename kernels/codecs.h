@@ -253,6 +253,17 @@ static void LV(one_bit_unpack)(ptrdiff_t n, float *restrict to, const uint8_t *r
     ptrdiff_t i = 0;
 #if KV_X86 && KV_LEVEL >= 3
     /* Bring an element's bit to where the sign is, and turn it over: 1 means +1. */
+#if KV_LEVEL >= 4
+    const __m512i places = _mm512_setr_epi32(24, 25, 26, 27, 28, 29, 30, 31, 16, 17, 18, 19, 20, 21, 22, 23);
+    const __m512i top = _mm512_set1_epi32((int)0x80000000u), less = _mm512_set1_epi32((int)0xbf800000u);
+    for (; i + 16 <= n; i += 16) {
+        uint16_t pair;
+        memcpy(&pair, from + i / 8, sizeof pair);
+        __m512i bits = _mm512_sllv_epi32(_mm512_set1_epi32(pair), places);
+        __m512 x = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_and_si512(bits, top), less));
+        _mm512_storeu_ps(to + i, add ? _mm512_add_ps(_mm512_loadu_ps(to + i), x) : x);
+    }
+#endif
     const __m256i shift = _mm256_setr_epi32(24, 25, 26, 27, 28, 29, 30, 31);
     const __m256i sign = _mm256_set1_epi32((int)0x80000000u), minus = _mm256_set1_epi32((int)0xbf800000u);
     for (; i + 8 <= n; i += 8) {
