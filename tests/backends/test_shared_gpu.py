@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes.util
 import random
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,7 +47,7 @@ def run(made: Job, function: str, *arguments: object) -> list[Any]:
 
 def start(made: Job, function: str, *arguments: object) -> list[Worker]:
     """Start all workers; their temporary folder is to stay empty, and the fake driver lies elsewhere."""
-    return made.start_all(BODIES, function, *arguments, FAKE_CUDA_FOLDER=tempfile.gettempdir())
+    return made.start_all(BODIES, function, *arguments)
 
 
 # ------------------------------------------------------------------------------------------------------ bits

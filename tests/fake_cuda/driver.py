@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import subprocess
-import tempfile
 import traceback
 from functools import cache as once
 from pathlib import Path
@@ -165,16 +164,10 @@ class FakeDriver:
 
 
 def _compiled() -> Path:
-    """Compile the driver, once for each state of its source, into a folder of the user's own.
-
-    FAKE_CUDA_FOLDER says where, for processes whose temporary folder is to stay empty.
-    """
+    """Compile the driver, once for each state of its source, into the tree's build folder."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    place = os.environ.get("FAKE_CUDA_FOLDER") or tempfile.gettempdir()
-    folder = Path(place) / f"kvstore-fake-cuda-{os.getuid()}-{digest}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
+    folder = SOURCE.parents[2] / "build" / f"fake-cuda-{digest}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     library = folder / "libcuda.so.1"
     if not library.exists():
         fresh = folder / f"{os.getpid()}.so"
