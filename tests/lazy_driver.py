@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.devices import driver
 from kvstore.errors import ArrayError
 from kvstore.kernels import cuda
 
@@ -430,3 +431,13 @@ class GpuArray:
 def new_stream() -> int:
     """Name a stream of the user's."""
     return next(_user_streams)
+
+
+@contextmanager
+def installed(count: int) -> Iterator[LazyDriver]:
+    """Put such a driver in the place of the process's own; at the end it must have been used soundly."""
+    made = LazyDriver(count=count)
+    before = driver.use(made)
+    yield made
+    driver.use(before)
+    made.assert_sound()

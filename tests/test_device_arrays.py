@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from fake_torch import FakeTorch
-from lazy_driver import GpuArray, LazyDriver, new_stream
+from lazy_driver import GpuArray, LazyDriver, installed, new_stream
 
 import kvstore as kv
 from kvstore.arrays import DTYPES
@@ -24,11 +24,8 @@ Array = npt.NDArray[Any]
 
 @pytest.fixture
 def fake() -> Iterator[LazyDriver]:
-    made = LazyDriver(count=2)
-    before = driver.use(made)
-    yield made
-    driver.use(before)
-    made.assert_sound()
+    with installed(2) as made:
+        yield made
 
 
 @pytest.fixture

@@ -119,10 +119,14 @@ class Waits:
                 self._help(call)
                 self.wait(call.deliver, call.handle)
             return
-        own = [call for call in calls if call.handle.key == self._updates.at_work]
-        self.complete([call for call in calls if call not in own], set())
-        for call in own:
-            self.wait(call.deliver, call.handle)
+        at_work = self._updates.at_work
+        if at_work is None:
+            self.complete(calls, set())
+            return
+        self.complete([call for call in calls if call.handle.key != at_work], set())
+        for call in calls:
+            if call.handle.key == at_work:  # by its own updater: the value as it is
+                self.wait(call.deliver, call.handle)
 
     def help(self, calls: list[shm.Call]) -> None:
         """Where this worker was the last to arrive, begin the work; never wait."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from fake_torch import FakeTorch
-from lazy_driver import GpuArray, LazyDriver, new_stream
+from lazy_driver import GpuArray, LazyDriver, installed, new_stream
 from on_gpu import OnGpu
 from references import assert_same_bits, draw, total
 from safetensors import safe_open
@@ -39,11 +39,8 @@ NOTHING = {"bytes": 0, "events": 0, "streams": 0}
 
 @pytest.fixture
 def fake() -> Iterator[LazyDriver]:
-    made = LazyDriver(count=3)
-    before = driver.use(made)
-    yield made
-    driver.use(before)
-    made.assert_sound()
+    with installed(3) as made:
+        yield made
 
 
 @pytest.fixture

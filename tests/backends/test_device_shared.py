@@ -10,20 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from jobs import Job
-from lazy_driver import GpuArray, LazyDriver
+from lazy_driver import GpuArray, LazyDriver, installed
 from references import assert_same_bits, draw, total
 
 import kvstore as kv
-from kvstore.devices import driver
 
 
 @pytest.fixture
 def fake() -> Iterator[LazyDriver]:
-    made = LazyDriver(count=2)
-    before = driver.use(made)
-    yield made
-    driver.use(before)
-    made.assert_sound()
+    with installed(2) as made:
+        yield made
 
 
 @pytest.fixture

@@ -6,34 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rule_parameters import PARAMS
 
 from kvstore.kernels import cpu, reference
 
-COMMON = (0.05, 0.03, 0.25, 0.3)
-# Parameters of each rule, as rules.h lists them.
-PARAMS = {
-    "sgd": COMMON,
-    "sgd_momentum": (*COMMON, 0.9),
-    "nag": (*COMMON, 0.9),
-    "adam": (*COMMON, 0.8, 0.999, 1e-4),
-    "adamw": (*COMMON, 0.8, 0.999, 1e-4),
-    "adagrad": (*COMMON, 1e-5),
-    "adadelta": (*COMMON, 0.9, 1e-5),
-    "adamax": (*COMMON, 0.8, 0.999, 1e-6),
-    "nadam": (*COMMON, 0.8, 0.999, 1e-6, 0.4, 0.41, 0.6, 0.8, 0.05),
-    "rmsprop": (*COMMON, 0.9, 1e-6, 2.0),
-    "rmsprop_centered": (*COMMON, 0.9, 1e-3, 2.0, 0.7),
-    "ftrl": (*COMMON, 0.2, 0.7),
-    "ftml": (*COMMON, 0.6, 0.999, 1e-6, 0.4, 0.001),
-    "signum": (*COMMON, 0.9, 0.01),
-    "signsgd": COMMON,
-    "sgld": (*COMMON, 7, 0xDEADBEEF, 3),
-    "dcasgd": (*COMMON, 0.04),
-    "dcasgd_momentum": (*COMMON, 0.04, 0.9),
-    "lamb_moments": (*COMMON, 0.8, 0.999, 1e-4, 0.2, 0.001),
-    "lamb_apply": (*COMMON, 0.8, 0.999, 1e-4, 0.2, 0.001),
-    "test": COMMON,
-}
 # The logarithm and the cosine of the C library may differ from NumPy's in the last bit.
 USES_LIBM = {"sgld"}
 SIZES = (0, 1, 7, 8, 33, 2047, 2049, 4100)
