@@ -1,0 +1,1 @@
+"""The parameter server: state machines without sockets, clocks or chance, and the loops that drive them."""

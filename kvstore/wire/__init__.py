@@ -1,0 +1,1 @@
+"""ZeroMQ and nothing but ZeroMQ: frames, channels, the pulse, authentication."""
