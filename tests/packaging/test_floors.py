@@ -20,6 +20,7 @@ FLOORS = {
     "ps": 2, "optimizer": 2, "compression": 2,
     "wire": 1, "memory": 1, "devices": 1, "arrays": 1, "sparse": 1, "grouping": 1, "engine": 1, "observe": 1,
     "files": 1, "tensor_file": 1, "pages": 1, "cluster": 1, "config": 1, "errors": 1,
+    "roles": 1, "addresses": 1,
     "kernels": 0,
 }  # fmt: skip
 
