@@ -15,10 +15,10 @@ import numpy.typing as npt
 from . import tensor_file
 from .errors import KeyKindError, StateFileError
 from .grouping import Key, plain_key
-from .sparse import RowSparseArray
+from .sparse import RowSparseArray, kind_of
 
 if TYPE_CHECKING:
-    from .backends.protocol import Backend
+    from .backends.protocol import Backend, Kind
 
 _FORMAT = "kvstore.values"
 
@@ -28,9 +28,8 @@ Value = Array | RowSparseArray
 
 def save(backend: Backend, path: str) -> None:
     """Write the values of all keys."""
-    fetch = getattr(backend, "fetch", backend.view)  # values on a GPU come to the host
     tensors: dict[str, Array] = {}
-    manifest = [_describe(key, fetch(key), tensors) for key in backend.keys()]  # noqa: SIM118 - no mapping
+    manifest = [_describe(key, backend.fetch(key), tensors) for key in backend.keys()]  # noqa: SIM118 - no mapping
     tensor_file.write(path, _FORMAT, json.dumps(manifest), tensors, field="keys")
 
 
@@ -39,7 +38,7 @@ def load(backend: Backend, path: str) -> None:
     values = _read(path)
     known = set(backend.keys())
     for key in known & set(values):
-        _check_same_kind(key, backend.view(key), values[key], path)
+        _check_same_kind(key, backend.kind(key), kind_of(values[key]), path)
     try:
         backend.assign([(key, [value]) for key, value in values.items()])
     except KeyKindError as error:
@@ -105,10 +104,6 @@ def _typed(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     return array
 
 
-def _check_same_kind(key: Key, here: Value, there: Value, path: str) -> None:
-    def kind(value: Value) -> tuple[str, str, tuple[int, ...]]:
-        storage = "row-sparse" if isinstance(value, RowSparseArray) else "dense"
-        return storage, value.dtype.name, tuple(value.shape)
-
-    if kind(here) != kind(there):
-        raise StateFileError(f"{path}: key {key!r} is {kind(there)} there and {kind(here)} in this store")
+def _check_same_kind(key: Key, here: Kind, there: Kind, path: str) -> None:
+    if here != there:
+        raise StateFileError(f"{path}: key {key!r} is {there} there and {here} in this store")

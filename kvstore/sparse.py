@@ -190,6 +190,12 @@ def checked(value: RowSparseArray) -> RowSparseArray:
     return RowSparseArray(data, ids, value.shape)
 
 
+def kind_of(value: Any) -> tuple[str, str, tuple[int, ...]]:
+    """Return storage, name of the element type, and shape of a value."""
+    storage = "row-sparse" if isinstance(value, RowSparseArray) else "dense"
+    return storage, value.dtype.name, tuple(value.shape)
+
+
 def refuse_foreign_sparse(obj: object, what: str) -> None:
     """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
     kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))

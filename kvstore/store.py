@@ -11,10 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from . import checkpoint
-from .arrays import readable
 from .backends.protocol import Backend
 from .base import KVStoreBase, check_capability
 from .compression import create as create_codec
@@ -27,7 +24,6 @@ from .errors import (
     CapabilityError,
     ClosedError,
     ConfigError,
-    ShapeError,
     TimeoutError,
 )
 from .grouping import Group, Key, group, pair_rows, plain_key
@@ -209,7 +205,7 @@ class KVStore(KVStoreBase):
         As `pushpull`
             Nothing has changed then; nor has it when `bind` returns.
         """
-        if not hasattr(self._backend, "bind"):
+        if not self._backend.binds:
             raise CapabilityError(f"store {self._type!r} binds no calls; call pushpull")
         return Plan(self, group(key, value), None if out is None else group(key, out, "out"))
 
@@ -532,13 +528,7 @@ class KVStore(KVStoreBase):
         KeyNotFoundError, ArrayError, ShapeError
         """
         home = self.empty(key)
-        if not isinstance(home, np.ndarray):
-            self._do([(plain_key(key), [])], self._backend.fill, home, array, key)  # type: ignore[attr-defined]
-            return home
-        source = readable(array, f"array for key {key!r}")
-        if source.shape != home.shape:
-            raise ShapeError(f"array for key {key!r} has shape {source.shape}, the key has {home.shape}")
-        np.copyto(home, source, casting="same_kind")
+        self._do([(plain_key(key), [])], self._backend.fill, home, array, key)
         return home
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
@@ -585,9 +575,8 @@ class KVStore(KVStoreBase):
     ) -> None:
         """Close; where an error leaves the block, the other workers of a job see this one as lost."""
         calm = error is None or (isinstance(error, SystemExit) and not error.code)
-        abandon = getattr(self._backend, "abandon", None)
-        if not calm and not self._closed and abandon is not None:
-            abandon()
+        if not calm and not self._closed:
+            self._backend.abandon()
         self.close()
 
     def __repr__(self) -> str:
@@ -671,8 +660,7 @@ class KVStore(KVStoreBase):
         self._check_open()
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
-        if hasattr(self._backend, "capture"):  # the background's stream is not the caller's
-            arguments = self._backend.capture(arguments)
+        arguments = self._backend.capture(arguments)
         run: Callable[[], Any] = partial(self._exclusively, getattr(self._backend, verb), *arguments)
         if self._engine.inside():
             return self._engine.run_now(run, what)

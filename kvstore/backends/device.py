@@ -372,8 +372,11 @@ class DeviceBackend(LocalBackend):
         entry = self._on_gpu.get(key)
         return super().empty(key) if entry is None else entry.show(entry.new(entry.dtype), entry.dtype)
 
-    def fill(self, home: DeviceArray, array: Any, key: Key) -> None:
-        """Copy an array, from anywhere, to one that `empty` made on a GPU."""
+    def fill(self, home: Any, array: Any, key: Key) -> None:
+        """Copy an array, from anywhere, to one that `empty` made."""
+        if not isinstance(home, DeviceArray):
+            super().fill(home, array, key)
+            return
         streams = Streams([array])
         target = arrays.view(home, "array", streams.of(home.device))
         self._gpus.copy(self._on_gpu[key], array, target, streams)

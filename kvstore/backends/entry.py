@@ -115,6 +115,14 @@ def dense_source(entry: Keyed, value: Any) -> Array:
     return array
 
 
+def fill(home: Array, array: Any, key: Key) -> None:
+    """Copy an array to one of the key's shape."""
+    source = readable(array, f"array for key {key!r}")
+    if source.shape != home.shape:
+        raise ShapeError(f"array for key {key!r} has shape {source.shape}, the key has {home.shape}")
+    np.copyto(home, source, casting="same_kind")
+
+
 def dense_of(entry: Entry) -> Array:
     """Return what is stored as a dense array; live memory where that is what it is."""
     return entry.value if entry.table is None else entry.table.dense()

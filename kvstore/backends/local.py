@@ -20,7 +20,7 @@ from ..errors import (
 from ..grouping import Group, Key
 from ..kernels import cpu
 from ..optimizer import Optimizer, Updater
-from ..sparse import RowSparseArray
+from ..sparse import RowSparseArray, kind_of
 from .apply import Batch, UserUpdater, apply_with, emit
 from .bound import Bound, bind
 from .entry import (
@@ -30,10 +30,12 @@ from .entry import (
     check_shape,
     conversion,
     dense_source,
+    fill,
     first_value,
     row_ids,
     sparse_source,
 )
+from .protocol import Kind
 from .rows import RowTable
 
 log = logging.getLogger("kvstore.local")
@@ -46,6 +48,7 @@ class LocalBackend:
     local_rank = 0
     num_workers = 1
     begins = False
+    binds = True
     compresses = False
     feedback: Feedback | None = None
 
@@ -146,6 +149,10 @@ class LocalBackend:
         if entry is None or entry.table is not None or self.feedback is not None:
             return False
         return self._apply.small(entry, value, out)
+
+    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Host arrays are the same in any thread."""
+        return arguments
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
         """Check a call once, and return the shortest way to do it again."""
@@ -259,6 +266,18 @@ class LocalBackend:
         view.flags.writeable = False
         return view
 
+    def fetch(self, key: Key) -> Array | RowSparseArray:
+        """As `view`."""
+        return self.view(key)
+
+    def kind(self, key: Key) -> Kind:
+        """As the value is."""
+        return kind_of(self.view(key))
+
+    def fill(self, home: Any, array: Any, key: Key) -> None:
+        """Copy."""
+        fill(home, array, key)
+
     def empty(self, key: Key) -> Array:
         """Memory on large pages."""
         entry = self._entry(key)
@@ -286,6 +305,9 @@ class LocalBackend:
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
+
+    def abandon(self) -> None:
+        """Nobody is there to be told."""
 
     def close(self) -> None:
         """Let the memory go."""

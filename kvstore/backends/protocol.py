@@ -12,6 +12,8 @@ from ..grouping import Group, Key
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray
 
+Kind = tuple[str, str, tuple[int, ...]]
+
 
 class Backend(Protocol):
     """One kind of store.
@@ -25,6 +27,8 @@ class Backend(Protocol):
     num_workers: int
     #: Whether asynchronous operations begin at the call; else all of one runs in the background.
     begins: bool
+    #: Whether calls can be bound; see `bind`.
+    binds: bool
     #: Whether gradients move, so that compressing them has a meaning.
     compresses: bool
     #: Codec and residuals, where gradients are compressed.
@@ -57,6 +61,12 @@ class Backend(Protocol):
 
         Returns what is left to do, which needs no lock.
         """
+
+    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Note in the arguments of an operation what is the caller's and will not be the background's."""
+
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Callable[[], None]:
+        """Check a `pushpull` once, and return the shortest way to do it again; where `binds`."""
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """Do a `pushpull` of one key with arrays as the caller wrote them, where that takes few steps.
@@ -97,6 +107,15 @@ class Backend(Protocol):
     def empty(self, key: Key) -> npt.NDArray[Any]:
         """Return a new array of a dense key's shape and type, where the store works best."""
 
+    def fill(self, home: Any, array: Any, key: Key) -> None:
+        """Copy an array, from anywhere, to one that `empty` made."""
+
+    def fetch(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
+        """Return the value on the host, for a file; live memory where it lies there."""
+
+    def kind(self, key: Key) -> Kind:
+        """Storage ("dense" or "row-sparse"), name of the element type, and shape of a key."""
+
     def stand_ins(self) -> dict[Key, npt.NDArray[Any]]:
         """For each key an array of its shape and type, whose content means nothing."""
 
@@ -111,6 +130,9 @@ class Backend(Protocol):
 
     def barrier(self) -> None:
         """Wait for all workers."""
+
+    def abandon(self) -> None:
+        """Leave the job as one who is lost: the process has failed, and `close` follows."""
 
     def close(self) -> None:
         """Give back what the store holds."""

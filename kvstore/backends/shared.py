@@ -29,7 +29,8 @@ from ..memory.seat import Seat
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray
 from .apply import summands
-from .entry import Array, check_shape
+from .entry import Array, check_shape, fill
+from .protocol import Kind
 from .shared_arguments import Arguments, Dense, Later, Sparse, is_large
 from .shared_rows import Rows
 from .shared_updates import Updates
@@ -55,6 +56,7 @@ class SharedBackend:
     """See `kvstore.backends.protocol.Backend`."""
 
     begins = True
+    binds = False
     compresses = True
     feedback: Feedback | None = None
 
@@ -133,6 +135,14 @@ class SharedBackend:
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, work, and receive."""
         self.start_pushpull(groups, outs)()
+
+    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Operations begin at the call, where the caller's streams are current."""
+        return arguments
+
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Finish:
+        """Not asked for."""
+        raise NotImplementedError
 
     def begin(self, verb: str, arguments: tuple[Any, ...]) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other.
@@ -368,6 +378,19 @@ class SharedBackend:
         view = handle.value().view()
         view.flags.writeable = False
         return view
+
+    def fetch(self, key: Key) -> Array | RowSparseArray:
+        """As `view`."""
+        return self.view(key)
+
+    def kind(self, key: Key) -> Kind:
+        """As the key's handle says."""
+        handle = self._arguments.handle(key)
+        return "row-sparse" if handle.sparse else "dense", handle.dtype.name, handle.shape
+
+    def fill(self, home: Any, array: Any, key: Key) -> None:
+        """Copy."""
+        fill(home, array, key)
 
     def empty(self, key: Key) -> Array:
         """Return a new array of the key's shape and type that lives in the region."""
