@@ -209,11 +209,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lookup(msgspec.Struct, frozen=True, tag=True):
-    """A worker waits for keys that the founder makes."""
+    """A worker wants to know keys; without any, all that are ready."""
 
     request: int
     store: int
     keys: tuple[Key, ...]
+    wait: bool = True
+    """Answer when all of them are ready; else at once, with those that are."""
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
@@ -344,7 +346,8 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 class Attach(msgspec.Struct, frozen=True, tag=True):
     """First message of a worker to a server, and again after either was replaced: who I am, what I have.
 
-    `complete` lists (slice, round) that this worker knows to be complete, for a server that comes back.
+    `accepted` lists (slice, round): its last push that was answered, for a server that comes back. What the
+    server has forgotten of these is lost with the interval since its snapshot, and nobody waits for it.
     """
 
     store: int
@@ -352,7 +355,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     epoch: int
     job: str
-    complete: tuple[tuple[int, int], ...] = ()
+    accepted: tuple[tuple[int, int], ...] = ()
     memory: str = ""
     """Where this process's shared memory is, if it offers any; see `kvstore.memory.outbox`."""
 
