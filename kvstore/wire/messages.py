@@ -1,0 +1,413 @@
+"""What the processes of a parameter server tell each other.
+
+Control messages are msgspec structs, each with a tag. Data messages are a `Batch` of records with their
+payloads beside them; `kvstore.wire.frames` says how both look on the wire. State machines, the simulator and
+the loops use these types as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+Key = int | str
+
+#: Version of everything in this file; processes of another version are refused.
+PROTOCOL = 1
+
+
+class Kind(enum.IntEnum):
+    """What a record asks for, or answers."""
+
+    INIT = 1  # first value of a slice; answered by DONE; on a slice that has one nothing happens
+    ASSIGN = 2  # overwrite a slice between rounds; DONE
+    PUSH = 3  # one worker's part of a round; DONE when it is accepted
+    PULL = 4  # the value after round `round` of this worker; VALUE
+    PUSHPULL = 5  # both; VALUE when the round is complete
+    PULL_ROWS = 6  # payload: int64 ids; VALUE with the rows
+    FETCH_STATE = 7  # optimizer's state of a slice, packed; VALUE
+    PUT_STATE = 8  # DONE
+    FORGET = 9  # drop a slice; DONE
+    DONE = 20
+    VALUE = 21
+    FAILED = 22  # payload: msgpack of `Failure`
+
+
+class Place(enum.IntEnum):
+    """Where the payload of a record is."""
+
+    NONE = 0
+    FRAME = 1  # frame `frame` of the message, from `offset`
+    SHARED = 2  # segment `frame` of the sender's shared memory, from `offset`
+
+
+class Record(NamedTuple):
+    """One request or reply about one slice."""
+
+    kind: Kind
+    slice: int
+    #: Counts the requests of one worker to one server from 1; a reply repeats it.
+    sequence: int
+    #: Requests: how many pushes of this worker into the slice there are, with this one. Replies: the last
+    #: round that is complete.
+    round: int = 0
+    #: Settings that the worker has agreed to (`SettingsDone.version`); of a round the highest counts.
+    version: int = 0
+    #: The highest number of pushes into any key of this worker; the schedule's time. Of a round the highest.
+    clock: int = 0
+    #: 0: plain elements; else `kernels.cpu.coding`; CODED: by a codec of the user's, see `Batch.codecs`.
+    coding: int = 0
+    threshold: float = 0.0
+    #: Row-sparse payloads: int64 ids of so many rows, then the rows; else -1.
+    rows: int = -1
+    place: Place = Place.NONE
+    frame: int = 0
+    offset: int = 0
+    nbytes: int = 0
+    #: Replies in shared memory: what the slice's stamp says while this value stands.
+    stamp: int = 0
+
+
+CODED = 255
+
+
+class Batch(NamedTuple):
+    """A data message: records of one worker and one server, and the payloads they speak of."""
+
+    store: int
+    rank: int
+    #: Tells one process of a rank from the next.
+    incarnation: int
+    epoch: int
+    records: list[Record]
+    #: Buffers; a record's `frame` is an index into them.
+    frames: tuple[Any, ...] = ()
+    #: Replies: bytes of this worker's requests that the server has taken in so far, of all messages.
+    received: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request failed: the name of a class in `kvstore.errors`, and its text."""
+
+    error: str
+    text: str
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A process in a view."""
+
+    rank: int
+    incarnation: int
+    address: str = ""
+
+
+class Loss(msgspec.Struct, frozen=True, array_like=True):
+    """A process that is lost."""
+
+    role: str
+    rank: int
+    #: Seconds since the scheduler last heard of it.
+    silent: float
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a key on one server: elements (dense) or rows (row-sparse) `start` to `stop`."""
+
+    id: int
+    server: int
+    start: int
+    stop: int
+
+
+class KeySpec(msgspec.Struct, frozen=True, array_like=True):
+    """A key as its founder describes it."""
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: str
+    sparse: bool = False
+
+
+class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A key and where its slices are; `ready`: every slice has a value."""
+
+    spec: KeySpec
+    #: Place in the order of init.
+    number: int
+    slices: tuple[Slice, ...]
+    ready: bool
+
+
+# ------------------------------------------------------------------------------------ anyone -> scheduler
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """I am here. A worker says so for each of its stores, a server once."""
+
+    role: str
+    rank: int
+    """-1: give me one."""
+    incarnation: int
+    process: str
+    """Names the process; the pulse and `Bye` carry it too."""
+    job: str
+    protocol: int
+    address: str = ""
+    """Where a server's data socket is."""
+    group: str = ""
+    ordinal: int = 0
+    """A worker's store: the `ordinal`-th of its group."""
+    options: dict[str, Any] = {}
+    """What all workers of a store must agree on: mode, on_peer_loss, slice_bytes."""
+    restarted: bool = False
+    """A server that comes back from a snapshot."""
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True):
+    """The process ends well."""
+
+    process: str
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """The worker closes its store."""
+
+    store: int
+
+
+class JoinRounds(msgspec.Struct, frozen=True, tag=True):
+    """The worker has no more batches; all its pushes are accepted."""
+
+    request: int
+    store: int
+
+
+class Barrier(msgspec.Struct, frozen=True, tag=True):
+    """Worker at its `number`-th barrier."""
+
+    request: int
+    store: int
+    number: int
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """The founder wants these keys placed."""
+
+    request: int
+    store: int
+    keys: tuple[KeySpec, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """These keys have their values."""
+
+    request: int
+    store: int
+    keys: tuple[Key, ...]
+
+
+class Lookup(msgspec.Struct, frozen=True, tag=True):
+    """A worker wants to know keys; without any, all that are ready."""
+
+    request: int
+    store: int
+    keys: tuple[Key, ...]
+    wait: bool = True
+    """Answer when all of them are ready; else at once, with those that are."""
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Forget keys whose broadcast failed."""
+
+    request: int
+    store: int
+    keys: tuple[Key, ...]
+
+
+class Settings(msgspec.Struct, frozen=True, tag=True):
+    """Install an optimizer (the first of equals does, another one is an error), or change its settings."""
+
+    request: int
+    store: int
+    kind: str
+    """``"optimizer"``, ``"none"``, ``"configure"`` or ``"clock"`` (base of the schedule's time)."""
+    ordinal: int
+    """How many optimizers this worker has set, with this one."""
+    text: str
+
+
+class Command(msgspec.Struct, frozen=True, tag=True):
+    """`send_command_to_servers`."""
+
+    request: int
+    store: int
+    head: int
+    body: str
+
+
+class Installed(msgspec.Struct, frozen=True, tag=True):
+    """A server has settings or a command; `error`: why not."""
+
+    store: int
+    version: int
+    error: Failure | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Are you there? Either way."""
+
+    number: int
+
+
+# ------------------------------------------------------------------------------------ scheduler -> anyone
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """All are there. To a server, `store` is -1 and the view empty."""
+
+    store: int
+    rank: int
+    size: int
+    epoch: int
+    members: tuple[Member, ...]
+    servers: tuple[Member, ...]
+    returned: bool = False
+    """This worker takes the place of a lost one."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Go away: a class of `kvstore.errors`, and why."""
+
+    error: str
+    text: str
+
+
+class View(msgspec.Struct, frozen=True, tag=True):
+    """Who takes part from now on. Epochs only grow."""
+
+    store: int
+    epoch: int
+    members: tuple[Member, ...]
+    """Workers that are there."""
+    resting: tuple[int, ...]
+    """Those of them for which no round waits: they have joined."""
+    losses: tuple[Loss, ...]
+    """All losses so far that nobody has replaced."""
+    servers: tuple[Member, ...]
+    broken: bool = False
+    """on_peer_loss is "raise" and somebody is lost: rounds end, writes raise."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """To a request of a worker; which of the fields are filled depends on it."""
+
+    request: int
+    entries: tuple[KeyEntry, ...] = ()
+    version: int = 0
+    text: str = ""
+    error: Failure | None = None
+
+
+class Install(msgspec.Struct, frozen=True, tag=True):
+    """To servers: settings of a store, or a command."""
+
+    store: int
+    version: int
+    kind: str
+    """As in `Settings`, or ``"command"``, ``"drop"`` (a store that all have left; slices in `slices`)."""
+    text: str
+    head: int = 0
+
+
+class Slices(msgspec.Struct, frozen=True, tag=True):
+    """To servers: what the slices are that will come; before the founder knows of them."""
+
+    store: int
+    keys: tuple[KeyEntry, ...]
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """Yes."""
+
+    number: int
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """To servers: the job is over."""
+
+    error: str = ""
+
+
+# ------------------------------------------------------------------------------------- worker -> server
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """First message of a worker to a server, and again after either was replaced: who I am, what I have.
+
+    `accepted` lists (slice, round): its last push that was answered, for a server that comes back. What the
+    server has forgotten of these is lost with the interval since its snapshot, and nobody waits for it.
+    """
+
+    store: int
+    rank: int
+    incarnation: int
+    epoch: int
+    job: str
+    accepted: tuple[tuple[int, int], ...] = ()
+    memory: str = ""
+    """Where this process's shared memory is, if it offers any; see `kvstore.memory.outbox`."""
+
+
+class Attached(msgspec.Struct, frozen=True, tag=True):
+    """The server takes requests of this worker now."""
+
+    incarnation: int
+    memory: str = ""
+    """Where the server's values are, if it could read the worker's memory."""
+
+
+class Fenced(msgspec.Struct, frozen=True, tag=True):
+    """You are not a member any more, or not yet one."""
+
+    epoch: int
+    text: str
+
+
+class Who(msgspec.Struct, frozen=True, tag=True):
+    """Ask whom round `round` of this slice waits for."""
+
+    store: int
+    slice: int
+    round: int
+
+
+class Missing(msgspec.Struct, frozen=True, tag=True):
+    """Ranks that have not pushed into it."""
+
+    store: int
+    slice: int
+    round: int
+    ranks: tuple[int, ...]
+
+
+ToScheduler = (
+    Hello
+    | Bye
+    | Leave
+    | JoinRounds
+    | Barrier
+    | Found
+    | Ready
+    | Lookup
+    | Drop
+    | Settings
+    | Command
+    | Installed
+    | Ping
+    | Pong
+)
+FromScheduler = Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
+Direct = Attach | Attached | Fenced | Who | Missing
+Control = ToScheduler | FromScheduler | Direct
