@@ -33,6 +33,7 @@ class Kind(enum.IntEnum):
     DONE = 20
     VALUE = 21
     FAILED = 22  # payload: msgpack of `Failure`
+    UNKNOWN = 23  # a request sent again without its payload never came: send all of it
 
 
 class Place(enum.IntEnum):
@@ -66,11 +67,14 @@ class Record(NamedTuple):
     frame: int = 0
     offset: int = 0
     nbytes: int = 0
-    #: Replies in shared memory: what the slice's stamp says while this value stands.
+    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: 0 or BY_FRAME.
     stamp: int = 0
 
 
 CODED = 255
+
+#: `Record.stamp` of a request whose answer must not lie in shared memory.
+BY_FRAME = 1
 
 
 class Batch(NamedTuple):
@@ -93,6 +97,10 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
     error: str
     text: str
+    role: str = ""
+    """Of a `PeerLostError`: who, and for how many seconds nobody has heard of it."""
+    rank: int = -1
+    silent: float | None = None
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -297,7 +305,9 @@ class View(msgspec.Struct, frozen=True, tag=True):
     """All losses so far that nobody has replaced."""
     servers: tuple[Member, ...]
     broken: bool = False
-    """on_peer_loss is "raise" and somebody is lost: rounds end, writes raise."""
+    """on_peer_loss is "raise" and somebody is lost, or a server is for good: rounds end, writes raise."""
+    mode: str = "sync"
+    """``"sync"`` or ``"async"``; never changes."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
@@ -366,6 +376,8 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     memory: str = ""
     """Where the server's values are, if it could read the worker's memory."""
+    bases: tuple[tuple[int, int], ...] = ()
+    """(slice, round): complete before this worker came; its first push belongs to the next."""
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):
@@ -410,4 +422,16 @@ ToScheduler = (
 )
 FromScheduler = Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
 Direct = Attach | Attached | Fenced | Who | Missing
-Control = ToScheduler | FromScheduler | Direct
+
+
+class Letter(msgspec.Struct, frozen=True, tag=True):
+    """Everything between the scheduler and the others, either way: numbered, so that it can be sent again."""
+
+    number: int
+    """From 1; 0: only to say what has come, or `Fenced` to somebody who is no longer known."""
+    seen: int
+    """All letters of the other side up to this one have come."""
+    body: ToScheduler | FromScheduler | Fenced | Who | Missing | None = None
+
+
+Control = ToScheduler | FromScheduler | Direct | Letter

@@ -1,0 +1,285 @@
+"""What goes into the state machines, and what comes out.
+
+`machine.step(event, now)` takes one event and the time in seconds, of any clock that only goes forward, and
+returns a list of actions, which the loop carries out in that order. A machine touches no socket, reads no
+clock and draws no random number; payloads are opaque to it. `Tick` may come as often as the loop likes; ten
+times a second is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+from .messages import Answer, Batch, Control, Failure, Install, KeyEntry, Record, View, Welcome
+
+# -------------------------------------------------------------------------------------------------- events
+
+
+class Start(NamedTuple):
+    """First event of a worker or a server: say hello to the scheduler."""
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+class Received(NamedTuple):
+    """A message came in.
+
+    `peer` names who sent it in a way that `Send` can name it again. Scheduler: the identity of the sender's
+    socket, which no other process or store ever has. Server: ``"scheduler"``, or the identity of a worker's
+    data socket. Worker: ``"scheduler"``, or the rank of a server.
+    """
+
+    peer: Hashable
+    message: Control | Batch
+
+
+class Heard(NamedTuple):
+    """Scheduler: a process, by the name in its `Hello`, has echoed a pulse."""
+
+    process: str
+
+
+class Part(NamedTuple):
+    """What a worker wants of one slice.
+
+    `record` says kind, slice, version, clock, coding, threshold, rows, place, nbytes, and where place is
+    SHARED also frame and offset. The machine fills in sequence and round; it counts the pushes itself.
+    `payload` is put into `Batch.frames` where place is FRAME. `record.nbytes` counts against the credit.
+    """
+
+    server: int
+    record: Record
+    payload: Any = None
+
+
+class Submit(NamedTuple):
+    """Worker: send these requests; `Done` comes when all of them are answered, `Got` for each value before.
+
+    Payloads stay as they are until `Done`. `op` is the caller's name for it. Operations on one slice are
+    submitted when the one before is done; a pull counts the pushes before it.
+    """
+
+    op: Hashable
+    parts: Sequence[Part]
+    priority: int = 0
+
+
+class Again(NamedTuple):
+    """Worker: the value in shared memory changed before it was copied; ask for it in a frame.
+
+    Given within the handling of `Got`, so before the `Done` of the same step: the operation then has one
+    more answer to come.
+    """
+
+    op: Hashable
+    index: int
+
+
+class Ask(NamedTuple):
+    """Worker: a request to the scheduler (Found, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command,
+    Leave, Bye), whatever its `request` and `store` say; `Done` comes with the answer.
+
+    `Leave` and `Bye` have no answer: they are done when the scheduler has them.
+    """
+
+    op: Hashable
+    message: Control
+
+
+class Applied(NamedTuple):
+    """Server: jobs or writes are through, each a slice and what went wrong with it.
+
+    Every slice of an `Apply` or `Write` must come back once, in any order and any portions; until then the
+    machine keeps all other requests away from the slice. A failed job leaves the value as it was.
+    """
+
+    store: int
+    results: Sequence[tuple[int, Failure | None]]
+
+
+class Saved(NamedTuple):
+    """Server: the snapshot that `Save` asked for, or a later one, is on disk."""
+
+
+class Configured(NamedTuple):
+    """Server: how a `Configure` went (a command, too)."""
+
+    store: int
+    version: int
+    error: Failure | None = None
+
+
+Event = Start | Tick | Received | Heard | Submit | Again | Ask | Applied | Saved | Configured
+
+# ------------------------------------------------------------------------------------------------- actions
+
+
+class Send(NamedTuple):
+    """Send a message. A peer that is not there any more, and a full queue, may lose it: it is sent again.
+
+    Worker's batches: `frames` are payloads as submitted, one for each record with place FRAME, and
+    `record.frame` is an index into them; the loop may pack small ones together and rewrite the places.
+    """
+
+    peer: Hashable
+    message: Control | Batch
+
+
+class Connect(NamedTuple):
+    """Worker: open a data socket to a server, or a new one in place of the old."""
+
+    server: int
+    address: str
+    incarnation: int
+
+
+class Welcomed(NamedTuple):
+    """Worker, server: the scheduler has let us in; from now on requests are taken."""
+
+    welcome: Welcome
+
+
+class ViewChanged(NamedTuple):
+    """Worker: a new view of the store, after `Welcomed`."""
+
+    view: View
+
+
+class Got(NamedTuple):
+    """Worker: the value that part `index` of an operation asked for; `frames` are those of the batch.
+
+    The loop copies it where it belongs before it carries out the next action.
+    """
+
+    op: Hashable
+    index: int
+    record: Record
+    frames: Sequence[Any]
+
+
+class Done(NamedTuple):
+    """Worker: an operation is complete, or has failed.
+
+    After an error all its requests are settled as well, and nothing reads its payloads any more.
+    """
+
+    op: Hashable
+    error: Failure | None = None
+    answer: Answer | None = None
+
+
+class Failed(NamedTuple):
+    """Worker, server: this process is out (refused, fenced, or the scheduler is lost).
+
+    All operations have got their `Done` with that error; later ones get it at once.
+    """
+
+    failure: Failure
+
+
+class Job(NamedTuple):
+    """One round of one slice: parts in rank order as (rank, record, frames of its batch)."""
+
+    slice: int
+    round: int
+    parts: list[tuple[int, Record, Sequence[Any]]]
+    #: Highest version of the settings, and highest clock, of the parts.
+    version: int
+    clock: int
+
+
+class Apply(NamedTuple):
+    """Server: sum and update; `Applied` for each slice when it is through.
+
+    Values that are still being sent to somebody must be sent as they were: copy, or wait for the trackers.
+    """
+
+    store: int
+    jobs: list[Job]
+
+
+class Write(NamedTuple):
+    """Server: carry out an INIT, ASSIGN or PUT_STATE; then `Applied` with the slice. FORGET is a `Forget`."""
+
+    store: int
+    slice: int
+    rank: int
+    record: Record
+    frames: Sequence[Any]
+
+
+class Reply(NamedTuple):
+    """Server: answer requests of one worker in one batch (or several).
+
+    `answers` are (kind, request, complete round, detail). The reply's record has that kind and round and the
+    request's slice and sequence. VALUE: read the slice as `request.kind` says (PULL and PUSHPULL: the value;
+    PULL_ROWS: rows; FETCH_STATE: state); detail is the request's frames; if reading fails, answer FAILED.
+    With ``request.stamp == BY_FRAME`` the value goes into a frame. FAILED: detail is the `Failure`.
+    DONE, UNKNOWN: nothing more. `batch` has the head of the message; its records and frames are empty.
+    """
+
+    peer: Hashable
+    batch: Batch
+    answers: list[tuple[int, Record, int, Any]]
+
+
+class Define(NamedTuple):
+    """Server: these slices will come (its own and others')."""
+
+    store: int
+    keys: tuple[KeyEntry, ...]
+
+
+class Forget(NamedTuple):
+    """Server: drop these slices, or with None the whole store."""
+
+    store: int
+    slices: tuple[int, ...] | None
+
+
+class Configure(NamedTuple):
+    """Server: take in settings or a command, then `Configured`, before any other event."""
+
+    install: Install
+
+
+class Save(NamedTuple):
+    """Server: write a snapshot soon, since a key has its first value; then `Saved`."""
+
+
+class Attachment(NamedTuple):
+    """Server: a worker is attached (`memory`: its offer of shared memory), or with None gone."""
+
+    store: int
+    rank: int
+    incarnation: int
+    memory: str | None
+
+
+class End(NamedTuple):
+    """Scheduler, server: the job is over; `error` where it did not end well."""
+
+    error: Failure | None = None
+
+
+Action = (
+    Send
+    | Connect
+    | Welcomed
+    | ViewChanged
+    | Got
+    | Done
+    | Failed
+    | Apply
+    | Write
+    | Reply
+    | Define
+    | Forget
+    | Configure
+    | Save
+    | Attachment
+    | End
+)
