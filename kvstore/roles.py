@@ -391,9 +391,9 @@ def _refuse_open_doors(found: Roles) -> None:
     for number in (found.host, there):
         if number is None or not addresses.is_loopback(number):
             raise ConfigError(
-                f"the {found.role} would talk over the network ({number or found.scheduler}) in the clear and "
-                "to anybody: give it keys (KVSTORE_KEYS_FILE, made by `kvstore keys`), or set KVSTORE_INSECURE=1 "
-                "(--insecure) where you trust all that can reach it"
+                f"the {found.role} would talk over the network ({number or found.scheduler}) in the clear, "
+                "to anybody: give it keys (KVSTORE_KEYS_FILE, made by `kvstore keys`), or say --insecure "
+                "(KVSTORE_INSECURE=1) where you trust all that can reach it"
             )
 
 

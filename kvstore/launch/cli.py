@@ -22,6 +22,25 @@ class _Commands(click.Group):
             raise click.ClickException(" ".join(str(error).split())) from error
 
 
+_imports = click.option(
+    "--import",
+    "imports",
+    metavar="MODULE",
+    multiple=True,
+    help="Module that servers import, for what it registers; may be given several times.",
+)
+_interval = click.option(
+    "--snapshot-interval",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Seconds between two snapshots.  [default: 30]",
+)
+_keys = click.option("--keys", metavar="FILE", help="Keys of this process, as `kvstore keys` made them.")
+_insecure = click.option(
+    "--insecure", is_flag=True, help="Do without keys, though other machines can connect."
+)
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvstore-train", prog_name="kvstore", message="%(prog)s %(version)s")
 def main() -> None:
@@ -70,6 +89,14 @@ def demo(workers: int, replicas: int | None, **options: Any) -> None:
 @main.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--workers", type=click.IntRange(1, 1024), required=True, help="Number of processes.")
 @click.option(
+    "-s",
+    "--servers",
+    type=click.IntRange(0, 1024),
+    default=0,
+    show_default=True,
+    help="Number of parameter servers, for `dist` stores; with any there is a scheduler too.",
+)
+@click.option(
     "--restarts",
     type=click.IntRange(min=0),
     default=0,
@@ -77,22 +104,155 @@ def demo(workers: int, replicas: int | None, **options: Any) -> None:
     help="Failed workers that are started again, in all, before a failure ends the job.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
-@click.option("--no-prefix", is_flag=True, help="Do not mark lines of output with the rank they come from.")
+@click.option(
+    "--no-prefix", is_flag=True, help="Do not mark lines of output with the process they come from."
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["tcp", "ipc"]),
+    help="How workers and servers talk: over tcp, or at unix sockets without files.  [default: tcp]",
+)
+@click.option("--host", help="Address at which scheduler and servers are reached.  [default: 127.0.0.1]")
+@click.option(
+    "--secure", is_flag=True, help="Encrypt on this machine too; with another --host it is done anyway."
+)
+@click.option("--insecure", is_flag=True, help="Do not encrypt, though other machines can connect.")
+@_imports
+@click.option("--snapshot", metavar="DIR", help="Folder in which servers save what they hold, now and then.")
+@_interval
+@click.option(
+    "--server-restarts",
+    type=click.IntRange(min=0),
+    help="Failed servers that are started again from their snapshot, in all.  [default: 0]",
+)
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
-    workers: int, restarts: int, module: bool, no_prefix: bool, program: str, arguments: tuple[str, ...]
+    workers: int,
+    servers: int,
+    restarts: int,
+    module: bool,
+    no_prefix: bool,
+    program: str,
+    arguments: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Run PROGRAM in several processes of this machine, which find each other through kvstore.
 
-    A PROGRAM whose name ends with .py runs in this Python. The first worker that fails ends the others, and
+    A PROGRAM whose name ends with .py runs in this Python. The first process that fails ends the others, and
     its exit code is that of the command. `--` ends the options, and may be left out.
     """
     from kvstore.launch.run import command_of
     from kvstore.launch.run import run as start
+    from kvstore.launch.service import wanted
 
-    code = start(command_of(program, arguments, module), workers, restarts, prefix=not no_prefix)
-    raise SystemExit(code)
+    command = command_of(program, arguments, module)
+    service = wanted(servers, program, options)
+    raise SystemExit(start(command, workers, restarts, prefix=not no_prefix, service=service))
+
+
+@main.command()
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 0]")
+@click.option("-n", "--workers", type=click.IntRange(1, 65536), help="Number of workers that will come.")
+@click.option("-s", "--servers", type=click.IntRange(1, 65536), help="Number of servers that will come.")
+@click.option("--host", help="Address at which others reach the scheduler.  [default: 127.0.0.1]")
+@_keys
+@_insecure
+@click.option("--report-fd", type=click.IntRange(min=0), help="Write the address there instead of to stdout.")
+def scheduler(
+    port: int | None,
+    workers: int | None,
+    servers: int | None,
+    host: str | None,
+    keys: str | None,
+    insecure: bool,
+    report_fd: int | None,
+) -> None:
+    """Run the scheduler of a job, and print its address as soon as others can connect.
+
+    What no option says is read from the variables KVSTORE_* and DMLC_*. `kvstore run -s` does all of this on
+    one machine.
+    """
+    import os
+
+    from kvstore.launch.serve import address_option, environment_with, reporter
+    from kvstore.launch.serve import scheduler as serve
+
+    options = {
+        "KVSTORE_ROLE": "scheduler",
+        "KVSTORE_NUM_WORKERS": workers,
+        "KVSTORE_NUM_SERVERS": servers,
+        "KVSTORE_SCHEDULER": address_option(host, port, os.environ),
+        "KVSTORE_HOST": host,
+        "KVSTORE_KEYS_FILE": keys,
+        "KVSTORE_INSECURE": 1 if insecure else None,
+    }
+    serve(environment_with(options, os.environ), reporter(report_fd, click.echo))
+
+
+@main.command()
+@click.option("--scheduler", help="Address of the scheduler, as it prints it.")
+@click.option(
+    "--rank", type=click.IntRange(0, 65535), help="Number of this server; else the scheduler gives one."
+)
+@click.option("--host", help="Address at which workers reach this server.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 0]")
+@_keys
+@_insecure
+@_imports
+@click.option(
+    "--snapshot", metavar="DIR", help="Folder in which the server saves what it holds, now and then."
+)
+@_interval
+def server(
+    scheduler: str | None,
+    rank: int | None,
+    host: str | None,
+    port: int | None,
+    keys: str | None,
+    insecure: bool,
+    imports: tuple[str, ...],
+    snapshot: str | None,
+    snapshot_interval: float | None,
+) -> None:
+    """Run one server of a job, until the job is over.
+
+    What no option says is read from the variables KVSTORE_* and DMLC_*.
+    """
+    import os
+
+    from kvstore.launch.serve import environment_with
+    from kvstore.launch.serve import server as serve
+
+    options = {
+        "KVSTORE_ROLE": "server",
+        "KVSTORE_SCHEDULER": scheduler,
+        "KVSTORE_SERVER_RANK": rank,
+        "KVSTORE_HOST": host,
+        "KVSTORE_PORT": port,
+        "KVSTORE_KEYS_FILE": keys,
+        "KVSTORE_INSECURE": 1 if insecure else None,
+        "KVSTORE_SNAPSHOT": snapshot,
+        "KVSTORE_SNAPSHOT_INTERVAL": snapshot_interval,
+    }
+    serve(environment_with(options, os.environ), imports)
+
+
+@main.command()
+@click.option("-n", "--workers", type=click.IntRange(1, 65536), required=True, help="Number of workers.")
+@click.option("-s", "--servers", type=click.IntRange(1, 65536), required=True, help="Number of servers.")
+@click.argument("folder", type=click.Path(file_okay=False))
+def keys(workers: int, servers: int, folder: str) -> None:
+    """Make the keys of a job of several machines: one file in FOLDER for each process.
+
+    Give each process its own file, and no other (KVSTORE_KEYS_FILE, --keys). `kvstore run` makes keys itself.
+    """
+    from pathlib import Path
+
+    from kvstore.launch.certificates import Certificates
+
+    for path in Certificates(workers, servers).save(Path(folder)):
+        click.echo(path)
 
 
 @main.command()
@@ -100,12 +260,13 @@ def run(
 def env(as_json: bool) -> None:
     """Show which launcher's variables are found here, what they say, and why the others lost.
 
-    Exits with 1 where the variables contradict each other.
+    Where there is a parameter server, also the part of this process in it. Exits with 1 where variables are
+    missing or contradict each other.
     """
     import json
 
-    from kvstore.launch.env import findings, lines
+    from kvstore.launch.env import findings, lines, sound
 
     found = findings()
     click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
-    raise SystemExit(1 if "error" in found else 0)
+    raise SystemExit(0 if sound(found) else 1)

@@ -33,7 +33,9 @@ def variables(job: str, rank: int, size: int, restart: int = 0) -> dict[str, str
 
 def told(code: int) -> str:
     """Say how a process ended; negative codes are signals, as in `subprocess`."""
-    return f"failed with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+    if code == 0:
+        return "ended too early"
+    return f"failed with exit code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
 
 
 def signal_name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The one place where the launcher waits: for output of workers, for readers of its own, and for signals."""
+"""The one place where the launcher waits: for output of processes, for readers of its own, for signals."""
 
 from __future__ import annotations
 
@@ -44,6 +44,14 @@ class Relay:
             self._streams.remove(lines)
             self._set(lines.stream.fileno(), 0, lines.read)
             lines.close()
+
+    def watch(self, descriptor: int, call: Callable[[], object]) -> None:
+        """Call back while there is something to read."""
+        self._set(descriptor, selectors.EVENT_READ, call)
+
+    def forget(self, descriptor: int) -> None:
+        """Stop watching; to be called before the descriptor is closed."""
+        self._set(descriptor, 0, lambda: None)
 
     def turn(self, timeout: float | None, first: Callable[[], None]) -> None:
         """Wait until something can be done or `timeout` is over; call `first`, then do it."""

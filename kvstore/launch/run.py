@@ -1,7 +1,11 @@
-"""``kvstore run``: start the workers of one machine, pass their output on, and leave nothing behind.
+"""``kvstore run``: start the processes of a job on one machine, pass their output on, leave nothing behind.
 
-One thread and one selector: it sleeps until a worker writes, a reader of our output is ready, or a signal
-comes. Ends of workers are signals too (SIGCHLD).
+One thread and one selector: it sleeps until a process writes, a reader of our output is ready, or a signal
+comes. Ends of processes are signals too (SIGCHLD).
+
+A job with servers starts with the scheduler. When that has said where it is, servers and workers follow. The
+job is what its workers are: it ends when they have ended, and servers and scheduler go last, so that workers
+which are asked to end still have whom to take leave of.
 """
 
 from __future__ import annotations
@@ -17,14 +21,18 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 
 from .keeper import Keeper
-from .process import adopt_orphans, new_job, signal_name, told, variables
+from .member import Member, Part
+from .process import adopt_orphans, new_job, signal_name, variables
 from .relay import Relay
-from .worker import Worker
+from .report import Report
+from .service import Cast, Service
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
-_LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
 _LOOK = 0.05  # seconds between two looks at groups that are about to end
+_FIRST_WORD = 60.0  # seconds after which a scheduler must have said where it is
+_LEAVE = 2.0  # seconds in which servers and scheduler end by themselves after the last worker
+_SERVICE_GRACE = 3.0  # seconds between asking them to end and killing them
 
 
 def command_of(program: str, arguments: Sequence[str], module: bool = False) -> list[str]:
@@ -44,7 +52,13 @@ def command_of(program: str, arguments: Sequence[str], module: bool = False) -> 
     return [sys.executable, program, *arguments]
 
 
-def run(command: Sequence[str], workers: int, restarts: int = 0, prefix: bool = True) -> int:
+def run(
+    command: Sequence[str],
+    workers: int,
+    restarts: int = 0,
+    prefix: bool = True,
+    service: Service | None = None,
+) -> int:
     """Run `command` in `workers` processes and wait for all of them. Call it from the main thread.
 
     Parameters
@@ -56,110 +70,226 @@ def run(command: Sequence[str], workers: int, restarts: int = 0, prefix: bool = 
     restarts : int
         How many failed workers are started again, in all, before a failure ends the job.
     prefix : bool
-        Mark each line of output with the rank it comes from.
+        Mark each line of output with the process it comes from.
+    service : Service, optional
+        Servers and a scheduler for the job.
 
     Returns
     -------
     int
-        What the command should exit with: 0, the code of the worker that failed first, or 128 and the signal.
+        What the command should exit with: 0, the code of the process that failed first, or 128 and the
+        signal.
 
     Raises
     ------
     ConfigError
-        The program cannot be started.
+        A program cannot be started, or the servers cannot be as `service` says.
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    name = new_job()
+    cast = Cast(service, workers, name) if service else None
     adopt_orphans()
     with contextlib.closing(Keeper()) as keeper:
-        return _Job(command, workers, restarts, prefix, keeper).run()
+        return _Job(name, command, workers, restarts, prefix, keeper, cast).run()
 
 
 class _Job:
     def __init__(
-        self, command: Sequence[str], workers: int, restarts: int, prefix: bool, keeper: Keeper
+        self,
+        name: str,
+        command: Sequence[str],
+        workers: int,
+        restarts: int,
+        prefix: bool,
+        keeper: Keeper,
+        cast: Cast | None,
     ) -> None:
-        self._command, self._prefix, self._keeper = command, prefix, keeper
-        self._name, self._size = new_job(), workers
-        self._most_restarts, self._restarts = restarts, [0] * workers
-        self._running: list[Worker] = []
-        self._left: list[Worker] = []  # of whose group there may be something left
-        self._failed: Worker | None = None
+        self._command, self._prefix, self._keeper, self._cast = command, prefix, keeper, cast
+        self._name, self._size = name, workers
+        self._most_restarts = {"worker": restarts, "server": cast.service.restarts if cast else 0}
+        self._restarts: dict[Part, int] = {}
+        self._running: list[Member] = []
+        self._left: list[Member] = []  # of whose group there may be something left
+        self._failure: str | None = None
+        self._failed: Member | None = None
         self._signal: int | None = None
+        self._leaving: float | None = None  # when the last worker was gone
+        self._asked = False  # servers and scheduler, to end
+        self._report: Report | None = None
+        self._first_word = 0.0  # when the scheduler must have said where it is
         self._relay = Relay((signal.SIGCHLD, *_ENDING), self._on_signal)
 
     def run(self) -> int:
         with contextlib.closing(self._relay):
             try:
-                for rank in range(self._size):
-                    self._start(rank)
+                self._begin()
                 while self._left:
                     self._turn()
-                self._report()
+                self._tell_the_end()
                 self._write_out()
             finally:
-                self._end(signal.SIGKILL)
+                self._end(self._left, signal.SIGKILL)
+                self._close_report()
         return self._exit_code()
 
-    def _start(self, rank: int) -> None:
-        chosen = {"PYTHONUNBUFFERED": "1", **os.environ}
-        job = variables(self._name, rank, self._size, self._restarts[rank])
+    # ------------------------------------------------------------------------------------------ starting
+
+    def _begin(self) -> None:
+        if self._cast is None:
+            self._start_workers()
+            return
+        self._report = Report()
+        self._relay.watch(self._report.ours, self._on_report)
+        self._first_word = time.monotonic() + _FIRST_WORD
+        self._start(Part("scheduler", 0))
+        self._report.sent()
+
+    def _on_report(self) -> None:
+        if self._cast is None or self._report is None or (address := self._report.read()) is None:
+            return
+        if not address:  # it closed the pipe, or ended: then SIGCHLD says more
+            self._relay.forget(self._report.ours)
+            self._first_word = min(self._first_word, time.monotonic() + _LAST_WORDS)
+            return
+        self._close_report()
+        if not self._ending:
+            self._cast.address = address
+            for rank in range(self._cast.service.servers):
+                self._start(Part("server", rank))
+            self._start_workers()
+
+    def _close_report(self) -> None:
+        if self._report is not None:
+            self._relay.forget(self._report.ours)
+            self._report.close()
+            self._report = None
+
+    def _start_workers(self) -> None:
+        for rank in range(self._size):
+            self._start(Part("worker", rank))
+
+    def _start(self, part: Part) -> None:
         sinks = self._relay.out, self._relay.err
-        worker = Worker(rank, self._command, {**chosen, **job}, sinks, self._prefix)
-        self._keeper.add(worker.group)
-        self._running.append(worker)
-        self._left.append(worker)
-        self._relay.add(worker.out)
-        self._relay.add(worker.err)
+        environment, descriptors = self._environment(part), []
+        with contextlib.ExitStack() as stack:
+            if self._report is not None:
+                descriptors.append(self._report.theirs)
+            if self._cast and (keys := self._cast.keys(part)) is not None:
+                stack.callback(os.close, keys)
+                environment["KVSTORE_KEYS_FD"] = str(keys)
+                descriptors.append(keys)
+            member = Member(part, self._command_of(part), environment, sinks, self._prefix, descriptors)
+        self._keeper.add(member.group)
+        self._running.append(member)
+        self._left.append(member)
+        self._relay.add(member.out)
+        self._relay.add(member.err)
+
+    def _environment(self, part: Part) -> dict[str, str]:
+        chosen = {"PYTHONUNBUFFERED": "1", **os.environ}
+        if self._cast:
+            chosen = self._cast.environment(part, chosen)
+        restart = self._restarts.get(part, 0)
+        if part.role == "worker":
+            return chosen | variables(self._name, part.rank, self._size, restart)
+        return chosen | {"KVSTORE_RESTART": str(restart)}
+
+    def _command_of(self, part: Part) -> Sequence[str]:
+        if self._cast is None or part.role == "worker":
+            return self._command
+        return self._cast.command(part, self._report.theirs if self._report else None)
+
+    # ------------------------------------------------------------------------------------------- waiting
+
+    @property
+    def _ending(self) -> bool:
+        return bool(self._signal or self._failure)
 
     def _turn(self) -> None:
-        ending = self._signal or self._failed or len(self._running) < len(self._left)
-        # The workers come first: a flood of output must not hide which of them died first.
-        self._relay.turn(_LOOK if ending else None, self._look_after_workers)
+        if self._ending or len(self._running) < len(self._left) or self._leaving is not None:
+            timeout: float | None = _LOOK
+        else:
+            timeout = None if self._report is None else max(0.0, self._first_word - time.monotonic())
+        # The processes come first: a flood of output must not hide which of them died first.
+        self._relay.turn(timeout, self._look_after_members)
         if self._relay.broken and not self._signal:
             self._on_signal(signal.SIGPIPE)
 
-    def _look_after_workers(self) -> None:
-        ended = [worker for worker in self._running if worker.ended()]
-        # Of those that ended together, one that a signal killed did not end because of the others.
-        for worker in sorted(ended, key=lambda worker: (worker.code or 0) >= 0):
-            self._running.remove(worker)
-            if worker.code and not (self._failed or self._signal):
-                self._on_failure(worker)
-        for worker in [worker for worker in self._left if worker.gone()]:
-            self._left.remove(worker)
-            self._keeper.forget(worker.group)
-            self._relay.drop(worker.out)
-            self._relay.drop(worker.err)
+    def _look_after_members(self) -> None:
+        ended = [member for member in self._running if member.ended()]
+        # Of those that ended together, one that a signal killed did not end because of the others, and a
+        # server not because of a worker.
+        for member in sorted(ended, key=lambda one: ((one.code or 0) >= 0, one.part.role == "worker")):
+            self._running.remove(member)
+            too_early = self._report is not None  # a scheduler, before there is anybody else
+            if (member.code or too_early) and not (self._ending or self._asked):
+                self._on_failure(member)
+        for member in [member for member in self._left if member.gone()]:
+            self._left.remove(member)
+            self._keeper.forget(member.group)
+            self._relay.drop(member.out)
+            self._relay.drop(member.err)
+        self._look_after_service()
 
-    def _on_failure(self, worker: Worker) -> None:
-        done = sum(self._restarts)
-        if done < self._most_restarts:
-            self._restarts[worker.rank] += 1
-            self._say(f"{_what(worker)}; starting it again ({done + 1} of {self._most_restarts})")
-            self._start(worker.rank)
+    def _look_after_service(self) -> None:
+        """Let servers and scheduler go when no worker is left."""
+        if self._cast is None:
+            return
+        if self._report is not None and not self._ending:
+            if time.monotonic() > self._first_word:
+                self._fail("the scheduler did not say where it is")
+            return
+        if any(member.part.role == "worker" for member in self._left):
+            return
+        now = time.monotonic()
+        self._leaving = self._leaving or now
+        if not self._asked and (self._ending or now > self._leaving + _LEAVE):
+            self._asked = True
+            for member in self._left:
+                member.end(signal.SIGTERM, _SERVICE_GRACE)
+
+    # -------------------------------------------------------------------------------------------- ending
+
+    def _on_failure(self, member: Member) -> None:
+        role, most = member.part.role, self._most_restarts.get(member.part.role, 0)
+        done = sum(count for part, count in self._restarts.items() if part.role == role)
+        if done < most and self._leaving is None:
+            self._restarts[member.part] = self._restarts.get(member.part, 0) + 1
+            self._say(f"{member.how}; starting it again ({done + 1} of {most})")
+            self._start(member.part)
         else:
-            self._failed = worker
-            self._end(signal.SIGTERM)
+            self._failed = member
+            self._fail(member.how)
+
+    def _fail(self, text: str) -> None:
+        self._failure = text
+        self._end(self._workers_or_all(), signal.SIGTERM)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             return  # it was only to wake us up
         again = self._signal is not None
         self._signal = number
-        self._end(signal.SIGKILL if again else signal.SIGTERM if number == signal.SIGPIPE else number)
+        if again:
+            self._end(self._left, signal.SIGKILL)
+        else:
+            self._end(self._workers_or_all(), signal.SIGTERM if number == signal.SIGPIPE else number)
 
-    def _end(self, number: int) -> None:
-        for worker in self._left:
-            worker.end(number)
+    def _workers_or_all(self) -> list[Member]:
+        """Those to be ended first: the workers, where there are any."""
+        return [member for member in self._left if member.part.role == "worker"] or self._left
 
-    def _report(self) -> None:
+    def _end(self, members: Sequence[Member], number: int) -> None:
+        for member in members:
+            member.end(number)
+
+    def _tell_the_end(self) -> None:
         """Say at the very end, where it is seen, what ended the job."""
-        if self._failed:
-            lines = self._failed.err.tail
-            self._say(
-                _what(self._failed) + ("; its stderr ended with:" if lines else ", with an empty stderr")
-            )
+        if self._failure:
+            lines = self._failed.err.tail if self._failed else ()
+            how = "; its stderr ended with:" if lines else ", with an empty stderr" if self._failed else ""
+            self._say(self._failure + how)
             for line in lines:
                 self._relay.err.write(line + b"\n")
         elif self._signal:
@@ -177,11 +307,7 @@ class _Job:
         self._relay.err.write(f"kvstore run: {text}\n".encode())
 
     def _exit_code(self) -> int:
-        if self._failed is None:
+        if self._failure is None:
             return 128 + self._signal if self._signal else 0
-        code = self._failed.code or 0
+        code = (self._failed.code if self._failed else None) or 1
         return code if code >= 0 else 128 - code
-
-
-def _what(worker: Worker) -> str:
-    return f"rank {worker.rank} {told(worker.code or 0)} after {worker.seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""One worker of ``kvstore run``: a process at the head of a group of its own."""
+"""One process of ``kvstore run``, at the head of a group of its own."""
 
 from __future__ import annotations
 
@@ -7,17 +7,39 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from kvstore.errors import ConfigError
 
 from .output import Lines, Sink
-from .process import GRACE, tied_to
+from .process import GRACE, tied_to, told
 
 _TAIL = 20
 _UNKILLABLE = 5.0  # seconds after which a process that even SIGKILL does not end is given up
 
 
-class Worker:
+@dataclass(frozen=True)
+class Part:
+    """What a process is in its job: a worker, a server, or the scheduler."""
+
+    role: str
+    rank: int
+
+    @property
+    def name(self) -> str:
+        """As sentences say it."""
+        if self.role == "scheduler":
+            return "the scheduler"
+        return f"{'rank' if self.role == 'worker' else self.role} {self.rank}"
+
+    @property
+    def mark(self) -> bytes:
+        """What its lines of output begin with."""
+        names = {"worker": f"{self.rank}", "scheduler": "scheduler"}
+        return f"[{names.get(self.role, f'{self.role} {self.rank}')}] ".encode()
+
+
+class Member:
     """A started process, its two streams, and all that it starts in its group.
 
     Raises
@@ -28,20 +50,21 @@ class Worker:
 
     def __init__(
         self,
-        rank: int,
+        part: Part,
         command: Sequence[str],
         environment: Mapping[str, str],
         sinks: tuple[Sink, Sink],
         mark: bool,
+        descriptors: Sequence[int] = (),
     ) -> None:
-        self.rank = rank
+        self.part = part
         #: Exit code once it has ended; negative for a signal.
         self.code: int | None = None
         self.seconds = 0.0
         self._started = time.monotonic()
         self._kill_at: float | None = None
-        self._process = _start(command, environment)
-        prefix = b"[%d] " % rank if mark else b""
+        self._process = _start(command, environment, descriptors)
+        prefix = part.mark if mark else b""
         self.out = Lines(self._process.stdout, sinks[0], prefix)
         self.err = Lines(self._process.stderr, sinks[1], prefix, keep=_TAIL)
 
@@ -50,6 +73,11 @@ class Worker:
         """Id of the process, and of its group."""
         return self._process.pid
 
+    @property
+    def how(self) -> str:
+        """Say who it is and how it ended."""
+        return f"{self.part.name} {told(self.code or 0)} after {self.seconds:.1f} s"
+
     def ended(self) -> bool:
         """Whether the process has ended. What it left running is then asked to end too."""
         if self.code is None and (code := self._process.poll()) is not None:
@@ -57,9 +85,9 @@ class Worker:
             self.end(signal.SIGTERM)
         return self.code is not None
 
-    def end(self, number: int) -> None:
-        """Send a signal to the group, which is killed if it is still there a little later."""
-        self._kill_at = self._kill_at or time.monotonic() + GRACE
+    def end(self, number: int, grace: float = GRACE) -> None:
+        """Send a signal to the group, which is killed if it is still there `grace` seconds later."""
+        self._kill_at = self._kill_at or time.monotonic() + grace
         self._signal(number)
 
     def gone(self) -> bool:
@@ -88,7 +116,9 @@ class Worker:
             pass
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
@@ -98,6 +128,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=tied_to(os.getpid()),
+            pass_fds=tuple(descriptors),
         )
     except OSError as error:
         raise ConfigError(

@@ -1,0 +1,75 @@
+"""Keys of a job: made by whoever starts it, handed to each process, and gone with the job."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.wire.keys import Keys
+
+_SEALS = 0x000F  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
+_F_ADD_SEALS = 1033
+
+
+class Certificates:
+    """A CURVE key pair for each process of a job, made at random."""
+
+    def __init__(self, workers: int, servers: int) -> None:
+        parts = [("scheduler", 0)]
+        parts += [("server", rank) for rank in range(servers)]
+        parts += [("worker", rank) for rank in range(workers)]
+        self._pairs = {part: _pair() for part in parts}
+        publics = {part: pair[0] for part, pair in self._pairs.items()}
+        self._servers = tuple(publics["server", rank] for rank in range(servers))
+        self._allowed = tuple(publics.values())
+
+    def of(self, role: str, rank: int) -> Keys:
+        """Keys of one process: its own secret, and what is public of the others."""
+        public, secret = self._pairs[role, rank]
+        return Keys(public, secret, self._pairs["scheduler", 0][0], self._servers, self._allowed)
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write a file for each process, which only its owner can read; for jobs of several machines.
+
+        Raises
+        ------
+        ConfigError
+            A file is there already, or cannot be written.
+        """
+        written = []
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for role, rank in self._pairs:
+                path = folder / ("scheduler.json" if role == "scheduler" else f"{role}-{rank}.json")
+                _write(path, self.of(role, rank))
+                written.append(path)
+        except FileExistsError as error:
+            raise ConfigError(
+                f"{error.filename} is there: keys are not overwritten; remove it first"
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"keys cannot be written to {error.filename}: {error.strerror}") from error
+        return written
+
+
+def written(keys: Keys) -> int:
+    """Put keys into memory without a name; returns a descriptor for one process to inherit."""
+    descriptor = os.memfd_create("kvstore-keys", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, keys.to_json())
+    fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def _write(path: Path, keys: Keys) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(keys.to_json())
+
+
+def _pair() -> tuple[bytes, bytes]:
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    return public, secret

@@ -1,0 +1,84 @@
+"""``kvstore scheduler`` and ``kvstore server``: one of them in this process, until its job is over."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvstore import roles
+from kvstore.errors import ConfigError
+from kvstore.ps.config import ps_config
+
+#: Variables in the place of which an option stands.
+_BEATEN = {
+    "KVSTORE_SCHEDULER": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),
+    "KVSTORE_NUM_WORKERS": ("DMLC_NUM_WORKER",),
+    "KVSTORE_NUM_SERVERS": ("DMLC_NUM_SERVER",),
+    "KVSTORE_ROLE": ("DMLC_ROLE",),
+    "KVSTORE_KEYS_FILE": ("KVSTORE_KEYS_FD",),
+}
+
+
+def environment_with(options: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, str]:
+    """Put options of the command line into the variables that they stand for; None leaves one as it is."""
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    beaten = {alias for name in given for alias in _BEATEN.get(name, ())}
+    return {name: value for name, value in environment.items() if name not in beaten} | given
+
+
+def address_option(host: str | None, port: int | None, environment: Mapping[str, str]) -> str | None:
+    """Address that --host and --port make; None where neither is given and a variable says it."""
+    told = any(environment.get(name) for name in ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
+    if host is None and port is None and told:
+        return None
+    host = host or roles.LOOPBACK
+    return f"tcp://[{host}]:{port or 0}" if ":" in host else f"tcp://{host}:{port or 0}"
+
+
+def scheduler(environment: Mapping[str, str], report: Callable[[str], None]) -> None:
+    """Run the scheduler; `report` is called with its address as soon as others can connect."""
+    found = roles.find(environment)
+    _loop("scheduler")(found, ps_config(environment), report)
+
+
+def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
+    """Run a server, after the modules that register what it needs.
+
+    Raises
+    ------
+    ConfigError
+        A module cannot be imported.
+    """
+    for name in imports:
+        _import(name)
+    found = roles.find(environment)
+    _loop("server")(found, ps_config(environment))
+
+
+def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
+    """Make what tells the address: to the descriptor of a launcher, or where there is none to people."""
+
+    def report(address: str) -> None:
+        if descriptor is None:
+            show(address)
+            return
+        os.write(descriptor, address.encode() + b"\n")
+        os.close(descriptor)
+
+    return report
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"--import {name}: {error}; servers look where Python does, and beside the script (PYTHONPATH)"
+        ) from error
+
+
+def _loop(role: str) -> Callable[..., Any]:
+    run: Callable[..., Any] = importlib.import_module(f"kvstore.ps.loop_{role}").run
+    return run

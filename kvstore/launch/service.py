@@ -1,0 +1,221 @@
+"""The parameter server of a job: what the user asks for, and what each process is told of its part in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvstore import addresses, roles
+from kvstore.errors import ConfigError
+from kvstore.ps.config import ps_config
+
+from .certificates import Certificates, written
+from .member import Part
+
+#: Variables that give a process its place among the workers: a server must not take itself for one.
+_PLACE = ("KVSTORE_RANK", "KVSTORE_SIZE", "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE")
+#: What an earlier launcher may have left behind, and what stands in its place.
+_LEFT_BEHIND = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "KVSTORE_KEYS_FD", "KVSTORE_KEYS_FILE")
+
+
+@dataclass(frozen=True)
+class Service:
+    """Servers and a scheduler on this machine.
+
+    Attributes
+    ----------
+    servers : int
+        How many.
+    transport : str
+        ``"tcp"`` or ``"ipc"``.
+    host : str
+        Address at which the scheduler and the servers are reached over tcp.
+    secure, insecure : bool
+        Encrypt with keys made for the job, also where only this machine can connect; leave that out, also
+        where others can.
+    imports : tuple of str
+        Modules that servers import, for the optimizers and codecs that they register.
+    import_path : str
+        A folder where these modules are found, apart from the usual ones.
+    snapshot : str
+        Folder for snapshots of the servers; empty: none.
+    snapshot_interval : float or None
+        Seconds between two of them; None leaves it to the environment.
+    restarts : int
+        How many failed servers are started again, in all.
+    program : tuple of str
+        What takes ``scheduler`` or ``server`` and their options as arguments.
+
+    Raises
+    ------
+    ConfigError
+        The options contradict each other, the host is none of this machine, or it is reached by others and
+        nothing is said of keys.
+    """
+
+    servers: int
+    transport: str = "tcp"
+    host: str = roles.LOOPBACK
+    secure: bool = False
+    insecure: bool = False
+    imports: tuple[str, ...] = ()
+    import_path: str = ""
+    snapshot: str = ""
+    snapshot_interval: float | None = None
+    restarts: int = 0
+    program: tuple[str, ...] = field(default=(sys.executable, "-m", "kvstore.launch"))
+
+    def __post_init__(self) -> None:
+        if self.secure and self.insecure:
+            raise ConfigError("--secure and --insecure contradict each other: give one of them")
+        if self.transport not in ("tcp", "ipc"):
+            raise ConfigError(f"transport must be tcp or ipc, got {self.transport!r}")
+        if self.transport == "ipc" and self.host != roles.LOOPBACK:
+            raise ConfigError("--transport ipc has no --host: unix sockets do not leave this machine")
+        if self.restarts and not self.snapshot:
+            raise ConfigError(
+                "--server-restarts needs --snapshot: a server starts again from what it has saved"
+            )
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the job gets keys: where asked for, and where other machines can connect."""
+        if self.insecure or self.transport == "ipc":
+            return self.secure
+        number = addresses.resolved(self.host)
+        return self.secure or number is None or not addresses.is_loopback(number)
+
+
+class Cast:
+    """Tells each process of a job its part.
+
+    Parameters
+    ----------
+    service : Service
+        What the user wants.
+    workers : int
+        Number of workers.
+    job : str
+        Name of the job.
+
+    Raises
+    ------
+    ConfigError
+        The scheduler could not start like this, or a variable of the environment is wrong.
+    """
+
+    def __init__(self, service: Service, workers: int, job: str) -> None:
+        self.service = service
+        self._workers, self._job = workers, job
+        #: Where the scheduler is, once it has said so.
+        self.address = ""
+        self._certificates = Certificates(workers, service.servers) if service.encrypted else None
+        self._check()
+
+    def command(self, part: Part, report: int | None = None) -> list[str]:
+        """Command line of the scheduler, which writes its address to `report`, or of a server."""
+        if part.role == "scheduler":
+            return [*self.service.program, "scheduler", "--report-fd", str(report)]
+        imports = [word for name in self.service.imports for word in ("--import", name)]
+        return [*self.service.program, "server", *imports]
+
+    def environment(self, part: Part, base: Mapping[str, str]) -> dict[str, str]:
+        """Variables of a process: those of `base`, and its part."""
+        kept = {name: value for name, value in base.items() if name not in _LEFT_BEHIND}
+        if part.role != "worker":
+            kept = {name: value for name, value in kept.items() if name not in _PLACE}
+        return {**kept, **self._ours(part), **self._mxnet_s(part), **self._options(part, base)}
+
+    def keys(self, part: Part) -> int | None:
+        """Open a descriptor with the keys of a process, for the caller to close; None without keys."""
+        return written(self._certificates.of(part.role, part.rank)) if self._certificates else None
+
+    def _check(self) -> None:
+        """Find what is wrong before anything is started, with the eyes of the scheduler."""
+        part = Part("scheduler", 0)
+        environment = self.environment(part, os.environ)
+        ps_config(environment)
+        if addresses.resolved(self.service.host) in ("0.0.0.0", "::"):
+            raise ConfigError(
+                f"--host {self.service.host} is no address at which others can find the servers; "
+                f"there are {addresses.told(addresses.interfaces())}"
+            )
+        keys = self.keys(part)
+        try:
+            roles.find(environment | ({} if keys is None else {"KVSTORE_KEYS_FD": str(keys)}))
+        finally:
+            if keys is not None:
+                os.close(keys)
+
+    def _ours(self, part: Part) -> dict[str, str]:
+        service = self.service
+        found = {
+            "KVSTORE_ROLE": part.role,
+            "KVSTORE_JOB": self._job,
+            "KVSTORE_SCHEDULER": self.address or self._first_address(),
+            "KVSTORE_NUM_WORKERS": str(self._workers),
+            "KVSTORE_NUM_SERVERS": str(service.servers),
+            "KVSTORE_HOST": service.host,
+            "KVSTORE_PORT": "0",
+            "KVSTORE_INSECURE": str(int(service.insecure)),
+        }
+        return found | ({"KVSTORE_SERVER_RANK": str(part.rank)} if part.role == "server" else {})
+
+    def _first_address(self) -> str:
+        """Where the scheduler is asked to be: at any free port, or at a name that only this job has."""
+        if self.service.transport == "ipc":
+            return f"ipc://@kvstore/{self._job}/scheduler"
+        host = self.service.host
+        return f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0"
+
+    def _mxnet_s(self, part: Part) -> dict[str, str]:
+        """Make the variables that scripts written for MXNet look at."""
+        found = {
+            "DMLC_ROLE": part.role,
+            "DMLC_NUM_WORKER": str(self._workers),
+            "DMLC_NUM_SERVER": str(self.service.servers),
+            "DMLC_LOCAL": str(int(self.service.transport == "ipc")),
+        }
+        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
+        if self.address.startswith("tcp://"):
+            found |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
+        return found
+
+    def _options(self, part: Part, base: Mapping[str, str]) -> dict[str, str]:
+        service, found = self.service, {}
+        if service.snapshot:
+            found["KVSTORE_SNAPSHOT"] = str(Path(service.snapshot).absolute())
+            found["KVSTORE_SERVER_RESTARTS"] = str(service.restarts)
+        if service.snapshot_interval is not None:
+            found["KVSTORE_SNAPSHOT_INTERVAL"] = str(service.snapshot_interval)
+        if part.role == "server" and service.imports and service.import_path:
+            found["PYTHONPATH"] = os.pathsep.join(filter(None, (service.import_path, base.get("PYTHONPATH"))))
+        return found
+
+
+def wanted(servers: int, program: str, options: Mapping[str, Any]) -> Service | None:
+    """Make the service that options of `kvstore run` describe; None where they want no servers.
+
+    Raises
+    ------
+    ConfigError
+        An option is about servers, and there are none.
+    """
+    given = {name: value for name, value in options.items() if value not in (None, False, ())}
+    if servers == 0:
+        if given:
+            name = "import" if "imports" in given else next(iter(given)).replace("_", "-")
+            raise ConfigError(
+                f"--{name} is about parameter servers, and there are none: say how many with -s"
+            )
+        return None
+    given["restarts"] = given.pop("server_restarts", 0)
+    if os.environ.get("KVSTORE_INSECURE") == "1" and not given.get("secure"):
+        given["insecure"] = True
+    if program.endswith(".py"):
+        given["import_path"] = str(Path(program).absolute().parent)
+    return Service(servers, **given)
