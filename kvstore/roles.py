@@ -212,7 +212,9 @@ def _split(address: str) -> tuple[str, int]:
 def _place(env: Mapping[str, str], scheduler: str) -> cluster.Placement | None:
     """Read what the launcher says of this worker, if there is one. Of names of the job only ours counts."""
     found = cluster.detect({**env, "KVSTORE_JOB": env.get("KVSTORE_JOB") or scheduler})
-    return None if found.launcher == "none" else found
+    # Who names the worker knows better than who started servers and workers alike.
+    foreign = found.launcher != "kvstore" and bool(env.get("DMLC_WORKER_ID"))
+    return None if found.launcher == "none" or foreign else found
 
 
 def _counts(env: Mapping[str, str], role: str, place: cluster.Placement | None) -> tuple[int, int]:
@@ -221,7 +223,10 @@ def _counts(env: Mapping[str, str], role: str, place: cluster.Placement | None) 
         _number(env, names, 1) if _agreed(env, names) else None for names in (_WORKERS, _SERVERS)
     )
     if place and workers and workers[1] != place.size:
-        raise _contradiction((workers[0], str(workers[1])), (place.launcher, f"{place.size} processes"))
+        raise ConfigError(
+            f"{workers[0]}={workers[1]} contradicts {place.launcher}, which started {place.size} processes: "
+            "correct it, or say with DMLC_WORKER_ID which of the workers this is"
+        )
     missing = [names for names, found in ((_WORKERS, workers), (_SERVERS, servers)) if found is None]
     if role == "scheduler" and missing:
         names = " and ".join(" or ".join(names) for names in missing)
@@ -318,7 +323,7 @@ def _numeric(name: str, host: str) -> str:
 
 def _unusable(name: str, host: str, reason: str) -> ConfigError:
     here = addresses.told(addresses.interfaces())
-    return ConfigError(f"{name} says {host!r}, which is {reason}; set KVSTORE_HOST to one of {here}")
+    return ConfigError(f"{name} says {host!r}, which is {reason}; set KVSTORE_HOST (--host) to one of {here}")
 
 
 def _facing(role: str, scheduler_host: str) -> str:

@@ -49,7 +49,7 @@ class Keys:
         """
         try:
             found = json.loads(data) if len(data) <= _MOST else None
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         single, several = ("public", "secret", "scheduler"), ("servers", "allowed")
         if not isinstance(found, dict) or set(found) != {*single, *several}:
