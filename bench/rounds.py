@@ -32,6 +32,10 @@ class Process(Protocol):
 
     def run(self, variant: str, repeats: int) -> list[float]: ...
 
+    def column(self, variant: str) -> str:
+        """Where the tables show a variant; of those in one column the best one counts."""
+        ...
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -73,6 +77,10 @@ class Contender:
     cpu: list[float] = field(default_factory=list)
 
     @property
+    def column(self) -> str:
+        return self.process.column(self.variant)
+
+    @property
     def label(self) -> str:
         return ", ".join(filter(None, (self.process.setting.label, self.variant)))
 
@@ -82,7 +90,7 @@ class Contender:
 
 @dataclass
 class Measured:
-    """A case as measured: for each peer the best variant, its seconds by round, and how the machine was."""
+    """A case as measured: for each column the best variant, its seconds by round, and how the machine was."""
 
     case: Any
     seconds: dict[str, list[float]]
@@ -124,7 +132,7 @@ def measure(
     probes, shares = _race(contenders, plan, probe)
     best: dict[str, Contender] = {}
     for contender in sorted(contenders, key=Contender.median):
-        best.setdefault(contender.process.setting.name, contender)
+        best.setdefault(contender.column, contender)
     seconds = {name: contender.seconds for name, contender in best.items()}
     variants = {name: contender.label for name, contender in best.items()}
     tails = {name: contender.tails for name, contender in best.items()}
@@ -168,10 +176,10 @@ def _contenders(process: Process, variants: list[str], plan: Plan) -> list[Conte
 
 
 def _shortlist(contenders: list[Contender]) -> list[Contender]:
-    """Drop what is clearly slower than the same peer's best."""
+    """Drop what is clearly slower than the best in the same column."""
     kept: dict[str, list[Contender]] = {}
     for c in sorted(contenders, key=lambda c: c.first):
-        rivals = kept.setdefault(c.process.setting.name, [])
+        rivals = kept.setdefault(c.column, [])
         if len(rivals) < FIELD and c.first <= CLOSE * (rivals or [c])[0].first:
             rivals.append(c)
     return [c for rivals in kept.values() for c in rivals]

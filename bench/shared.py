@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     if compiled.compiler() is None:
         raise SystemExit("no C compiler: set CC or install cc")
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
     started, found = time.time(), list[Measured]()
     plan = command.plan(options)
     try:
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _stop(number: int, frame: Any) -> NoReturn:
+def stop(number: int, frame: Any) -> NoReturn:
     raise SystemExit(128 + number)
 
 

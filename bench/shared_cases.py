@@ -104,7 +104,7 @@ def inputs(case: SharedCase, rank: int) -> Inputs:
 
     Weights are the same for all; where they are only there to be replaced by sums, they are zeros.
     """
-    flat = memory(padded(case), case.pages)
+    flat = memory(padded(case.shapes), case.pages)
     np.random.default_rng(7).random(dtype=np.float32, out=flat)
     flat -= np.float32(0.5)
     weights = memory(flat.size, case.pages)
@@ -114,9 +114,9 @@ def inputs(case: SharedCase, rank: int) -> Inputs:
     return Inputs(pieces(weights, case.shapes), pieces(flat, case.shapes), flat, weights)
 
 
-def padded(case: SharedCase) -> int:
+def padded(shapes: tuple[Shape, ...]) -> int:
     """Count the numbers of flat memory."""
-    return sum(_lines(shape) for shape in case.shapes)
+    return sum(_lines(shape) for shape in shapes)
 
 
 def pieces(flat: Array, shapes: tuple[Shape, ...]) -> list[Array]:

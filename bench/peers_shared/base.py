@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +27,9 @@ class GroupPeer:
     processor, in seconds.
     """
 
+    #: What the cases of its bench are.
+    case_type: ClassVar[type[Any]] = SharedCase
+
     grows = True
 
     def __init__(self, place: Place) -> None:
@@ -36,7 +39,7 @@ class GroupPeer:
         self.calls = 0
         self.cpu = 0.0
 
-    def prepare(self, case: SharedCase) -> list[Array]:
+    def prepare(self, case: Any) -> list[Array]:
         """Get ready, call once, and return the result: the sums, or the weights after an update."""
         raise NotImplementedError
 

@@ -21,10 +21,9 @@ from typing import Any
 
 from bench import compiled
 from bench.peers.process import PeerError
-from bench.shared_cases import SharedCase
 
 from . import launch
-from .launch import GroupSetting
+from .launch import GroupSetting, Launch
 from .link import PAGE
 
 _PATIENCE = 300.0  # seconds for one answer
@@ -71,11 +70,35 @@ class Group:
 
     @property
     def pids(self) -> list[int]:
-        return [*self._pids, *(helper.pid for helper in self._helpers)]
+        return [*self._pids, *self._beside()]
+
+    def column(self, variant: str) -> str:
+        """All ways of calling count for the peer."""
+        return self.setting.name
+
+    # ------------------------------------------------------------- what groups of another bench do otherwise
+
+    def _plan(self, address: str) -> Launch:
+        """Say what to start."""
+        return launch.plan(self.setting, address, self._folder)
+
+    def _codes(self) -> tuple[str, str]:
+        """Build the barrier and the limits, once."""
+        here = Path(__file__).parent
+        gate = compiled.build(here / "gate.c", "-lm")
+        return str(gate), str(compiled.build(here / "limit.c", "-fopenmp", "-lm"))
+
+    def _fresh(self) -> bool:
+        """Whether every case needs new processes."""
+        return self.setting.name in launch.FRESH
+
+    def _beside(self) -> list[int]:
+        """Return the processes that work for the workers."""
+        return [helper.pid for helper in self._helpers]
 
     # ------------------------------------------------------------------------------------------- orders
 
-    def start_prepare(self, case: SharedCase) -> None:
+    def start_prepare(self, case: Any) -> None:
         """Let all workers prepare; `finish_prepare` waits for them."""
         self._links, self.failure = case.links, ""
         with self._failing():
@@ -97,20 +120,20 @@ class Group:
 
     def run(self, variant: str, repeats: int) -> list[float]:
         """Seconds of each call, of the worker that took longest."""
-        before = self._helpers_cpu()
+        before = self._beside_cpu()
         try:
             self._send({"do": "run", "variant": variant, "repeats": repeats, "links": self._links})
             replies = self._replies()
         except (PeerError, OSError) as error:
             self._fail(error)
             raise PeerError(self.failure) from error
-        used = sum(reply["cpu"] for reply in replies) + self._helpers_cpu() - before
+        used = sum(reply["cpu"] for reply in replies) + self._beside_cpu() - before
         self.cpu = used / repeats
         return [max(times) for times in zip(*(reply["times"] for reply in replies), strict=True)]
 
     def rest(self) -> None:
         """Let go of the arrays of the case."""
-        if self.setting.name in launch.FRESH:
+        if self._fresh():
             self.close()
         elif self._lines:
             with self._failing():
@@ -160,8 +183,8 @@ class Group:
                     found[self._lines.index(line)] = message
         return [found[rank] for rank in range(len(self._lines))]
 
-    def _helpers_cpu(self) -> float:
-        return sum(map(_cpu_of, self._helpers))
+    def _beside_cpu(self) -> float:
+        return sum(map(_cpu_of, self._beside()))
 
     # ------------------------------------------------------------------------------------------ processes
 
@@ -169,7 +192,7 @@ class Group:
         address = f"kvstore-bench-{secrets.token_hex(16)}"
         self._folder = tempfile.mkdtemp(prefix="kvstore-bench-")
         self._names = _shm_names()
-        plan = launch.plan(self.setting, address, self._folder)
+        plan = self._plan(address)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("\0" + address)
             listener.listen()
@@ -198,7 +221,7 @@ class Group:
         for line in self._lines:
             socket.send_fds(line.connection, [b" "], [page])
         os.close(page)
-        gate, limits = codes()
+        gate, limits = self._codes()
         self._send({"gate": gate, "limits": limits, "processes": self.setting.processes})
 
     def close(self, kill: bool = False) -> None:
@@ -227,17 +250,10 @@ class Group:
         self.close(kill=kind is not None)
 
 
-def codes() -> tuple[str, str]:
-    """Build the barrier and the limits, once."""
-    here = Path(__file__).parent
-    gate = compiled.build(here / "gate.c", "-lm")
-    return str(gate), str(compiled.build(here / "limit.c", "-fopenmp", "-lm"))
-
-
 def _kill_worker(pid: int) -> None:
     """Kill a worker that a launcher may not reach any more."""
     with contextlib.suppress(OSError):
-        if b"bench.peers_shared" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"bench.peers_" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
 
 
@@ -253,10 +269,10 @@ def _end(process: subprocess.Popen[bytes], patience: float) -> None:
                 process.wait(5)
 
 
-def _cpu_of(process: subprocess.Popen[bytes]) -> float:
+def _cpu_of(pid: int) -> float:
     """Processor seconds of another process so far."""
     with contextlib.suppress(OSError):
-        return time.clock_gettime((~process.pid << 3) | 2)  # its clock, as clock_getcpuclockid(3) makes it
+        return time.clock_gettime((~pid << 3) | 2)  # its clock, as clock_getcpuclockid(3) makes it
     return 0.0
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from bench import shared_cases
 from bench.cases import MB
-from bench.shared_cases import Inputs, SharedCase
+from bench.shared_cases import SharedCase
 
 from . import fused
 from .base import Array, Call, GroupPeer, Place
@@ -25,16 +25,12 @@ class Gloo(GroupPeer):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        torch.set_num_threads(1)
-        limit = timedelta(seconds=120)
-        port = place.link.gather(free_port())[0]
-        store = dist.TCPStore("127.0.0.1", port, place.workers, place.rank == 0, limit)
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.workers, timeout=limit)
+        join(place)
 
     def prepare(self, case: SharedCase) -> list[Array]:
         data = shared_cases.inputs(case, self.place.rank)
         self.buffers = [data.flat]
-        self.variants = _ways(data)
+        self.variants = ways(data.values, data.flat)
         if case.update:
             label, step = fused.stepper(case, data, self.place)
             self.variants = {f"{name}, {label}": _all([w, step]) for name, w in self.variants.items()}
@@ -46,21 +42,30 @@ class Gloo(GroupPeer):
         dist.destroy_process_group()
 
 
+def join(place: Place) -> None:
+    """Make the process group, over loopback."""
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=120)
+    port = place.link.gather(free_port())[0]
+    store = dist.TCPStore("127.0.0.1", port, place.workers, place.rank == 0, limit)
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.workers, timeout=limit)
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
-def _ways(data: Inputs) -> dict[str, Call]:
-    tensors = [torch.from_numpy(value) for value in data.values]
-    flat = torch.from_numpy(data.flat)
-    ways = {"a call for each key": _all([partial(dist.all_reduce, tensor) for tensor in tensors])}
+def ways(values: list[Array], memory: Array) -> dict[str, Call]:
+    """Sum arrays that are cuts of flat memory, in each way that a user might choose."""
+    tensors, flat = [torch.from_numpy(value) for value in values], torch.from_numpy(memory)
+    found = {"a call for each key": _all([partial(dist.all_reduce, tensor) for tensor in tensors])}
     if len(tensors) > 1:
-        ways["flat"] = partial(dist.all_reduce, flat)
-        ways["asynchronous"] = partial(_together, tensors)
-        ways["buckets"] = partial(_together, _buckets(flat))
-    return ways
+        found["flat"] = partial(dist.all_reduce, flat)
+        found["asynchronous"] = partial(_together, tensors)
+        found["buckets"] = partial(_together, _buckets(flat))
+    return found
 
 
 def _buckets(flat: Any) -> list[Any]:

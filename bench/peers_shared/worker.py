@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from bench import machine
 from bench.peers.base import digest
 from bench.peers.worker import die_with_parent
-from bench.shared_cases import SharedCase
 
 from .base import GroupPeer
 from .link import Gate, Link, Place
@@ -40,7 +40,7 @@ PEERS = {
 #: Have no threads beside the worker itself: each worker stays on a core of its own where there are enough.
 #: Without that the scheduler may put two that spin, or two that wake each other, on one core.
 BOUND = ("ours", "limit", "bare", "cma", "memcpy", "line", "futex", "openmpi", "mpich", "deepspeed")
-RANKS = ("KVSTORE_BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+RANKS = ("KVSTORE_BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "KVSTORE_RANK")
 
 
 def make(name: str, place: Place) -> GroupPeer:
@@ -58,11 +58,13 @@ def answer(peer: GroupPeer, request: dict[str, Any]) -> dict[str, Any]:
     peer.release()
     if request["do"] == "release":
         return {}
-    results = peer.prepare(SharedCase.from_json(request["case"]))
+    results = peer.prepare(peer.case_type.from_json(request["case"]))
     return {"digest": digest(results), "variants": list(peer.variants)}
 
 
-def serve(name: str, address: str, rank: int, workers: int) -> None:
+def serve(
+    name: str, address: str, rank: int, workers: int, make: Callable[[str, Place], GroupPeer] = make
+) -> None:
     """Answer until the bench hangs up."""
     if name in BOUND:
         _bind(rank, workers)
@@ -100,13 +102,18 @@ def _leave(peer: GroupPeer | None) -> None:
 
 
 def main() -> None:
-    """Serve the peer named on the command line; what libraries print goes to standard error."""
+    """Serve the peer named on the command line."""
+    serve(*start())
+
+
+def start() -> tuple[str, str, int, int]:
+    """Read peer, address, rank and workers; what libraries print goes to standard error from now on."""
     die_with_parent()
     np.seterr(all="ignore")
     os.dup2(2, 1)
     name, address, workers = sys.argv[1:4]
     rank = next(int(os.environ[variable]) for variable in RANKS if variable in os.environ)
-    serve(name, address, rank, int(workers))
+    return name, address, rank, int(workers)
 
 
 if __name__ == "__main__":

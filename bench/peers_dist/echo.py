@@ -1,0 +1,19 @@
+"""Processes that send back what they get: the first worker starts them, and they end with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from bench.peers.worker import die_with_parent
+
+
+def fork(serve: Callable[[], object]) -> None:
+    """Run `serve` in a process of its own, which ends when this one does."""
+    if os.fork():
+        return
+    try:
+        die_with_parent()
+        serve()
+    finally:
+        os._exit(1)

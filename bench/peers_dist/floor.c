@@ -1,0 +1,210 @@
+/* What loopback sockets allow: bytes go to a process that sends them back as they come, and nothing is computed. */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { MAX_SERVERS = 16 };
+enum { IN_TURN, POLLING, THREAD }; /* send then receive; both by turns in one thread; a thread that sends */
+
+static ssize_t all_sent(int fd, const char *from, size_t n)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t piece = send(fd, from + done, n - done, MSG_NOSIGNAL);
+        if (piece < 0 && errno == EINTR)
+            continue;
+        if (piece <= 0)
+            return -1;
+        done += (size_t)piece;
+    }
+    return (ssize_t)n;
+}
+
+/* The first eight bytes of a connection say how large the server's block is to be. */
+static void *echo(void *line)
+{
+    int fd = (int)(intptr_t)line;
+    int64_t block = 0;
+    char *memory = NULL;
+    if (recv(fd, &block, sizeof block, MSG_WAITALL) == sizeof block && block > 0)
+        memory = malloc((size_t)block);
+    while (memory) {
+        ssize_t piece = recv(fd, memory, (size_t)block, 0);
+        if (piece < 0 && errno == EINTR)
+            continue;
+        if (piece <= 0 || all_sent(fd, memory, (size_t)piece) < 0)
+            break;
+    }
+    free(memory);
+    close(fd);
+    return NULL;
+}
+
+/* Serve each connection in a thread of its own, until the listener is closed. */
+int floor_serve(int listener)
+{
+    for (;;) {
+        int fd = accept(listener, NULL, NULL);
+        pthread_t thread;
+        if (fd < 0 && errno == EINTR)
+            continue;
+        if (fd < 0)
+            return errno;
+        int one = 1;
+        setsockopt(fd, 6 /* IPPROTO_TCP */, 1 /* TCP_NODELAY */, &one, sizeof one);
+        if (pthread_create(&thread, NULL, echo, (void *)(intptr_t)fd))
+            return -1;
+        pthread_detach(thread);
+    }
+}
+
+typedef struct {
+    const int *fds;
+    int servers;
+    const char *source;
+    char *target;
+    int64_t n, block;
+    int hot; /* only the first block of the arrays is read and written, again and again */
+} trip;
+
+typedef struct {
+    int64_t start, end, at;
+} share;
+
+static void split(const trip *t, share *shares)
+{
+    for (int s = 0; s < t->servers; s++) {
+        shares[s].start = shares[s].at = t->n * s / t->servers;
+        shares[s].end = t->n * (s + 1) / t->servers;
+    }
+}
+
+static size_t next_piece(const trip *t, const share *s)
+{
+    int64_t left = s->end - s->at, room = t->block - (s->at - s->start) % t->block;
+    return (size_t)(left < room ? left : room);
+}
+
+static int64_t place(const trip *t, const share *s)
+{
+    return t->hot ? (s->at - s->start) % t->block : s->at;
+}
+
+/* Bytes moved; 0 where the socket is not ready; -1 for an error. */
+static ssize_t moved(ssize_t result)
+{
+    if (result < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        return 0;
+    return result <= 0 ? -1 : result;
+}
+
+static ssize_t send_piece(const trip *t, int s, share *out, int flags)
+{
+    ssize_t done = moved(send(t->fds[s], t->source + place(t, out), next_piece(t, out), flags | MSG_NOSIGNAL));
+    out->at += done > 0 ? done : 0;
+    return done;
+}
+
+static ssize_t receive_piece(const trip *t, int s, share *in, int flags)
+{
+    ssize_t done = moved(recv(t->fds[s], t->target + place(t, in), next_piece(t, in), flags));
+    in->at += done > 0 ? done : 0;
+    return done;
+}
+
+/* Block by block over the servers, so that all of them have work. */
+static void *send_all(void *argument)
+{
+    const trip *t = argument;
+    share out[MAX_SERVERS];
+    split(t, out);
+    for (int left = t->servers; left;) {
+        left = 0;
+        for (int s = 0; s < t->servers; s++) {
+            if (out[s].at == out[s].end)
+                continue;
+            if (all_sent(t->fds[s], t->source + place(t, &out[s]), next_piece(t, &out[s])) < 0)
+                return (void *)-1;
+            out[s].at += (int64_t)next_piece(t, &out[s]);
+            left += out[s].at < out[s].end;
+        }
+    }
+    return NULL;
+}
+
+static int receive_all(const trip *t)
+{
+    share in[MAX_SERVERS];
+    struct pollfd polled[MAX_SERVERS];
+    split(t, in);
+    for (;;) {
+        int waiting = 0, last = 0;
+        for (int s = 0; s < t->servers; s++) {
+            int open = in[s].at < in[s].end;
+            polled[s] = (struct pollfd){open ? t->fds[s] : -1, POLLIN, 0};
+            if (open)
+                waiting++, last = s;
+        }
+        if (!waiting)
+            return 0;
+        if (waiting == 1) { /* no need to ask who is ready */
+            if (receive_piece(t, last, &in[last], 0) < 0)
+                return -1;
+            continue;
+        }
+        poll(polled, (nfds_t)t->servers, -1);
+        for (int s = 0; s < t->servers; s++)
+            if (polled[s].revents && receive_piece(t, s, &in[s], MSG_DONTWAIT) < 0)
+                return -1;
+    }
+}
+
+static int by_turns(const trip *t)
+{
+    share out[MAX_SERVERS], in[MAX_SERVERS];
+    struct pollfd polled[MAX_SERVERS];
+    split(t, out);
+    split(t, in);
+    for (;;) {
+        int waiting = 0;
+        for (int s = 0; s < t->servers; s++) {
+            short events = (short)((out[s].at < out[s].end ? POLLOUT : 0) | (in[s].at < in[s].end ? POLLIN : 0));
+            polled[s] = (struct pollfd){events ? t->fds[s] : -1, events, 0};
+            waiting += events != 0;
+        }
+        if (!waiting)
+            return 0;
+        poll(polled, (nfds_t)t->servers, -1);
+        for (int s = 0; s < t->servers; s++) {
+            if (polled[s].revents & (POLLERR | POLLHUP | POLLNVAL))
+                return -1;
+            if ((polled[s].revents & POLLIN) && receive_piece(t, s, &in[s], MSG_DONTWAIT) < 0)
+                return -1;
+            if ((polled[s].revents & POLLOUT) && send_piece(t, s, &out[s], MSG_DONTWAIT) < 0)
+                return -1;
+        }
+    }
+}
+
+/* Send n bytes, spread over the servers, and receive as many; 0 if it went well. */
+int floor_trip(const int *fds, int servers, const char *source, char *target, int64_t n, int64_t block, int way, int hot)
+{
+    trip t = {fds, servers, source, target, n, block, hot};
+    if (servers < 1 || servers > MAX_SERVERS)
+        return -1;
+    if (way == POLLING)
+        return by_turns(&t);
+    if (way == IN_TURN)
+        return send_all(&t) ? -1 : receive_all(&t);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, send_all, &t))
+        return -1;
+    int failed = receive_all(&t);
+    void *result = NULL;
+    pthread_join(thread, &result);
+    return failed || result ? -1 : 0;
+}
