@@ -70,19 +70,20 @@ class Submit(NamedTuple):
 class Again(NamedTuple):
     """Worker: the value in shared memory changed before it was copied; ask for it in a frame.
 
-    Given within the handling of `Got`, so before the `Done` of the same step: the operation then has one
-    more answer to come.
+    `part` is the one submitted. If the `Done` of `op` is among the actions in hand, the loop drops it: another
+    one comes.
     """
 
     op: Hashable
     index: int
+    part: Part
 
 
 class Ask(NamedTuple):
-    """Worker: a request to the scheduler (Found, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command,
-    Leave, Bye), whatever its `request` and `store` say; `Done` comes with the answer.
+    """Worker, after `Welcomed`: a request to the scheduler; `Done` comes with the answer.
 
-    `Leave` and `Bye` have no answer: they are done when the scheduler has them.
+    Found, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye, whatever `request` and
+    `store` say. `Leave` and `Bye` have no answer: they are done when the scheduler has them.
     """
 
     op: Hashable

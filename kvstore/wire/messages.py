@@ -67,7 +67,7 @@ class Record(NamedTuple):
     frame: int = 0
     offset: int = 0
     nbytes: int = 0
-    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: 0 or BY_FRAME.
+    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: BY_FRAME or PROBE.
     stamp: int = 0
 
 
@@ -75,6 +75,8 @@ CODED = 255
 
 #: `Record.stamp` of a request whose answer must not lie in shared memory.
 BY_FRAME = 1
+#: `Record.stamp` of a request sent again without its payload, to learn whether it came.
+PROBE = 2
 
 
 class Batch(NamedTuple):
@@ -366,6 +368,8 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     job: str
     accepted: tuple[tuple[int, int], ...] = ()
+    met: bool = False
+    """Attached before, to this server or to the one whose place it has taken: `accepted` is all there is."""
     memory: str = ""
     """Where this process's shared memory is, if it offers any; see `kvstore.memory.outbox`."""
 

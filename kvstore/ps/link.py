@@ -1,0 +1,81 @@
+"""Letters between the scheduler and one other: each is handled once and in order, however often it is sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from .messages import Letter
+
+_AHEAD = 1024  # letters that came before their turn and are kept
+_BURST = 64  # letters that are sent again at once
+
+
+class Link:
+    """One side of the exchange."""
+
+    __slots__ = ("_early", "_last", "_number", "_out", "_owes", "resend", "seen")
+
+    def __init__(self, resend: float) -> None:
+        self.resend = resend
+        self.seen = 0
+        self._early: dict[int, Any] = {}
+        self._number = 0
+        self._out: deque[tuple[int, Any]] = deque()
+        self._last = 0.0
+        self._owes = False
+
+    @property
+    def number(self) -> int:
+        """Of the last letter written."""
+        return self._number
+
+    @property
+    def acknowledged(self) -> int:
+        """All letters up to this one have come."""
+        return self._out[0][0] - 1 if self._out else self._number
+
+    def write(self, body: Any, now: float) -> Letter:
+        """Make the next letter."""
+        if not self._out:
+            self._last = now
+        self._number += 1
+        self._out.append((self._number, body))
+        self._owes = False
+        return Letter(self._number, self.seen, body)
+
+    def aside(self, body: Any) -> Letter:
+        """Make a letter that may be lost."""
+        self._owes = False
+        return Letter(0, self.seen, body)
+
+    def read(self, letter: Letter, now: float) -> list[Any]:
+        """Take a letter; return what is to be handled now, in order."""
+        if self._out and letter.seen >= self._out[0][0]:
+            self._last = now
+            while self._out and letter.seen >= self._out[0][0]:
+                self._out.popleft()
+        if not letter.number:
+            return [] if letter.body is None else [letter.body]
+        self._owes = True
+        if self.seen < letter.number <= self.seen + _AHEAD:
+            self._early[letter.number] = letter.body
+        return self._in_turn()
+
+    def owed(self) -> Letter | None:
+        """Say what has come, if no other letter has said it meanwhile."""
+        return self.aside(None) if self._owes else None
+
+    def again(self, now: float) -> list[Letter]:
+        """Make again the letters that have had no acknowledgement for too long."""
+        if not self._out or now - self._last < self.resend:
+            return []
+        self._last = now
+        return [Letter(number, self.seen, body) for number, body in list(self._out)[:_BURST]]
+
+    def _in_turn(self) -> list[Any]:
+        bodies = []
+        while self.seen + 1 in self._early:
+            self.seen += 1
+            bodies.append(self._early.pop(self.seen))
+        return bodies

@@ -1,0 +1,24 @@
+"""What is said of processes that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .messages import Failure, Loss
+
+
+def lost(losses: Sequence[Loss]) -> Failure:
+    """Make the error of those who go on without these; about the first of them, with the others named."""
+    if not losses:
+        return Failure("PeerLostError", "a process of the job is lost")
+    first = losses[0]
+    others = "".join(f", and {_name(one)}" for one in losses[1:])
+    text = (
+        f"{_name(first)} is lost: nobody has heard of it for {first.silent:.1f} s{others}; "
+        f"values can still be read and saved where their servers live, then start the job again"
+    )
+    return Failure("PeerLostError", text, first.role, first.rank, first.silent)
+
+
+def _name(loss: Loss) -> str:
+    return loss.role if loss.role == "scheduler" else f"{loss.role} {loss.rank}"

@@ -1,0 +1,119 @@
+"""The rounds of one slice: whose parts are there, who waits, and when a round is complete."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from .events import Job
+from .messages import Failure, Record
+from .seats import Seat
+
+#: Rounds after the complete one whose parts are accepted; a push into a later one waits.
+OPEN = 2
+
+_PartOf = tuple[int, Record, Sequence[Any]]
+
+
+class Doing(enum.IntEnum):
+    """What is being done to a slice."""
+
+    NOTHING = 0
+    ROUND = 1
+    WRITE = 2
+
+
+class Slot:
+    """One slice on its server."""
+
+    __slots__ = (
+        "busy",
+        "current",
+        "defined",
+        "failure",
+        "held",
+        "id",
+        "parts",
+        "pulls",
+        "queue",
+        "ready",
+        "round",
+        "skip",
+    )
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.defined = False
+        self.ready = False  # has a value
+        self.round = 0  # the last one that is complete
+        self.busy = Doing.NOTHING
+        self.current: tuple[Seat, Record] | None = None  # whose request is being done, if one alone
+        self.parts: dict[int, dict[int, _PartOf]] = {}  # of open rounds, by rank
+        self.pulls: list[tuple[Seat, Record, Sequence[Any]]] = []  # wait for a round, or until it is free
+        self.held: list[tuple[Seat, Record]] = []  # pushes that are ahead of the rounds
+        self.queue: deque[tuple[Seat, Record, Sequence[Any]]] = deque()  # wait until it is free
+        self.failure: tuple[int, Failure] | None = None  # of the last round
+        self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost, with a server's memory
+
+    def put(self, round: int, part: _PartOf) -> bool:
+        """Keep a part; False if there is one of that rank."""
+        parts = self.parts.get(round)
+        if parts is None:
+            parts = self.parts[round] = {}
+        if part[0] in parts:
+            return False
+        parts[part[0]] = part
+        return True
+
+    def missing(self, round: int, needed: frozenset[int]) -> list[int]:
+        """Ranks for which a round waits."""
+        there = self.parts.get(round, {})
+        return sorted(
+            rank for rank in needed if rank not in there and self.skip.get(rank, 0) < round
+        )
+
+    def due(self, needed: frozenset[int]) -> Job | None:
+        """Next round if it is complete. Rounds of which nothing is left, with a server's memory, are passed."""
+        while True:
+            number = self.round + 1
+            parts = self.parts.get(number)
+            if parts is None and not (self.skip and needed):
+                return None
+            if parts is not None and not self.skip:
+                return self._job(number, parts) if needed <= parts.keys() else None
+            if self.missing(number, needed):
+                return None
+            if parts:
+                return self._job(number, parts)
+            self.complete()
+
+    def complete(self) -> None:
+        """One round more is complete."""
+        self.round += 1
+        self.parts.pop(self.round, None)
+        if self.skip:
+            self.skip = {rank: last for rank, last in self.skip.items() if last > self.round}
+
+    def lose(self, ranks: set[int]) -> None:
+        """Drop what has come of these ranks for rounds that are not complete."""
+        for number, parts in list(self.parts.items()):
+            if self.busy == Doing.ROUND and number == self.round + 1:
+                continue
+            for rank in ranks & parts.keys():
+                del parts[rank]
+            if not parts:
+                del self.parts[number]
+        for rank in ranks:
+            self.skip.pop(rank, None)
+
+    def base(self) -> int:
+        """Round after which a worker that comes now begins."""
+        return self.round + (self.busy == Doing.ROUND)
+
+    def _job(self, number: int, parts: dict[int, _PartOf]) -> Job:
+        ordered = [parts[rank] for rank in sorted(parts)]
+        version = max(part[1][4] for part in ordered)
+        clock = max(part[1][5] for part in ordered)
+        return Job(self.id, number, ordered, version, clock)

@@ -1,0 +1,452 @@
+"""The worker's state machine: one store of one worker process, its requests and what has become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from .events import (
+    Action,
+    Again,
+    Ask,
+    Connect,
+    Done,
+    Event,
+    Failed,
+    Got,
+    Part,
+    Received,
+    Send,
+    Start,
+    Submit,
+    Tick,
+    ViewChanged,
+    Welcomed,
+)
+from .link import Link
+from .losses import lost
+from .messages import (
+    BY_FRAME,
+    Answer,
+    Attach,
+    Attached,
+    Batch,
+    Failure,
+    Fenced,
+    Hello,
+    Kind,
+    Leave,
+    Letter,
+    Loss,
+    Member,
+    Missing,
+    Ping,
+    Place,
+    Pong,
+    Record,
+    Refused,
+    View,
+    Welcome,
+    Who,
+)
+from .requests import Operation, Request, Requests
+
+_PULL, _PUSH, _PUSHPULL, _INIT = Kind.PULL, Kind.PUSH, Kind.PUSHPULL, Kind.INIT
+_VALUE, _FAILED = Kind.VALUE, Kind.FAILED
+_new = tuple.__new__
+
+SCHEDULER = "scheduler"
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How patient a worker is.
+
+    Attributes
+    ----------
+    credit : int
+        Bytes that may be on the way to one server.
+    batch_bytes : int
+        Requests are put together up to so many bytes.
+    resend : float
+        Seconds after which a request without an answer is asked for again.
+    letter : float
+        The same for what goes to the scheduler.
+    dead_after : float
+        Seconds without a word of the scheduler, while something waits, after which it is lost.
+    """
+
+    credit: int = 32 << 20
+    batch_bytes: int = 1 << 20
+    resend: float = 5.0
+    letter: float = 1.0
+    dead_after: float = 5.0
+
+
+class _Server:
+    """One server as this worker knows it."""
+
+    __slots__ = ("attached", "attempted", "incarnation", "lost", "met", "requests")
+
+    def __init__(self, requests: Requests) -> None:
+        self.requests = requests
+        self.incarnation = -1
+        self.attached = False
+        self.met = False  # attached to it or to one whose place it has taken
+        self.attempted = 0.0
+        self.lost: Failure | None = None
+
+
+class Worker:
+    """One store of a worker; `step` is all there is to drive it."""
+
+    def __init__(self, hello: Hello, options: WorkerOptions | None = None, memory: str = "") -> None:
+        self.hello = hello
+        self.options = options or WorkerOptions()
+        self.memory = memory
+        self.welcome: Welcome | None = None
+        self.view: View | None = None
+        self.failure: Failure | None = None
+        self.missing: Missing | None = None
+        self._link = Link(self.options.letter)
+        self._servers: dict[int, _Server] = {}
+        self._operations: dict[Hashable, Operation] = {}
+        self._asks: dict[int, Hashable] = {}
+        self._delivered: dict[int, Hashable] = {}  # by number of the letter: done when it has come
+        self._request = 0
+        self._pushes: dict[int, int] = {}
+        self._heard = 0.0
+        self._stepped = 0.0
+        self._pinged = 0.0
+        self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
+            Welcome: self._welcomed,
+            View: self._viewed,
+            Answer: self._answered,
+            Refused: self._refused,
+            Fenced: self._fenced,
+            Ping: self._ping,
+            Missing: self._told,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether something has no answer yet."""
+        return bool(self._operations or self._asks or self._delivered)
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Take one event; return what is to be done."""
+        actions: list[Action] = []
+        if now - self._stepped > self.options.dead_after / 2:
+            self._heard = now  # nobody has listened for a while: silence means nothing
+        self._stepped = now
+        kind = type(event)
+        if kind is Received:
+            self._received(event.peer, event.message, now, actions)  # type: ignore[union-attr]
+        elif kind is Submit:
+            self._submit(event, now, actions)  # type: ignore[arg-type]
+        elif kind is Tick:
+            self._tick(now, actions)
+        elif kind is Ask:
+            self._ask(event, now, actions)  # type: ignore[arg-type]
+        elif kind is Again:
+            self._again(event, now, actions)  # type: ignore[arg-type]
+        elif kind is Start:
+            self._write(self.hello, now, actions)
+        return actions
+
+    def pending(self, op: Hashable) -> list[tuple[int, Record]]:
+        """Server and request of whatever an operation still waits for."""
+        return [(rank, one) for rank, at in self._servers.items() for one in at.requests.waiting(op)]
+
+    def who(self, server: int | None, slice: int = -1, round: int = 0) -> Send:
+        """Ask whom a round waits for, or with None the scheduler, whom start or barrier or init wait for.
+
+        `missing` has the answer some time later.
+        """
+        self.missing = None
+        store = self.welcome.store if self.welcome else -1
+        question = Who(store, slice, round)
+        return Send(SCHEDULER, self._link.aside(question)) if server is None else Send(server, question)
+
+    # ------------------------------------------------------------------------------------- requests to servers
+
+    def _submit(self, event: Submit, now: float, actions: list[Action]) -> None:
+        operation = Operation(event.op, len(event.parts))
+        error = self._cannot(event.parts)
+        if error or not event.parts:
+            actions.append(Done(event.op, error))
+            return
+        self._operations[event.op] = operation
+        servers = self._servers
+        touched = set()
+        for index, part in enumerate(event.parts):
+            at = servers[part.server]
+            at.requests.add(
+                Request(operation, index, self._counted(part.record), part.payload), event.priority
+            )
+            touched.add(part.server)
+        for rank in touched:
+            self._pump(rank, now, actions)
+
+    def _cannot(self, parts: Iterable[Part]) -> Failure | None:
+        """Why the requests cannot be made."""
+        if self.failure is not None:
+            return self.failure
+        broken = self.view is not None and self.view.broken
+        for part in parts:
+            at = self._servers[part.server]
+            if at.lost is not None:
+                return at.lost
+            if broken and part.record.kind in (_PUSH, _PUSHPULL, _INIT):
+                return self._broken()
+        return None
+
+    def _counted(self, record: Record) -> Record:
+        """Say how many pushes of this worker there are, with this one."""
+        slice_ = record[1]
+        if record[0] == _PUSH or record[0] == _PUSHPULL:
+            count = self._pushes[slice_] = self._pushes.get(slice_, 0) + 1
+        else:
+            count = self._pushes.get(slice_, 0)
+        return _new(Record, (record[0], slice_, 0, count, *record[4:]))
+
+    def _again(self, event: Again, now: float, actions: list[Action]) -> None:
+        operation = self._operations.get(event.op)
+        if operation is None:
+            operation = self._operations[event.op] = Operation(event.op, 0)
+        operation.left += 1
+        record = event.part.record
+        kind = _PULL if record.kind == _PUSHPULL else record.kind
+        payload = None if kind == _PULL else event.part.payload
+        place, nbytes = (Place.NONE, 0) if kind == _PULL else (record.place, record.nbytes)
+        record = record._replace(
+            kind=kind, stamp=BY_FRAME, place=place, nbytes=nbytes, round=self._pushes.get(record.slice, 0)
+        )
+        at = self._servers[event.part.server]
+        at.requests.add(Request(operation, event.index, record, payload), 0)
+        self._pump(event.part.server, now, actions)
+
+    def _pump(self, rank: int, now: float, actions: list[Action]) -> None:
+        at = self._servers[rank]
+        if at.attached:
+            self._send(rank, at.requests.pump(now), actions)
+
+    def _send(self, rank: int, batches: list[tuple[list[Record], list[Any]]], actions: list[Action]) -> None:
+        welcome, view = self.welcome, self.view
+        if welcome is None or view is None:
+            return
+        head = (welcome.store, welcome.rank, self.hello.incarnation, view.epoch)
+        for records, frames in batches:
+            actions.append(Send(rank, Batch(*head, records, tuple(frames))))
+
+    def _received(self, peer: Hashable, message: Any, now: float, actions: list[Action]) -> None:
+        if type(message) is Batch:
+            self._replies(peer, message, now, actions)  # type: ignore[arg-type]
+        elif type(message) is Letter:
+            self._read(message, now, actions)
+        elif type(message) is Attached:
+            self._attached(peer, message, now, actions)  # type: ignore[arg-type]
+        elif type(message) in (Fenced, Missing):
+            self._handlers[type(message)](message, now, actions)
+
+    def _replies(self, rank: int, batch: Batch, now: float, actions: list[Action]) -> None:
+        at = self._servers.get(rank)
+        if at is None or batch.incarnation != self.hello.incarnation or not at.attached:
+            return
+        done, unknown = at.requests.answered(batch, now)
+        for request, record in done:
+            operation = request.operation
+            if operation is None:
+                continue
+            operation.left -= 1
+            if record[0] == _VALUE:
+                actions.append(Got(operation.name, request.index, record, batch.frames))
+            elif record[0] == _FAILED and operation.error is None:
+                operation.error = _failure(record, batch)
+            if not operation.left:
+                del self._operations[operation.name]
+                actions.append(Done(operation.name, operation.error))
+        if unknown:
+            self._send(rank, at.requests.repeats(unknown), actions)
+        self._pump(rank, now, actions)
+
+    def _attached(self, rank: int, message: Attached, now: float, actions: list[Action]) -> None:
+        at = self._servers.get(rank)
+        if at is None or at.attached or message.incarnation != at.incarnation:
+            return
+        if not at.met:
+            at.requests.bases.update(message.bases)
+            at.requests.accepted.update(message.bases)
+        at.attached = at.met = True
+        self._pump(rank, now, actions)
+
+    # ------------------------------------------------------------------------------- requests to the scheduler
+
+    def _ask(self, event: Ask, now: float, actions: list[Action]) -> None:
+        if self.failure is not None or self.welcome is None:
+            error = self.failure or Failure("KVStoreError", "the scheduler has not answered yet")
+            actions.append(Done(event.op, error))
+            return
+        message: Any = event.message
+        store = {"store": self.welcome.store} if hasattr(message, "store") else {}
+        if not hasattr(message, "request"):
+            self._write(msgspec.structs.replace(message, **store), now, actions)
+            self._delivered[self._link.number] = event.op
+            return
+        self._request += 1
+        self._asks[self._request] = event.op
+        self._write(msgspec.structs.replace(message, request=self._request, **store), now, actions)
+
+    def _write(self, body: Any, now: float, actions: list[Action]) -> None:
+        actions.append(Send(SCHEDULER, self._link.write(body, now)))
+
+    def _read(self, letter: Letter, now: float, actions: list[Action]) -> None:
+        self._heard = now
+        for body in self._link.read(letter, now):
+            handler = self._handlers.get(type(body))
+            if handler is not None:
+                handler(body, now, actions)
+        for number in [one for one in self._delivered if one <= self._link.acknowledged]:
+            actions.append(Done(self._delivered.pop(number)))
+        owed = self._link.owed()
+        if owed is not None:
+            actions.append(Send(SCHEDULER, owed))
+
+    def _answered(self, message: Answer, now: float, actions: list[Action]) -> None:
+        op = self._asks.pop(message.request, None)
+        if op is not None:
+            actions.append(Done(op, message.error, message))
+
+    def _ping(self, message: Ping, now: float, actions: list[Action]) -> None:
+        actions.append(Send(SCHEDULER, self._link.aside(Pong(message.number))))
+
+    def _told(self, message: Missing, now: float, actions: list[Action]) -> None:
+        self.missing = message
+
+    # ------------------------------------------------------------------------------------------- who takes part
+
+    def _welcomed(self, message: Welcome, now: float, actions: list[Action]) -> None:
+        if self.welcome is not None:
+            return
+        self.welcome = message
+        self.view = View(message.store, message.epoch, message.members, (), (), message.servers)
+        actions.append(Welcomed(message))
+        self._meet(message.servers, now, actions)
+
+    def _viewed(self, view: View, now: float, actions: list[Action]) -> None:
+        if self.welcome is None or self.view is None or view.epoch <= self.view.epoch or self.failure:
+            return
+        was_broken = self.view.broken
+        self.view = view
+        actions.append(ViewChanged(view))
+        self._meet(view.servers, now, actions)
+        for loss in view.losses:
+            if loss.role == "server":
+                self._lose(loss, actions)
+        if view.broken and not was_broken:
+            self._give_up(self._broken(), actions)
+
+    def _meet(self, servers: Iterable[Member], now: float, actions: list[Action]) -> None:
+        """Connect to servers that are new, or in place of old ones."""
+        options = self.options
+        for member in servers:
+            at = self._servers.get(member.rank)
+            if at is None:
+                requests = Requests(options.credit, options.batch_bytes, options.resend)
+                at = self._servers[member.rank] = _Server(requests)
+            if at.incarnation != member.incarnation:
+                at.incarnation = member.incarnation
+                at.attached = False
+                at.requests.begin_again()
+                actions.append(Connect(member.rank, member.address, member.incarnation))
+                self._attach(member.rank, now, actions)
+
+    def _attach(self, rank: int, now: float, actions: list[Action]) -> None:
+        at = self._servers[rank]
+        at.attempted = now
+        if self.welcome is not None and self.view is not None:
+            known = tuple(at.requests.accepted.items()) if at.met else ()
+            who = (self.welcome.store, self.welcome.rank, self.hello.incarnation, self.view.epoch)
+            actions.append(Send(rank, Attach(*who, self.hello.job, known, at.met, self.memory)))
+
+    def _lose(self, loss: Loss, actions: list[Action]) -> None:
+        at = self._servers.get(loss.rank)
+        if at is not None and at.lost is None:
+            at.lost = lost((loss,))
+            self._end(at.requests.drop(), at.lost, actions)
+
+    def _broken(self) -> Failure:
+        return lost(self.view.losses if self.view is not None else ())
+
+    def _give_up(self, failure: Failure, actions: list[Action]) -> None:
+        """Nobody will complete what is under way at the servers."""
+        for at in self._servers.values():
+            self._end(at.requests.disown(), failure, actions)
+
+    def _end(self, operations: Iterable[Operation], failure: Failure, actions: list[Action]) -> None:
+        for operation in operations:
+            if self._operations.pop(operation.name, None) is not None:
+                actions.append(Done(operation.name, operation.error or failure))
+
+    def _refused(self, message: Refused, now: float, actions: list[Action]) -> None:
+        self._out(Failure(message.error, message.text), actions)
+
+    def _fenced(self, message: Fenced, now: float, actions: list[Action]) -> None:
+        self._out(Failure("FencedError", message.text), actions)
+
+    def _out(self, failure: Failure, actions: list[Action]) -> None:
+        """End: everything fails, from now on too."""
+        if self.failure is not None:
+            return
+        self.failure = failure
+        for at in self._servers.values():
+            self._end(at.requests.drop(), failure, actions)
+        self._end(list(self._operations.values()), failure, actions)
+        waiting = [*self._asks.values(), *self._delivered.values()]
+        self._asks.clear()
+        self._delivered.clear()
+        actions.extend(Done(op, failure) for op in waiting)
+        actions.append(Failed(failure))
+
+    # ----------------------------------------------------------------------------------------------------- time
+
+    def _tick(self, now: float, actions: list[Action]) -> None:
+        if self.failure is not None:
+            return
+        self._look_for_scheduler(now, actions)
+        actions.extend(Send(SCHEDULER, letter) for letter in self._link.again(now))
+        for rank, at in self._servers.items():
+            if at.lost is not None:
+                continue
+            if not at.attached:
+                if now - at.attempted >= self.options.letter:
+                    self._attach(rank, now, actions)
+                continue
+            late = at.requests.late(now)
+            if late:
+                self._send(rank, at.requests.probes(late), actions)
+            self._pump(rank, now, actions)
+
+    def _look_for_scheduler(self, now: float, actions: list[Action]) -> None:
+        """While something waits, make sure that the scheduler is there."""
+        if not self.busy and self.welcome is not None:
+            self._heard = now
+            return
+        silent = now - self._heard
+        if silent > self.options.dead_after:
+            self._out(lost((Loss("scheduler", 0, silent),)), actions)
+        elif silent > self.options.dead_after / 5 and now - self._pinged > self.options.dead_after / 5:
+            self._pinged = now
+            actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))
+
+
+def _failure(record: Record, batch: Batch) -> Failure:
+    """Read why a request failed."""
+    try:
+        data = memoryview(batch.frames[record.frame])[record.offset : record.offset + record.nbytes]
+        return msgspec.msgpack.decode(data, type=Failure)
+    except (msgspec.MsgspecError, IndexError, TypeError, ValueError):
+        return Failure("ProtocolError", "a server failed a request, and its reason cannot be read")
