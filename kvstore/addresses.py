@@ -1,13 +1,46 @@
-"""Addresses of this machine: which there are, which one leads to another machine, which is only a loop."""
+"""Addresses: what they look like, which this machine has, which one leads to another machine."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import socket
 import struct
 
+from .errors import ConfigError
+
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_LONGEST_NAME = 107  # bytes of a unix socket's name
+_IPC = re.compile(r"ipc://(\S+)")
+_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s:\[\]/]+):([0-9]{1,5})")
+
+
+def check(name: str, address: str) -> None:
+    """Raise ConfigError unless the value of variable `name` is ``tcp://host:port`` or ``ipc://name``."""
+    if match := _IPC.fullmatch(address):
+        if len(match[1].encode()) > _LONGEST_NAME:
+            raise ConfigError(
+                f"{name}={address!r} is longer than the {_LONGEST_NAME} bytes of a socket's name"
+            )
+        return
+    match = _TCP.fullmatch(address)
+    if match is None or int(match[2]) > 65535:
+        raise ConfigError(
+            f"{name} says {address!r}, which is no address: correct it to one such as tcp://10.0.0.5:4711 "
+            "or ipc://@name"
+        )
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of a tcp address that was checked; an IPv6 host keeps its brackets."""
+    match = _TCP.fullmatch(address)
+    return (match[1], int(match[2])) if match else ("", 0)
+
+
+def tcp(host: str, port: int) -> str:
+    """Put an address together; an IPv6 host may come without brackets."""
+    return f"tcp://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"tcp://{host}:{port}"
 
 
 def interfaces() -> dict[str, str]:

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from . import addresses, cluster
 from .errors import ConfigError
@@ -40,9 +39,6 @@ _WITHOUT_MEANING = {
 }
 
 _MOST = 1 << 16  # processes of a role
-_LONGEST_NAME = 107  # bytes of a unix socket's name
-_IPC = re.compile(r"ipc://(\S+)")
-_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s:\[\]/]+):([0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ class Roles:
         """Tell a scheduler the port that it got."""
         if self.ipc:
             return self
-        address = f"tcp://{_split(self.scheduler)[0]}:{port}"
+        address = f"tcp://{addresses.split(self.scheduler)[0]}:{port}"
         return dataclasses.replace(self, port=port, scheduler=address, job=self.job or address)
 
 
@@ -144,6 +140,7 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
         insecure=_flag(env, "KVSTORE_INSECURE"),
         restart=_number(env, ("KVSTORE_RESTART",), 0)[1] if env.get("KVSTORE_RESTART") else 0,
     )
+    found = _fitted(found)
     _refuse_open_doors(found)
     return found
 
@@ -166,7 +163,7 @@ def _scheduler(env: Mapping[str, str]) -> str:
     roots = [env.get(name, "") for name in _ROOT]
     from_roots = _from_roots(env) if all(roots) else None
     if address := env.get("KVSTORE_SCHEDULER"):
-        _check_address("KVSTORE_SCHEDULER", address)
+        addresses.check("KVSTORE_SCHEDULER", address)
         if from_roots and address.startswith("tcp://") and from_roots != address:
             raise _contradiction(("KVSTORE_SCHEDULER", address), (" and ".join(_ROOT), ":".join(roots)))
         return address
@@ -182,31 +179,10 @@ def _scheduler(env: Mapping[str, str]) -> str:
 def _from_roots(env: Mapping[str, str]) -> str:
     """Address from MXNet's variables: an ipc socket has a port as its name there, and here no file."""
     host, port = (env[name] for name in _ROOT)
-    _check_address(" and ".join(_ROOT), f"tcp://{host}:{port}")
+    addresses.check(" and ".join(_ROOT), f"tcp://{host}:{port}")
     return (
         f"ipc://@kvstore/{os.getuid()}/{host}:{port}" if _flag(env, "DMLC_LOCAL") else f"tcp://{host}:{port}"
     )
-
-
-def _check_address(name: str, address: str) -> None:
-    if match := _IPC.fullmatch(address):
-        if len(match[1].encode()) > _LONGEST_NAME:
-            raise ConfigError(
-                f"{name}={address!r} is longer than the {_LONGEST_NAME} bytes of a socket's name"
-            )
-        return
-    match = _TCP.fullmatch(address)
-    if match is None or int(match[2]) > 65535:
-        raise ConfigError(
-            f"{name} says {address!r}, which is no address: correct it to one such as tcp://10.0.0.5:4711 "
-            "or ipc://@name"
-        )
-
-
-def _split(address: str) -> tuple[str, int]:
-    """Host and port of a checked tcp address."""
-    match = _TCP.fullmatch(address)
-    return (match[1], int(match[2])) if match else ("", 0)
 
 
 def _place(env: Mapping[str, str], scheduler: str) -> cluster.Placement | None:
@@ -267,7 +243,7 @@ def _rank(
 
 def _job(env: Mapping[str, str], scheduler: str) -> str:
     """Name the job; by the scheduler's address, if it is complete, where nobody named it."""
-    complete = scheduler.startswith("ipc://") or _split(scheduler)[1]
+    complete = scheduler.startswith("ipc://") or addresses.split(scheduler)[1]
     return env.get("KVSTORE_JOB") or (scheduler if complete else "")
 
 
@@ -277,7 +253,7 @@ def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
         return LOOPBACK
     name, told = _told_host(env, role, scheduler)
     if told is None:
-        return _facing(role, _split(scheduler)[0])
+        return _facing(role, addresses.split(scheduler)[0])
     host = _numeric(name, told)
     if role == "worker":
         return host
@@ -300,7 +276,7 @@ def _told_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str, 
     if env.get("DMLC_INTERFACE"):
         return "DMLC_INTERFACE", _of_interface(env["DMLC_INTERFACE"])
     if role == "scheduler":
-        return "the scheduler's address", _split(scheduler)[0]
+        return "the scheduler's address", addresses.split(scheduler)[0]
     return "", None
 
 
@@ -339,7 +315,7 @@ def _facing(role: str, scheduler_host: str) -> str:
 
 def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
     if role == "scheduler":
-        return _split(scheduler)[1]
+        return addresses.split(scheduler)[1]
     # PORT belongs to many programs: it is ours only where MXNet's variables are.
     names = ("KVSTORE_PORT", "PORT") if env.get("DMLC_ROLE") else ("KVSTORE_PORT",)
     if role == "worker" or not _said(env, names):
@@ -353,46 +329,35 @@ def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
 def _keys(env: Mapping[str, str]) -> Keys | None:
     """Keys from an inherited descriptor or a file; they are read anew at each call."""
     if env.get("KVSTORE_KEYS_FD"):
-        name, descriptor = _number(env, ("KVSTORE_KEYS_FD",), 0)
-        return _parsed(f"{name}={descriptor}", _from_descriptor(descriptor))
-    if path := env.get("KVSTORE_KEYS_FILE"):
-        return _parsed(f"KVSTORE_KEYS_FILE={path}", _from_file(Path(path)))
-    return None
+        return Keys.from_descriptor(_number(env, ("KVSTORE_KEYS_FD",), 0)[1])
+    return Keys.from_file(env["KVSTORE_KEYS_FILE"]) if env.get("KVSTORE_KEYS_FILE") else None
 
 
-def _from_descriptor(descriptor: int) -> bytes:
-    try:
-        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    except OSError as error:
+def _fitted(found: Roles) -> Roles:
+    """Check that the keys belong to this part. A server's rank is the place of its key among theirs."""
+    keys = found.keys
+    if keys is None:
+        return found
+    role = "worker"
+    if keys.public == keys.scheduler:
+        role = "scheduler"
+    elif keys.public in keys.servers:
+        role = "server"
+    rank = keys.servers.index(keys.public) if role == found.role == "server" else found.rank
+    if role != found.role or found.rank not in (-1, rank):
+        name = f"server {found.rank}" if role == found.role else f"a {found.role}"
         raise ConfigError(
-            f"KVSTORE_KEYS_FD={descriptor} cannot be read ({error.strerror}): a process that a worker starts "
-            "does not inherit it unless told to (pass_fds); only processes of the job itself have keys"
-        ) from error
-
-
-def _from_file(path: Path) -> bytes:
-    try:
-        mode = path.stat().st_mode
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"KVSTORE_KEYS_FILE={path} cannot be read: {error.strerror}") from error
-    if mode & 0o077:
-        raise ConfigError(f"KVSTORE_KEYS_FILE={path} can be read by others: chmod 600 it, and make new keys")
-    return data
-
-
-def _parsed(source: str, data: bytes) -> Keys:
-    try:
-        return Keys.from_json(data)
-    except ConfigError as error:
-        raise ConfigError(f"{source} holds no keys of a job: {error}") from error
+            f"the keys (KVSTORE_KEYS_FD or KVSTORE_KEYS_FILE) are those of a {role}, and this is {name}: "
+            "each process has a file of its own"
+        )
+    return dataclasses.replace(found, rank=rank)
 
 
 def _refuse_open_doors(found: Roles) -> None:
     """Refuse to be reached, or to reach, over a network in the clear, unless that is what the user wants."""
     if found.ipc or found.keys or found.insecure:
         return
-    there = addresses.resolved(_split(found.scheduler)[0].strip("[]"))
+    there = addresses.resolved(addresses.split(found.scheduler)[0].strip("[]"))
     for number in (found.host, there):
         if number is None or not addresses.is_loopback(number):
             raise ConfigError(

@@ -38,7 +38,8 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 OWN = {f"KVSTORE_{name}": number for name, number in [("RANK", "1"), ("SIZE", "2")]}
 OWN |= {f"KVSTORE_LOCAL_{name}": number for name, number in [("RANK", "1"), ("SIZE", "2")]}
 FAR = "tcp://192.0.2.77:4711"  # a network for documentation: nobody is there
-KEYS = Keys(b"a" * 40, b"s" * 40, b"b" * 40, (b"c" * 40,), (b"a" * 40, b"b" * 40, b"c" * 40))
+_PUBLIC = tuple(letter * 40 for letter in (b"a", b"b", b"c", b"d"))
+KEYS = Keys(_PUBLIC[0], b"s" * 40, _PUBLIC[1], _PUBLIC[2:], _PUBLIC)  # of a worker
 
 
 def found(*parts: dict[str, str], **more: str) -> Roles:
@@ -333,19 +334,44 @@ def test_keys_come_by_descriptor_and_can_be_read_again(descriptor: int) -> None:
 
 def test_keys_come_by_file(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.json"
-    path.touch(0o600)
-    path.write_bytes(KEYS.to_json())
-    assert found(OURS, KVSTORE_KEYS_FILE=str(path)).keys == KEYS
+    assert found(OURS, KVSTORE_KEYS_FILE=written(path, KEYS)).keys == KEYS
     path.chmod(0o640)
     with pytest.raises(kv.ConfigError, match="can be read by others: chmod 600"):
         found(OURS, KVSTORE_KEYS_FILE=str(path))
 
 
-def test_with_keys_other_machines_may_be_reached(descriptor: int) -> None:
+def written(path: Path, keys: Keys) -> str:
+    path.touch(0o600)
+    path.write_bytes(keys.to_json())
+    return str(path)
+
+
+SCHEDULER_S = dataclasses.replace(KEYS, public=KEYS.scheduler)
+SERVER_S = dataclasses.replace(KEYS, public=KEYS.servers[1])
+
+
+def test_with_keys_other_machines_may_be_reached(descriptor: int, tmp_path: Path) -> None:
     answer = found(OURS, KVSTORE_SCHEDULER=FAR, KVSTORE_KEYS_FD=str(descriptor))
     assert (answer.scheduler, answer.insecure) == (FAR, False)
-    open_door = found(OURS, KVSTORE_ROLE="scheduler", KVSTORE_HOST="0.0.0.0", KVSTORE_KEYS_FD=str(descriptor))
+    path = written(tmp_path / "keys", SCHEDULER_S)
+    open_door = found(SCHEDULER, KVSTORE_HOST="0.0.0.0", KVSTORE_KEYS_FILE=path)
     assert open_door.host == "0.0.0.0"
+
+
+def test_a_server_s_rank_is_that_of_its_keys(tmp_path: Path) -> None:
+    path = written(tmp_path / "keys", SERVER_S)
+    assert found(SERVER, KVSTORE_KEYS_FILE=path).rank == 1
+    assert found(SERVER, KVSTORE_KEYS_FILE=path, KVSTORE_SERVER_RANK="1").rank == 1
+    with pytest.raises(kv.ConfigError, match="a server, and this is server 2"):
+        found(SERVER, KVSTORE_KEYS_FILE=path, KVSTORE_SERVER_RANK="2")
+
+
+@pytest.mark.parametrize(
+    ("keys", "part"), [(KEYS, SERVER), (KEYS, SCHEDULER), (SERVER_S, OURS), (SCHEDULER_S, SERVER)]
+)
+def test_keys_of_another_role_are_refused(keys: Keys, part: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(kv.ConfigError, match="a file of its own"):
+        found(part, KVSTORE_KEYS_FILE=written(tmp_path / "keys", keys))
 
 
 def test_without_keys_only_those_may_be_reached_who_the_user_trusts() -> None:
@@ -357,7 +383,7 @@ def test_without_keys_only_those_may_be_reached_who_the_user_trusts() -> None:
     [
         ({"KVSTORE_KEYS_FD": "987"}, "KVSTORE_KEYS_FD=987 cannot be read"),
         ({"KVSTORE_KEYS_FD": "x"}, "KVSTORE_KEYS_FD='x'"),
-        ({"KVSTORE_KEYS_FILE": "/nonexistent/keys"}, "cannot be read: No such file"),
+        ({"KVSTORE_KEYS_FILE": "/nonexistent/keys"}, "/nonexistent/keys cannot be read: No such file"),
     ],
 )
 def test_keys_that_are_not_there(variables: dict[str, str], words: str) -> None:
@@ -375,7 +401,7 @@ def test_keys_that_are_not_there(variables: dict[str, str], words: str) -> None:
         KEYS.to_json()[:-1],
         KEYS.to_json().replace(b"s" * 40, b"s" * 39),
         KEYS.to_json().replace(b"s" * 40, b"s" * 39 + b"~"),
-        KEYS.to_json().replace(b'["' + b"c" * 40 + b'"]', b"3"),
+        KEYS.to_json().replace(b'["' + b"c" * 40 + b'", "' + b"d" * 40 + b'"]', b"3"),
         KEYS.to_json().replace(b'"public"', b'"privat"'),
         b"[" * 100_000,
         b" " * (1 << 23),

@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvstore import roles
+from kvstore import addresses, roles
 from kvstore.errors import ConfigError
 from kvstore.ps.config import ps_config
 
+_ALL = ("0.0.0.0", "::")
 #: Variables in the place of which an option stands.
 _BEATEN = {
     "KVSTORE_SCHEDULER": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),
@@ -29,12 +30,18 @@ def environment_with(options: Mapping[str, object], environment: Mapping[str, st
 
 
 def address_option(host: str | None, port: int | None, environment: Mapping[str, str]) -> str | None:
-    """Address that --host and --port make; None where neither is given and a variable says it."""
+    """Address that --host and --port make; None where neither is given and a variable says it.
+
+    For a host that stands for all addresses the first that others can reach is told.
+    """
     told = any(environment.get(name) for name in ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
     if host is None and port is None and told:
         return None
     host = host or roles.LOOPBACK
-    return f"tcp://[{host}]:{port or 0}" if ":" in host else f"tcp://{host}:{port or 0}"
+    if addresses.resolved(host) in _ALL:
+        outward = (one for one in addresses.interfaces().values() if not addresses.is_loopback(one))
+        host = next(outward, roles.LOOPBACK)
+    return addresses.tcp(host, port or 0)
 
 
 def scheduler(environment: Mapping[str, str], report: Callable[[str], None]) -> None:

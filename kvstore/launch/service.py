@@ -169,8 +169,7 @@ class Cast:
         """Where the scheduler is asked to be: at any free port, or at a name that only this job has."""
         if self.service.transport == "ipc":
             return f"ipc://@kvstore/{self._job}/scheduler"
-        host = self.service.host
-        return f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0"
+        return addresses.tcp(self.service.host, 0)
 
     def _mxnet_s(self, part: Part) -> dict[str, str]:
         """Make the variables that scripts written for MXNet look at."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from kvstore.errors import ConfigError
 
@@ -57,6 +59,50 @@ class Keys:
         public, secret, scheduler = (_key(name, found[name]) for name in single)
         servers, allowed = (_keys(name, found[name]) for name in several)
         return cls(public, secret, scheduler, servers, allowed)
+
+    @classmethod
+    def from_descriptor(cls, descriptor: int) -> Keys:
+        """Read them from an open file that a launcher left to us; it can be read again.
+
+        Raises
+        ------
+        ConfigError
+            There is no such descriptor, or it holds something else.
+        """
+        try:
+            data = os.pread(descriptor, min(os.fstat(descriptor).st_size, _MOST + 1), 0)
+        except OSError as error:
+            raise ConfigError(
+                f"KVSTORE_KEYS_FD={descriptor} cannot be read ({error.strerror}): what a worker starts does "
+                "not inherit it unless told to (pass_fds); only processes of the job itself have keys"
+            ) from error
+        return cls._of(f"KVSTORE_KEYS_FD={descriptor}", data)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Keys:
+        """Read them from a file that nobody else can read.
+
+        Raises
+        ------
+        ConfigError
+            It is not there, others may read it, or it holds something else.
+        """
+        try:
+            mode = Path(path).stat().st_mode
+            with open(path, "rb") as file:
+                data = file.read(_MOST + 1)
+        except OSError as error:
+            raise ConfigError(f"the keys in {path} cannot be read: {error.strerror}") from error
+        if mode & 0o077:
+            raise ConfigError(f"the keys in {path} can be read by others: chmod 600 it, and make new ones")
+        return cls._of(str(path), data)
+
+    @classmethod
+    def _of(cls, source: str, data: bytes) -> Keys:
+        try:
+            return cls.from_json(data)
+        except ConfigError as error:
+            raise ConfigError(f"{source} holds no keys of a job: {error}") from error
 
 
 def _keys(name: str, value: object) -> tuple[bytes, ...]:
