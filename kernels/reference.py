@@ -196,7 +196,8 @@ def _signsgd(w: Array, g: Array, s: States, p: Params) -> None:
 
 @rule
 def _sgld(w: Array, g: Array, s: States, p: Params, exact: Params, at: int) -> None:
-    seed, key, update = (int(x) for x in exact[4:7])
+    seed, key, update, *first = (int(x) for x in exact[4:8])
+    at += sum(first)
     noise = math.sqrt(exact[0]) * normal(np.arange(at, at + w.size), update, seed, key)
     w[...] = w - p[0] / w.dtype.type(2) * decayed(w, g, p) + noise.reshape(w.shape).astype(w.dtype)
 

@@ -285,16 +285,18 @@ KV_INLINE double FN(normal)(uint64_t element, uint64_t update, uint32_t seed, ui
     return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* p[4..6] seed, hash of the key (32 bits each), update count. Welling and Teh, ICML 2011. */
+/* p[4..7] seed, hash of the key (32 bits each), update count, place in the tensor of what begins here.
+ * Welling and Teh, ICML 2011. */
 KV_RULE(sgld)
 {
     KV_COMMON;
     const REAL half = lr / 2;
     const double spread = sqrt(p[0]);
     const uint32_t seed = (uint32_t)p[4], key = (uint32_t)p[5];
+    const uint64_t first = (uint64_t)p[7] + (uint64_t)at;
     (void)s;
     for (ptrdiff_t i = 0; i < n; i++) {
-        const double noise = spread * FN(normal)((uint64_t)(at + i), (uint64_t)p[6], seed, key);
+        const double noise = spread * FN(normal)(first + (uint64_t)i, (uint64_t)p[6], seed, key);
         w[i] = w[i] - half * FN(decayed)(g[i], w[i], rescale, clip, wd) + (REAL)noise;
     }
 }

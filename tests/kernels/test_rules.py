@@ -137,9 +137,9 @@ def test_philox_known_answers():
 
 def noise(n, **changes):
     """Compiled noise alone: a step with no gradient, divided by its spread."""
-    seed, key, update = (changes.get(k, d) for k, d in (("seed", 7), ("key", 9), ("update", 1)))
+    names = (("seed", 7), ("key", 9), ("update", 1), ("first", 0))
     w = np.zeros(n, np.float64)
-    params = (1.0, 0.0, 1.0, math.inf, seed, key, update)
+    params = (1.0, 0.0, 1.0, math.inf, *(changes.get(name, usual) for name, usual in names))
     cpu.update([(cpu.rule_id("sgld"), params, [np.zeros(n)], w, None, (), [])])
     return w
 
@@ -156,6 +156,7 @@ def test_noise_is_normal():
 def test_noise_depends_on_seed_key_and_update_only():
     assert noise(5000).tobytes() == noise(5000).tobytes()
     assert noise(5000)[:100].tobytes() == noise(100).tobytes()
+    assert noise(5000)[4321:].tobytes() == noise(679, first=4321).tobytes()  # a tensor that is cut
     streams = [
         noise(100),
         noise(100, seed=8),
