@@ -5,51 +5,39 @@ No socket and no round: the server's loop hands over what is complete, and reads
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from ..arrays import dtype_named
+from ..errors import DTypeError, KeyNotFoundError, RowIndexError, StateFileError
+from ..kernels import cpu
 from ..memory.outbox import Values
-from ..optimizer import Optimizer
-from ..ps.messages import KeyEntry
+from ..optimizer import Updater
+from ..ps.messages import KeyEntry, Slice
+from ..sparse import RowSparseArray
+from .dist_shelf_dense import Batch, DenseKey, DenseSlice, update_whole, writing
+from .dist_shelf_payload import Job, Payload, Place, plain, some_rows
+from .dist_shelf_rules import (
+    NOTHING,
+    PartState,
+    Rule,
+    Rules,
+    State,
+    check_dtype,
+    check_form,
+    explained,
+    needs_whole_keys,
+)
+from .dist_shelf_table import Table
+from .dist_states import pack_part, unpack_part
 from .entry import Array
 from .rows import Ids
 
-
-class Payload(NamedTuple):
-    """What a worker sends for a slice.
-
-    Plain elements in native byte order, packed ones (`coding` and `threshold` as `kernels.cpu.Coded` takes
-    them), or rows of a table. The memory is only read, and not looked at again after the call.
-    """
-
-    #: A buffer; for rows one with the int64 ids and then the rows, or a pair of buffers.
-    data: Any
-    coding: int = 0
-    threshold: float = 0.0
-    #: How many rows; their ids are those of the whole table, ascending, each once. -1: not row-sparse.
-    rows: int = -1
-
-
-class Job(NamedTuple):
-    """One round of one slice, as `events.Job`."""
-
-    slice: int
-    round: int
-    #: In rank order: (rank, payload). Of a round without any, only the count goes on.
-    parts: list[tuple[int, Payload]]
-    version: int = 0
-    clock: int = 0
-
-
-class Place(NamedTuple):
-    """Where a value lies in the server's shared memory, and its stamp; see `kvstore.memory.outbox`."""
-
-    segment: int
-    offset: int
-    nbytes: int
-    stamp: int
+__all__ = ["Job", "Payload", "Place", "Shelf"]
 
 
 class Shelf:
@@ -71,19 +59,61 @@ class Shelf:
     """
 
     def __init__(self, store: int, server: int, memory: Values | None = None) -> None:
-        raise NotImplementedError
+        self.store, self.server = store, server
+        self._memory = memory
+        self._rules = Rules()
+        self._entries: dict[int, KeyEntry] = {}  # by the number of the key's first slice
+        self._held: dict[int, DenseSlice | Table] = {}
+        self._ready: set[int] = set()
+        #: Slices that are not as in the last snapshot.
+        self._changed: set[int] = set()
+        self._versions: dict[int, int] = {}
+        self._waiting: dict[DenseKey, dict[int, Job]] = {}
 
     def define(self, entries: Sequence[KeyEntry]) -> None:
         """Take note of slices that will come; known ones stay."""
-        raise NotImplementedError
+        for entry in entries:
+            mine = [piece for piece in entry.slices if piece.server == self.server]
+            if mine and mine[0].id not in self._held:
+                self._entries[mine[0].id] = entry
+                make = self._make_tables if entry.spec.sparse else self._make_dense
+                make(entry, mine)
+
+    def _make_dense(self, entry: KeyEntry, mine: list[Slice]) -> None:
+        spec = entry.spec
+        whole = len(mine) == len(entry.slices)
+        key = DenseKey(spec.key, tuple(spec.shape), dtype_named(spec.dtype), whole)
+        key.slices = [DenseSlice(piece.id, key, piece.start, piece.stop) for piece in mine]
+        self._held.update({part.id: part for part in key.slices})
+
+    def _make_tables(self, entry: KeyEntry, mine: list[Slice]) -> None:
+        spec = entry.spec
+        dtype = dtype_named(spec.dtype)
+        for piece in mine:
+            shape = (piece.stop - piece.start, *spec.shape[1:])
+            self._held[piece.id] = Table(spec.key, piece.start, shape, dtype, len(entry.slices) == 1)
 
     def forget(self, slices: Sequence[int]) -> None:
         """Drop slices and all that belongs to them; unknown ones are no error."""
-        raise NotImplementedError
+        for slice in slices:
+            held = self._held.pop(slice, None)
+            if isinstance(held, DenseSlice):
+                self._waiting.pop(held.of, None)
+                self._give_back(held)
+            self._entries.pop(slice, None)
+            self._ready.discard(slice)
+            self._changed.discard(slice)
+            self._versions.pop(slice, None)
+
+    def _give_back(self, part: DenseSlice) -> None:
+        part.of.slices.remove(part)
+        block, part.value, part.block = part.block, None, None
+        if block is not None and self._memory is not None and not (part.of.whole and part.of.slices):
+            self._memory.give(block)
 
     def close(self) -> None:
         """Let all memory go."""
-        raise NotImplementedError
+        self.forget(list(self._held))
 
     # --------------------------------------------------------------------------------------------- values
 
@@ -102,33 +132,35 @@ class Shelf:
         ShapeError, DTypeError, RowIndexError
             The payload is not one for this slice.
         """
-        raise NotImplementedError
+        held = self._part(slice)
+        if first and slice in self._ready:
+            return
+        if isinstance(held, Table):
+            _write_table(held, payload)
+        else:
+            self._write_dense(held, payload)
+        self._ready.add(slice)
+        self._changed.add(slice)
 
-    def gather(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs that can be applied now.
-
-        Most come back at once. A rule that needs whole tensors gets all slices of a key together: jobs of
-        such keys are kept until the last one of their round is there. Payloads must stay good meanwhile.
-        """
-        raise NotImplementedError
-
-    def apply(self, jobs: Sequence[Job]) -> list[Exception | None]:
-        """Sum the parts of each job, and update or replace the slice's value.
-
-        Many small slices take one call of the kernels. Numbers are those of the `local` store, bit by bit,
-        for one push with the parts as the list of values, however the key is cut.
-
-        Returns
-        -------
-        list
-            For each job None, or what went wrong: an UpdaterError, CodecError, ShapeError, DTypeError ... Its
-            slice is as it was, the others are through.
-        """
-        raise NotImplementedError
+    def _write_dense(self, part: DenseSlice, payload: Payload) -> None:
+        if payload.rows >= 0:
+            raise DTypeError(f"key {part.of.key!r} is dense; its value cannot be set by rows")
+        value = plain(payload, part.of.dtype, part.size)
+        weight = part.ensure(self._memory)
+        with writing(self._memory, [part.place]):
+            cpu.reduce([([value], weight, [])])
+        if part.of.dtype.itemsize != 2:
+            return
+        state = self._state_of(part)
+        if state.updater is not None:
+            state.updater.follow(part.of.key, weight if state is part.state else part.of.value())
 
     def read(self, slice: int) -> Array:
         """Return the live, flat value of a dense slice."""
-        raise NotImplementedError
+        held = self._part(slice)
+        if isinstance(held, Table):
+            raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
+        return held.live()
 
     def rows(self, slice: int, ids: Ids | None = None) -> tuple[Ids, Array]:
         """Return rows of a table's slice as new arrays.
@@ -145,15 +177,146 @@ class Shelf:
         rows : array, shape (n, row size)
             What is not held comes as what it stands for, mostly zeros.
         """
-        raise NotImplementedError
+        held = self._part(slice)
+        if not isinstance(held, Table):
+            raise DTypeError(f"key {held.of.key!r} is dense; it has no rows to read")
+        if ids is not None:
+            ids = np.subtract(ids, held.start, dtype=np.int64)
+            if not cpu.ascending_ids(ids, held.shape[0]):
+                stop = held.start + held.shape[0]
+                raise RowIndexError(
+                    f"row ids must ascend within [{held.start}, {stop}), the rows of the slice"
+                )
+        found, rows = held.read(ids)
+        return found + held.start, rows.reshape(len(found), -1)
 
     def place(self, slice: int) -> Place | None:
         """Say where workers of this machine find the value of a dense slice; None: they do not."""
-        raise NotImplementedError
+        held = self._part(slice)
+        if isinstance(held, Table) or held.place is None or self._memory is None:
+            return None
+        return Place(*held.place, held.live().nbytes, self._memory.stamp(*held.place))
 
     def placement(self) -> dict[int, int]:
         """Bytes of value that each slice takes."""
-        raise NotImplementedError
+        return {
+            slice: held.nbytes if isinstance(held, Table) else held.live().nbytes
+            for slice, held in self._held.items()
+            if slice in self._ready
+        }
+
+    def _part(self, slice: int) -> DenseSlice | Table:
+        try:
+            return self._held[slice]
+        except KeyError:
+            raise KeyNotFoundError(
+                f"server {self.server} has no slice {slice} of store {self.store}; was its key forgotten?"
+            ) from None
+
+    # --------------------------------------------------------------------------------------------- rounds
+
+    def gather(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs that can be applied now.
+
+        Most come back at once. A rule that needs whole tensors gets all slices of a key together: jobs of
+        such keys are kept until the last one of their round is there. Payloads must stay good meanwhile.
+        """
+        now: list[Job] = []
+        for job in jobs:
+            held = self._held.get(job.slice)
+            if not isinstance(held, DenseSlice) or not self._waits_for_others(held, job):
+                now.append(job)
+                continue
+            waiting = self._waiting.setdefault(held.of, {})
+            waiting[job.slice] = job
+            if len(waiting) == len(held.of.slices):
+                now += self._waiting.pop(held.of).values()
+        return now
+
+    def _waits_for_others(self, part: DenseSlice, job: Job) -> bool:
+        return part.of.whole and len(part.of.slices) > 1 and needs_whole_keys(self._rule(job).optimizer)
+
+    def apply(self, jobs: Sequence[Job]) -> list[Exception | None]:
+        """Sum the parts of each job, and update or replace the slice's value.
+
+        Many small slices take one call of the kernels. Numbers are those of the `local` store, bit by bit,
+        for one push with the parts as the list of values, however the key is cut.
+
+        Returns
+        -------
+        list
+            For each job None, or what went wrong: an UpdaterError, ShapeError, DTypeError ... Its slice is as
+            it was, the others are through.
+        """
+        results: list[Exception | None] = [None] * len(jobs)
+        batch = Batch(self._memory)
+        together: dict[int, tuple[int, Rule, Any]] = {}
+        whole: dict[tuple[DenseKey, int], list[int]] = {}
+        for number, job in enumerate(jobs):
+            try:
+                rule, held = self._rule(job), self._part(job.slice)
+                if not job.parts:
+                    continue
+                if isinstance(held, Table):
+                    self._apply_table(held, job, rule)
+                elif needs_whole_keys(rule.optimizer):
+                    whole.setdefault((held.of, job.round), []).append(number)
+                else:
+                    if job.slice in together:  # its next round
+                        self._run(batch, together, results)
+                        batch, together = Batch(self._memory), {}
+                    check_dtype(rule, held.of.key, held.of.dtype)
+                    batch.add(held, job, rule)
+                    together[job.slice] = (number, rule, held.of.key)
+            except Exception as error:
+                results[number] = self._explained(error, job)
+        self._run(batch, together, results)
+        for numbers in whole.values():
+            self._apply_whole([jobs[number] for number in numbers], numbers, results)
+        self._changed.update(job.slice for job in jobs)
+        return results
+
+    def _run(self, batch: Batch, together: dict[int, Any], results: list[Exception | None]) -> None:
+        try:
+            batch.run()
+        except Exception as error:  # no memory for the call itself; nothing was written
+            for number, rule, key in together.values():
+                results[number] = explained(error, rule, key, self.server)
+
+    def _apply_table(self, table: Table, job: Job, rule: Rule) -> None:
+        check_dtype(rule, table.key, table.dtype)
+        sources: list[RowSparseArray | Array] = [
+            some_rows(payload, table.dtype, table.start, table.shape)
+            if payload.rows >= 0
+            else plain(payload, table.dtype, math.prod(table.shape)).reshape(table.shape)
+            for _, payload in job.parts
+        ]
+        table.apply(sources, rule, job.clock)
+
+    def _apply_whole(self, jobs: list[Job], numbers: list[int], results: list[Exception | None]) -> None:
+        parts = [(self._held[job.slice], job) for job in jobs]
+        rule = max((self._rule(job) for job in jobs), key=lambda rule: rule.version)
+        try:
+            dense = [(part, job) for part, job in parts if isinstance(part, DenseSlice)]
+            check_dtype(rule, dense[0][0].of.key, dense[0][0].of.dtype)
+            update_whole(dense, rule, self._memory)
+        except Exception as error:
+            for number, job in zip(numbers, jobs, strict=True):
+                results[number] = self._explained(error, job)
+
+    def _rule(self, job: Job) -> Rule:
+        """Return the settings for a job; those of a slice never go back."""
+        version = max(job.version, self._versions.get(job.slice, 0))
+        self._versions[job.slice] = version
+        return self._rules.at(version)
+
+    def _explained(self, error: Exception, job: Job) -> Exception:
+        held = self._held.get(job.slice)
+        if held is None:
+            return error
+        return explained(
+            error, self._rule(job), held.key if isinstance(held, Table) else held.of.key, self.server
+        )
 
     # ------------------------------------------------------------------------------------------- settings
 
@@ -163,7 +326,7 @@ class Shelf:
         Parameters
         ----------
         version : int
-            Counts upwards over all kinds.
+            Counts upwards over all kinds; one that is known changes nothing.
         kind : {"optimizer", "configure", "none", "clock"}
             "optimizer": fresh states from now on. "configure": the same optimizer with other settings.
             "none": sums replace the value. "clock": the schedule's time is `text`, a whole number, plus the
@@ -176,11 +339,29 @@ class Shelf:
         ConfigError
             Not known here, or no such settings.
         """
-        raise NotImplementedError
+        self._rules.install(version, kind, text)
+
+    def _state_of(self, part: DenseSlice) -> State:
+        """State that a slice's updates use with the newest settings."""
+        return part.of.state if needs_whole_keys(self._rules.newest().optimizer) else part.state
 
     def fetch_state(self, slice: int) -> bytes:
-        """Return the optimizer's state of a slice, for `dist_states.join_states`."""
-        raise NotImplementedError
+        """Return the optimizer's state of a slice, for `join_states`; b"" without an optimizer."""
+        rule, held = self._rules.newest(), self._part(slice)
+        if rule.optimizer is None:
+            return b""
+        if isinstance(held, Table):
+            return pack_part(held.key, held.part_state(rule), True, rule.optimizer)
+        return pack_part(held.of.key, self._dense_state(held, rule), False, rule.optimizer)
+
+    def _dense_state(self, part: DenseSlice, rule: Rule) -> PartState:
+        state, key = self._state_of(part), part.of.key
+        updater = state.current(rule)
+        if updater is None:
+            return NOTHING
+        known = key in updater.states and (state is part.state or part.start == 0)
+        tree = updater.states[key] if known else None
+        return PartState(known, tree, None, None, state.updates, state.num_update)
 
     def put_state(self, slice: int, data: bytes) -> None:
         """Take over a state that `dist_states.split_states` made.
@@ -190,7 +371,27 @@ class Shelf:
         StateFileError
             Damaged, of another optimizer, or not for this slice.
         """
-        raise NotImplementedError
+        rule, held = self._rules.newest(), self._part(slice)
+        if rule.optimizer is None:
+            raise StateFileError("a state of an optimizer, and the store has none; set the optimizer first")
+        if isinstance(held, Table):
+            held.put_state(unpack_part(held.key, data, True, rule.optimizer), rule)
+        else:
+            self._put_dense(held, unpack_part(held.of.key, data, False, rule.optimizer), rule)
+        self._changed.add(slice)
+
+    def _put_dense(self, part: DenseSlice, given: PartState, rule: Rule) -> None:
+        assert rule.optimizer is not None
+        state, key = self._state_of(part), part.of.key
+        if state is not part.state and part.start:
+            return  # it came with the slice that begins the key
+        updater = Updater(rule.optimizer)
+        if given.known:
+            weight = part.live() if state is part.state else part.of.value()
+            check_form(key, given.tree, rule.optimizer.create_state_multi_precision(key, weight))
+            updater.states[key] = given.tree
+        state.era, state.updater = rule.era, updater
+        state.keep((given.updates, given.num_update))
 
     # ------------------------------------------------------------------------------------------ snapshots
 
@@ -222,6 +423,10 @@ class Shelf:
         raise NotImplementedError
 
 
-def needs_whole_keys(kind: str, text: str) -> bool:
-    """Whether settings are an optimizer whose keys must lie on one server each: norms, noise, own rules."""
-    raise NotImplementedError
+def _write_table(table: Table, payload: Payload) -> None:
+    if payload.rows >= 0:
+        table.assign(some_rows(payload, table.dtype, table.start, table.shape))
+    else:
+        table.assign_all(plain(payload, table.dtype, math.prod(table.shape)))
+    if table.dtype.itemsize == 2:
+        table.follow()

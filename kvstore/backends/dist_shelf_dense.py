@@ -1,0 +1,239 @@
+"""Dense keys on a server: slices of their values, and what a batch of complete rounds does to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from .. import pages
+from ..errors import ConfigError, KeyNotFoundError, ShapeError
+from ..grouping import Key
+from ..kernels import cpu
+from ..memory.outbox import Block, Values
+from ..optimizer import SGLD
+from ..sparse import RowSparseArray
+from .dist_shelf_payload import Job, Payload, plain, some_rows, summands
+from .dist_shelf_rules import Rule, State, leaves
+from .dist_shelf_table import undone
+from .entry import Array
+from .rows import merge, merged
+
+
+class DenseKey:
+    """A dense key, of which all slices or some are here."""
+
+    def __init__(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any], whole: bool) -> None:
+        self.key, self.shape, self.dtype, self.whole = key, shape, dtype, whole
+        self.size, self.width = math.prod(shape), math.prod(shape[1:])
+        #: Slices that are here, in their order.
+        self.slices: list[DenseSlice] = []
+        #: State of a rule that needs the whole key.
+        self.state = State()
+        self._memory: tuple[Array, Block | None] | None = None
+
+    def room(self, part: DenseSlice, memory: Values | None) -> tuple[Array, Block | None, int]:
+        """Memory for a slice: flat, its block if others can read it, and where in the block it begins."""
+        if not self.whole:
+            array, block = allocate(part.size, self.dtype, memory)
+            return array, block, 0
+        if self._memory is None:
+            self._memory = allocate(self.size, self.dtype, memory)
+        array, block = self._memory
+        return array[part.start : part.stop], block, part.start * self.dtype.itemsize
+
+    def value(self) -> Array:
+        """Return the live value in the key's shape; only of a whole key."""
+        assert self._memory is not None
+        return self._memory[0].reshape(self.shape)
+
+
+class DenseSlice:
+    """Elements `start` to `stop` of a key."""
+
+    __slots__ = ("at", "block", "id", "of", "start", "state", "stop", "value")
+
+    def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
+        self.id, self.of, self.start, self.stop = id, of, start, stop
+        self.state = State()
+        self.value: Array | None = None
+        #: Where others find it: a block, and bytes from its beginning.
+        self.block: Block | None = None
+        self.at = 0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Segment and offset in shared memory."""
+        return None if self.block is None else (self.block.segment, self.block.offset + self.at)
+
+    def live(self) -> Array:
+        """Return the value.
+
+        Raises
+        ------
+        KeyNotFoundError
+            It has none yet.
+        """
+        if self.value is None:
+            raise KeyNotFoundError(f"slice {self.id} of key {self.of.key!r} has no value yet")
+        return self.value
+
+    def ensure(self, memory: Values | None) -> Array:
+        """Return memory for the value."""
+        if self.value is None:
+            self.value, self.block, self.at = self.of.room(self, memory)
+        return self.value
+
+    def plan(self, rule: Rule, clock: int) -> tuple[Any, ...]:
+        """Plan one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
+        key, weight = self.of.key, self.live()
+        kind, params, master, states = self.state.begin(rule, key, clock).plan(key, weight)
+        if isinstance(rule.optimizer, SGLD):  # its noise belongs to places in the whole tensor
+            params = (*params, self.start)
+        return kind, params, master, states, self.state.counted(key)
+
+    def as_rows(self) -> tuple[Array, int]:
+        """Return the value as rows, and the number of the first.
+
+        Raises
+        ------
+        ShapeError
+            The slice does not begin and end with a row.
+        """
+        width = self.of.width
+        if not width or self.start % width or self.stop % width:
+            raise ShapeError(
+                f"rows were pushed to dense key {self.of.key!r}, whose slice {self.start} to {self.stop} is "
+                f"cut within rows of {width}"
+            )
+        shape = (self.size // width, *self.of.shape[1:])
+        return self.live().reshape(shape), self.start // width
+
+
+def allocate(size: int, dtype: np.dtype[Any], memory: Values | None) -> tuple[Array, Block | None]:
+    """Memory for so many elements, where others can read it if that can be."""
+    block = memory.take(size * dtype.itemsize) if memory is not None and size else None
+    if block is None:
+        return pages.empty((size,), dtype), None
+    return block.array.view(dtype), block
+
+
+class Batch:
+    """Jobs of dense slices that one call of the kernels does, each slice once.
+
+    Parameters
+    ----------
+    memory : Values or None
+        Where values lie that others read meanwhile.
+    """
+
+    def __init__(self, memory: Values | None) -> None:
+        self._memory = memory
+        self._sums: list[cpu.ReduceItem] = []
+        self._updates: list[cpu.UpdateItem] = []
+        self._places: list[tuple[int, int]] = []
+        self._counted: list[tuple[State, tuple[int, int]]] = []
+
+    def add(self, part: DenseSlice, job: Job, rule: Rule) -> None:
+        """Take in a job; if that raises, nothing has happened."""
+        weight = part.live()
+        sources = self._sources(part, job, rule)
+        if sources is None:
+            return
+        if rule.optimizer is None:
+            self._sums.append((sources, weight, []))
+        else:
+            kind, params, master, states, counts = part.plan(rule, job.clock)
+            self._updates.append((kind, params, sources, weight, master, states, []))
+            self._counted.append((part.state, counts))
+        if part.place is not None:
+            self._places.append(part.place)
+
+    def _sources(self, part: DenseSlice, job: Job, rule: Rule) -> list[Array] | cpu.Coded | None:
+        """Return what is to be summed; None where a few rows were pushed, which are done here."""
+        if all(payload.rows < 0 for _, payload in job.parts):
+            return summands(job.parts, part.of.dtype, part.size)
+        table, first = part.as_rows()
+        dtype, shape = table.dtype, table.shape
+        if any(payload.rows < 0 for _, payload in job.parts):
+            return [_whole_part(payload, dtype, first, shape) for _, payload in job.parts]
+        sources = [some_rows(payload, dtype, first, shape) for _, payload in job.parts]
+        by_rows = rule.optimizer is not None and rule.optimizer.sparse_mode(False) == "rows"
+        if not by_rows:
+            return [merged(sources).todense().reshape(-1)]
+        kind, params, master, states, counts = part.plan(rule, job.clock)
+        rows, maps, datas = merge(sources)
+        with writing(self._memory, [part.place]):
+            shaped = tuple(_like(state, shape) for state in states)
+            cpu.update_rows(kind, params, datas, maps, rows, table, _like(master, shape), shaped)
+        part.state.keep(counts)
+        return None
+
+    def run(self) -> None:
+        """Do all of it."""
+        with writing(self._memory, self._places):
+            if self._sums:
+                cpu.reduce(self._sums)
+            if self._updates:
+                cpu.update(self._updates)
+        for state, counts in self._counted:
+            state.keep(counts)
+
+
+def update_whole(parts: list[tuple[DenseSlice, Job]], rule: Rule, memory: Values | None) -> None:
+    """Let a rule in Python update a whole key with the rounds of all its slices."""
+    key = parts[0][0].of
+    if not key.whole or len(parts) < len(key.slices):
+        raise ConfigError(
+            f"{type(rule.optimizer).__name__} needs the whole of key {key.key!r}, of which this server has "
+            f"{len(parts)} slices in this round; set the optimizer before the key's init, or start one server"
+        )
+    gradient = _gradient(key, parts)
+    weight, clock = key.value(), max(job.clock for _, job in parts)
+    updater = key.state.follow(rule)
+    changes = [weight, *leaves(updater.states.get(key.key))]
+    shared = writing(memory, [part.place for part, _ in parts])
+    with shared, key.state.counting(rule, key.key, clock), undone(changes):
+        updater(key.key, gradient, weight)
+
+
+def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, Job]]) -> Array | RowSparseArray:
+    """Sum of what was pushed into all slices; row-sparse where that is what everybody pushed."""
+    if len(parts) == 1 and all(payload.rows >= 0 for _, payload in parts[0][1].parts):
+        table, first = parts[0][0].as_rows()
+        return merged([some_rows(p, key.dtype, first, table.shape) for _, p in parts[0][1].parts])
+    total = pages.empty((key.size,), key.dtype)
+    items: list[cpu.ReduceItem] = []
+    for part, job in parts:
+        there = total[part.start : part.stop]
+        if any(payload.rows >= 0 for _, payload in job.parts):
+            table, first = part.as_rows()
+            items.append(([_whole_part(p, key.dtype, first, table.shape) for _, p in job.parts], there, []))
+        else:
+            items.append((summands(job.parts, key.dtype, part.size), there, []))
+    cpu.reduce(items)
+    return total.reshape(key.shape)
+
+
+def _whole_part(payload: Payload, dtype: np.dtype[Any], first: int, shape: tuple[int, ...]) -> Array:
+    if payload.rows >= 0:
+        return some_rows(payload, dtype, first, shape).todense().reshape(-1)
+    return plain(payload, dtype, math.prod(shape))
+
+
+def _like(array: Any, shape: tuple[int, ...]) -> Any:
+    return None if array is None else array.reshape(shape)
+
+
+def writing(memory: Values | None, places: Iterable[tuple[int, int] | None]) -> Any:
+    """Return a context in which readers on this machine see that values change."""
+    shared = [place for place in places if place is not None]
+    return nullcontext() if memory is None or not shared else memory.writing(shared)

@@ -1,0 +1,156 @@
+"""Servers' shelves beside a local store: the same pushes, cut into slices and spread over servers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import kvstore as kv
+from kvstore.backends.dist_shelf import Job, Payload, Shelf
+from kvstore.memory.outbox import Values
+from kvstore.optimizer import Optimizer
+from kvstore.ps.messages import KeyEntry, KeySpec, Slice
+
+Array = npt.NDArray[Any]
+Value = Array | kv.RowSparseArray
+
+
+def entry_of(
+    key: int | str, value: Value, cuts: Sequence[int], servers: int, number: int, ids: Any
+) -> KeyEntry:
+    """Cut a key at elements, or at rows, and give the slices to servers in turn."""
+    sparse = isinstance(value, kv.RowSparseArray)
+    end = value.shape[0] if sparse else math.prod(value.shape)
+    bounds = [0, *(cut for cut in cuts if 0 < cut < end), end]
+    pieces = [
+        Slice(next(ids), i % servers, low, high)
+        for i, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False))
+    ]
+    spec = KeySpec(key, tuple(value.shape), value.dtype.name, sparse)
+    return KeyEntry(spec, number, tuple(pieces), False)
+
+
+def payload_of(value: Value, piece: Slice, sparse: bool) -> Payload:
+    """What a worker sends of a value for a slice, as bytes at an odd address."""
+    if isinstance(value, kv.RowSparseArray):
+        low, high = np.searchsorted(value.indices, [piece.start, piece.stop])
+        if not sparse:  # a slice of elements that begins and ends with a row
+            width = math.prod(value.shape[1:])
+            low, high = np.searchsorted(value.indices, [piece.start // width, piece.stop // width])
+        ids, rows = value.indices[low:high], value.data[low:high]
+        return Payload(odd(ids.tobytes() + rows.tobytes()), rows=int(high - low))
+    if sparse:
+        return Payload(odd(value[piece.start : piece.stop].tobytes()))
+    return Payload(odd(np.ascontiguousarray(value).reshape(-1)[piece.start : piece.stop].tobytes()))
+
+
+def odd(data: bytes) -> memoryview:
+    room = np.empty(len(data) + 65, np.uint8)
+    start = -room.ctypes.data % 64 + 1
+    room[start : start + len(data)] = np.frombuffer(data, np.uint8)
+    return memoryview(room)[start : start + len(data)]
+
+
+class Shelves:
+    """The servers of one store."""
+
+    def __init__(self, servers: int, memory: Values | None = None) -> None:
+        self.shelves = [Shelf(0, server, memory) for server in range(servers)]
+        self.entries: dict[int | str, KeyEntry] = {}
+        self._ids = iter(range(100, 10_000))
+        self._version = 0
+        self.pushes: dict[int | str, int] = {}
+
+    def init(self, key: int | str, value: Value, cuts: Sequence[int] = ()) -> None:
+        entry = entry_of(key, value, cuts, len(self.shelves), len(self.entries), self._ids)
+        self.entries[key] = entry
+        for shelf in self.shelves:
+            shelf.define([entry])
+        self.write(key, value, first=True)
+
+    def write(self, key: int | str, value: Value, first: bool = False) -> None:
+        entry = self.entries[key]
+        for piece in entry.slices:
+            self.shelves[piece.server].write(piece.id, payload_of(value, piece, entry.spec.sparse), first)
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        self.install("optimizer", json.dumps(optimizer.describe()))
+
+    def install(self, kind: str, text: str) -> None:
+        self._version += 1
+        for shelf in self.shelves:
+            shelf.install(self._version, kind, text)
+
+    def push(self, *pushed: tuple[int | str, Sequence[Value]]) -> list[Exception | None]:
+        """Complete one round of each key, with one part for each worker; the keys in one call."""
+        jobs: list[list[Job]] = [[] for _ in self.shelves]
+        for key, values in pushed:
+            self.pushes[key] = self.pushes.get(key, 0) + 1
+            clock, entry = max(self.pushes.values()), self.entries[key]
+            for piece in entry.slices:
+                parts = [(rank, payload_of(v, piece, entry.spec.sparse)) for rank, v in enumerate(values)]
+                jobs[piece.server].append(Job(piece.id, self.pushes[key], parts, self._version, clock))
+        return self.apply(jobs)
+
+    def apply(self, jobs: list[list[Job]]) -> list[Exception | None]:
+        results: list[Exception | None] = []
+        for shelf, its in zip(self.shelves, jobs, strict=True):
+            ready = shelf.gather(its)
+            assert len(ready) == len(its)
+            results += shelf.apply(ready)
+        return results
+
+    def pull(self, key: int | str) -> Array:
+        """Return a dense key, or a table with absent rows as what they stand for."""
+        spec, pieces = self.entries[key].spec, self.entries[key].slices
+        if spec.sparse:
+            every = (np.arange(piece.start, piece.stop, dtype=np.int64) for piece in pieces)
+            found = [self.shelves[p.server].rows(p.id, ids)[1] for p, ids in zip(pieces, every, strict=True)]
+        else:
+            found = [self.shelves[piece.server].read(piece.id) for piece in pieces]
+        return np.concatenate(found).reshape(spec.shape)
+
+    def states(self) -> dict[int, bytes]:
+        return {p.id: self.shelves[p.server].fetch_state(p.id) for p in self.pieces()}
+
+    def put_states(self, parts: dict[int, bytes]) -> None:
+        for piece in self.pieces():
+            self.shelves[piece.server].put_state(piece.id, parts[piece.id])
+
+    def pieces(self) -> Iterable[Slice]:
+        return [piece for entry in self.entries.values() for piece in entry.slices]
+
+
+class Beside:
+    """A local store and shelves, which get the same and must have the same bits."""
+
+    def __init__(self, servers: int, memory: Values | None = None) -> None:
+        self.local = kv.create("local")
+        self.shelves = Shelves(servers, memory)
+
+    def init(self, key: int | str, value: Value, cuts: Sequence[int] = ()) -> None:
+        self.local.init(key, value)
+        self.shelves.init(key, value, cuts)
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        self.local.set_optimizer(Optimizer.from_config(**optimizer.describe()))
+        self.shelves.set_optimizer(optimizer)
+
+    def push(self, *pushed: tuple[int | str, Sequence[Value]]) -> None:
+        for key, values in pushed:
+            self.local.push(key, list(values))
+        assert self.shelves.push(*pushed) == [None] * sum(
+            len(self.shelves.entries[key].slices) for key, _ in pushed
+        )
+
+    def check(self, key: int | str) -> None:
+        value = self.local.view(key)
+        dense = value.todense() if isinstance(value, kv.RowSparseArray) else value
+        ours = self.shelves.pull(key)
+        np.testing.assert_array_equal(ours, dense)
+        assert (ours.view(np.uint8) == np.ascontiguousarray(dense).view(np.uint8)).all()
