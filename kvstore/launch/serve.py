@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from kvstore import addresses, roles
 from kvstore.errors import ConfigError
@@ -46,8 +45,10 @@ def address_option(host: str | None, port: int | None, environment: Mapping[str,
 
 def scheduler(environment: Mapping[str, str], report: Callable[[str], None]) -> None:
     """Run the scheduler; `report` is called with its address as soon as others can connect."""
-    found = roles.find(environment)
-    _loop("scheduler")(found, ps_config(environment), report)
+    found = _part(environment)
+    from kvstore.backends import dist_roles
+
+    dist_roles.scheduler(found, ps_config(environment), report)
 
 
 def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
@@ -58,10 +59,12 @@ def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
     ConfigError
         A module cannot be imported.
     """
+    found = _part(environment)
     for name in imports:
         _import(name)
-    found = roles.find(environment)
-    _loop("server")(found, ps_config(environment))
+    from kvstore.backends import dist_roles
+
+    dist_roles.server(found, ps_config(environment))
 
 
 def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
@@ -86,6 +89,9 @@ def _import(name: str) -> None:
         ) from error
 
 
-def _loop(role: str) -> Callable[..., Any]:
-    run: Callable[..., Any] = importlib.import_module(f"kvstore.ps.loop_{role}").run
-    return run
+def _part(environment: Mapping[str, str]) -> roles.Roles:
+    """Find the part, which the command has put among the variables."""
+    found = roles.find(environment)
+    if found is None:
+        raise ConfigError("KVSTORE_ROLE is not set: call `kvstore scheduler` or `kvstore server`")
+    return found

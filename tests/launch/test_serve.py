@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from launched import Job
 
 import kvstore as kv
 from kvstore import addresses
+from kvstore.backends import dist_roles
 from kvstore.launch.cli import main
 from kvstore.ps.config import PsConfig
 from kvstore.roles import Roles, find
@@ -58,9 +58,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, role: str) -> Loop:
-    loop, module = Loop(), types.ModuleType(f"kvstore.ps.loop_{role}")
-    module.run = loop.run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    loop = Loop()
+    monkeypatch.setattr(dist_roles, role, loop.run)
     return loop
 
 
