@@ -220,7 +220,7 @@ def _flat(buffer: Buffer) -> memoryview:
     if isinstance(buffer, np.ndarray):
         if not buffer.flags.c_contiguous:
             raise ProtocolError("a payload must be contiguous")
-        return memoryview(buffer.reshape(-1).view(np.uint8))
+        return buffer.reshape(-1).view(np.uint8).data
     view = memoryview(buffer)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 

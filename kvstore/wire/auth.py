@@ -1,0 +1,209 @@
+"""Who is let in: CURVE keys, the list of those allowed, and what both sides are told of a refusal.
+
+A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass. A client
+knows the server's key beforehand. ZeroMQ tells a refused client nothing, so its `Watch` reads the socket's
+monitor until the first handshake is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections import deque
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from kvstore.errors import AuthError
+
+from .keys import Keys
+from .refusals import Refusals
+
+_ZAP = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_STOPPED = zmq.EVENT_MONITOR_STOPPED
+_NAMES = itertools.count()
+
+
+def monitor(socket: zmq.Socket[bytes], events: int) -> str:
+    """Have a socket's events sent to an address inside the process."""
+    address = f"inproc://kvstore.monitor.{next(_NAMES)}"
+    socket.monitor(address, events | _STOPPED)
+    return address
+
+
+def listen(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """Open the other end. Its queue has no limit: a full one would stop all connections of the process."""
+    made = context.socket(zmq.PAIR)
+    made.setsockopt(zmq.LINGER, 0)
+    made.setsockopt(zmq.RCVHWM, 0)
+    made.connect(address)
+    return made
+
+
+def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = None) -> None:
+    """Encrypt a socket: as a client of the server with that public key, or as a server."""
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    if server_key is None:
+        socket.curve_server = True
+        socket.zap_domain = b"kvstore"
+    else:
+        socket.curve_serverkey = server_key
+
+
+class Doorkeeper:
+    """A thread that lets clients in, and logs the others.
+
+    It ends with its context; `join` waits for that.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None) -> None:
+        self._context = context
+        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else frozenset()
+        self._refusals = Refusals()
+        self._new: deque[tuple[str, str]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._zap = context.socket(zmq.REP) if keys else None
+        if self._zap is not None:
+            self._zap.setsockopt(zmq.LINGER, 0)
+            self._zap.bind(_ZAP)  # before any client comes: without a handler all would be let in
+        self._thread = threading.Thread(target=self._run, name="kvstore-door", daemon=True)
+        self._thread.start()
+
+    def watch(self, socket: zmq.Socket[bytes], address: str) -> None:
+        """Log failed handshakes of a socket, which is reached at `address`."""
+        self._new.append((monitor(socket, _FAILED), address))
+        os.eventfd_write(self._wake, 1)
+
+    def join(self) -> None:
+        """Wait until the thread has ended; the context has been closed before."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        doors: dict[zmq.Socket[bytes], str] = {}
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        if self._zap is not None:
+            poller.register(self._zap, zmq.POLLIN)
+        try:
+            while True:
+                for ready, _ in poller.poll():
+                    if ready == self._wake:
+                        os.eventfd_read(self._wake)
+                        self._open(doors, poller)
+                    elif self._zap is not None and ready is self._zap:
+                        self._answer(self._zap)
+                    else:
+                        self._read(ready, doors, poller)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.ETERM:
+                raise
+        finally:
+            for socket in (*doors, *([self._zap] if self._zap is not None else [])):
+                socket.close()
+            os.close(self._wake)
+
+    def _open(self, doors: dict[zmq.Socket[bytes], str], poller: zmq.Poller) -> None:
+        while self._new:
+            monitored, address = self._new.popleft()
+            door = listen(self._context, monitored)
+            doors[door] = address
+            poller.register(door, zmq.POLLIN)
+
+    def _read(self, door: zmq.Socket[bytes], doors: dict[zmq.Socket[bytes], str], poller: zmq.Poller) -> None:
+        event = parse_monitor_message(door.recv_multipart())
+        if event["event"] == _STOPPED:
+            poller.unregister(door)
+            del doors[door]
+            door.close()
+        elif event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # that one has had its line below
+            self._refusals.note(
+                f"a connection to {doors[door]}",
+                "it did not speak ZeroMQ as this job does; without keys, or with those of another job, or no "
+                "process of kvstore at all",
+            )
+
+    def _answer(self, zap: zmq.Socket[bytes]) -> None:
+        request = zap.recv_multipart()
+        if len(request) < 6 or request[0] != _VERSION:
+            zap.send_multipart([_VERSION, request[1] if len(request) > 1 else b"", b"500", b"", b"", b""])
+            return
+        _, number, _, address, _, mechanism, *credentials = request
+        good = mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self._allowed
+        if not good:
+            told = (
+                z85.encode(credentials[0])[:8].decode() if credentials and len(credentials[0]) == 32 else "?"
+            )
+            self._refusals.note(
+                f"a process at {address.decode(errors='replace') or 'this machine'}",
+                f"its key {told}... is not of this job",
+            )
+        status = [b"200", b"OK"] if good else [b"400", b"not of this job"]
+        zap.send_multipart([_VERSION, number, *status, b"", b""])
+
+
+class Watch:
+    """Reads what becomes of a client's handshake, until it is done once.
+
+    Parameters
+    ----------
+    socket : zmq.Socket
+        Not connected yet.
+    peer : str
+        Who it will be connected to, and where; for messages.
+    keys : bool
+        Whether the client has keys.
+    """
+
+    _PATIENCE = 3  # connections that end without a word: one may be a peer's own death
+
+    def __init__(self, socket: zmq.Socket[bytes], peer: str, keys: bool) -> None:
+        self._peer, self._keys = peer, keys
+        self._failures = 0
+        self._monitored = socket
+        self.error: AuthError | None = None
+        events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self.socket: zmq.Socket[bytes] | None = listen(socket.context, monitor(socket, events))
+
+    def read(self) -> None:
+        """Take note of what has happened; `error` says if this client is refused."""
+        while self.socket is not None:
+            try:
+                event = parse_monitor_message(self.socket.recv_multipart(zmq.DONTWAIT))["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.close()
+            elif event & _FAILED:
+                self._failed(event)
+
+    def close(self) -> None:
+        """Watch no longer. A second call does nothing."""
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+            with contextlib.suppress(zmq.ZMQError):
+                self._monitored.disable_monitor()
+
+    def _failed(self, event: int) -> None:
+        self._failures += 1
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            why = "it does not know the key of this process"
+        elif self._failures < self._PATIENCE:
+            return
+        elif self._keys:
+            why = "it has no keys, or another one than this process expects of it"
+        else:
+            why = "it wants keys, or is no process of kvstore, and this process has none"
+        self.error = AuthError(
+            f"{self._peer} refuses this process: {why}; start all processes of a job with one launcher, or "
+            "give each its file of keys"
+        )

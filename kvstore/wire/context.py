@@ -1,0 +1,92 @@
+"""What the sockets of one process have in common: ZeroMQ's threads, keys, limits, and the doorkeeper."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+
+import zmq
+
+from kvstore.errors import ClosedError, KVStoreError
+
+from .auth import Doorkeeper
+from .frames import Limits
+from .keys import Keys
+
+_OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+class Context:
+    """A process's part of the wire. Every socket belongs to one, and goes with it.
+
+    Parameters
+    ----------
+    keys : Keys, optional
+        With them every connection is encrypted, and only the processes they list are let in. Without, nothing
+        is encrypted and nobody is asked.
+    limits : Limits, optional
+    io_threads : int
+        Threads of ZeroMQ's: about one for each GB/s.
+    """
+
+    def __init__(self, keys: Keys | None = None, limits: Limits | None = None, io_threads: int = 1) -> None:
+        self.keys = keys
+        self.limits = limits or Limits()
+        self.pid = os.getpid()
+        self._context = zmq.Context(io_threads)
+        self._context.set(zmq.MAX_SOCKETS, 8192)
+        self._sockets: set[zmq.Socket[bytes]] = set()
+        self._doorkeeper: Doorkeeper | None = None
+        self._lock = threading.Lock()
+        self.closed = False
+        _OPEN.add(self)
+
+    def check(self) -> None:
+        """Raise an error in a fork of the process, where nothing would ever arrive, and when it is closed."""
+        if os.getpid() != self.pid:
+            raise KVStoreError(
+                f"this process is a fork of process {self.pid}, whose connections it cannot use: "
+                "create the store in the process that uses it"
+            )
+        if self.closed:
+            raise ClosedError("the connections of this process are closed")
+
+    def socket(self, kind: int) -> zmq.Socket[bytes]:
+        """Make a bare socket; for the rest of this package."""
+        self.check()
+        made: zmq.Socket[bytes] = self._context.socket(kind)
+        self._sockets.add(made)
+        return made
+
+    def drop(self, socket: zmq.Socket[bytes], linger: float = 0.0) -> None:
+        """Close a socket; what it has not sent is tried for `linger` seconds more, in the background."""
+        self._sockets.discard(socket)
+        if os.getpid() == self.pid:
+            socket.close(int(linger * 1000))
+
+    def watch_door(self, socket: zmq.Socket[bytes], address: str) -> None:
+        """Have a socket's clients checked, if there are keys, and refusals logged; before it is bound."""
+        with self._lock:
+            if self._doorkeeper is None:
+                self._doorkeeper = Doorkeeper(self._context, self.keys)
+        self._doorkeeper.watch(socket, address)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close all sockets; blocks up to `linger` seconds for what is unsent. A second call does nothing."""
+        if self.closed or os.getpid() != self.pid:
+            return
+        self.closed = True
+        for socket in list(self._sockets):
+            self.drop(socket, linger)
+        self._context.term()
+        if self._doorkeeper is not None:
+            self._doorkeeper.join()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is open while the doorkeeper can still let go of its sockets."""
+    for context in list(_OPEN):
+        context.close()

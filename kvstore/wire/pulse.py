@@ -1,0 +1,118 @@
+"""Signs of life: the scheduler pings, and every process sends the ping back without running any Python.
+
+The echo is a loop in C that never takes the interpreter's lock, so a process that computes for minutes in one
+call is alive; one that is stopped (SIGSTOP), swapped out or dead is silent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+
+import zmq
+
+from .auth import use_keys
+from .channel import NotSentError, Router
+from .context import Context
+from .frames import Limits
+from .keys import Keys
+from .options import set_options
+
+_LIMITS = Limits(frame=64, control=64, records=0)
+
+
+class Pulse:
+    """The echo of one process, from now until `close`, its end, or a fork (only for the child).
+
+    It connects by itself, and again whenever the connection breaks.
+
+    Parameters
+    ----------
+    address : str
+        Of the scheduler's `Pulses`.
+    process : str
+        Under which name the scheduler hears of this process; no other may have it. At most 255 bytes.
+    keys : Keys, optional
+        As in `Context`.
+    """
+
+    def __init__(self, address: str, process: str, keys: Keys | None = None) -> None:
+        self._pid = os.getpid()
+        self._context = zmq.Context(1)
+        self._socket = self._context.socket(zmq.DEALER)
+        try:
+            set_options(self._socket, _LIMITS, address)
+            self._socket.setsockopt(zmq.IDENTITY, process.encode())
+            if keys is not None:
+                use_keys(self._socket, keys, keys.scheduler)
+            self._socket.connect(address)
+            self._socket.send(b"")  # the first sign: nobody has asked for it
+        except BaseException:
+            self._context.destroy(0)
+            raise
+        self._thread = threading.Thread(target=self._echo, name="kvstore-pulse", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Fall silent. Takes some milliseconds; a second call does nothing, nor does one in a fork."""
+        atexit.unregister(self.close)
+        if os.getpid() == self._pid and not self._context.closed:
+            self._context.term()
+            self._thread.join()
+
+    def _echo(self) -> None:
+        # A signal that came to this thread would make it take the interpreter's lock.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            zmq.proxy(self._socket, self._socket)
+        except zmq.ContextTerminated:
+            self._socket.close()
+
+
+class Pulses:
+    """The scheduler's side.
+
+    Parameters
+    ----------
+    context : Context
+    address : str
+        As of a `Router`.
+
+    Attributes
+    ----------
+    router : Router
+        To be waited for in a `Poller`.
+    address : str
+        Where a `Pulse` connects.
+    """
+
+    def __init__(self, context: Context, address: str) -> None:
+        self.router = Router(context, address, _LIMITS)
+        self.address = self.router.address
+        self._known: set[bytes] = set()
+
+    def ping(self) -> None:
+        """Ask everybody who has ever said a word, but for those who are not connected any more."""
+        for identity in list(self._known):
+            self._ping(identity)
+
+    def _ping(self, identity: bytes) -> None:
+        try:
+            self.router.send(identity, [b"?"])
+        except NotSentError:
+            self._known.discard(identity)
+
+    def heard(self) -> list[str]:
+        """Return the names of the processes that have given a sign since the last call, each once."""
+        found: dict[bytes, None] = {}
+        while (message := self.router.receive()) is not None:
+            found[message[0]] = None
+        self._known.update(found)
+        return [identity.decode(errors="replace") for identity in found]
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.router.close()

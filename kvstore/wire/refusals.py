@@ -1,0 +1,40 @@
+"""One line in the log for each peer that is refused, and minute, however often it tries."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+log = logging.getLogger("kvstore.wire")
+
+_MINUTE = 60.0
+_MOST = 1024  # peers remembered
+
+
+class Refusals:
+    """Counts what was refused, and says so now and then.
+
+    Parameters
+    ----------
+    clock : callable, optional
+        Seconds, growing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[float, int]] = {}
+        self.count = 0
+
+    def note(self, peer: str, why: str) -> None:
+        """Count one; log it, unless the same peer has had a line within the last minute."""
+        self.count += 1
+        now = self._clock()
+        said, since = self._last.pop(peer, (None, 0))
+        if said is not None and now - said < _MINUTE:
+            self._last[peer] = (said, since + 1)
+            return
+        self._last[peer] = (now, 0)
+        if len(self._last) > _MOST:  # the one that was quiet for longest
+            del self._last[next(iter(self._last))]
+        log.warning("refused %s: %s%s", peer, why, f" ({since} more since the last line)" if since else "")
