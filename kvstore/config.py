@@ -48,6 +48,9 @@ class StoreConfig:
     spin : float
         Seconds that a wait for other processes spins before it sleeps: a wake-up costs tens of microseconds.
         KVSTORE_SPIN.
+    cuda_ipc : int
+        0: arrays on GPUs go between the processes of `shared` through host memory only; 1: by CUDA IPC where
+        that works. KVSTORE_CUDA_IPC.
     """
 
     timeout: float = 300.0
@@ -56,6 +59,7 @@ class StoreConfig:
     processes: int = 0
     on_peer_loss: str = "raise"
     spin: float = 50e-6
+    cuda_ipc: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= threading.TIMEOUT_MAX:
@@ -66,6 +70,8 @@ class StoreConfig:
             raise ConfigError(f"processes must be 1 (this process) or 0 (as launched), got {self.processes}")
         if not 0 <= self.spin <= threading.TIMEOUT_MAX:
             raise ConfigError(f"spin must be a number of seconds, 0 or more, got {self.spin}")
+        if self.cuda_ipc not in (0, 1):
+            raise ConfigError(f"cuda_ipc must be 1 (where it works) or 0 (never), got {self.cuda_ipc}")
         if self.on_peer_loss not in ("raise", "continue"):
             raise ConfigError(f"on_peer_loss must be 'raise' or 'continue', got {self.on_peer_loss!r}")
 
@@ -74,6 +80,7 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "timeout": ("KVSTORE_TIMEOUT",),
     "threads": ("KVSTORE_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
     "spin": ("KVSTORE_SPIN",),
+    "cuda_ipc": ("KVSTORE_CUDA_IPC",),
 }
 _TYPES: dict[str, Callable[[Any], Any]] = {
     "timeout": float,
@@ -82,6 +89,7 @@ _TYPES: dict[str, Callable[[Any], Any]] = {
     "processes": int,
     "on_peer_loss": str,
     "spin": float,
+    "cuda_ipc": int,
 }
 
 

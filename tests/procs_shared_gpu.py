@@ -53,11 +53,12 @@ class Gpu:
         self._arrays.append(RealArray(content, place, **options))
         return self._arrays[-1]
 
-    def release(self) -> None:
-        """Give the memory of all arrays back."""
-        for array in self._arrays:
+    def release(self, keep: int = 0) -> None:
+        """Give the memory of all arrays back, but for the last ones."""
+        old = self._arrays[: len(self._arrays) - keep]
+        for array in old:
             array.release()
-        self._arrays.clear()
+        del self._arrays[: len(old)]
 
     def close(self) -> None:
         for device, streams in self.streams.items():
@@ -669,7 +670,7 @@ def until_lost(seed: int, rule: str | None) -> dict[str, Any]:
             t += 1
             grads = [made.array(np.full(n, t * (store.rank + 1), F)) for n in SIZES.values()]
             try:
-                move(store, t, grads, outs)
+                move(store, t, grads, outs, list(SIZES))
             except kv.PeerLostError as error:
                 lost, noticed = error.rank, time.monotonic()
         tell("lost")
@@ -688,8 +689,7 @@ def until_lost(seed: int, rule: str | None) -> dict[str, Any]:
     return {"rank": lost, "noticed": noticed, "values": values}
 
 
-def move(store: Any, t: int, grads: list[Any], outs: list[Any]) -> None:
-    keys = list(SIZES)
+def move(store: Any, t: int, grads: list[Any], outs: list[Any], keys: list[str]) -> None:
     if t % 3 == 0:
         store.push(keys, grads)
         store.pull(keys, out=outs)

@@ -31,7 +31,7 @@ from ..sparse import RowSparseArray
 from .apply import summands
 from .entry import Array, check_shape, fill
 from .protocol import Kind
-from .shared_arguments import Arguments, Dense, Later, Sparse, is_large
+from .shared_arguments import Arguments, Away, Dense, Later, Sparse, is_large
 from .shared_rows import Rows
 from .shared_updates import Updates
 from .shared_waits import Once, Waits
@@ -69,7 +69,7 @@ class SharedBackend:
         self.local_rank = self._seat.rank
         self._updates = Updates(self._job, self._keys, self.rank)
         self._rows = Rows(self._job, self._updates)
-        self._arguments = Arguments(self._job, self._keys, self._updates, self.rank)
+        self._arguments = Arguments(self._job, self._keys, self._updates, self.rank, config.cuda_ipc == 1)
         # Asynchronous operations that have yet to write their results, by key.
         self._undelivered: dict[Key, list[Once]] = {}
         self._waits = Waits(self._job, self._keys, self._updates, self._rows, config.timeout, self.rank)
@@ -177,10 +177,11 @@ class SharedBackend:
         dense, sparse = self._sources(groups)
         self._waits.check_writing()
         self._fall_in([*dense, *sparse])
+        host = self._push_away(dense)
         if self.feedback is not None:
-            self._pack_to_slots(dense, self.feedback)
+            self._pack_to_slots(host, self.feedback)
         else:
-            self._copy_to_slots([pair for pair in dense if not self._push_from_region(*pair)])
+            self._copy_to_slots([pair for pair in host if not self._push_from_region(*pair)])
         for handle, sources in sparse:
             self._push_rows(handle, sources)
         pushed = self._arguments.by_order([*dense, *sparse])
@@ -190,9 +191,12 @@ class SharedBackend:
         """Note which rounds are meant; what is left to do is to wait and to copy."""
         self._waits.check_open()
         later: Later = {}
-        calls, rows = [], []
+        calls, rows, aims = [], [], []
         for handle, outs in self._arguments.by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
+            if dense and self._arguments.is_away(handle):
+                aims += self._arguments.aims([(handle, dense)], later)
+                continue
             if len(dense) < len(outs):
                 rows += self._arguments.sparse_outs(handle, outs, ignore_sparse)
             if dense and handle.sparse:
@@ -201,10 +205,14 @@ class SharedBackend:
             elif dense:
                 calls.append((handle, self._arguments.outs(handle, dense, later)))
         waiting = [shm.Call(handle, outs, is_large(calls)) for handle, outs in calls]
-        return partial(self._finish_pull, waiting, rows, later)
+        return partial(self._finish_pull, waiting, rows, later, aims)
 
-    def _finish_pull(self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later) -> None:
+    def _finish_pull(
+        self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later, aims: list[Away]
+    ) -> None:
         self._finish_calls(self._waits.read, calls, later)
+        if aims:
+            self._finish_away(self._waits.read, aims, later)
         for handle, out in rows:
             self._waits.settle(handle)
             self._rows.copy_to(handle, out)
@@ -218,12 +226,15 @@ class SharedBackend:
             self.start_push(groups)
             return self.start_pull([(key, arrays) for key, arrays in targets.items() if arrays], True)
         later: Later = {}
+        away, host = self._arguments.apart(dense)
+        aims = self._arguments.aims([(h, targets[h.key]) for h, _ in away], later)
         wanted = [
             (h, values, self._arguments.outs(h, targets[h.key], later, values))
-            for h, values in self._arguments.by_order(dense)
+            for h, values in self._arguments.by_order(host)
         ]
         self._waits.check_writing()
         self._fall_in(wanted)
+        self._push_away(away)
         large = is_large([(handle, values + arrays) for handle, values, arrays in wanted])
         private: set[Key] = set()
         try:
@@ -232,7 +243,8 @@ class SharedBackend:
             self._waits.give_up([shm.Call(h, [], False) for h, _, _ in wanted if h.key in private])
             raise
         calls = [shm.Call(h, [] if h.key in direct else arrays, large) for h, _, arrays in wanted]
-        return partial(self._finish_pushpull, calls, private, later, wanted)
+        finish = partial(self._finish_pushpull, calls, private, later, wanted)
+        return partial(self._finish_both, finish, aims, later) if aims else finish
 
     def _finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: Later, held: object) -> None:
         """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""
@@ -245,6 +257,30 @@ class SharedBackend:
         except BaseException:  # of a key before those that others may still be reading
             self._waits.give_up([call for call in calls if call.handle.key in private])
             raise
+
+    def _finish_both(self, finish: Finish, aims: list[Away], later: Later) -> None:
+        """Finish what was pushed by the host, then what was by GPUs; then raise the first error."""
+        error: KVStoreError | None = None
+        try:
+            finish()
+        except (PeerLostError, FencedError, TimeoutError):
+            raise
+        except KVStoreError as found:
+            error = found
+        self._finish_away(partial(self._waits.complete, private=set()), aims, later)
+        if error is not None:
+            raise error
+
+    def _finish_away(self, finish: Complete, aims: list[Away], later: Later) -> None:
+        """See rounds complete that were pushed by GPUs, and let these, or the host, write the results."""
+        finish([shm.Call(aim.handle, [], False) for aim, _ in aims])
+        self._arguments.deliver(aims, later)
+        calls = []
+        for aim, others in aims:
+            if others or aim.handle.key in later:
+                self._arguments.come_home(aim.handle)
+                calls.append(shm.Call(aim.handle, others, False))
+        self._finish_calls(self._waits.read, calls, later)
 
     def _finish_calls(self, finish: Complete, calls: list[shm.Call], later: Later) -> None:
         """See rounds complete, and bring results to where they do not write them; then raise the first error.
@@ -272,14 +308,20 @@ class SharedBackend:
             if len(values) > 1 or handle.small:
                 slots.append((handle, values))
                 continue
-            self._arguments.landed(handle)
             if home := self._job.offset_of(values[0]):
-                in_place = len(outs) == 1 and outs[0] is values[0] and self._may_peek(region=True)
+                in_place = (
+                    len(outs) == 1
+                    and outs[0] is values[0]
+                    and self._may_peek(region=True)
+                    and not self._arguments.may_go_away(handle)
+                )
                 self._waits.wait(partial(shm.make_way, handle), handle)
+                self._arguments.landed(handle)
                 self._arrive_in_region(handle, values[0], home, in_place)
                 direct |= {handle.key} if in_place else set()
             elif self._may_peek():
                 self._waits.wait(partial(shm.make_way, handle), handle)
+                self._arguments.landed(handle)
                 private.add(handle.key)
                 shm.arrive_privately(handle, values[0])
             else:
@@ -294,7 +336,7 @@ class SharedBackend:
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
-        if self._waits.joined or self._late or self.feedback is not None:
+        if self._waits.joined or self._late or self.feedback is not None or self._arguments.gpus is not None:
             return False
         done = shm.quick_pushpull(self._job, key, value, out)
         if done is None:
@@ -324,16 +366,17 @@ class SharedBackend:
 
     def set_updater(self, updater: Any) -> None:
         """Use a callable, or go back to plain sums; every worker calls this."""
-        self._waits.settle_all()
+        self._settle_at_home()
         self._updates.set_updater(updater)
 
     def set_compression(self, codec: Codec) -> None:
         """Pack what this worker pushes; each worker says so for itself, and has residuals of its own."""
         self.feedback = Feedback(codec).follow(self.feedback)
+        self._arguments.pack()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
-        self._waits.settle_all()
+        self._settle_at_home()
         self._updates.set_optimizer(optimizer)
 
     def configure(self, changes: dict[str, Any]) -> None:
@@ -375,6 +418,7 @@ class SharedBackend:
         self._waits.settle(handle)
         if handle.sparse:
             return self._rows.view(handle)
+        self._arguments.come_home(handle)
         view = handle.value().view()
         view.flags.writeable = False
         return view
@@ -425,7 +469,7 @@ class SharedBackend:
     def join(self) -> None:
         """Let rounds and barriers no longer wait for this worker."""
         self._waits.check_open()
-        self._waits.settle_all()
+        self._settle_at_home()
         self._waits.joined = True
         self._job.stop_taking_part()
 
@@ -470,6 +514,7 @@ class SharedBackend:
         return handle
 
     def _overwrite(self, handle: Handle, value: Array | RowSparseArray) -> None:
+        self._arguments.come_home(handle)
         self._waits.wait(handle.borrow, handle)
         try:
             if isinstance(value, RowSparseArray):
@@ -480,6 +525,7 @@ class SharedBackend:
         except BaseException:
             handle.give_back(False)
             raise
+        self._arguments.overwritten(handle)
         handle.give_back(True)
 
     # ---------------------------------------------------------------------------------------- arrivals
@@ -512,8 +558,8 @@ class SharedBackend:
         home = self._job.offset_of(values[0]) if len(values) == 1 and not handle.small else 0
         if not home:
             return False
-        self._arguments.landed(handle)
         self._waits.wait(partial(shm.make_way, handle), handle)
+        self._arguments.landed(handle)
         self._arrive_in_region(handle, values[0], home, False)
         return True
 
@@ -527,6 +573,20 @@ class SharedBackend:
             for handle, rows in sparse:
                 self.feedback.check(handle.key, rows, handle.dtype)
         return dense, sparse
+
+    def _push_away(self, dense: Dense) -> Dense:
+        """Push what GPUs hand to each other; returns the rest."""
+        away, host = self._arguments.apart(dense)
+        if away:
+            self._make_way(away)
+            self._arguments.push_away(away)
+        return host
+
+    def _settle_at_home(self) -> None:
+        """See all rounds of this worker complete, and all values in the region."""
+        self._waits.settle_all()
+        for handle in self._keys.all():
+            self._arguments.come_home(handle)
 
     def _make_way(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
         for handle, _ in pairs:

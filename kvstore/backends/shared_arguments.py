@@ -33,13 +33,17 @@ Handle = shm.Handle
 Dense = list[tuple[Handle, list[Array]]]
 Sparse = list[tuple[Handle, list[RowSparseArray]]]
 Later = dict[Key, list[Deliver]]
+#: Outs that the GPU of a key may write (`shared_ipc.Aim`), and arrays that the host is to fill.
+Away = tuple[Any, list[Array]]
 
 
 class Arguments:
     """Keys, values and outs of one process's calls."""
 
-    def __init__(self, job: shm.Job, keys: shm.Keys, updates: Updates, rank: int) -> None:
+    def __init__(self, job: shm.Job, keys: shm.Keys, updates: Updates, rank: int, ipc: bool) -> None:
         self._job, self._keys, self._updates, self._rank = job, keys, updates, rank
+        self._ipc = ipc
+        self._packs = False
         self._told: set[Key] = set()
         #: What brings arrays of GPUs to the region and back; None until one has been met.
         self.gpus: Any = None
@@ -189,8 +193,60 @@ class Arguments:
         if self.gpus is None:
             from .shared_gpu import Gpus
 
-            self.gpus = Gpus(self._job, self._rank)
+            self.gpus = Gpus(self._job, self._rank, self._ipc)
+            self._updates.away = self.gpus.ipc
+            self.gpus.packs = self._packs
         return self.gpus
+
+    def may_go_away(self, handle: Handle) -> bool:
+        """Whether others may push to the key what lies on their GPUs."""
+        return self.gpus is not None and bool(self.gpus.ipc.offered(handle))
+
+    def is_away(self, handle: Handle) -> bool:
+        """Whether the value of the key may lie on GPUs."""
+        return self.gpus is not None and bool(self.gpus.ipc.is_agreed(handle))
+
+    def apart(self, dense: Dense) -> tuple[Dense, Dense]:
+        """Part what goes from GPU to GPU from the rest."""
+        if self.gpus is None:
+            return [], dense
+        away = [pair for pair in dense if self.gpus.goes_away(pair[1])]
+        return away, [pair for pair in dense if not self.gpus.goes_away(pair[1])] if away else dense
+
+    def push_away(self, away: Dense) -> None:
+        """Push what goes from GPU to GPU."""
+        self.gpus.ipc.push(away)
+
+    def aims(self, groups: list[tuple[Handle, list[Any]]], later: Later) -> list[Away]:
+        """Check the outs of keys whose value may lie on GPUs."""
+        found = []
+        for handle, outs in groups:
+            aim, others = self.gpus.aim(handle, outs)
+            found.append((aim, self.outs(handle, others, later) if others else []))
+        return found
+
+    def deliver(self, aims: list[Away], later: Later) -> None:
+        """Let GPUs write the results that they have; what they have not, the host is to fill."""
+        left = {aim.handle.key: aim for aim in self.gpus.ipc.deliver([aim for aim, _ in aims])}
+        for aim, others in aims:
+            if aim.handle.key in left:
+                others += self.gpus.by_host(aim, later.setdefault(aim.handle.key, []))
+
+    def come_home(self, handle: Handle) -> None:
+        """See the value of a key in the region."""
+        if self.gpus is not None:
+            self.gpus.ipc.come_home(handle)
+
+    def overwritten(self, handle: Handle) -> None:
+        """Note that the region gets another value of a key; this worker holds it."""
+        if self.gpus is not None:
+            self.gpus.ipc.overwritten(handle)
+
+    def pack(self) -> None:
+        """Let what is pushed from now on come to the host, where it is packed."""
+        self._packs = True
+        if self.gpus is not None:
+            self.gpus.packs = True
 
     def close(self) -> None:
         """Wait for the copies that are under way, and give the GPUs' side back."""

@@ -1,19 +1,20 @@
 """Arrays on GPUs in the shared store: copied to the region before a round, and from it afterwards.
 
+That is the way that is always there. Where the workers' GPUs reach each other's memory, sums without an
+optimizer leave it out: see `shared_ipc`.
+
 To a round, the copies are arrays of the region like those of `KVStore.empty`: sums, updates, compression and
 the death of a worker are what they are without a GPU. Copies run on the caller's streams. A worker arrives in
 a round when its gradient is down; what goes up is waited for by nobody on the host.
-
-CUDA IPC, by which GPUs would read each other's gradients, is not built.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,37 +29,42 @@ from .device_calls import Streams
 from .entry import Array, Deliver, check_dtype, check_shape
 from .shared_arguments import convert
 from .shared_gpu_buffers import Buffers, Lease
+from .shared_ipc import Aim, Ipc, Pushed, Target
 
 log = logging.getLogger("kvstore.shared")
 
 Handle = shm.Handle
 
 
-class Target(NamedTuple):
-    """An out on a GPU, checked; `bring` is what its library does to a strided one afterwards."""
-
-    view: DeviceView
-    stream: Stream
-    bring: Callable[[], None] | None
-
-
 class Gpus:
     """The arrays on GPUs of one process's calls."""
 
-    def __init__(self, job: shm.Job, rank: int) -> None:
+    def __init__(self, job: shm.Job, rank: int, ipc: bool) -> None:
+        self._rank = rank
         self._driver = driver.get()
         self._buffers = Buffers(job, self._driver)
         #: What is on its way down for the push that is being made.
         self._landing: dict[Key, list[Lease]] = {}
-        self._say_how(rank)
+        #: The way from GPU to GPU.
+        self.ipc = Ipc(job, self._driver, rank, ipc)
+        #: Whether this worker packs what it pushes, which is done on the host.
+        self.packs = False
+        if self.ipc.refusal is None:
+            self.ipc.on_decision = self._say_how
+        else:
+            self._say_how()
 
-    def _say_how(self, rank: int) -> None:
+    def _say_how(self) -> None:
+        if self.ipc.refusal is None:
+            log.info("worker %d sums arrays on GPUs by CUDA IPC, where no optimizer is set", self._rank)
+            return
         refusal = self._buffers.refusal
         log.info(
-            "worker %d copies arrays on GPUs through %s memory of the shared region: CUDA IPC is not built%s",
-            rank,
+            "worker %d copies arrays on GPUs through %s memory of the shared region: %s%s",
+            self._rank,
             "page-locked" if refusal is None else "pageable",
-            "" if refusal is None else f", and pages cannot be locked ({refusal})",
+            self.ipc.refusal,
+            "" if refusal is None else f"; pages cannot be locked ({refusal})",
         )
 
     # ---------------------------------------------------------------------------------------------- down
@@ -70,8 +76,8 @@ class Gpus:
         host_copy(self._driver, seen.address, array, stream.handle, seen.device)
         return array
 
-    def sources(self, handle: Handle, values: list[Any]) -> list[Array]:
-        """Check what is pushed to a key, and begin to copy it down; `land` waits for that."""
+    def sources(self, handle: Handle, values: list[Any]) -> list[Any]:
+        """Check what is pushed to a key, and begin to copy it down, if it must be; `land` waits for that."""
         if any(arrays.device_of(value) is None for value in values):
             raise ArrayError(
                 f"the values of key {handle.key!r} lie on the host and on a GPU; give arrays of one kind in "
@@ -82,6 +88,8 @@ class Gpus:
         for view, _ in seen:
             check_dtype(handle, view.dtype)
             check_shape(handle, view, "value")  # type: ignore[arg-type]
+        if not self.packs and self.ipc.takes(handle, [view for view, _ in seen]):
+            return Pushed(seen)
         self._landing[handle.key] = [self._brought_down(handle, view, stream) for view, stream in seen]
         return [lease.array for lease in self._landing[handle.key]]
 
@@ -106,6 +114,7 @@ class Gpus:
             lease.buffer.settle()
             lease.buffer.held = None
             lease.buffer.round = handle.arrived + 1
+        self.ipc.land(handle)
 
     def drop_landings(self) -> None:
         """Forget what a push has left that did not come to its arrivals."""
@@ -132,6 +141,38 @@ class Gpus:
         """
         streams = Streams(outs)
         targets = [self._target(handle, out, streams) for out in outs]
+        return self._filled(handle, targets, values, direct, later)
+
+    def goes_away(self, values: list[Any]) -> bool:
+        """Whether values are to be pushed from GPU to GPU."""
+        return isinstance(values, Pushed)
+
+    def aim(self, handle: Handle, outs: list[Any]) -> tuple[Aim, list[Any]]:
+        """Check outs that the key's own GPU may write, and leave the others."""
+        streams, targets, others = Streams(outs), [], []
+        for out in outs:
+            if arrays.device_of(out) is None:
+                others.append(out)
+                continue
+            view, _ = self._writable(handle, out, streams)
+            if self.ipc.is_near(handle, view):
+                targets.append(self._target(handle, out, streams))
+            else:
+                others.append(out)
+        return Aim(handle, targets), others
+
+    def by_host(self, aim: Aim, later: list[Deliver]) -> list[Array]:
+        """Return what the host is to fill for outs that no GPU could, as `outs` does."""
+        return self._filled(aim.handle, aim.targets, (), (), later)
+
+    def _filled(
+        self,
+        handle: Handle,
+        targets: list[Target],
+        values: Sequence[Array],
+        direct: Sequence[Array],
+        later: list[Deliver],
+    ) -> list[Array]:
         filled: list[Array] = []
         same = [target for target in targets if target.view.dtype == handle.dtype]
         if same:
@@ -188,7 +229,10 @@ class Gpus:
     def close(self) -> None:
         """Wait for all copies and give everything back. A second call does nothing."""
         self._landing.clear()
-        self._buffers.close()
+        try:
+            self.ipc.close()
+        finally:
+            self._buffers.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # nobody is left to tell; `close` was the place

@@ -42,6 +42,8 @@ class Updates:
         #: The key whose round this process is carrying out: who waits for it now would wait for itself.
         self.at_work: Key | None = None
         self._records: dict[int | str, int] = {}
+        #: What completes rounds whose parts lie on GPUs; None before an array of a GPU is met.
+        self.away: Any = None
 
     def check(self, handle: Handle) -> None:
         """Raise DTypeError if the key's weight cannot be updated."""
@@ -142,7 +144,10 @@ class Updates:
         """Plan, or do, the update of the round that this worker has just opened."""
         outer, self.at_work = self.at_work, handle.key
         try:
-            if shm.opened_with_rows(handle):
+            away, ranks = shm.opened_away(handle)
+            if away:
+                self.away.carry_out(handle, away, ranks)
+            elif shm.opened_with_rows(handle):
                 rows.carry_out(handle)
             elif self.updater is not None and self.updater.optimizer.fused:
                 self._plan(handle)

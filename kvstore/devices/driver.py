@@ -6,6 +6,7 @@ array of a GPU is met; a test may put another one in its place with `use`.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import os
@@ -24,6 +25,10 @@ LEGACY_STREAM = 1
 #: Called as ``kernel(stream, image address, chunks, *scalars)``, where the device is the thread's.
 Kernel = Callable[..., None]
 
+#: Bytes of what names memory between processes.
+IPC_HANDLE_BYTES = 64
+
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_READY = 600
 _OUT_OF_MEMORY = 2
@@ -177,6 +182,38 @@ class Driver:
         """End what `register` began at this address; no copy may be under way."""
         with self.on(0):
             self._call("cuMemHostUnregister", address)
+
+    def export(self, device: int, address: int) -> bytes:
+        """Name memory that `allocate` made, so that other processes can `open` it.
+
+        It may be freed when all of them have closed it, and not before.
+
+        Raises
+        ------
+        KVStoreError
+            The driver does not do that here.
+        """
+        with self.on(device):
+            handle = self._call("cuIpcGetMemHandle", address)
+        return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES)
+
+    def open(self, device: int, name: bytes) -> int:
+        """Address, for work on `device`, of memory that another process has exported.
+
+        Raises
+        ------
+        KVStoreError, MemoryError
+            The driver does not do that here, or the memory is gone.
+        """
+        handle = self._api.CUipcMemHandle()
+        ctypes.memmove(handle.getPtr(), name, IPC_HANDLE_BYTES)
+        with self.on(device):
+            return int(self._call("cuIpcOpenMemHandle", handle, _LAZY_PEER_ACCESS))
+
+    def close(self, device: int, address: int) -> None:
+        """End what `open` began, once the device has done with it."""
+        with self.on(device):
+            self._call("cuIpcCloseMemHandle", address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int, device: int) -> None:
         """Copy between any two places but two devices, in the order of the stream."""

@@ -60,6 +60,7 @@ cdef extern from "region.h" nogil:
         KV_PRIVATE
         KV_ROWS
         KV_PACKED
+        KV_AWAY
         KV_CLOSED
         KV_OPENING
         KV_OPEN
@@ -86,7 +87,7 @@ cdef extern from "region.h" nogil:
         double params[16]
         uint64_t number, name, name_bytes, shape, ndim, is_text, hash
         int64_t int_key
-        uint64_t error, record, record_bytes, rows_of, undo
+        uint64_t error, record, record_bytes, rows_of, undo, away
     ctypedef struct kv_header:
         uint64_t n_workers, members, lost, epoch, no_peeking, mode, go_on
         uint64_t settings, settings_bytes, settings_version, installed, num_update, text_keys, top, reserved, n_keys
@@ -171,6 +172,7 @@ cdef extern from "region.h" nogil:
     int kv_sum_small(kv_self *me, kv_call *call)
     int kv_deliver(kv_self *me, kv_call *call)
     int kv_has_rows(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
+    int kv_has_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t size)
     int kv_make_room(kv_self *me, kv_entry *e)
     void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)

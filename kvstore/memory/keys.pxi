@@ -113,6 +113,22 @@ cdef class Handle:
             return None
         return (<char *>(note + 2))[:<Py_ssize_t>note[1]].decode(errors="replace")
 
+    def away(self, uint64_t size):
+        """Memory, zeros at first, for what the workers say of the key's memory on GPUs; all give the same size."""
+        cdef kv_self *me = self.job.me
+        cdef uint64_t offset
+        self.job.lock()
+        offset = kv_get(&self.e.away)
+        if not offset:
+            offset = kv_take_locked(me, size)
+            if offset:
+                memset(me.base + offset, 0, size)
+                kv_put(&self.e.away, offset)
+        kv_unlock_region(me)
+        if not offset:
+            raise no_memory(size)
+        return self.job.array(offset, (size,), dtypes[5], None)
+
     # --------------------------------------------------------------------------------------- optimizer
 
     @property

@@ -13,7 +13,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 2,
+    KV_LAYOUT_VERSION = 3,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -60,7 +60,8 @@ typedef struct {
     uint64_t slot[2];          /* memory for copies of what it pushes; 0: none yet */
 } kv_part;
 
-enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS, KV_PACKED };
+/* KV_AWAY: in the memory of a GPU, where other processes reach it and this region does not. */
+enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS, KV_PACKED, KV_AWAY };
 
 static inline enum kv_kind kv_kind_of(const kv_part *part, int parity) { return (enum kv_kind)(part->kind[parity] & 0xff); }
 
@@ -84,6 +85,7 @@ typedef struct {
     _Atomic uint64_t record, record_bytes;  /* description of the states, as text */
     _Atomic uint64_t undo;     /* offset of what an update by one worker is about to change; 0: nothing. See kv_undo */
     uint64_t rows_of;          /* row-sparse: for each value, the number of its rows (-1: all) and their ids */
+    _Atomic uint64_t away;     /* offset of what the workers say of the key's memory on GPUs; 0: nothing yet */
 } kv_entry;
 
 typedef struct {

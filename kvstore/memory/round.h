@@ -558,14 +558,30 @@ static void kv_return(kv_self *me, kv_entry *e, int other)
     kv_tell(me);
 }
 
-/* Whether a source of the opened round is a list of rows: Python adds those up. */
-static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
+static int kv_has_kind(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask, enum kv_kind kind)
 {
     const kv_part *part = kv_parts(me, e);
     for (int w = 0; w < me->size; w++)
-        if (mask >> w & 1 && kv_kind_of(&part[w], (int)(round & 1)) == KV_ROWS)
+        if (mask >> w & 1 && kv_kind_of(&part[w], (int)(round & 1)) == kind)
             return 1;
-    return e->sparse;
+    return 0;
+}
+
+/* Whether a source of the opened round is a list of rows: Python adds those up. */
+static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
+{
+    return e->sparse || kv_has_kind(me, e, round, mask, KV_ROWS);
+}
+
+/* Whether a source lies on a GPU: Python says what becomes of the round. */
+static int kv_has_away(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
+{
+    return kv_get(&e->away) && kv_has_kind(me, e, round, mask, KV_AWAY);
+}
+
+static int kv_is_python_s(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
+{
+    return kv_has_rows(me, e, round, mask) || kv_has_away(me, e, round, mask);
 }
 
 /* What stands in a block of `undo`: for which round, how many pieces, and each piece: where it belongs, bytes of a row,
@@ -604,7 +620,7 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
         kv_return(me, e, 0);
         return KV_READY;
     }
-    if (!kv_sums(me) || kv_has_rows(me, e, kv_round_of(phase), e->mask))
+    if (!kv_sums(me) || kv_is_python_s(me, e, kv_round_of(phase), e->mask))
         return KV_PLAN;
     int outcome = kv_make_room(me, e);
     if (outcome != KV_READY) {
@@ -770,7 +786,7 @@ static int kv_sum_small(kv_self *me, kv_call *call)
     int outcome = kv_wait(me, kv_have_arrived, &a);
     if (outcome != KV_READY)
         return outcome;
-    if (!a.in || !kv_sums(me) || !call->n_outs || kv_has_rows(me, e, call->round, a.in))
+    if (!a.in || !kv_sums(me) || !call->n_outs || kv_is_python_s(me, e, call->round, a.in))
         return kv_advance(me, call);
     kv_sources s;
     kv_gather(me, call, call->round, a.in, &s);

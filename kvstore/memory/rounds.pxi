@@ -137,13 +137,28 @@ def arrive_with_rows(Handle handle, uint64_t offset):
     kv_arrive(handle.job.me, handle.e, KV_ROWS, offset)
 
 
+def arrive_away(Handle handle):
+    """Push what lies on a GPU; whoever opens the round is to say what becomes of it."""
+    kv_arrive(handle.job.me, handle.e, KV_AWAY, 0)
+
+
+def opened_away(Handle handle):
+    """Ranks whose part in the round that this worker has opened lies on a GPU, and all ranks that are in it."""
+    cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
+    cdef kv_part *part = kv_parts(handle.job.me, handle.e)
+    if not kv_has_away(handle.job.me, handle.e, round, handle.e.mask):
+        return [], []
+    ranks = [w for w in range(handle.job.me.size) if handle.e.mask >> w & 1]
+    return [w for w in ranks if kv_kind_of(&part[w], round & 1) == KV_AWAY], ranks
+
+
 def opened_with_rows(Handle handle):
     """Whether rows were pushed into the round that this worker has opened."""
     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask))
 
 
 def opened_sources(Handle handle):
-    """What was pushed into the round that this worker has opened, by rank: arrays, or for rows their offset."""
+    """What was pushed into the round that this worker has opened, by rank: arrays; for rows their offset; None on a GPU."""
     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
     cdef kv_part *part = kv_parts(handle.job.me, handle.e)
     cdef int w, parity = round & 1
@@ -153,6 +168,8 @@ def opened_sources(Handle handle):
             continue
         if kv_kind_of(&part[w], parity) == KV_ROWS:
             found.append(part[w].source[parity])
+        elif kv_kind_of(&part[w], parity) == KV_AWAY:
+            found.append(None)
         elif kv_kind_of(&part[w], parity) == KV_PACKED:
             code, array = part[w].kind[parity] >> 8, np.empty(handle.shape, handle.dtype)
             packed = handle.job.array(part[w].source[parity], (kv_encoded_bytes(code, handle.e.n),), np.dtype("u1"), None)

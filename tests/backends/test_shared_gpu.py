@@ -1,18 +1,19 @@
 """Arrays on GPUs in the store of several processes: the bits of host arrays, and nothing left behind.
 
-Each worker has a CUDA driver of its own that needs no GPU; the tests marked `gpu` use a real one.
+All of it goes by way of the host; test_shared_ipc.py has the other way. Each worker has a CUDA driver of its
+own that needs no GPU; the tests marked `gpu` use a real one.
 """
 
 from __future__ import annotations
 
-import ctypes.util
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_cuda.fixtures import some_driver  # noqa: F401
 from jobs import Job, Worker
 from references import DTYPES
 
@@ -20,17 +21,7 @@ BODIES = "procs_shared_gpu"
 IN_TIME = 1.0  # seconds from a death until every survivor knows
 
 MakeJob = Callable[..., Job]
-
-
-@pytest.fixture(autouse=True)
-def some_driver(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Skip where the bindings are missing, and where the fake driver would get in the way of a real one."""
-    pytest.importorskip("cuda.bindings.driver")
-    pytest.importorskip("numba")
-    real = ctypes.util.find_library("cuda") is not None
-    if real != (request.node.get_closest_marker("gpu") is not None):
-        pytest.skip("a real CUDA driver is here" if real else "there is no CUDA driver")
-    yield
+pytestmark = pytest.mark.usefixtures("some_driver")
 
 
 def same(made: Job, function: str, *arguments: object) -> Any:
@@ -47,7 +38,7 @@ def run(made: Job, function: str, *arguments: object) -> list[Any]:
 
 def start(made: Job, function: str, *arguments: object) -> list[Worker]:
     """Start all workers; their temporary folder is to stay empty, and the fake driver lies elsewhere."""
-    return made.start_all(BODIES, function, *arguments)
+    return made.start_all(BODIES, function, *arguments, KVSTORE_CUDA_IPC="0")
 
 
 # ------------------------------------------------------------------------------------------------------ bits
@@ -125,7 +116,7 @@ def test_a_driver_that_locks_no_pages(job: MakeJob) -> None:
 
 def test_a_driver_that_locks_no_more_pages(job: MakeJob) -> None:
     for first, second in run(job(2), "pageable", 1):
-        assert "through page-locked memory of the shared region: CUDA IPC is not built" in first
+        assert "through page-locked memory of the shared region: CUDA IPC is switched off" in first
         assert "not locked" in second
         assert "operation not supported" in second
 

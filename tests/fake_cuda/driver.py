@@ -29,7 +29,7 @@ _CountParameters = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 
 
 class Live(NamedTuple):
-    """What has been made and not given back: memory, pinned bytes, streams, events, registrations."""
+    """What was made and not given back: memory, pinned bytes, streams, events, locked pages, IPC handles."""
 
     blocks: int
     device_bytes: tuple[int, ...]
@@ -37,6 +37,8 @@ class Live(NamedTuple):
     streams: int
     events: int
     registered: int
+    opened: int
+    exported: int
 
 
 class FakeDriver:
@@ -62,7 +64,7 @@ class FakeDriver:
         library.fake_calls.restype = ctypes.c_long
         library.fake_live_bytes.restype = ctypes.c_size_t
         library.fake_live_host_bytes.restype = ctypes.c_size_t
-        alive = ("blocks", "streams", "events", "registered")
+        alive = ("blocks", "streams", "events", "registered", "opened", "exported")
         for count in ("fake_launches", *(f"fake_live_{one}" for one in alive)):
             getattr(library, count).restype = ctypes.c_long
         library.fake_owner.argtypes = [ctypes.c_uint64]
@@ -78,6 +80,7 @@ class FakeDriver:
         self.leaks = False
         self.lazy = False
         self.peers = True
+        self.ipc = True
         self.memory = 1 << 30
         self.broken = 0
 
@@ -98,6 +101,15 @@ class FakeDriver:
     @peers.setter
     def peers(self, wanted: bool) -> None:
         os.environ["FAKE_CUDA_PEERS"] = "1" if wanted else "0"
+
+    @property
+    def ipc(self) -> bool:
+        """Whether this process may export memory to others, and open theirs."""
+        return os.environ.get("FAKE_CUDA_IPC") != "0"
+
+    @ipc.setter
+    def ipc(self, wanted: bool) -> None:
+        os.environ["FAKE_CUDA_IPC"] = "1" if wanted else "0"
 
     @property
     def memory(self) -> int:
@@ -140,6 +152,8 @@ class FakeDriver:
             lib.fake_live_streams(),
             lib.fake_live_events(),
             lib.fake_live_registered(),
+            lib.fake_live_opened(),
+            lib.fake_live_exported(),
         )
 
     def _count_parameters(self, entry: bytes) -> int:

@@ -1,4 +1,4 @@
-"""The fixture `fake_cuda`."""
+"""Fixtures of tests with a CUDA driver: `fake_cuda` for this process, `some_driver` for others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from collections.abc import Iterator
 import pytest
 
 from .driver import FakeDriver, driver_in_process, install
+
+
+@pytest.fixture
+def some_driver(request: pytest.FixtureRequest) -> None:
+    """Skip where the bindings are missing, and where the fake driver would get in the way of a real one.
+
+    Tests marked `gpu` want the real one, and all others none.
+    """
+    pytest.importorskip("cuda.bindings.driver")
+    pytest.importorskip("numba")
+    real = ctypes.util.find_library("cuda") is not None
+    if real != (request.node.get_closest_marker("gpu") is not None):
+        pytest.skip("a real CUDA driver is here" if real else "there is no CUDA driver")
 
 
 @pytest.fixture

@@ -9,15 +9,24 @@
  *
  * FAKE_CUDA_DEVICES  number of devices (1)        FAKE_CUDA_PEERS  whether they reach each other's memory (1)
  * FAKE_CUDA_CC       compute capability (90)      FAKE_CUDA_BYTES  memory of each device (1 GiB)
+ * FAKE_CUDA_IPC      whether memory can be exported to other processes (1)
  * FAKE_CUDA_TRACE    name each call on stderr
+ *
+ * Exported memory becomes a memfd where it lies, which others open by way of /proc. At the end of the file stands who
+ * has it open: to free it before all have closed it, or while work is to touch it, breaks all work that follows.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 typedef int result;
 typedef uint64_t u64;
@@ -27,6 +36,8 @@ enum {
     OUT_OF_MEMORY = 2,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    MAP_FAILED_ = 205,
+    ALREADY_MAPPED = 208,
     PEER_ENABLED = 704,
     REGISTERED_ALREADY = 712,
     NOT_REGISTERED = 713,
@@ -110,10 +121,56 @@ typedef struct block {
     u64 at;
     size_t bytes;
     int kind, device, registered;
+    int plain;          /* made by cuMemAlloc, so that it can be exported */
+    struct share *share; /* exported, or opened */
+    int opened, fd;
 } block;
 static block *blocks;
 static size_t live_bytes[MOST_DEVICES], live_host;
-static long live_blocks, live_registered;
+static long live_blocks, live_registered, live_opened, live_exported;
+static int failed; /* an error of the work is everybody's from then on */
+
+/* The last page of exported memory: processes that have it open. */
+typedef struct share {
+    size_t bytes;
+    int opened_by[64];
+} share;
+enum { PAGE = 4096 };
+static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+/* Whether a process lives: one that was killed and has not been reaped does not. */
+static int lives(int pid)
+{
+    char path[64], state = 'X';
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return 0;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+        state = 'X';
+    fclose(file);
+    return state != 'Z' && state != 'X';
+}
+
+static int is_open_elsewhere(const share *s)
+{
+    for (int i = 0; i < 64; i++)
+        if (s->opened_by[i] && s->opened_by[i] != getpid() && lives(s->opened_by[i]))
+            return 1;
+    return 0;
+}
+
+static void note_opener(share *s, int old, int new)
+{
+    for (int i = 0; i < 64; i++) {
+        int expected = old;
+        if (__atomic_compare_exchange_n(&s->opened_by[i], &expected, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            return;
+    }
+    abort();
+}
+
+static void stop_sharing(struct block *b);
 
 static block *block_of(u64 at, size_t bytes)
 {
@@ -133,7 +190,7 @@ static result allocate(u64 *at, size_t bytes, int kind, int device)
         return INVALID_VALUE;
     if (kind == DEVICE && live_bytes[device] + bytes > device_bytes())
         return OUT_OF_MEMORY;
-    if (posix_memalign(&memory, kind == DEVICE ? 256 : 4096, bytes))
+    if (posix_memalign(&memory, PAGE, whole_pages(bytes)))
         return OUT_OF_MEMORY;
     memset(memory, 0xA5, bytes); /* poison: a NaN, or nonsense */
     block *b = calloc(1, sizeof *b);
@@ -152,9 +209,11 @@ static result release(u64 at, int kind)
 {
     pthread_mutex_lock(&lock);
     for (block **p = &blocks; *p; p = &(*p)->next)
-        if ((*p)->at == at && (*p)->kind == kind && !(*p)->registered) {
+        if ((*p)->at == at && (*p)->kind == kind && !(*p)->registered && !(*p)->opened) {
             block *b = *p;
             *p = b->next;
+            if (b->share)
+                stop_sharing(b);
             live_blocks--;
             *(kind == DEVICE ? &live_bytes[b->device] : &live_host) -= b->bytes;
             pthread_mutex_unlock(&lock);
@@ -240,7 +299,6 @@ typedef struct {
 static stream *streams;
 static stream defaults[MOST_DEVICES];
 static long live_streams, live_events, launches;
-static int failed; /* an error of a launch is everybody's from then on */
 
 typedef void (*launcher)(const char *name, unsigned grid, unsigned block, const u64 *params, int device);
 typedef int (*counter)(const char *name);
@@ -499,16 +557,23 @@ result cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 result cuMemAlloc_v2(u64 *at, size_t bytes)
 {
     ENTER;
-    return current() ? allocate(at, bytes, DEVICE, device_now()) : INVALID_CONTEXT;
+    if (!current())
+        return INVALID_CONTEXT;
+    result error = allocate(at, bytes, DEVICE, device_now());
+    if (!error)
+        block_of(*at, bytes)->plain = 1;
+    return error;
 }
 result cuMemFree_v2(u64 at)
 {
     ENTER;
     if (!at)
         return 0;
-    block *b = block_of(at, 0);
+    block *b = block_of(at, 1);
     if (b)
         run_device(b->device, 1);
+    if (b && b->share && is_open_elsewhere(b->share))
+        return failed = ILLEGAL_ADDRESS; /* the real one leaves open what happens */
     return release(at, DEVICE);
 }
 result cuMemAllocAsync(u64 *at, size_t bytes, u64 handle)
@@ -519,7 +584,7 @@ result cuMemAllocAsync(u64 *at, size_t bytes, u64 handle)
 result cuMemFreeAsync(u64 at, u64 handle)
 {
     ENTER;
-    block *b = block_of(at, 0);
+    block *b = block_of(at, 1);
     return !b || b->at != at ? INVALID_VALUE : issue(handle, (op){.what = FREE, .to = at});
 }
 result cuMemHostAlloc(void **at, size_t bytes, unsigned flags)
@@ -635,6 +700,130 @@ result cuPointerGetAttributes(unsigned n, const int *attributes, void **data, u6
             *(u64 *)data[i] = 0;
     return 0;
 }
+
+/* ---------------------------------------------------------------------------------------- memory between processes */
+
+typedef struct {
+    u64 magic;
+    int pid, fd;
+    u64 inode, bytes;
+    char rest[32];
+} ipc_handle;
+enum { IPC_MAGIC = 0x1bc };
+
+/* Put a file with the same content in the place of memory. */
+static result share_block(block *b)
+{
+    size_t bytes = whole_pages(b->bytes);
+    int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)(bytes + PAGE)) || pwrite(fd, (void *)b->at, bytes, 0) != (ssize_t)bytes)
+        return OUT_OF_MEMORY;
+    share *s = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)bytes);
+    if (s == MAP_FAILED ||
+        mmap((void *)b->at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+        return MAP_FAILED_;
+    s->bytes = b->bytes;
+    b->share = s;
+    b->fd = fd;
+    live_exported++;
+    return 0;
+}
+
+/* Memory of the heap again: the others keep what they have open. */
+static void stop_sharing(block *b)
+{
+    munmap(b->share, PAGE);
+    mmap((void *)b->at, whole_pages(b->bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    close(b->fd);
+    b->share = NULL;
+    live_exported--;
+}
+
+result cuIpcGetMemHandle(ipc_handle *handle, u64 at)
+{
+    ENTER;
+    struct stat found;
+    block *b = block_of(at, 1);
+    if (!setting("FAKE_CUDA_IPC", 1))
+        return NOT_SUPPORTED;
+    if (!current())
+        return INVALID_CONTEXT;
+    if (!b || b->at != at || !b->plain || b->opened)
+        return INVALID_VALUE;
+    run_device(b->device, 1); /* what is queued may not find the memory exchanged under it */
+    pthread_mutex_lock(&lock);
+    result error = b->share ? 0 : share_block(b);
+    pthread_mutex_unlock(&lock);
+    if (error || fstat(b->fd, &found))
+        return error ? error : MAP_FAILED_;
+    memset(handle, 0, sizeof *handle);
+    *handle = (ipc_handle){.magic = IPC_MAGIC, .pid = getpid(), .fd = b->fd, .inode = found.st_ino, .bytes = b->bytes};
+    return 0;
+}
+
+result cuIpcOpenMemHandle_v2(u64 *at, ipc_handle handle, unsigned flags)
+{
+    ENTER;
+    char path[64];
+    struct stat found;
+    size_t bytes = whole_pages(handle.bytes);
+    if (!setting("FAKE_CUDA_IPC", 1))
+        return NOT_SUPPORTED;
+    if (!current() || handle.pid == getpid())
+        return INVALID_CONTEXT;
+    if (handle.magic != IPC_MAGIC || flags != 1)
+        return INVALID_VALUE;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return MAP_FAILED_;
+    if (fstat(fd, &found) || found.st_ino != handle.inode) {
+        close(fd);
+        return INVALID_HANDLE;
+    }
+    for (block *b = blocks; b; b = b->next)
+        if (b->opened && b->registered == 0 && b->fd == (int)handle.inode) {
+            close(fd);
+            return ALREADY_MAPPED; /* some drivers count instead */
+        }
+    char *memory = mmap(NULL, bytes + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (memory == MAP_FAILED)
+        return MAP_FAILED_;
+    block *b = calloc(1, sizeof *b);
+    *b = (block){.at = (u64)memory, .bytes = handle.bytes, .kind = DEVICE, .device = device_now(), .opened = 1,
+                 .share = (share *)(memory + bytes), .fd = (int)handle.inode};
+    pthread_mutex_lock(&lock);
+    note_opener(b->share, 0, getpid());
+    b->next = blocks;
+    blocks = b;
+    live_opened++;
+    pthread_mutex_unlock(&lock);
+    *at = b->at;
+    return 0;
+}
+
+result cuIpcCloseMemHandle(u64 at)
+{
+    ENTER;
+    pthread_mutex_lock(&lock);
+    for (block **p = &blocks; *p; p = &(*p)->next)
+        if ((*p)->at == at && (*p)->opened) {
+            block *b = *p;
+            *p = b->next;
+            pthread_mutex_unlock(&lock);
+            run_device(b->device, 1);
+            note_opener(b->share, getpid(), 0);
+            munmap((void *)at, whole_pages(b->bytes) + PAGE);
+            free(b);
+            live_opened--;
+            return failed;
+        }
+    pthread_mutex_unlock(&lock);
+    return INVALID_VALUE;
+}
+long fake_live_opened(void) { return live_opened; }
+long fake_live_exported(void) { return live_exported; }
 
 /* Pools give their memory back at once. A pool's handle is its device's number behind a tag. */
 enum { POOL = 0x70010000 };
@@ -863,6 +1052,8 @@ static const struct {
     {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {MAP_FAILED_, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed"},
+    {ALREADY_MAPPED, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
