@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def entry_of(
     bounds = [0, *(cut for cut in cuts if 0 < cut < end), end]
     pieces = [
         Slice(next(ids), i % servers, low, high)
-        for i, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for i, (low, high) in enumerate(pairwise(bounds))
     ]
     spec = KeySpec(key, tuple(value.shape), value.dtype.name, sparse)
     return KeyEntry(spec, number, tuple(pieces), False)

@@ -1,0 +1,194 @@
+"""A memfd that grows by segments, with a first page that says where they are; and how a peer opens it.
+
+The first page, as words of 64 bits: a magic number, whether there are stamps, two of a token that only an
+offer tells, how many segments there are, and from the eighth on, begin and length of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hmac
+import json
+import mmap
+import os
+import secrets
+import stat
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
+
+PAGE = 4096
+
+_MAGIC = int.from_bytes(b"kvstore1", "little")
+_STAMPED, _TOKEN, _COUNT, _FIRST = 1, 2, 4, 8
+_MOST_SEGMENTS = (PAGE // 8 - _FIRST) // 2
+_MOST_OFFER = 4096
+# In fcntl and mmap since some Python, on some builds, only.
+_F_ADD_SEALS, _F_GET_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1034, 1, 2
+_MAP_POPULATE, _MADV_POPULATE_WRITE = 0x8000, 23
+
+
+class SharedFile:
+    """The memory of one process, which others may read.
+
+    Raises
+    ------
+    OSError
+        The system has no memfd, no descriptor, or not a page of memory.
+    """
+
+    def __init__(self, stamped: bool) -> None:
+        self._fd = os.memfd_create("kvstore-outbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._end = PAGE
+        self._token = secrets.token_bytes(16)
+        try:
+            fcntl.fcntl(self._fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # nobody pulls it away
+            self._head = self._reserved(0, PAGE).view(np.uint64)
+        except BaseException:
+            self.close()
+            raise
+        self._head[_STAMPED] = stamped
+        self._head[_TOKEN : _TOKEN + 2] = np.frombuffer(self._token, np.uint64)
+        self._head[0] = _MAGIC
+
+    def grow(self, nbytes: int) -> Bytes | None:
+        """Return a new segment of zeros, whole pages; None where there is no memory for it."""
+        count = int(self._head[_COUNT])
+        if count == _MOST_SEGMENTS or nbytes > left():
+            return None
+        try:
+            segment = self._reserved(self._end, nbytes)
+        except (OSError, ValueError, MemoryError):  # what the system says to a limit on files or addresses
+            return None
+        self._head[_FIRST + 2 * count : _FIRST + 2 * count + 2] = self._end, nbytes
+        self._head[_COUNT] = count + 1
+        self._end += nbytes
+        return segment
+
+    def _reserved(self, start: int, nbytes: int) -> Bytes:
+        """Map a piece and make sure of its memory; what fails leaves a longer file that takes no memory."""
+        if os.fstat(self._fd).st_size < start + nbytes:
+            os.ftruncate(self._fd, start + nbytes)
+        memory = mmap.mmap(self._fd, nbytes, offset=start)
+        os.posix_fallocate(self._fd, start, nbytes)
+        with contextlib.suppress(OSError):  # an older kernel finds the pages one by one
+            memory.madvise(_MADV_POPULATE_WRITE)
+        return np.frombuffer(memory, np.uint8)
+
+    def offer(self) -> str:
+        """Say where this memory is."""
+        return json.dumps({**_here(), "pid": os.getpid(), "fd": self._fd, "token": self._token.hex()})
+
+    def close(self) -> None:
+        """Give the descriptor back; memory that is in use stays."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()
+
+
+class PeerFile:
+    """Another process's memory.
+
+    Raises
+    ------
+    OSError, ValueError
+        It cannot be reached, or is not what the offer says.
+    """
+
+    def __init__(self, offer: str) -> None:
+        if len(offer) > _MOST_OFFER:
+            raise ValueError("an offer of that length")
+        told: Any = json.loads(offer)
+        if not isinstance(told, dict) or any(told.get(name) != value for name, value in _here().items()):
+            raise ValueError("another machine, or other processes than can be seen from here")
+        self._path = Path(f"/proc/{_number(told.get('pid'))}/fd/{_number(told.get('fd'))}")
+        self._identity: tuple[int, int] | None = None
+        fd = self._open()
+        try:
+            self._head = _mapped(fd, 0, PAGE).view(np.uint64)
+        finally:
+            os.close(fd)
+        token = bytes.fromhex(str(told.get("token")))
+        if int(self._head[0]) != _MAGIC or not hmac.compare_digest(token, self._its_token()):
+            raise ValueError("no memory of a store, or of another one")
+        self.stamped = bool(self._head[_STAMPED])
+
+    def _its_token(self) -> bytes:
+        return self._head[_TOKEN : _TOKEN + 2].tobytes()
+
+    def segment(self, number: int) -> Bytes:
+        """Map a segment."""
+        if not 0 <= number < min(int(self._head[_COUNT]), _MOST_SEGMENTS):
+            raise ValueError(f"there is no segment {number}")
+        start, nbytes = (int(word) for word in self._head[_FIRST + 2 * number : _FIRST + 2 * number + 2])
+        fd = self._open()
+        try:
+            if start % PAGE or nbytes <= 0 or start + nbytes > os.fstat(fd).st_size:
+                raise ValueError(f"segment {number} lies beyond its file")
+            return _mapped(fd, start, nbytes)
+        finally:
+            os.close(fd)
+
+    def _open(self) -> int:
+        """Open the memory again: a descriptor for each process would be too many to keep."""
+        if not stat.S_ISREG(self._path.stat().st_mode):
+            raise ValueError("that is no memory")
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
+                raise ValueError("memory that somebody may take away")
+            found = os.fstat(fd)
+            if self._identity not in (None, (found.st_dev, found.st_ino)):
+                raise ValueError("the process has other memory by now")
+            self._identity = found.st_dev, found.st_ino
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+
+def _mapped(fd: int, start: int, nbytes: int) -> Bytes:
+    flags = mmap.MAP_SHARED | _MAP_POPULATE
+    return np.frombuffer(mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ, offset=start), np.uint8)
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise ValueError("an offer without numbers")
+    return value
+
+
+@cache
+def _here() -> dict[str, str]:
+    """Return what two processes that share memory have in common: the running kernel, and whom they see."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"boot": boot, "processes": os.readlink("/proc/self/ns/pid")}
+
+
+def left() -> int:
+    """Memory that the machine and this process's cgroup have left, in bytes.
+
+    To take more would wake the kernel's killer, where a file's reservation should fail.
+    """
+    available = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) << 10
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+        for folder in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup") / group.lstrip("/")):
+            with contextlib.suppress(OSError, ValueError):  # no limit is the word "max"
+                most = int((folder / "memory.max").read_text())
+                available = min(available, most - int((folder / "memory.current").read_text()))
+    return available
