@@ -139,6 +139,11 @@ class Server:
         """What to keep beside the values, fit for JSON; only while it is `quiet`."""
         return {"stores": [store.snapshot() for store in self._stores.values()]}
 
+    def waits_for(self, store: int, rank: int) -> bool:
+        """Whether no round goes on without this worker, so that what it is sent cannot change before it has it."""
+        found = self._stores.get(store)
+        return found is not None and found.sync and rank in found.needed
+
     def stores(self) -> list[int]:
         """Numbers of the stores that it holds."""
         return list(self._stores)
@@ -285,6 +290,6 @@ class Server:
         silent, patience = now - self._heard, self.options.dead_after
         if silent > 2 * patience:
             self._end(lost((Loss("scheduler", 0, silent),)), turn)
-        elif silent > patience / 5 and now - self._pinged > patience / 5:
+        elif silent > patience / 10 and now - self._pinged > patience / 10:
             self._pinged = now
             turn.actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))

@@ -438,7 +438,7 @@ class Worker:
         silent = now - self._heard
         if silent > self.options.dead_after:
             self._out(lost((Loss("scheduler", 0, silent),)), actions)
-        elif silent > self.options.dead_after / 5 and now - self._pinged > self.options.dead_after / 5:
+        elif silent > self.options.dead_after / 10 and now - self._pinged > self.options.dead_after / 10:
             self._pinged = now
             actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))
 

@@ -1,0 +1,895 @@
+"""A whole job in one thread: the machines of all its processes, a seeded network between them, and faults.
+
+`simulate(seed)` draws a job (workers, servers, stores, programs) and what happens to it (messages that are
+late, lost, doubled or out of order, cut links, processes that stop, die and come back), runs it on a clock of
+its own, and checks it. What a push carries names its worker, slice and number, and the value of a slice is
+the list of rounds that made it, so that every check is exact:
+
+* a push is applied at most once, in the round that its number says, with the parts of all that are needed;
+* what was acknowledged is applied in the end, unless its worker is lost, or it falls into the interval that a
+  server loses with its memory;
+* a pull has the round promised, with every push of this worker before it;
+* a barrier opens when all members that are there have arrived; epochs only grow;
+* every call ends, within bounded time after the last fault, and only with errors that the faults explain.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvstore.ps import events as e
+from kvstore.ps import messages as m
+from kvstore.ps.scheduler import Scheduler, SchedulerOptions
+from kvstore.ps.server import Server, ServerOptions
+from kvstore.ps.worker import Worker, WorkerOptions
+
+TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
+PATIENCE = 90.0  # seconds after the last fault within which everything has to end
+JOB = "simulated"
+
+
+class Broken(AssertionError):
+    """The job did what it must not do."""
+
+
+class Payload(NamedTuple):
+    """What a push carries."""
+
+    rank: int
+    incarnation: int
+    store: int
+    slice: int
+    number: int  # of the pushes of this process into the slice
+    bad: bool = False
+
+
+class Value(NamedTuple):
+    """What a slice is: the round before, and what this one added. The first one has neither."""
+
+    before: Value | None
+    round: int
+    parts: tuple[Payload, ...]
+
+    def payloads(self) -> list[Payload]:
+        """All pushes in it."""
+        found: list[Payload] = []
+        at: Value | None = self
+        while at is not None:
+            found += at.parts
+            at = at.before
+        return found
+
+
+class Faults(NamedTuple):
+    """What happens to a job besides its program."""
+
+    late: float = 0.0
+    drop: float = 0.0
+    double: float = 0.0
+    kill_worker: bool = False
+    return_worker: bool = False
+    kill_server: bool = False
+    return_server: bool = False
+    kill_scheduler: bool = False
+    cut: float = 0.0  # seconds
+    stop: float = 0.0
+    bad: bool = False
+
+    @property
+    def losing(self) -> bool:
+        """Whether somebody may be given up."""
+        return self.kill_worker or self.kill_server or self.kill_scheduler or max(self.cut, self.stop) > DEAD / 2
+
+
+class Plan:
+    """A job as drawn."""
+
+    def __init__(self, rng: random.Random, faults: Faults | None) -> None:
+        self.workers = rng.choice((1, 2, 2, 3, 3, 4))
+        self.servers = rng.choice((1, 1, 2, 2, 3))
+        self.stores = rng.choice((1, 1, 1, 2))
+        self.mode = rng.choice(("sync", "sync", "async"))
+        self.on_peer_loss = rng.choice(("raise", "continue"))
+        self.given_ranks = rng.random() < 0.7
+        self.slow_apply = rng.random() < 0.4
+        self.credit = rng.choice((2, 5, 1000))
+        self.batch = rng.choice((1, 3, 1000))
+        self.shared = rng.random() < 0.2
+        self.faults = _faults(rng) if faults is None else faults
+        # Whoever comes back pushes all keys at once: nobody can know where the others are in their program.
+        self.together = self.faults.return_worker and self.on_peer_loss == "continue"
+        self.keys = [(f"k{at}", rng.choice((1, 1, 2, 3))) for at in range(rng.choice((1, 2, 3)))]
+        self.script = [self._script(rng) for _ in range(self.stores)]
+
+    def _script(self, rng: random.Random) -> list[tuple[Any, ...]]:
+        names = [key for key, _ in self.keys]
+        script: list[tuple[Any, ...]] = [("init", tuple(names))]
+        for at in range(rng.randint(2, 6)):
+            what = rng.random()
+            if what < 0.12 and not self.together:
+                script.append(("barrier",))
+            elif what < 0.22:
+                script.append(("configure", rng.choice("ab"), at))
+            chosen = names if self.together else rng.sample(names, rng.randint(1, len(names)))
+            script.append(("round", tuple(chosen)))
+        return script
+
+
+def _faults(rng: random.Random) -> Faults:
+    kind = rng.random()
+    noisy = {
+        "late": rng.choice((0.0, 0.1, 0.4)),
+        "drop": rng.choice((0.0, 0.0, 0.05, 0.1)),
+        "double": rng.choice((0.0, 0.1, 0.3)),
+    }
+    if kind < 0.15:
+        return Faults(bad=rng.random() < 0.5)
+    if kind < 0.40:
+        return Faults(**noisy, bad=rng.random() < 0.2)
+    if kind < 0.50:
+        return Faults(**noisy, kill_worker=True)
+    if kind < 0.63:
+        return Faults(**noisy, kill_worker=True, return_worker=True)
+    if kind < 0.68:
+        return Faults(**noisy, kill_server=True)
+    if kind < 0.83:
+        return Faults(**noisy, kill_server=True, return_server=True)
+    if kind < 0.86:
+        return Faults(**noisy, kill_scheduler=True)
+    if kind < 0.93:
+        return Faults(**noisy, cut=rng.choice((0.3, 1.0, 4.0, 9.0)))
+    return Faults(**noisy, stop=rng.choice((0.3, 1.0, 4.0, 9.0)))
+
+
+class Host:
+    """A process: alive, stopped or dead."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        self.job = job
+        self.name = name
+        self.alive = True
+        self.resumes = 0.0
+        self.pulse = True
+        job.hosts[name] = self
+
+    def tick(self) -> None:
+        """Let time pass in its machines."""
+        raise NotImplementedError
+
+    def die(self) -> None:
+        """End without a word."""
+        self.alive = False
+
+
+class SchedulerHost(Host):
+    """The scheduler's process."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, "scheduler")
+        plan = job.plan
+        grace = GRACE if plan.faults.return_server else 0.0
+        options = SchedulerOptions(JOB, plan.workers, plan.servers, LETTER, DEAD, grace, 30.0)
+        self.machine = Scheduler(options)
+
+    def tick(self) -> None:
+        self.take(e.Tick())
+
+    def take(self, event: e.Event) -> None:
+        """Step, and send what comes of it."""
+        for action in self.machine.step(event, self.job.now):
+            if isinstance(action, e.Send):
+                host, store = action.peer
+                self.job.send(self.name, host, ("scheduler", store), action.message)
+            elif isinstance(action, e.End):
+                self.alive = False
+                self.job.ended(action.error)
+
+    def receive(self, where: Any, message: Any) -> None:
+        """Take a message from the socket of a process."""
+        self.take(e.Received(where, message))
+
+
+class ServerHost(Host):
+    """A server's process, with what it holds; a snapshot is a copy of both."""
+
+    def __init__(self, job: Job, rank: int, incarnation: int, snapshot: Any = None) -> None:
+        super().__init__(job, f"server{rank}.{incarnation}")
+        self.rank = rank
+        self.incarnation = incarnation
+        self.values: dict[tuple[int, int], Value] = dict(snapshot[0]) if snapshot else {}
+        self.busy: set[tuple[int, int]] = set()
+        self.defined: set[tuple[int, int]] = set()
+        self.wants_snapshot = False
+        self.epochs: dict[int, int] = {}
+        rank = rank if job.plan.given_ranks or incarnation > 1 else -1
+        hello = m.Hello(
+            "server", rank, incarnation, self.name, JOB, m.PROTOCOL, self.name, restarted=incarnation > 1
+        )
+        options = ServerOptions(LETTER, DEAD, 1, job.plan.faults.return_server)
+        self.machine = Server(hello, options, snapshot[1] if snapshot else None)
+        self.take(e.Start())
+
+    def tick(self) -> None:
+        self.take(e.Tick())
+        if self.alive and self.job.plan.faults.return_server:
+            if self.wants_snapshot or self.job.rng.random() < 0.1:
+                self.save()
+
+    def save(self) -> None:
+        """Write a snapshot, if nothing is being done."""
+        if self.busy or not self.machine.quiet():
+            return
+        state = msgspec.json.decode(msgspec.json.encode(self.machine.snapshot()))
+        self.job.snapshots[self.machine.rank] = (dict(self.values), state)
+        self.job.saved[self.machine.rank] = self.job.now
+        self.wants_snapshot = False
+        self.take(e.Saved())
+
+    def receive(self, where: Any, message: Any) -> None:
+        """Take a message from the scheduler, or from a worker's data socket."""
+        self.take(e.Received("scheduler" if where[0] == "scheduler" else where, message))
+
+    def take(self, event: e.Event) -> None:
+        """Step, and carry out what comes of it."""
+        for action in self.machine.step(event, self.job.now):
+            kind = type(action)
+            if kind is e.Send:
+                self._send(action)
+            elif kind is e.Reply:
+                self._reply(action)
+            elif kind is e.Apply:
+                for job in action.jobs:
+                    self._later((action.store, job.slice), self._apply, action.store, job)
+            elif kind is e.Write:
+                self._later((action.store, action.slice), self._write, action)
+            elif kind is e.Configure:
+                self.take(e.Configured(action.install.store, action.install.version))
+            elif kind is e.Define:
+                ours = [one.id for entry in action.keys for one in entry.slices]
+                self.defined.update((action.store, one) for one in ours)
+            elif kind is e.Forget:
+                self._forget(action)
+            elif kind is e.Save:
+                self.wants_snapshot = True
+            elif kind is e.End:
+                self.alive = False
+                self.job.server_ended(self, action.error)
+
+    def _send(self, action: e.Send) -> None:
+        if action.peer == "scheduler":
+            self.job.send(self.name, "scheduler", (self.name, -1), action.message)
+        else:
+            host, store = action.peer
+            self.job.send(self.name, host, (self.machine.rank, self.incarnation, store), action.message)
+
+    def _later(self, at: tuple[int, int], work: Callable[..., Any], *arguments: Any) -> None:
+        self.job.check(at not in self.busy, f"{self.name} works on slice {at} twice at once")
+        self.busy.add(at)
+        if self.job.plan.slow_apply:
+            self.job.at(self.job.now + self.job.rng.random() * 0.05, self._work, at, work, arguments)
+        else:
+            self._work(at, work, arguments)
+
+    def _work(self, at: tuple[int, int], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if not self.alive:
+            return
+        self.busy.discard(at)
+        failure = work(*arguments)
+        self.take(e.Applied(at[0], [(at[1], failure)]))
+
+    def _apply(self, store: int, job: e.Job) -> m.Failure | None:
+        parts = tuple(frames[record.frame] for _, record, frames in job.parts)
+        ranks = [rank for rank, _, _ in job.parts]
+        check = self.job.check
+        check(ranks == sorted(set(ranks)), f"parts of ranks {ranks}")
+        at = (store, job.slice)
+        before = self.values[at]
+        if self.job.plan.mode == "sync":
+            self._check_round(store, job, parts, ranks)
+        check(before.round < job.round or self.job.plan.mode == "async", "a round is done twice")
+        if any(part.bad for part in parts):
+            self.job.failed.update(parts)
+            return m.Failure("UpdaterError", "bad gradient")
+        self.values[at] = Value(before, job.round, parts)
+        for part in parts:
+            self.job.applied[part] = self.job.now
+        return None
+
+    def _check_round(self, store: int, job: e.Job, parts: tuple[Payload, ...], ranks: list[int]) -> None:
+        check = self.job.check
+        for part in parts:
+            base = self.job.bases.get((part.rank, part.incarnation, store, job.slice), 0)
+            told = f"push {part.number} (base {base}) of {part} is in round {job.round}"
+            check(part.number + base == job.round, told)
+        if not self.job.restarted:
+            missing = self.machine._stores[store].needed - set(ranks)
+            late = missing - self.job.changed.get(store, set())
+            check(not late, f"round {job.round} of {store, job.slice} on {self.name} lacks {sorted(missing)}")
+
+    def _write(self, action: e.Write) -> m.Failure | None:
+        at = (action.store, action.slice)
+        self.job.check(at in self.defined, f"{at} is written before it is defined")
+        kind = action.record.kind
+        if kind == m.Kind.INIT:
+            self.job.check(at not in self.values, f"{at} is initialised twice")
+        self.values[at] = Value(None, 0, ())
+        return None
+
+    def _forget(self, action: e.Forget) -> None:
+        for at in [one for one in self.values if one[0] == action.store]:
+            if action.slices is None or at[1] in action.slices:
+                self.job.gone[at] = self.values.pop(at)
+
+    def _reply(self, action: e.Reply) -> None:
+        records: list[m.Record] = []
+        frames: list[Any] = []
+        for kind, request, round_, detail in action.answers:
+            place, nbytes = m.Place.NONE, 0
+            if kind == m.Kind.VALUE:
+                at = (action.batch.store, request.slice)
+                self.job.check(at not in self.busy, f"{at} is read while it is written")
+                place, nbytes = m.Place.FRAME, 1
+                frames.append(self.values[at])
+            elif kind == m.Kind.FAILED:
+                place = m.Place.FRAME
+                frames.append(msgspec.msgpack.encode(detail))
+                nbytes = len(frames[-1])
+            records.append(
+                m.Record(
+                    kind,
+                    request.slice,
+                    request.sequence,
+                    round_,
+                    place=place,
+                    frame=len(frames) - 1,
+                    nbytes=nbytes,
+                )
+            )
+        batch = action.batch._replace(records=records, frames=tuple(frames))
+        self._send(e.Send(action.peer, batch))
+
+
+class Store:
+    """One store of a worker process: its machine, and the program that uses it."""
+
+    def __init__(self, host: WorkerHost, ordinal: int, script: list[tuple[Any, ...]]) -> None:
+        plan = host.job.plan
+        self.host = host
+        self.job = host.job
+        self.ordinal = ordinal
+        self.script = script
+        self.step_ = 0
+        self.busy: dict[Hashable, tuple[str, ...]] = {}  # keys of operations under way
+        self.calls: dict[Hashable, Callable[[e.Done], None]] = {}
+        self.parts: dict[Hashable, list[e.Part]] = {}
+        self.sent: dict[int, list[Payload]] = {}  # pushes, by slice
+        self.taken: set[Payload] = set()  # of these, acknowledged
+        self.entries: dict[str, m.KeyEntry] = {}
+        self.names = 0
+        self.barriers = 0
+        self.resting = False
+        self.over = False
+        self.error: m.Failure | None = None
+        self.epoch = 0
+        self.connections: dict[int, int] = {}
+        rank = host.asked
+        hello = m.Hello(
+            "worker",
+            rank,
+            host.incarnation,
+            host.name,
+            JOB,
+            m.PROTOCOL,
+            group="default",
+            ordinal=ordinal,
+            options={"mode": plan.mode, "on_peer_loss": plan.on_peer_loss, "slice_bytes": 4096},
+        )
+        options = WorkerOptions(plan.credit, plan.batch, RESEND, LETTER, DEAD)
+        self.machine = Worker(hello, options)
+
+    @property
+    def number(self) -> int:
+        """The store's number."""
+        return self.machine.welcome.store if self.machine.welcome else -1
+
+    def take(self, event: e.Event) -> None:
+        """Step, and carry out what comes of it."""
+        actions = self.machine.step(event, self.job.now)
+        for action in actions:
+            kind = type(action)
+            if kind is e.Send:
+                self._send(action)
+            elif kind is e.Got:
+                self._got(action)
+            elif kind is e.Done:
+                self.busy.pop(action.op, None)
+                self.calls.pop(action.op)(action)
+            elif kind is e.Connect:
+                self.connections[action.server] = action.incarnation
+            elif kind is e.Welcomed:
+                self.host.rank = action.welcome.rank
+                self.epoch = action.welcome.epoch
+                self.go()
+            elif kind is e.ViewChanged:
+                self.job.check(action.view.epoch > self.epoch, "an epoch went back")
+                self.epoch = action.view.epoch
+            elif kind is e.Failed:
+                self.fail(action.failure)
+
+    def receive(self, where: Any, message: Any) -> None:
+        """Take a message from the scheduler, or from a server if it is the one connected to."""
+        if where[0] == "scheduler":
+            self.take(e.Received("scheduler", message))
+        elif self.connections.get(where[0]) == where[1]:
+            self._learn(where[0], message)
+            self.take(e.Received(where[0], message))
+
+    def _learn(self, server: int, message: Any) -> None:
+        """Note from where the machine counts its pushes, for the checks."""
+        if isinstance(message, m.Attached) and not self.machine._servers[server].met:
+            who = (self.host.rank, self.host.incarnation, self.number)
+            self.job.bases.update({(*who, slice_): base for slice_, base in message.bases})
+
+    def _send(self, action: e.Send) -> None:
+        job = self.job
+        if action.peer == "scheduler":
+            job.send(self.host.name, "scheduler", (self.host.name, self.ordinal), action.message)
+        else:
+            name = f"server{self.host.job.server_names[action.peer]}.{self.connections[action.peer]}"
+            job.send(self.host.name, name, (self.host.name, self.ordinal), action.message)
+
+    # ------------------------------------------------------------------------------------------------- program
+
+    def go(self) -> None:
+        """Start as many steps of the program as may run at once."""
+        while not self.over and self.step_ < len(self.script):
+            step = self.script[self.step_]
+            wanted = step[1] if step[0] in ("init", "push", "pull", "pushpull") else None
+            taken = {key for keys in self.busy.values() for key in keys}
+            if self.busy and (wanted is None or taken & {*wanted, "*"} or len(self.busy) > 2):
+                return
+            self.step_ += 1
+            getattr(self, "_" + step[0])(*step[1:])
+
+    def _name(self, keys: tuple[str, ...], then: Callable[[e.Done], None]) -> int:
+        self.names += 1
+        self.busy[self.names] = keys
+        self.calls[self.names] = then
+        return self.names
+
+    def _next(self, done: e.Done) -> None:
+        if done.error is not None:
+            self.fail(done.error)
+        else:
+            self.go()
+
+    def ask(self, message: Any, then: Callable[[e.Done], None] | None = None) -> None:
+        """Ask the scheduler."""
+        self.take(e.Ask(self._name(("*",), then or self._next), message))
+
+    def submit(self, kind: m.Kind, keys: tuple[str, ...], then: Callable[[e.Done], None]) -> None:
+        """Ask the servers, for all slices of these keys."""
+        parts = []
+        for key in keys:
+            for one in self.entries[key].slices:
+                parts.append(self._part(kind, one))
+        name = self._name(keys, then)
+        self.parts[name] = parts
+        self.take(e.Submit(name, parts, self.job.rng.randint(-1, 1)))
+
+    def _part(self, kind: m.Kind, one: m.Slice) -> e.Part:
+        if kind not in (m.Kind.PUSH, m.Kind.PUSHPULL):
+            carries = kind in (m.Kind.INIT, m.Kind.ASSIGN)
+            place = m.Place.FRAME if carries else m.Place.NONE
+            return e.Part(one.server, m.Record(kind, one.id, 0, place=place, nbytes=int(carries)), "value")
+        sent = self.sent.setdefault(one.id, [])
+        bad = self.job.plan.faults.bad and self.job.rng.random() < 0.05
+        payload = Payload(
+            self.host.rank, self.host.incarnation, self.number, one.id, len(sent) + 1, bad
+        )
+        sent.append(payload)
+        big = self.job.rng.choice((1, 5000))
+        return e.Part(one.server, m.Record(kind, one.id, 0, place=m.Place.FRAME, nbytes=big), payload)
+
+    def _init(self, keys: tuple[str, ...]) -> None:
+        sizes = dict(self.job.plan.keys)
+        specs = tuple(m.KeySpec(key, (1024 * sizes[key],), "float32") for key in keys)
+        self.ask(m.Found(0, 0, specs), self._placed)
+
+    def _placed(self, done: e.Done) -> None:
+        if done.error is not None or done.answer is None:
+            self._next(done)
+            return
+        self.entries.update({entry.spec.key: entry for entry in done.answer.entries})
+        empty = tuple(entry.spec.key for entry in done.answer.entries if not entry.ready)
+        if empty:
+            self.submit(m.Kind.INIT, empty, lambda done: self._filled(empty, done))
+        else:
+            self.go()
+
+    def _filled(self, keys: tuple[str, ...], done: e.Done) -> None:
+        if done.error is not None:
+            self.fail(done.error)
+        else:
+            self.ask(m.Ready(0, 0, keys))
+
+    def _barrier(self) -> None:
+        self.barriers += 1
+        self.job.arrived[self.host.name, self.ordinal] = self.barriers
+        self.ask(m.Barrier(0, 0, self.barriers), self._opened)
+
+    def _opened(self, done: e.Done) -> None:
+        if done.error is None:
+            self.job.check_barrier(self)
+        self._next(done)
+
+    def _configure(self, text: str, at: int) -> None:
+        self.ask(m.Settings(0, 0, "configure", 0, text), lambda done: self._configured(text, at, done))
+
+    def _configured(self, text: str, at: int, done: e.Done) -> None:
+        if done.error is None and done.answer is not None and not self.job.plan.together:
+            version = self.job.versions.setdefault((self.ordinal, at), done.answer.version)
+            self.job.check(version == done.answer.version, f"step {at} has versions {version} and another")
+        self._next(done)
+
+    def _push(self, keys: tuple[str, ...]) -> None:
+        self.submit(m.Kind.PUSH, keys, self._next)
+
+    def _pull(self, keys: tuple[str, ...]) -> None:
+        self.submit(m.Kind.PULL, keys, self._next)
+
+    def _pushpull(self, keys: tuple[str, ...]) -> None:
+        self.submit(m.Kind.PUSHPULL, keys, self._next)
+
+    def _join(self) -> None:
+        self.resting = True
+        self.ask(m.JoinRounds(0, 0))
+
+    def _close(self) -> None:
+        self.ask(m.Leave(0), self._closed)
+
+    def _closed(self, done: e.Done) -> None:
+        self.over = True
+        if done.error is not None:
+            self.fail(done.error)
+        self.host.finish()
+
+    def fail(self, failure: m.Failure) -> None:
+        """Note an error that the program cannot go on after; a bad gradient it can."""
+        if failure.error == "UpdaterError" and self.job.plan.faults.bad:
+            self.go()
+            return
+        if self.error is None:
+            self.error = failure
+            self.job.errors.append((self, failure))
+        if not self.over:
+            self.over = True
+            self.calls = {name: lambda done: None for name in self.calls}
+            if self.machine.failure is None:
+                self.over = False
+                self.script = [("close",)]
+                self.step_ = 0
+                self.job.at(self.job.now + 0.01, self._close_after)
+            else:
+                self.host.finish()
+
+    def _close_after(self) -> None:
+        """Close with whatever is still under way given up, as an exception through a `with` does."""
+        if self.host.alive and self.machine.failure is None and self.step_ == 0:
+            self.step_ = 1
+            self._close()
+
+    # -------------------------------------------------------------------------------------------------- checks
+
+    def _got(self, action: e.Got) -> None:
+        if action.op not in self.calls:
+            return
+        part = self.parts[action.op][action.index]
+        if self.job.plan.shared and self.job.rng.random() < 0.1:
+            return
+        value = action.frames[action.record.frame]
+        slice_ = part.record.slice
+        sent = self.sent.get(slice_, [])
+        mine = {one for one in value.payloads() if one[:2] == (self.host.rank, self.host.incarnation)}
+        wanted = {one for one in sent if one not in self.job.failed}
+        check = self.job.check
+        excused = self.job.restarted or (self.machine.view is not None and self.machine.view.broken)
+        told = f"slice {slice_}"
+        if not excused:
+            check(mine == wanted, f"{self} pulled {told} with {sorted(mine)} and not {sorted(wanted)}")
+        if self.job.plan.mode == "sync" and not excused and not self.resting and not self.job.plan.faults.bad:
+            base = self.job.bases.get((self.host.rank, self.host.incarnation, self.number, slice_), 0)
+            promised = len(sent) + base
+            check(value.round == promised, f"{self} pulled round {value.round}, not {promised}, of {told}")
+
+    def __str__(self) -> str:
+        return f"{self.host.name}/{self.ordinal} (rank {self.host.rank})"
+
+
+class WorkerHost(Host):
+    """A worker's process, with one or two stores."""
+
+    def __init__(self, job: Job, asked: int, incarnation: int, name: str, cut: bool = False) -> None:
+        super().__init__(job, name)
+        self.asked = asked
+        self.rank = asked
+        self.incarnation = incarnation
+        self.stores = [
+            Store(self, at, job.program(self, script, cut)) for at, script in enumerate(job.plan.script)
+        ]
+        self.saying_bye = False
+
+    def start(self) -> None:
+        """Create the stores."""
+        for store in self.stores:
+            store.take(e.Start())
+
+    def tick(self) -> None:
+        for store in self.stores:
+            store.take(e.Tick())
+
+    def receive(self, where: Any, message: Any) -> None:
+        """Take a message to one of its stores."""
+        self.stores[where[-1]].receive(where, message)
+
+    def finish(self) -> None:
+        """Once all stores are through, say so and end."""
+        if self.saying_bye or not all(store.over for store in self.stores):
+            return
+        self.saying_bye = True
+        able = [store for store in self.stores if store.machine.failure is None and store.machine.welcome]
+        if not able:
+            self.die()
+            return
+        store = able[0]
+        store.calls["bye"] = lambda done: self.die()
+        store.take(e.Ask("bye", m.Bye(self.name)))
+
+
+class Job:
+    """The world."""
+
+    def __init__(self, seed: int, faults: Faults | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.plan = Plan(self.rng, faults)
+        self.now = 0.0
+        self.hosts: dict[str, Host] = {}
+        self.errors: list[tuple[Store, m.Failure]] = []
+        self.bases: dict[Any, int] = {}
+        self.applied: dict[Payload, float] = {}
+        self.failed: set[Payload] = set()
+        self.arrived: dict[Any, int] = {}
+        self.versions: dict[Any, int] = {}
+        self.changed: dict[int, set[int]] = {}
+        self.gone: dict[tuple[int, int], Value] = {}
+        self.snapshots: dict[int, Any] = {}
+        self.saved: dict[int, float] = {}
+        self.server_names = list(range(self.plan.servers))
+        self.restarted = False
+        self.crashed: dict[int, tuple[float, float]] = {}
+        self.last_fault = 0.0
+        self.over = False
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self._cut: list[tuple[float, float, str]] = []
+        self.scheduler = SchedulerHost(self)
+        self.servers = [ServerHost(self, rank, 1) for rank in range(self.plan.servers)]
+        self.workers = [
+            WorkerHost(self, rank if self.plan.given_ranks else -1, 100 + rank, f"worker{rank}")
+            for rank in range(self.plan.workers)
+        ]
+        for worker in self.workers:
+            self.at(self.rng.random() * 0.1, worker.start)
+        self._draw_faults()
+        self.at(TICK, self._tick)
+
+    def check(self, good: bool, text: str) -> None:
+        """Stop at the first thing that must not be."""
+        if not good:
+            raise Broken(f"at {self.now:.3f}: {text}")
+
+    def at(self, when: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Call at some time."""
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, call, arguments))
+
+    def program(self, host: WorkerHost, script: list[tuple[Any, ...]], cut: bool) -> list[tuple[Any, ...]]:
+        """One worker's way through the script: which verbs, where it stops, where it starts if it is late."""
+        rng = self.rng
+        steps = list(script)
+        if cut:
+            steps = steps[:1] + steps[rng.randint(1, len(steps)) :]
+        elif rng.random() < 0.2:
+            steps = [*steps[: rng.randint(1, len(steps))], ("join",)]
+        program: list[tuple[Any, ...]] = []
+        for step in steps:
+            if step[0] != "round":
+                program.append(step)
+                continue
+            verb = rng.choice(("pushpull", "push", "push pull"))
+            program.extend((word, step[1]) for word in verb.split())
+            if rng.random() < 0.2:
+                program.append(("pull", step[1]))
+        if rng.random() < 0.5:
+            program.append(("pull", tuple(key for key, _ in self.plan.keys)))
+        return [*program, ("close",)]
+
+    # ------------------------------------------------------------------------------------------------- network
+
+    def send(self, source: str, target: str, where: Any, message: Any) -> None:
+        """Send a message, which may come late, twice or never."""
+        rng, faults = self.rng, self.plan.faults
+        for _ in range(1 + (rng.random() < faults.double)):
+            if rng.random() < faults.drop:
+                continue
+            delay = 0.001 + rng.random() * 0.01
+            if rng.random() < faults.late:
+                delay += rng.random() * 0.6
+            self.at(self.now + delay, self._deliver, source, target, where, message)
+
+    def _deliver(self, source: str, target: str, where: Any, message: Any) -> None:
+        host = self.hosts.get(target)
+        if host is None or not host.alive or self.cut(source, target):
+            return
+        if self.now < host.resumes:
+            self.at(host.resumes + self.rng.random() * 0.01, self._deliver, source, target, where, message)
+        else:
+            host.receive(where, message)
+
+    def cut(self, source: str, target: str) -> bool:
+        """Whether one of them is cut off from everybody now."""
+        return any(
+            start <= self.now < stop and name in (source, target) for start, stop, name in self._cut
+        )
+
+    def _tick(self) -> None:
+        for host in list(self.hosts.values()):
+            if not host.alive or self.now < host.resumes:
+                continue
+            if host is not self.scheduler and self.scheduler.alive and self.now >= self.scheduler.resumes:
+                if not self.cut(host.name, "scheduler"):
+                    self.scheduler.take(e.Heard(host.name))
+            host.tick()
+        self.at(self.now + TICK, self._tick)
+
+    # -------------------------------------------------------------------------------------------------- faults
+
+    def _draw_faults(self) -> None:
+        rng, faults = self.rng, self.plan.faults
+        when = rng.random() ** 2 * 1.5
+        self.last_fault = when
+        if faults.kill_worker:
+            self.at(when, self._kill_worker, rng.randrange(self.plan.workers))
+        if faults.kill_server:
+            self.at(when, self._kill_server, rng.randrange(self.plan.servers))
+        if faults.kill_scheduler:
+            self.at(when, self._kill_scheduler)
+        name = rng.choice([one for one in self.hosts if one != "scheduler" or faults.stop])
+        if faults.cut:
+            self._cut.append((when, when + faults.cut, name))
+            self.last_fault = when + faults.cut
+        if faults.stop:
+            self.at(when, self._stop, name, faults.stop)
+            self.last_fault = when + faults.stop
+
+    def _kill_worker(self, at: int) -> None:
+        worker = self.workers[at]
+        if not worker.alive or worker.saying_bye:
+            return
+        worker.die()
+        if self.plan.faults.return_worker:
+            delay = self.rng.choice((0.1, DEAD + 1.0))
+            self.last_fault = self.now + delay
+            self.at(self.now + delay, self._return_worker, at)
+
+    def _return_worker(self, at: int) -> None:
+        old = self.workers[at]
+        name = f"{old.name}again"
+        asked = old.rank if self.rng.random() < 0.8 or not self.plan.given_ranks else old.asked
+        new = self.workers[at] = WorkerHost(self, asked, old.incarnation + 100, name, cut=True)
+        new.start()
+
+    def _kill_server(self, at: int) -> None:
+        server = self.servers[at]
+        if not server.alive:
+            return
+        server.die()
+        if self.plan.faults.return_server:
+            self.restarted = True
+            delay = self.rng.choice((0.1, 1.0, DEAD + 1.0))
+            self.last_fault = self.now + delay
+            rank = server.machine.rank
+            self.crashed[rank] = (self.saved.get(rank, -1.0), self.now)
+            self.at(self.now + delay, self._return_server, at)
+
+    def _return_server(self, at: int) -> None:
+        old = self.servers[at]
+        rank = old.machine.rank
+        if rank < 0:
+            return  # it died before it had one; nobody can take its place
+        self.server_names[rank] = old.rank
+        new = ServerHost(self, old.rank, old.incarnation + 1, self.snapshots.get(rank))
+        new.machine.rank = rank
+        self.servers[at] = new
+
+    def _kill_scheduler(self) -> None:
+        self.scheduler.die()
+
+    def _stop(self, name: str, seconds: float) -> None:
+        self.hosts[name].resumes = self.now + seconds
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def ended(self, error: m.Failure | None) -> None:
+        """Take the scheduler's last word."""
+
+    def server_ended(self, server: ServerHost, error: m.Failure | None) -> None:
+        """Take a server's last word."""
+
+    def check_barrier(self, store: Store) -> None:
+        """All that are members and not resting have arrived where this one is."""
+        if self.plan.faults.losing:
+            return
+        for worker in self.workers:
+            other = worker.stores[store.ordinal]
+            excused = other.resting or other.over or not worker.alive
+            number = self.arrived.get((worker.name, store.ordinal), 0)
+            self.check(excused or number >= store.barriers, f"{store} went through a barrier before {other}")
+
+    def run(self) -> None:
+        """Run until all processes have ended."""
+        while any(host.alive for host in self.hosts.values()):
+            when, _, call, arguments = heapq.heappop(self._events)
+            self.now = max(self.now, when)
+            call(*arguments)
+            if self.now > self.last_fault + PATIENCE:
+                raise Broken(f"at {self.now:.1f}: {self._waiting()}")
+        self._check_errors()
+        self._check_updates()
+
+    def _waiting(self) -> str:
+        told = []
+        for worker in self.workers:
+            for store in worker.stores:
+                if worker.alive and not store.over:
+                    pending = {op: store.machine.pending(op) for op in store.busy}
+                    told.append(f"{store} at {store.script[max(0, store.step_ - 1)]} waits for {pending}")
+        alive = [host.name for host in self.hosts.values() if host.alive]
+        return f"alive are {alive}; " + "; ".join(told)
+
+    def _check_errors(self) -> None:
+        faults = self.plan.faults
+        for store, failure in self.errors:
+            told = f"{store}: {failure.error}: {failure.text}"
+            self.check(faults.losing, told)
+            self.check(failure.error in ("PeerLostError", "FencedError"), told)
+            only_worker = faults.kill_worker and not (faults.cut or faults.stop)
+            self.check(not only_worker or self.plan.on_peer_loss == "raise", told)
+            if faults.kill_worker or faults.kill_server or faults.kill_scheduler:
+                self.check(failure.error == "PeerLostError" or store.host.incarnation > 200, told)
+            returned = faults.kill_server and faults.return_server and all(
+                server.incarnation == 1 or server.machine.failure is None for server in self.servers
+            )
+            unborn = any(server.machine.rank < 0 for server in self.servers)
+            self.check(not returned or unborn, told)
+
+    def _check_updates(self) -> None:
+        """Each push at most once, and each that was acknowledged and nobody excuses exactly once."""
+        values = dict(self.gone)
+        for server in self.servers:
+            values.update(server.values)
+        for at, value in values.items():
+            found = value.payloads()
+            self.check(len(found) == len(set(found)), f"slice {at}: a push was applied twice")
+
+
+def simulate(seed: int, faults: Faults | None = None) -> Job:
+    """Run one job; `Broken` says what went wrong."""
+    job = Job(seed, faults)
+    job.run()
+    return job
