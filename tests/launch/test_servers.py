@@ -302,12 +302,28 @@ def test_a_failure_of_theirs_ends_the_job_and_is_told_last(
     assert servers.job.alive() == []
 
 
-def test_workers_that_fail_because_of_a_server_do_not_take_its_place(servers: Servers) -> None:
-    worker = 'say("ready")\nwait_for("fell", "server-0")\nsys.exit(1)'
-    service = fails("server-0", 'say("fell"); os.kill(os.getpid(), signal.SIGKILL)')
-    code, _, err = finish(servers.run(service, worker))
-    assert b"server 0 was ended by SIGKILL" in err
-    assert code == 137
+def dead(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(("how", "code"), [("sys.exit(7)", 7), ("os.abort()", 134)])
+def test_workers_that_fail_because_of_a_server_do_not_take_its_place(
+    servers: Servers, how: str, code: int
+) -> None:
+    fall = 'say("ready")\nwait_for("go", "test")\n'
+    service = f"if ROLE == 'scheduler': report()\n{fall}\nif NAME == 'server-1': {how}\nforever()"
+    process = servers.run(service, f"{fall}\nsys.exit(1)")
+    until(lambda: servers.said("ready", *ALL))
+    process.send_signal(signal.SIGSTOP)  # so that it sees all of them at once
+    (servers.folder / "go-test").touch()
+    until(lambda: all(dead(servers.pid(name)) for name in ALL[2:]))
+    process.send_signal(signal.SIGCONT)
+    found, _, err = finish(process)
+    assert b"kvstore run: server 1 " in err
+    assert found == code
 
 
 @pytest.mark.parametrize(
@@ -492,6 +508,8 @@ def test_secrets_are_nowhere_to_be_seen(servers: Servers) -> None:
     process = servers.run(TELL, worker, secure=True)
     until(lambda: servers.said("ready", *ALL))
     secrets = [secret.encode() for secret in secrets_of(servers).values()]
+    held = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+    assert not [name for name in held if "kvstore-keys" in name]
     pids = servers.job.alive()
     assert len(pids) >= len(ALL) + 1
     for pid in pids:
