@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ import pytest
 from bench import compiled, dist, dist_cases, dist_table, machine, table
 from bench.dist_cases import DistCase
 from bench.peers_dist.group import DistGroup
-from bench.rounds import Measured, Plan
+from bench.rounds import Measured
 
-PLAN = Plan(rounds=5, spare=0, turn=0.03)
+PLAN = replace(dist.FULL, spare=0, turn=0.03)
 EVERYTHING = os.environ.get("KVSTORE_BENCH_ALL", "") not in ("", "0")
 CASES = [case for case in dist_cases.all_cases() if EVERYTHING or case.goals]
 JOBS = list(dict.fromkeys(case.job for case in CASES))

@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
-from . import command, compiled, dist_cases, dist_table, machine, table
+from . import command, compiled, dist_cases, dist_profile, dist_table, machine, table
 from .dist_cases import ENTRIES, DistCase
 from .local import state
 from .peers.process import PeerError
@@ -29,11 +29,13 @@ from .shared import stop
 #: Peers of environments of their own, and the variable that names the interpreter.
 ELSEWHERE = {"mxnet": "KVSTORE_BENCH_MXNET", "gloo": "KVSTORE_BENCH_TORCH"}
 #: What our own entries need.
-OURS = ("kvstore.roles", "kvstore.backends.dist")
+OURS = ("kvstore.backends.dist", "kvstore.ps.loop_server", "kvstore.ps.server", "kvstore.ps.scheduler")
 #: Memory of a peer in arrays of each worker, its servers included.
 COPIES = {"ours": 6, "mxnet": 8}
 
-QUICK = Plan(rounds=3, spare=0, turn=0.02)
+#: A call of many megabytes takes long: two of them are a turn, after one to warm up.
+FULL = Plan(rounds=5, spare=2, least=2, field=1)
+QUICK = replace(FULL, rounds=3, spare=0, turn=0.02)
 
 
 def settings(workers: int, servers: int) -> list[DistSetting]:
@@ -123,8 +125,11 @@ def main(arguments: list[str] | None = None) -> int:
     if compiled.compiler() is None:
         raise SystemExit("no C compiler: set CC or install cc")
     signal.signal(signal.SIGTERM, stop)
+    if options.profile:
+        print(profiled(options.profile, options.peers or "ours", options.way))
+        return 0
     started, found = time.time(), list[Measured]()
-    plan = QUICK if options.quick else command.plan(options)
+    plan = QUICK if options.quick else _plan(options)
     try:
         for result in measured(_chosen(options), plan, machine.Prober(), options.peers):
             found.append(result)
@@ -135,6 +140,22 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _plan(options: argparse.Namespace) -> Plan:
+    asked = command.plan(options)
+    return replace(FULL, rounds=asked.rounds, spare=asked.spare, turn=asked.turn)
+
+
+def profiled(name: str, entry: str, way: str) -> str:
+    """Say where the time of the first case whose name matches goes, with one entry."""
+    case = next((case for case in dist_cases.all_cases() if re.search(name, case.name)), None)
+    if case is None:
+        raise SystemExit(f"no case matches {name!r}; --list prints them")
+    known = {setting.name: setting for setting in settings(case.workers, case.servers)}
+    if entry not in known:
+        raise SystemExit(f"{entry!r} cannot run here; there are: {', '.join(known)}")
+    return dist_profile.profile(case, known[entry], way)
+
+
 def in_order(found: list[Measured]) -> list[Measured]:
     """Sort what was measured job by job as the tables have it."""
     names = [case.name for case in dist_cases.all_cases()]
@@ -143,9 +164,17 @@ def in_order(found: list[Measured]) -> list[Measured]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = command.parser("dist", __doc__)
+    parser.set_defaults(rounds=FULL.rounds)
     parser.add_argument("--case", dest="only", metavar="REGEX", help="the same as --only")
     parser.add_argument("--quick", action="store_true", help="three short rounds, to have a look")
-    parser.add_argument("--peers", default="", metavar="REGEX", help="peers whose name matches, beside ours")
+    parser.add_argument(
+        "--peers",
+        default="",
+        metavar="REGEX",
+        help="peers whose name matches, beside ours; with --profile the one to look at",
+    )
+    parser.add_argument("--profile", default="", metavar="REGEX", help="say where the time of a case goes")
+    parser.add_argument("--way", default="", help="with --profile: how the way of calling begins")
     return command.parse(parser, arguments, _chosen)
 
 

@@ -14,7 +14,7 @@ from .machine import Others, Probe
 
 BUSY = 0.10  # a round in which others took more of the machine than that is repeated
 CLOSE = 1.25  # variants up to that much slower than the peer's best stay in the race,
-FIELD = 2  # and at most so many of a peer
+FIELD = 2  # and usually at most so many
 
 
 class Process(Protocol):
@@ -50,7 +50,9 @@ class Plan:
     patience : float
         Seconds after which no round is added any more.
     turn : float
-        Seconds that a turn of one variant should take; at least 3 calls are made, at most `most`.
+        Seconds that a turn of one variant should take; at least `least` calls are made, at most `most`.
+    field : int
+        Variants in one column that stay in the race, at most.
     """
 
     rounds: int = 7
@@ -59,6 +61,7 @@ class Plan:
     turn: float = 0.06
     least: int = 3
     most: int = 10_000
+    field: int = FIELD
 
 
 @dataclass
@@ -128,7 +131,7 @@ def measure(
     contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]
     if not contenders:
         return None
-    contenders = _shortlist(contenders)
+    contenders = _shortlist(contenders, plan.field)
     probes, shares = _race(contenders, plan, probe)
     best: dict[str, Contender] = {}
     for contender in sorted(contenders, key=Contender.median):
@@ -175,12 +178,12 @@ def _contenders(process: Process, variants: list[str], plan: Plan) -> list[Conte
     return found
 
 
-def _shortlist(contenders: list[Contender]) -> list[Contender]:
+def _shortlist(contenders: list[Contender], field: int) -> list[Contender]:
     """Drop what is clearly slower than the best in the same column."""
     kept: dict[str, list[Contender]] = {}
     for c in sorted(contenders, key=lambda c: c.first):
         rivals = kept.setdefault(c.column, [])
-        if len(rivals) < FIELD and c.first <= CLOSE * (rivals or [c])[0].first:
+        if len(rivals) < field and c.first <= CLOSE * (rivals or [c])[0].first:
             rivals.append(c)
     return [c for rivals in kept.values() for c in rivals]
 

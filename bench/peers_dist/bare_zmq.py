@@ -16,7 +16,8 @@ from bench.dist_cases import DistCase, Entry
 from . import echo
 from .base import Array, DistPeer, Place
 
-CHUNKS = {"256 KB": 256 * KB, "1 MB": MB, "4 MB": 4 * MB}
+CHUNKS = {"256 KB": 256 * KB, "1 MB": MB}
+LARGE = 16 * MB  # from here on small chunks only cost more
 WINDOWS = {"8 on the way": 8, "all on the way": sys.maxsize}
 
 #: Server, what goes to it, and where its answer is to be.
@@ -36,6 +37,8 @@ class BareZeroMQ(DistPeer):
         data = self.dense(case)
         source, target = (memoryview(flat).cast("B") for flat in (data.flat, data.flat_outs))
         for label, chunk in CHUNKS.items():
+            if case.nbytes >= LARGE and chunk < MB:
+                continue
             pieces = [(s, source[a:b], target[a:b]) for s, a, b in _cuts(len(source), case.servers, chunk)]
             for window, most in WINDOWS.items():
                 self.variants[f"{label}, {window}"] = partial(self._trip, pieces, min(most, len(pieces)))

@@ -36,7 +36,7 @@ def plan(setting: DistSetting, address: str) -> Launch:
         return _ours(setting, address)
     if setting.entry.engine == "mxnet":
         return _mxnet(setting, address)
-    env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP}
+    env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP, **dict(setting.env)}
     return _workers(setting, address, env)
 
 

@@ -19,7 +19,14 @@ from .base import Array, DistPeer, Place
 
 IN_TURN, POLLING, THREAD = range(3)
 BLOCKS = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB}
+LARGE = 4 * MB  # from here on the smallest block has no chance
 SMALL = 64 * KB  # so much is sure to fit into the buffers of a connection, both ways
+
+
+def _blocks(nbytes: int, few: bool) -> list[str]:
+    if few:
+        return ["64 KB"]
+    return [name for name, block in BLOCKS.items() if nbytes < LARGE or block > SMALL]
 
 
 class Sockets(DistPeer):
@@ -42,7 +49,7 @@ class Sockets(DistPeer):
         data = self.dense(case)
         few = case.nbytes <= SMALL * case.servers
         ways = {"in turn": IN_TURN} if few else {"polling": POLLING, "a thread that sends": THREAD}
-        for block in ["64 KB"] if few else BLOCKS:
+        for block in _blocks(case.nbytes, few):
             lines = [line.fileno() for line in self.lines[block]]
             fds = (ctypes.c_int * len(lines))(*lines)
             for way, number in ways.items():

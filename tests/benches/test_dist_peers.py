@@ -8,13 +8,14 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bench import cases, compiled, dist, dist_cases, dist_table
-from bench.dist_cases import APART, ENTRIES, DistCase, Goal, Inputs
+from bench import cases, compiled, dist, dist_cases, dist_plot, dist_profile, dist_table
+from bench.dist_cases import APART, ENTRIES, KEY, DistCase, Goal, Inputs
 from bench.machine import Probe
 from bench.peers.base import digest
 from bench.peers.process import PeerError
@@ -225,6 +226,45 @@ def test_gradients_differ_from_call_to_call_and_stay_in_their_arrays() -> None:
     assert all(np.shares_memory(value, data.flat) for value in data.values)
     assert max(float(np.abs(value).max()) for value in data.values) < 0.1
     assert max(float(np.abs(seed).max()) for seed in data.seeds()) < dist_cases.THRESHOLD
+
+
+def row(case: DistCase, **seconds: float) -> dict[str, Any]:
+    times = {name.replace("_", " "): [first, 2 * first, 3 * first] for name, first in seconds.items()}
+    found: dict[str, Any] = json.loads(dist.to_json([Measured(case, times, {}, [], [0.0])]))["cases"][0]
+    return found
+
+
+def test_plot_takes_the_better_way_and_leaves_other_work_out(tmp_path: Path) -> None:
+    one, many = (KEY // 4,), ((KEY // 4,),) * 16
+    found = [
+        row(DistCase("a", (one,)), ours=2.0, ours_apart=1.0, mxnet=4.0),
+        row(DistCase("b", many), ours=8.0, floor=3.0),
+        row(DistCase("c", (one,), update="sgd"), ours=5.0),
+        row(DistCase("d", (one,)), ours_2bit=5.0, ours=7.0),
+        row(DistCase("e: ResNet-50", (one,), 4, 1), ours=9.0),
+        row(DistCase("f: ResNet-50", (one,), 2, 2), ours=6.0),
+    ]
+    panels = dist_plot._panels(found)
+    ours = [lines.get("ours", []) for _, _, lines, _ in panels]
+    assert ours == [
+        [(KEY, 2000.0, 1000.0, 3000.0)],
+        [(1, 2000.0, 1000.0, 3000.0), (16, 16000.0, 8000.0, 24000.0)],
+        [(4, 18000.0, 9000.0, 27000.0)],
+        [(2, 12000.0, 6000.0, 18000.0)],
+    ]
+    pytest.importorskip("matplotlib")
+    dist_plot.draw({"machine": "a machine", "cases": found}, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+def test_profile_looks_at_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist_profile, "SECONDS", 0.3)
+    case = DistCase("small", ((70_001,),), peers=("zmq",))
+    (setting,) = (one for one in dist.settings(2, 1) if one.name == "zmq")
+    text = dist_profile.profile(case, setting)
+    assert text.count("## worker") == 3  # two, and one that sends back
+    assert "ZMQbg" in text
+    assert "bare_zmq.py _trip" in text
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])

@@ -1,0 +1,133 @@
+"""Where the time of a case goes: ``python -m bench.dist --profile CASE``.
+
+Every process of one entry looks at its own Python threads a thousand times a second; beside that stands
+what the kernel says of all threads, those of ZeroMQ included: how long they ran, and how long they waited for
+a core. Looking takes time too, so that the calls are a little slower than without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time as clock
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .dist_cases import DistCase
+from .peers_dist import sampler
+from .peers_dist.group import DistGroup
+from .peers_dist.launch import DistSetting
+from .peers_shared.launch import ROOT
+from .table import markdown, time
+
+SECONDS = 3.0  # of calls that are looked at
+SHOWN = 14
+_TICKS = os.sysconf("SC_CLK_TCK")
+_CUSTOM = f"import sys; sys.path.append({str(ROOT)!r}); from bench.peers_dist.sampler import start; start()"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """What the kernel says of a thread: seconds, and its name."""
+
+    name: str
+    ran: float
+    waited: float
+    user: float
+    system: float
+
+    def since(self, before: Thread | None) -> Thread:
+        """Return what has been added; a new thread started at zero."""
+        if before is None:
+            return self
+        names = ("ran", "waited", "user", "system")
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in names})
+
+
+def profile(case: DistCase, setting: DistSetting, way: str = "") -> str:
+    """Run a case with one entry, and say where its processes were."""
+    with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as name:
+        folder = Path(name)
+        (folder / "sitecustomize.py").write_text(_CUSTOM)
+        (folder / "control").write_bytes(bytes([sampler.IDLE]))
+        path = os.pathsep.join(filter(None, (name, os.environ.get("PYTHONPATH", ""))))
+        env = (("PYTHONPATH", path), (sampler.VARIABLE, name))
+        with DistGroup(replace(setting, env=env)) as group:
+            return _profiled(case, group, folder, way)
+
+
+def _profiled(case: DistCase, group: DistGroup, folder: Path, way: str) -> str:
+    group.start_prepare(case)
+    reply = group.finish_prepare()
+    if isinstance(reply, str):
+        raise SystemExit(reply)
+    variant = next((v for v in reply[0] if v.startswith(way)), reply[0][0])
+    plain = statistics.median(group.run(variant, 3))
+    repeats = max(3, int(SECONDS / plain))
+    before = {pid: _threads(pid) for pid in group.pids}
+    _order(folder, sampler.SAMPLING)
+    times = group.run(variant, repeats)
+    _order(folder, sampler.TELLING)
+    after = {pid: _threads(pid) for pid in group.pids}
+    found = _told(folder)
+    head = f"# {case.name}: {group.setting.entry.label}, {variant}\n\n"
+    head += f"{repeats} calls, median {time(statistics.median(times))} while looked at.\n"
+    parts = [head]
+    for pid in group.pids:
+        gained = [thread.since(before[pid].get(tid)) for tid, thread in after[pid].items()]
+        parts.append(_process(_role(pid), gained, found.get(pid, {}), repeats))
+    return "\n".join(parts)
+
+
+def _order(folder: Path, state: int) -> None:
+    with open(folder / "control", "r+b") as control:
+        control.write(bytes([state]))
+
+
+def _told(folder: Path) -> dict[int, dict[str, Any]]:
+    clock.sleep(0.5)  # a process that is busy in one call needs a moment
+    return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def _threads(pid: int) -> dict[int, Thread]:
+    return dict(_each_thread(pid))
+
+
+def _each_thread(pid: int) -> Iterator[tuple[int, Thread]]:
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            ran, waited, _ = (task / "schedstat").read_text().split()
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            user, system = (int(field) / _TICKS for field in fields[11:13])
+            name = (task / "comm").read_text().strip()
+            yield int(task.name), Thread(name, int(ran) / 1e9, int(waited) / 1e9, user, system)
+
+
+def _role(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        known = next((role for role in ("run", "scheduler", "server") if role in words[1:5]), "worker")
+        return f"{'launcher' if known == 'run' else known} ({pid})"
+    return str(pid)
+
+
+def _process(role: str, threads: list[Thread], found: dict[str, Any], calls: int) -> str:
+    rows = []
+    for thread in sorted(threads, key=lambda thread: -thread.ran):
+        each = [time(seconds / calls) for seconds in (thread.ran, thread.waited)]
+        if thread.ran / calls > 1e-6:
+            kernel = thread.system / (thread.user + thread.system or 1.0)
+            rows.append([thread.name, *each, f"{100 * kernel:.0f} %"])
+    head = ["thread", "ran for a call", "waited for a core", "in the kernel"]
+    text = f"## {role}\n\n" + (markdown(head, rows) if rows else "did nothing\n")
+    for title in ("lines", "functions") if rows else ():
+        shares = sorted(found.get(title, {}).items(), key=lambda item: -item[1])[:SHOWN]
+        cells = [[name, f"{100 * count / found['ticks']:.1f} %"] for name, count in shares]
+        if cells:
+            text += f"\n{markdown([title, 'share of the time'], cells)}"
+    return text
