@@ -103,6 +103,17 @@ def same_type(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
     return a == b or a.newbyteorder("=") == b.newbyteorder("=")
 
 
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Element type by its name in `DTYPES`. Raises DTypeError for any other."""
+    if name not in DTYPES:
+        raise DTypeError(f"unknown element type {name!r}; supported are {', '.join(DTYPES)}")
+    if name == "bfloat16":
+        from ml_dtypes import bfloat16
+
+        return _native(np.dtype(bfloat16), "array")
+    return np.dtype(name)
+
+
 def _describe(obj: Any) -> str:
     kind = type(obj)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -24,14 +24,19 @@ _NOT_BUILT: dict[str, str] = {
     "MPI": "mpi",
     "Horovod": "horovod",
     "BytePS": "byteps",
-    "a parameter server": "dist dist_sync dist_async dist_device dist_device_sync dist_sync_device "
-    "dist_device_async dist_async_device p3 dist_p3",
+}
+#: Stores on parameter servers.
+_DIST = {
+    "DistBackend": "dist dist_sync dist_device dist_device_sync dist_sync_device",
+    "AsyncDistBackend": "dist_async dist_device_async dist_async_device",
+    "P3Backend": "p3 dist_p3",
 }
 
 #: Literal name -> (module in kvstore.backends, class).
 BACKENDS: dict[str, tuple[str, str]] = dict.fromkeys(_ALONE, _LOCAL)
 BACKENDS.update(dict.fromkeys(("device", "local_allreduce_device"), ("device", "DeviceBackend")))
 BACKENDS["shared"] = ("shared", "SharedBackend")
+BACKENDS.update({name: ("dist", cls) for cls, names in _DIST.items() for name in names.split()})
 #: Literal name -> what it runs on; known, and not built yet.
 PLANNED: dict[str, str] = {name: engine for engine, names in _NOT_BUILT.items() for name in names.split()}
 
@@ -163,6 +168,8 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
     config = store_config(options)
     shared = literal in _ALONE and config.processes != 1 and _has_peers()
     module, cls = BACKENDS["shared" if shared else literal]
+    if module == "dist":
+        _serve_if_told(literal, config)
     if module == "shared" and sys.platform != "linux":
         raise MissingBackendError(
             f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of "
@@ -170,6 +177,23 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
         )
     backend = getattr(importlib.import_module(f".backends.{module}", __package__), cls)
     return KVStore(literal, backend(config), config)
+
+
+def _serve_if_told(literal: str, config: Any) -> None:
+    """In a process that was started as a server or scheduler: be one, and then end the process."""
+    from .roles import find
+
+    roles = find()
+    if roles is None:
+        raise ConfigError(
+            f"store {literal!r} needs servers, and no variable says where they are: start the program with "
+            "`kvstore run -n 2 -s 1 -- python train.py`"
+        )
+    if roles.role != "worker":
+        from .backends.dist_roles import serve
+
+        serve(roles)
+        raise SystemExit(0)
 
 
 def _has_peers() -> bool:

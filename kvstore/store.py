@@ -482,8 +482,11 @@ class KVStore(KVStoreBase):
         self._do_all(self._backend.join)
 
     def send_command_to_servers(self, head: int, body: str) -> None:
-        """Send a command to every server; without servers nothing happens."""
-        self._check_open()
+        """Send a command to every server, and wait until all have it; without servers nothing happens.
+
+        Servers log the commands that they do not know.
+        """
+        self._do_all(partial(self._backend.command, _whole_head(head), str(body)))
 
     # ------------------------------------------------------------------------------------ inspection
 
@@ -669,7 +672,7 @@ class KVStore(KVStoreBase):
             return self._engine.submit(keys, run, rank, what)
         with self._engine.announced(what):  # what has begun cannot be taken back
             try:
-                run = self._exclusively(self._backend.begin, verb, arguments)
+                run = self._exclusively(self._backend.begin, verb, arguments, rank)
             except Exception as error:
                 run = partial(_raise, error)
             return self._engine.submit(keys, run, rank, what)
@@ -683,6 +686,13 @@ class KVStore(KVStoreBase):
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def _whole_head(head: Any) -> int:
+    try:
+        return operator.index(head)
+    except TypeError:
+        raise ArgumentError(f"the head of a command must be an int, not {head!r}") from None
 
 
 def _whole(priority: Any) -> int:

@@ -138,6 +138,14 @@ class Worker:
                 raise AssertionError(f"the worker never said {line!r}: {self.lines}\n{self.errors()}")
         return time.monotonic()
 
+    def expect_some(self, start: str, timeout: float = DEADLINE) -> str:
+        """Wait until the worker has said a line that begins so; return the line."""
+        end = time.monotonic() + timeout
+        while not (found := [line for line in self.lines if line.startswith(start)]):
+            if not self._read(end):
+                raise AssertionError(f"the worker never said {start!r}: {self.lines}\n{self.errors()}")
+        return found[0]
+
     def signal(self, number: int) -> None:
         """Send a signal."""
         with contextlib.suppress(ProcessLookupError):

@@ -139,7 +139,7 @@ class LocalBackend:
         if rest:
             self.pull(rest, ignore_sparse=True)
 
-    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Callable[[], None]:
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Callable[[], None]:
         """Not asked for: operations of one process wait for nobody."""
         raise NotImplementedError
 
@@ -305,6 +305,9 @@ class LocalBackend:
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
+
+    def command(self, head: int, body: str) -> None:
+        """There are no servers."""
 
     def abandon(self) -> None:
         """Nobody is there to be told."""

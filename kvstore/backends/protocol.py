@@ -56,7 +56,7 @@ class Backend(Protocol):
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, then pull into `outs`, or where that is None into the values themselves."""
 
-    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Callable[[], None]:
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Callable[[], None]:
         """Begin an operation that is to end in the background; where `begins`.
 
         Returns what is left to do, which needs no lock.
@@ -130,6 +130,9 @@ class Backend(Protocol):
 
     def barrier(self) -> None:
         """Wait for all workers."""
+
+    def command(self, head: int, body: str) -> None:
+        """Hand a command to all servers, if there are any."""
 
     def abandon(self) -> None:
         """Leave the job as one who is lost: the process has failed, and `close` follows."""

@@ -67,6 +67,8 @@ class Requests:
         self.bases: dict[int, int] = {}
         #: Last push into each slice that was answered, as a round of the server.
         self.accepted: dict[int, int] = {}
+        #: Last round of each slice that is known to be complete, as the server counts.
+        self.complete: dict[int, int] = {}
         self._queue: list[tuple[int, int, Request]] = []
         self._order = 0
         self._open: dict[int, Request] = {}  # by sequence: sent and not answered
@@ -132,6 +134,7 @@ class Requests:
                 continue
             del self._open[record[2]]
             self._answered += request.size
+            self.complete[record[1]] = record[3]
             if request.record[0] in _PUSHES:
                 asked = request.record
                 self.accepted[asked[1]] = asked[3] + self.bases.get(asked[1], 0)

@@ -118,6 +118,7 @@ class Worker:
         self._delivered: dict[int, Hashable] = {}  # by number of the letter: done when it has come
         self._request = 0
         self._pushes: dict[int, int] = {}
+        self._left = False
         self._heard = 0.0
         self._stepped = 0.0
         self._pinged = 0.0
@@ -160,6 +161,11 @@ class Worker:
     def pending(self, op: Hashable) -> list[tuple[int, Record]]:
         """Server and request of whatever an operation still waits for."""
         return [(rank, one) for rank, at in self._servers.items() for one in at.requests.waiting(op)]
+
+    def complete(self, server: int, slice: int) -> int:
+        """How many of this worker's pushes into a slice are in rounds that are known to be complete."""
+        requests = self._servers[server].requests
+        return requests.complete.get(slice, 0) - requests.bases.get(slice, 0)
 
     def who(self, server: int | None, slice: int = -1, round: int = 0) -> Send:
         """Ask whom a round waits for, or with None the scheduler, whom start or barrier or init wait for.
@@ -209,6 +215,8 @@ class Worker:
         slice_ = record[1]
         if record[0] == _PUSH or record[0] == _PUSHPULL:
             count = self._pushes[slice_] = self._pushes.get(slice_, 0) + 1
+        elif self.view is not None and self.view.broken:
+            count = 0  # no round will be complete; take what there is
         else:
             count = self._pushes.get(slice_, 0)
         return _new(Record, (record[0], slice_, 0, count, *record[4:]))
@@ -222,9 +230,7 @@ class Worker:
         kind = _PULL if record.kind == _PUSHPULL else record.kind
         payload = None if kind == _PULL else event.part.payload
         place, nbytes = (Place.NONE, 0) if kind == _PULL else (record.place, record.nbytes)
-        record = record._replace(
-            kind=kind, stamp=BY_FRAME, place=place, nbytes=nbytes, round=self._pushes.get(record.slice, 0)
-        )
+        record = self._counted(record._replace(kind=kind, stamp=BY_FRAME, place=place, nbytes=nbytes))
         at = self._servers[event.part.server]
         at.requests.add(Request(operation, event.index, record, payload), 0)
         self._pump(event.part.server, now, actions)
@@ -249,8 +255,11 @@ class Worker:
             self._read(message, now, actions)
         elif type(message) is Attached:
             self._attached(peer, message, now, actions)  # type: ignore[arg-type]
-        elif type(message) in (Fenced, Missing):
-            self._handlers[type(message)](message, now, actions)
+        elif type(message) is Fenced:
+            if not self._left:
+                self._fenced(message, now, actions)
+        elif type(message) is Missing:
+            self._told(message, now, actions)
 
     def _replies(self, rank: int, batch: Batch, now: float, actions: list[Action]) -> None:
         at = self._servers.get(rank)
@@ -292,6 +301,8 @@ class Worker:
             return
         message: Any = event.message
         store = {"store": self.welcome.store} if hasattr(message, "store") else {}
+        if type(message) is Leave:
+            self._leave(actions)
         if not hasattr(message, "request"):
             self._write(msgspec.structs.replace(message, **store), now, actions)
             self._delivered[self._link.number] = event.op
@@ -299,6 +310,14 @@ class Worker:
         self._request += 1
         self._asks[self._request] = event.op
         self._write(msgspec.structs.replace(message, request=self._request, **store), now, actions)
+
+    def _leave(self, actions: list[Action]) -> None:
+        """Close: what has no answer yet will never have one."""
+        self._left = True
+        closed = Failure("ClosedError", "the store is closed")
+        for at in self._servers.values():
+            at.lost = at.lost or closed
+            self._end(at.requests.drop(), closed, actions)
 
     def _write(self, body: Any, now: float, actions: list[Action]) -> None:
         actions.append(Send(SCHEDULER, self._link.write(body, now)))
@@ -437,6 +456,9 @@ class Worker:
             return
         silent = now - self._heard
         if silent > self.options.dead_after:
+            if self._left:
+                # It has ended, most likely, and its last word was lost.
+                actions.extend(Done(self._delivered.pop(number)) for number in list(self._delivered))
             self._out(lost((Loss("scheduler", 0, silent),)), actions)
         elif silent > self.options.dead_after / 10 and now - self._pinged > self.options.dead_after / 10:
             self._pinged = now

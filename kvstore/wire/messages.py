@@ -8,11 +8,18 @@ the loops use these types as they are.
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-Key = int | str
+#: Limits that the decoder holds before anything is made of what came in.
+_INT64 = msgspec.Meta(ge=-(2**63), le=2**63 - 1)
+_SIZE = msgspec.Meta(ge=0, le=2**63 - 1)
+
+Key = Annotated[int, _INT64] | Annotated[str, msgspec.Meta(max_length=1024)]
+Shape = Annotated[tuple[Annotated[int, _SIZE], ...], msgspec.Meta(max_length=16)]
+#: Value of an option. Nothing nested: what is read takes some 30 times the bytes it came in at most.
+Option = str | int | float | bool
 
 #: Version of everything in this file; processes of another version are refused.
 PROTOCOL = 1
@@ -135,7 +142,7 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True):
     """A key as its founder describes it."""
 
     key: Key
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     sparse: bool = False
 
@@ -169,7 +176,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     group: str = ""
     ordinal: int = 0
     """A worker's store: the `ordinal`-th of its group."""
-    options: dict[str, Any] = {}
+    options: dict[str, Option] = {}
     """What all workers of a store must agree on: mode, on_peer_loss, slice_bytes."""
     restarted: bool = False
     """A server that comes back from a snapshot."""
@@ -285,6 +292,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     servers: tuple[Member, ...]
     returned: bool = False
     """This worker takes the place of a lost one."""
+    pulse: str = ""
+    """Where the scheduler listens for signs of life."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

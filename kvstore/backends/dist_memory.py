@@ -1,0 +1,98 @@
+"""The memory that a worker shares with servers on its machine: payloads on their way, and values to read."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import pages
+from ..kernels import cpu
+from ..memory.outbox import Block, Outbox
+from ..ps.client import Client
+from ..ps.messages import Record
+from .dist_keys import DistKey
+from .entry import Array
+
+#: Values from this size on go through shared memory; smaller ones cost less in a message.
+SHARED_BYTES = 16 * 1024
+
+
+class Home(NamedTuple):
+    """Where a whole value lies in shared memory."""
+
+    segment: int
+    offset: int
+
+
+class Memory:
+    """What one worker's store shares.
+
+    A sum that is pushed stays where it is until its round is complete: servers read it only then. So each
+    key has a block for every push whose round is not known to be complete, and uses them again.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._outbox: Outbox | None = client.outbox
+        self._lent: dict[int | str, deque[tuple[int, Block]]] = {}
+        #: Arrays that `empty` made, by address: the block that each is.
+        self._handed_out: dict[int, Block] = {}
+
+    def home(self, key: DistKey, values: list[Array]) -> Home | None:
+        """Put the sum of values where all servers can read it, as the key's next push; None: send it."""
+        if self._outbox is None or key.nbytes < SHARED_BYTES or not self._client.all_read_here:
+            return None
+        if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
+            return Home(there.segment, there.offset)
+        block = self._block(key)
+        if block is None:
+            return None
+        target = block.array[: key.nbytes].view(key.dtype).reshape(key.shape)
+        cpu.reduce([(values, target, [])])
+        return Home(block.segment, block.offset)
+
+    def _block(self, key: DistKey) -> Block | None:
+        """Memory for the key's next push: that of a round which is complete, or new."""
+        assert self._outbox is not None
+        lent = self._lent.setdefault(key.key, deque())
+        if lent and lent[0][0] <= self._client.complete(key.parts):
+            _, block = lent.popleft()
+        else:
+            taken = self._outbox.take(key.nbytes)
+            if taken is None:
+                return None
+            block = taken
+        lent.append((key.pushes, block))
+        return block
+
+    def copy(self, server: int, record: Record, targets: list[Array]) -> bool:
+        """Copy a value from a server's memory; False: it has changed meanwhile."""
+        inbox = self._client.inbox(server)
+        first = targets[0]
+        if inbox is None or not inbox.copy(
+            record.frame, record.offset, record.nbytes, record.stamp, first.view(np.uint8)
+        ):
+            return False
+        if len(targets) > 1:
+            cpu.reduce([([first], None, targets[1:])])
+        return True
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array that is pushed without a copy, where servers read this process's memory."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        block = self._outbox.take(nbytes) if self._outbox is not None and nbytes else None
+        if block is None:
+            return pages.empty(shape, dtype)
+        array = block.array[:nbytes].view(dtype).reshape(shape)
+        self._handed_out[array.ctypes.data] = block
+        return array
+
+    def close(self) -> None:
+        """Let the memory go with the last array that lies in it."""
+        self._lent.clear()
+        self._handed_out.clear()
+        if self._outbox is not None:
+            self._outbox.close()

@@ -1,0 +1,39 @@
+"""Being a scheduler or a server: what a process does that was started as one, until its job is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..ps import loop_scheduler, loop_server
+from ..ps.config import PsConfig, ps_config
+from ..roles import Roles
+from .dist_server import ShelvesOfServer
+
+
+def serve(roles: Roles) -> None:
+    """Do what this process was started for.
+
+    Raises
+    ------
+    KVStoreError
+        The job did not end well, or this process has no place in it.
+    """
+    if roles.role == "scheduler":
+        scheduler(roles)
+    else:
+        server(roles)
+
+
+def scheduler(
+    roles: Roles, config: PsConfig | None = None, report: Callable[[str], None] | None = None
+) -> None:
+    """Be the scheduler; `report` is called with its address as soon as others can connect."""
+    loop_scheduler.run(roles, config or ps_config(), report)
+
+
+def server(roles: Roles, config: PsConfig | None = None) -> None:
+    """Be a server; from its last snapshot on, where there is one and it is started again."""
+    options = config or ps_config()
+    shelves = ShelvesOfServer(roles.rank, options)
+    state = shelves.restore() if roles.restart and options.snapshot else None
+    loop_server.run(roles, options, shelves, state)

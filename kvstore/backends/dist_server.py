@@ -1,0 +1,238 @@
+"""What a server holds for all stores, as its loop carries out what the machine wants."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import KVStoreError, ProtocolError
+from ..kernels import cpu
+from ..memory.outbox import Inbox, Values
+from ..ps import events
+from ..ps.config import PsConfig
+from ..ps.messages import BY_FRAME, Failure, Kind, Place, Record
+from .dist_memory import SHARED_BYTES
+from .dist_shelf import Job, Payload, Shelf
+
+log = logging.getLogger("kvstore.server")
+
+_READ = Record(Kind.VALUE, 0, 0)
+
+
+class ShelvesOfServer:
+    """See `kvstore.ps.loop_server.Shelves`."""
+
+    def __init__(self, server: int, config: PsConfig) -> None:
+        self._server, self._config = server, config
+        self._shelves: dict[int, Shelf] = {}
+        self._values: dict[int, Values] = {}
+        self._inboxes: dict[tuple[int, int], Inbox] = {}
+        if config.threads:
+            cpu.set_threads(config.threads)
+
+    def shelf(self, store: int) -> Shelf:
+        """Return the shelf of a store, made when first needed."""
+        found = self._shelves.get(store)
+        if found is None:
+            memory = self._values[store] = Values()
+            found = self._shelves[store] = Shelf(store, self._server, memory)
+        return found
+
+    # ------------------------------------------------------------------------------------------- rounds
+
+    def apply(self, action: events.Apply) -> events.Applied | None:
+        """Sum and update."""
+        shelf = self.shelf(action.store)
+        done: list[tuple[int, Failure | None]] = []
+        jobs = [found for job in action.jobs if (found := self._job(action.store, job, done)) is not None]
+        ready = shelf.gather(jobs)
+        for one, error in zip(ready, shelf.apply(ready), strict=True):
+            done.append((one.slice, None if error is None else _failure(error)))
+        return events.Applied(action.store, done) if done else None
+
+    def _job(self, store: int, job: events.Job, done: list[tuple[int, Failure | None]]) -> Job | None:
+        """Find the payloads of a round; None, and a word in `done`, where one cannot be read."""
+        try:
+            parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
+        except KVStoreError as error:
+            done.append((job.slice, _failure(error)))
+            return None
+        return Job(job.slice, job.round, parts, job.version, job.clock)
+
+    def _payload(self, store: int, rank: int, record: Record, frames: Sequence[Any]) -> Payload:
+        if record.place == Place.SHARED:
+            inbox = self._inboxes.get((store, rank))
+            if inbox is None:
+                raise ProtocolError(f"worker {rank} speaks of memory that this server cannot read")
+            data: Any = inbox.view(record.frame, record.offset, record.nbytes)
+        elif record.place == Place.FRAME:
+            data = _of_frames(record, frames)
+        else:
+            data = b""
+        return Payload(data, record.coding, record.threshold, record.rows)
+
+    # ------------------------------------------------------------------------------------------- values
+
+    def write(self, action: events.Write) -> events.Applied:
+        """Set a value, or a state."""
+        shelf, record = self.shelf(action.store), action.record
+        failure = None
+        try:
+            payload = self._payload(action.store, action.rank, record, action.frames)
+            if record.kind == Kind.PUT_STATE:
+                shelf.put_state(action.slice, bytes(payload.data))
+            else:
+                shelf.write(action.slice, payload, record.kind == Kind.INIT)
+        except (KVStoreError, MemoryError) as error:
+            failure = _failure(error)
+        return events.Applied(action.store, [(action.slice, failure)])
+
+    def read(
+        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool
+    ) -> tuple[Record, list[Any]]:
+        """Find what is asked for."""
+        shelf = self.shelf(store)
+        if request.kind == Kind.FETCH_STATE:
+            state = shelf.fetch_state(request.slice)
+            return _READ._replace(place=Place.FRAME, nbytes=len(state)), [state]
+        if request.kind == Kind.PULL_ROWS or shelf.is_table(request.slice):
+            return self._rows(shelf, request, frames)
+        if request.stamp != BY_FRAME and (store, rank) in self._inboxes:
+            place = shelf.place(request.slice)
+            if place is not None and place.nbytes >= SHARED_BYTES:
+                return _READ._replace(
+                    place=Place.SHARED, frame=place.segment, offset=place.offset, nbytes=place.nbytes,
+                    stamp=place.stamp,
+                ), []  # fmt: skip
+        value = shelf.read(request.slice)
+        if not steady:
+            value = value.copy()
+        return _READ._replace(place=Place.FRAME, nbytes=value.nbytes), [_bytes(value)]
+
+    def _rows(self, shelf: Shelf, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+        ids = None
+        if request.kind == Kind.PULL_ROWS:
+            data = np.frombuffer(_one(request, frames), np.uint8)[: request.rows * 8]
+            ids = data.copy().view(np.int64)
+        found, rows = shelf.rows(request.slice, ids)
+        record = _READ._replace(place=Place.FRAME, rows=len(found), nbytes=found.nbytes + rows.nbytes)
+        return record, [_bytes(found), _bytes(rows)]
+
+    # --------------------------------------------------------------------------------------------- rest
+
+    def seated(self, rank: int) -> None:
+        """Learn which server this is."""
+        self._server = rank
+
+    def define(self, action: events.Define) -> None:
+        """Expect slices."""
+        self.shelf(action.store).define(action.keys)
+
+    def forget(self, action: events.Forget) -> None:
+        """Drop slices, or a store."""
+        if action.slices is not None:
+            self.shelf(action.store).forget(action.slices)
+            return
+        shelf = self._shelves.pop(action.store, None)
+        if shelf is not None:
+            shelf.close()
+        values = self._values.pop(action.store, None)
+        if values is not None:
+            values.close()
+        for store, rank in [key for key in self._inboxes if key[0] == action.store]:
+            self._inboxes.pop((store, rank)).close()
+        if self._config.snapshot:
+            shutil.rmtree(self._folder(action.store), ignore_errors=True)
+
+    def configure(self, action: events.Configure) -> Failure | None:
+        """Take in settings; log commands."""
+        install = action.install
+        if install.kind == "command":
+            log.info("command %d: %s", install.head, install.text)
+            return None
+        try:
+            self.shelf(install.store).install(install.version, install.kind, install.text)
+        except KVStoreError as error:
+            return _failure(error)
+        return None
+
+    def attach(self, action: events.Attachment) -> str:
+        """Open a worker's memory; where that goes, it may read the values here."""
+        key = action.store, action.rank
+        old = self._inboxes.pop(key, None)
+        if old is not None:
+            old.close()
+        inbox = Inbox.open(action.memory) if action.memory else None
+        if inbox is None:
+            return ""
+        self._inboxes[key] = inbox
+        self.shelf(action.store)
+        return self._values[action.store].offer()
+
+    def save(self, machine: dict[str, Any]) -> None:
+        """Write each shelf to a folder of its own, and with it what the machine knows of the store."""
+        for state in machine["stores"]:
+            self.shelf(state["store"]).snapshot(self._folder(state["store"]), state)
+
+    def restore(self) -> dict[str, Any]:
+        """Take up the last snapshots; return what the machine wants to find again.
+
+        Raises
+        ------
+        StateFileError
+            One is damaged.
+        """
+        states = []
+        for folder in sorted(self._root.glob("store-*")):
+            memory = Values()
+            shelf, state = Shelf.restore(folder, memory)
+            store = int(state["store"])
+            self._values[store], self._shelves[store] = memory, shelf
+            states.append(state)
+        return {"stores": states}
+
+    @property
+    def _root(self) -> Path:
+        return Path(self._config.snapshot) / f"server-{self._server}"
+
+    def _folder(self, store: int) -> Path:
+        return self._root / f"store-{store}"
+
+    def close(self) -> None:
+        """Let everything go."""
+        for shelf in self._shelves.values():
+            shelf.close()
+        for memory in (*self._values.values(), *self._inboxes.values()):
+            memory.close()
+        self._shelves.clear()
+        self._values.clear()
+        self._inboxes.clear()
+
+
+def _failure(error: BaseException) -> Failure:
+    name = type(error).__name__ if isinstance(error, KVStoreError) else "KVStoreError"
+    return Failure(name, str(error) or type(error).__name__)
+
+
+def _one(record: Record, frames: Sequence[Any]) -> memoryview:
+    view = memoryview(frames[record.frame]).cast("B")
+    return view[record.offset : record.offset + record.nbytes]
+
+
+def _of_frames(record: Record, frames: Sequence[Any]) -> Any:
+    """View a payload as one buffer; rows in two frames as two."""
+    first = memoryview(frames[record.frame]).cast("B")
+    if record.rows >= 0 and first.nbytes < record.offset + record.nbytes:
+        ids = first[record.offset : record.offset + record.rows * 8]
+        rest = record.nbytes - record.rows * 8
+        return ids, memoryview(frames[record.frame + 1]).cast("B")[:rest]
+    return first[record.offset : record.offset + record.nbytes]
+
+
+def _bytes(array: Any) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")

@@ -1,0 +1,154 @@
+"""What is pushed to parameter servers: values of one key, summed, packed if so set, and cut into slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .. import pages
+from ..compression import Feedback
+from ..kernels import cpu
+from ..ps.client import Request, Take
+from ..ps.messages import Kind, Place, Record
+from ..sparse import RowSparseArray
+from .apply import summands
+from .dist_keys import DistKey, Part
+from .dist_memory import Home, Memory
+from .entry import Array
+from .rows import merged
+
+_BITS = {"two_bit": 2, "one_bit": 1, "half": 16, "bfloat": 16}
+
+
+class Stamp:
+    """What all records of one push have in common."""
+
+    __slots__ = ("clock", "kind", "round", "version")
+
+    def __init__(self, kind: Kind, round: int, version: int = 0, clock: int = 0) -> None:
+        self.kind, self.round, self.version, self.clock = kind, round, version, clock
+
+
+class Sources:
+    """Makes requests of values."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        #: Bits of an element, by code.
+        self._bits = {cpu.coding(name): bits for name, bits in _BITS.items()}
+
+    def dense(self, key: DistKey, values: list[Array], stamp: Stamp, take: Take | None) -> Iterator[Request]:
+        """Send the sum of values; they stay as they are until all is answered."""
+        home = self._memory.home(key, values)
+        data = None
+        if home is None:
+            data = memoryview(_summed(key, values).reshape(-1).view(np.uint8))
+        yield from self._cut(key, data, key.dtype.itemsize * 8, stamp, take, home)
+
+    def packed(
+        self, key: DistKey, values: list[Array], stamp: Stamp, take: Take | None, feedback: Feedback
+    ) -> Iterator[Request]:
+        """Send the sum of values as the codec packs it; one without kernels packs and unpacks it here."""
+        compiled = feedback.codec.compiled
+        if compiled is None:
+            pushed = feedback.total(key.key, values)
+            restored = summands(pushed)
+            assert isinstance(restored, list)
+            pushed.keep()
+            yield from self.dense(key, restored, stamp, take)
+            return
+        code, threshold = compiled
+        words = np.empty(cpu.encoded_bytes(code, key.size), np.uint8)
+        feedback.pack(key.key, values, words)
+        yield from self._cut(key, memoryview(words), self._bits[code], stamp, take, None, code, threshold)
+
+    def _cut(
+        self,
+        key: DistKey,
+        data: memoryview | None,
+        bits: int,
+        stamp: Stamp,
+        take: Take | None,
+        home: Home | None,
+        coding: int = 0,
+        threshold: float = 0.0,
+    ) -> Iterator[Request]:
+        """Cut bytes, of which an element takes `bits` bits, at the key's slices; they are sent, or at `home`."""
+        nbytes = key.nbytes if data is None else len(data)
+        last = len(key.parts) - 1
+        for index, part in enumerate(key.parts):
+            start = part.start * bits // 8
+            stop = nbytes if index == last else part.stop * bits // 8
+            place, frame, offset = Place.FRAME, 0, 0
+            if home is not None:
+                place, frame, offset = Place.SHARED, home.segment, home.offset + start
+            record = Record(
+                stamp.kind, part.slice, 0, stamp.round, stamp.version, stamp.clock, coding, threshold, -1,
+                place, frame, offset, stop - start,
+            )  # fmt: skip
+            yield Request(part.server, record, () if data is None else (data[start:stop],), take, part)
+
+    def rows(
+        self, key: DistKey, values: Sequence[RowSparseArray], stamp: Stamp, take: Take | None = None
+    ) -> Iterator[Request]:
+        """Send the sum of row-sparse values; every slice hears of it, also of no rows."""
+        total = values[0] if len(values) == 1 else merged(list(values))
+        ids = np.ascontiguousarray(total.indices)
+        data = np.ascontiguousarray(total.data).reshape(len(ids), -1)
+        for part, low, high in split_rows(key, ids):
+            nbytes = (high - low) * (8 + key.row_size * key.dtype.itemsize)
+            record = Record(
+                stamp.kind, part.slice, 0, stamp.round, stamp.version, stamp.clock,
+                rows=high - low, place=Place.FRAME, nbytes=nbytes,
+            )  # fmt: skip
+            payload = (memoryview(ids[low:high]).cast("B"), _bytes(data[low:high]))
+            yield Request(part.server, record, payload, take, part)
+
+
+def _summed(key: DistKey, values: list[Array]) -> Array:
+    """Return the sum of values; a single one itself."""
+    if len(values) == 1:
+        return values[0]
+    total = pages.empty(key.shape, key.dtype)
+    cpu.reduce([(values, total, [])])
+    return total
+
+
+def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Part, int, int]]:
+    """For each slice of a table, which of sorted row ids are its."""
+    bounds = np.searchsorted(ids, [part.stop for part in key.parts])
+    low = 0
+    for part, high in zip(key.parts, bounds.tolist(), strict=True):
+        yield part, low, high
+        low = high
+
+
+def asked(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
+    """Ask every slice of a key for its value or its state, after the rounds that were pushed into."""
+    for part in key.parts:
+        yield Request(part.server, Record(kind, part.slice, 0, key.pushes), (), take, part)
+
+
+def put_states(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
+    """Bring optimizer states to the slices of a key."""
+    for part in key.parts:
+        state = states[part.slice]
+        record = Record(Kind.PUT_STATE, part.slice, 0, place=Place.FRAME, nbytes=len(state))
+        yield Request(part.server, record, (state,), None, part)
+
+
+def asked_rows(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
+    """Ask for rows by their sorted ids; slices that have none of them are not asked."""
+    for part, low, high in split_rows(key, ids):
+        if high > low:
+            record = Record(
+                Kind.PULL_ROWS, part.slice, 0, key.pushes,
+                rows=high - low, place=Place.FRAME, nbytes=(high - low) * 8,
+            )  # fmt: skip
+            yield Request(part.server, record, (memoryview(ids[low:high]).cast("B"),), take, part)
+
+
+def _bytes(array: Array) -> memoryview:
+    """View the memory of a contiguous array, whatever its element type."""
+    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")

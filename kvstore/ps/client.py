@@ -1,0 +1,416 @@
+"""A worker's end of the parameter server: the sockets, driven by whoever waits.
+
+There is no thread for it. Whoever calls the store takes the sockets, sends, and drives the worker's machine
+until what it waits for is there; another thread that wants them is let in between two steps. Signs of life
+are the pulse's business, which needs no thread of Python's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..config import StoreConfig
+from ..errors import ClosedError, KVStoreError, TimeoutError
+from ..memory.outbox import Inbox, Outbox
+from . import events
+from . import messages as m
+from .failures import raised
+from .losses import lost
+from .messages import Answer, Control, Failure, Record, View
+from .process import this_process, worker_roles
+from .sockets import WorkerSockets
+from .worker import Worker
+
+log = logging.getLogger("kvstore.ps")
+
+_NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
+_TICK = 0.1  # seconds between two looks at the clock
+_FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
+
+#: Takes in the value of one slice: ``take(part, record, frames)``; False asks for it once more, in a frame.
+Take = Callable[[Any, Record, Sequence[Any]], bool]
+
+
+class Request(NamedTuple):
+    """What is wanted of one slice."""
+
+    server: int
+    record: Record
+    payload: tuple[Any, ...]
+    take: Take | None
+    #: The caller's name for the slice, which `take` gets.
+    part: Any
+
+
+class Operation:
+    """Requests under way."""
+
+    __slots__ = ("answer", "done", "error", "requests")
+
+    def __init__(self, requests: Sequence[Request] = ()) -> None:
+        self.requests = requests
+        self.done = False
+        self.error: KVStoreError | None = None
+        self.answer: Answer | None = None
+
+
+class Client:
+    """One store of one worker process.
+
+    Parameters
+    ----------
+    config : StoreConfig
+    synchronous : bool
+        Whether pushes count in rounds.
+    slice_bytes : int
+        Size of the slices into which the scheduler cuts large keys.
+
+    Raises
+    ------
+    ConfigError
+        No variables say where the servers are, or the scheduler refuses this process.
+    TimeoutError
+        The job did not come together within the deadline.
+    """
+
+    def __init__(self, config: StoreConfig, synchronous: bool, slice_bytes: int) -> None:
+        self._config, self._roles = config, worker_roles()
+        self._process = this_process(self._roles)
+        self._lock = threading.Lock()
+        self._waiters: deque[None] = deque()  # threads that want the sockets
+        self._operations: dict[int, Operation] = {}
+        self._names = itertools.count()
+        self._inboxes: dict[int, Inbox | None] = {}
+        self._barriers = 0
+        self._ticked = 0.0
+        self.closed = False
+        self._failure: Failure | None = None
+        self.outbox = Outbox() if config.same_host_shm else None
+        options = {
+            "mode": "sync" if synchronous else "async",
+            "on_peer_loss": config.on_peer_loss,
+            "slice_bytes": slice_bytes,
+        }
+        hello = self._process.hello(config.group, options)
+        self._machine = Worker(
+            hello,
+            self._process.worker_options(config.credit_bytes, slice_bytes),
+            self.outbox.offer() if self.outbox is not None else "",
+        )
+        self._sockets = WorkerSockets(self._roles, hello)
+        try:
+            self._step_in(events.Start())
+            self._wait(lambda: self._machine.welcome is not None, "the other processes of the job to start")
+        except BaseException:
+            self.shut()
+            raise
+        welcome = self._machine.welcome
+        assert welcome is not None
+        self.rank, self.size = welcome.rank, welcome.size
+        self.local_rank, self.local_size = self._process.place(self.rank, self.size)
+        self._process.opened(self, welcome.pulse)
+
+    # ------------------------------------------------------------------------------------ data and questions
+
+    def submit(self, requests: Sequence[Request], priority: int = 0) -> Operation:
+        """Send requests, as far as the credit allows; the rest goes while somebody waits.
+
+        Payloads belong to the operation until it is finished. Operations on one slice are submitted one after
+        the other.
+        """
+        operation = Operation(requests)
+        name = next(self._names)
+        parts = [events.Part(r.server, r.record, r.payload) for r in requests]
+        self._operations[name] = operation
+        self._step_in(events.Submit(name, parts, priority))
+        return operation
+
+    def finish(self, operation: Operation, what: str) -> None:
+        """Wait until all requests of an operation are answered.
+
+        Raises
+        ------
+        TimeoutError
+            After the store's deadline. Where a push was under way the store is of no use any more: its parts
+            may have come, or not.
+        PeerLostError, UpdaterError, ...
+            What a server answered.
+        """
+        try:
+            self._wait(lambda: operation.done, what, operation)
+        except BaseException as error:
+            if not operation.done and any(request.payload for request in operation.requests):
+                self._fail(Failure("KVStoreError", f"worker {self.rank} gave up in {what}: {error!r}"))
+            raise
+        if operation.error is not None:
+            raise raised(operation.error)
+
+    def ask(
+        self, make: Callable[..., Control], what: str, until: Callable[[], bool] | None = None
+    ) -> Answer | None:
+        """Ask the scheduler; `make` gets `request` and `store`. None where `until` came true before.
+
+        Raises
+        ------
+        TimeoutError, and what the scheduler answered
+        """
+        operation = Operation()
+        name = next(self._names)
+        self._operations[name] = operation
+        self._step_in(events.Ask(name, make(request=0, store=0)))
+        self._wait(lambda: operation.done or (until is not None and until()), what)
+        if not operation.done:
+            del self._operations[name]
+            return None
+        if operation.error is not None:
+            raise raised(operation.error)
+        return operation.answer
+
+    def told(self, make: Callable[..., Control], what: str) -> Answer:
+        """Ask the scheduler for what it always answers."""
+        answer = self.ask(make, what)
+        assert answer is not None
+        return answer
+
+    # ---------------------------------------------------------------------------------------------- the job
+
+    def founds(self) -> bool:
+        """Whether this worker's first values count: it is the lowest member."""
+        view = self._machine.view
+        return view is not None and self.rank == min((one.rank for one in view.members), default=self.rank)
+
+    def check_writing(self) -> None:
+        """Raise unless this worker may push."""
+        self._check_alive()
+        view = self._machine.view
+        if view is not None and view.broken:
+            raise raised(lost(view.losses))
+
+    def barrier(self) -> None:
+        """Wait until every member that has not joined is here."""
+        self.told(partial(m.Barrier, number=self._barriers + 1), f"barrier {self._barriers + 1}")
+        self._barriers += 1
+
+    def rest(self) -> None:
+        """Tell all that this worker has no more batches."""
+        self.told(m.JoinRounds, "the others to know that this worker has joined")
+
+    def num_lost(self, timeout: float) -> int:
+        """Count the processes that are lost, as far as this one knows."""
+        view = self._machine.view
+        losses = () if view is None else view.losses
+        return len(losses) + (self._machine.failure is not None and not losses)
+
+    # ---------------------------------------------------------------------------------------- shared memory
+
+    @property
+    def failed(self) -> bool:
+        """Whether this worker is out."""
+        return self._failure is not None
+
+    @property
+    def all_read_here(self) -> bool:
+        """Whether every server reads this process's memory."""
+        view = self._machine.view
+        return view is not None and all(self._inboxes.get(one.rank) for one in view.servers)
+
+    def inbox(self, server: int) -> Inbox | None:
+        """Return the memory of a server's values, if this process can read it."""
+        return self._inboxes.get(server)
+
+    def complete(self, slices: Iterable[Any]) -> int:
+        """Count the pushes of this worker whose rounds are known to be complete, in all slices (parts)."""
+        return min(self._machine.complete(one.server, one.slice) for one in slices)
+
+    # ----------------------------------------------------------------------------------------------- driving
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the machine and the sockets."""
+        if not self._lock.acquire(blocking=False):
+            self._waiters.append(None)
+            try:
+                self._sockets.wake()
+                if not self._lock.acquire(timeout=self._config.timeout):
+                    raise TimeoutError("another thread has held this store's sockets until the deadline")
+            finally:
+                self._waiters.pop()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _step_in(self, event: events.Event) -> None:
+        self._check_alive()
+        with self._turn():
+            self._carry_out(self._machine.step(event, time.monotonic()))
+
+    def _wait(self, ready: Callable[[], bool], what: str, operation: Operation | None = None) -> None:
+        """Drive until it is ready."""
+        start = time.monotonic()
+        noticed = False
+        while True:
+            with self._turn():
+                if ready():
+                    return
+                self._check_alive()
+                self._drive()
+            if self._waiters:
+                time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
+            waited = time.monotonic() - start
+            if waited > _NOTICE_AFTER and not noticed:
+                noticed = True
+                self._inquire(operation)
+            if noticed and waited > _NOTICE_AFTER + 1 and noticed is not None:
+                log.warning("%s", self._waiting(what, waited))
+                noticed = None
+            if waited > self._config.timeout:
+                raise TimeoutError(self._waiting(what, waited))
+
+    def _drive(self) -> None:
+        """Wait a little for messages, and handle them."""
+        now = time.monotonic()
+        if now - self._ticked >= _TICK:
+            self._ticked = now
+            self._carry_out(self._machine.step(events.Tick(), now))
+        for peer, message in self._sockets.receive(_TICK):
+            if type(message) is m.Attached:
+                self._open_memory(peer, message)
+            self._carry_out(self._machine.step(events.Received(peer, message), time.monotonic()))
+
+    def _carry_out(self, actions: list[events.Action]) -> None:
+        pending: deque[events.Action] = deque(actions)
+        while pending:
+            action = pending.popleft()
+            kind = type(action)
+            if kind is events.Send:
+                self._sockets.send(action.peer, action.message)
+            elif kind is events.Got:
+                self._take(action, pending)
+            elif kind is events.Done:
+                self._done(action)
+            elif kind is events.Connect:
+                self._inboxes.pop(action.server, None)
+                self._sockets.connect(action.server, action.address)
+            elif kind is events.Failed:
+                self._failure = action.failure
+            elif kind is events.ViewChanged:
+                _tell(action.view, self.rank)
+
+    def _take(self, action: events.Got, pending: deque[events.Action]) -> None:
+        operation = self._operations.get(action.op)
+        if operation is None:  # given up
+            return
+        request = operation.requests[action.index]
+        if request.take is None or operation.error is not None:
+            return
+        try:
+            good = request.take(request.part, action.record, action.frames)
+        except (KVStoreError, ValueError, IndexError) as error:
+            operation.error = Failure(
+                "ProtocolError", f"server {request.server} sent what is no value: {error}"
+            )
+            return
+        if not good:
+            part = events.Part(request.server, request.record, request.payload)
+            for other in [one for one in pending if type(one) is events.Done and one.op == action.op]:
+                pending.remove(other)
+            again = events.Again(action.op, action.index, part)
+            pending.extend(self._machine.step(again, time.monotonic()))
+
+    def _done(self, action: events.Done) -> None:
+        operation = self._operations.pop(action.op, None)
+        if operation is not None:
+            operation.error = operation.error or action.error
+            operation.answer, operation.done = action.answer, True
+
+    def _open_memory(self, server: int, message: m.Attached) -> None:
+        self._inboxes[server] = Inbox.open(message.memory) if message.memory and self.outbox else None
+
+    def _inquire(self, operation: Operation | None) -> None:
+        """Ask whom an operation waits for; the answer comes while it waits on."""
+        with self._turn():
+            name = next((name for name, one in self._operations.items() if one is operation), None)
+            for server, record in self._machine.pending(name) if name is not None else ():
+                self._carry_out([self._machine.who(server, record.slice, record.round)])
+                return
+            self._carry_out([self._machine.who(None)])
+
+    def _waiting(self, what: str, waited: float) -> str:
+        """Say for whom this worker waits."""
+        told = self._machine.missing
+        ranks = ", ".join(str(rank) for rank in told.ranks) if told is not None else ""
+        whom = f"; missing: worker {ranks}" if ranks else ""
+        who = f"worker {self.rank}" if self._machine.welcome is not None else "this process"
+        return f"{who} has waited {waited:.0f} s for {what}{whom}"
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._process.pid:
+            raise KVStoreError(
+                "this process is a fork of a worker and has no part in its job; use the store in the process "
+                "that created it, or start workers with `kvstore run`"
+            )
+        if self._failure is not None:
+            raise raised(self._failure)
+        if self.closed:
+            raise ClosedError("this store is closed; create a new one")
+
+    def _fail(self, failure: Failure) -> None:
+        """Go no further: what is under way must not be read any more."""
+        with self._turn():
+            self._failure = self._failure or failure
+            self._sockets.close()
+
+    # --------------------------------------------------------------------------------------------------- end
+
+    def close(self, lost: bool = False) -> None:
+        """Leave the job, or with `lost` go without a word. A second call does nothing."""
+        if self.closed or os.getpid() != self._process.pid:
+            return
+        if not lost and self._failure is None:
+            self._say(m.Leave)
+        self.closed = True
+        if lost:
+            self._process.abandon()
+        if lost or not self._process.keeps(self):
+            self.shut()
+
+    def say_bye(self) -> None:
+        """Tell the scheduler that this process ends well; for one store, when all are closed."""
+        self.closed = False
+        self._say(lambda request=0, store=0: m.Bye(self._process.name))
+        self.closed = True
+        self.shut()
+
+    def _say(self, make: Callable[..., Control]) -> None:
+        """Tell the scheduler something; not for long, if it does not listen."""
+        operation = Operation()
+        name = next(self._names)
+        self._operations[name] = operation
+        with contextlib.suppress(KVStoreError):
+            self._step_in(events.Ask(name, make(store=0)))
+            end = time.monotonic() + min(_FAREWELL, self._config.timeout)
+            self._wait(lambda: operation.done or time.monotonic() > end, "the scheduler")
+
+    def shut(self) -> None:
+        """Close the sockets."""
+        self._sockets.close()
+        for inbox in self._inboxes.values():
+            if inbox is not None:
+                inbox.close()
+        self._inboxes.clear()
+
+
+def _tell(view: View, rank: int) -> None:
+    for loss in view.losses:
+        log.warning("worker %d: %s %d is lost, epoch %d", rank, loss.role, loss.rank, view.epoch)

@@ -1,0 +1,104 @@
+"""The scheduler: one socket, the pulses of all processes, and the machine that knows who takes part."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..roles import Roles
+from . import events
+from .config import PsConfig
+from .failures import raised
+from .messages import Letter, Welcome
+from .scheduler import Scheduler, SchedulerOptions
+from .sockets import SchedulerSockets
+
+log = logging.getLogger("kvstore.ps")
+
+_TICK = 0.1  # seconds between two looks at the clock
+_NOTICE_AFTER = 10.0  # seconds until it says whom the job waits for
+
+
+def run(roles: Roles, config: PsConfig, report: Callable[[str], None] | None = None) -> None:
+    """Be the scheduler of a job until it is over.
+
+    Parameters
+    ----------
+    report : callable, optional
+        Called with the address as soon as others can connect.
+
+    Raises
+    ------
+    KVStoreError
+        The address cannot be taken, or the job did not end well.
+    """
+    sockets = SchedulerSockets(roles)
+    roles = roles.bound(sockets.port)
+    try:
+        if report is not None:
+            report(sockets.address)
+        end = _Loop(roles, config, sockets).run()
+    finally:
+        sockets.close()
+    if end.error is not None:
+        raise raised(end.error)
+
+
+class _Loop:
+    """One scheduler, from its start to its end."""
+
+    def __init__(self, roles: Roles, config: PsConfig, sockets: SchedulerSockets) -> None:
+        self._sockets, self._heartbeat = sockets, config.heartbeat
+        options = SchedulerOptions(
+            roles.job,
+            roles.num_workers,
+            roles.num_servers,
+            letter=min(1.0, config.dead_after / 4),
+            dead_after=config.dead_after,
+            server_grace=config.timeout if config.server_restarts else 0.0,
+            timeout=config.timeout,
+        )
+        self._machine = Scheduler(options)
+        self._ticked = self._pinged = self._started = time.monotonic()
+        self._told = False
+        self._ended: events.End | None = None
+
+    def run(self) -> events.End:
+        """Serve until the job is over."""
+        while self._ended is None:
+            for peer, message in self._sockets.receive(_TICK):
+                self._step(events.Received(peer, message))
+            for process in self._sockets.heard():
+                self._step(events.Heard(process))
+            self._look_at_the_clock(time.monotonic())
+        return self._ended
+
+    def _look_at_the_clock(self, now: float) -> None:
+        if now - self._pinged >= self._heartbeat:
+            self._pinged = now
+            self._sockets.ping()
+        if now - self._ticked >= _TICK:
+            self._ticked = now
+            self._step(events.Tick())
+        if not self._told and now - self._started > _NOTICE_AFTER:
+            self._told = True
+            if missing := self._machine.waits_for():
+                log.warning("the job has waited %.0f s for %s", now - self._started, missing)
+
+    def _step(self, event: events.Event) -> None:
+        for action in self._machine.step(event, time.monotonic()):
+            if isinstance(action, events.Send):
+                self._sockets.send(action.peer, self._addressed(action.message))
+            elif isinstance(action, events.End):
+                self._ended = action
+
+    def _addressed(self, message: Any) -> Any:
+        """Tell those who are welcome where their signs of life are wanted."""
+        if type(message) is Letter and type(message.body) is Welcome:
+            body = msgspec.structs.replace(message.body, pulse=self._sockets.pulse)
+            return msgspec.structs.replace(message, body=body)
+        return message

@@ -1,0 +1,238 @@
+"""A server: its sockets, and what its machine wants done, in one thread.
+
+Arithmetic runs on the kernels' helper threads, outside of the interpreter's lock; while it does, messages
+pile up in ZeroMQ's queues. What the values are, and where they lie, is `Shelves`' business.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from ..errors import KVStoreError
+from ..roles import Roles
+from ..wire.pulse import Pulse
+from . import events
+from . import messages as m
+from .config import PsConfig
+from .failures import raised
+from .messages import Failure, Kind, Place, Record
+from .server import Server, ServerOptions
+from .sockets import ServerSockets
+
+log = logging.getLogger("kvstore.ps")
+
+_TICK = 0.1  # seconds between two looks at the clock
+_REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
+
+
+class Shelves(Protocol):
+    """What a server holds; every method is called by the one thread of the loop."""
+
+    def apply(self, action: events.Apply) -> events.Applied | None:
+        """Carry out rounds; None where all of them wait for others."""
+
+    def write(self, action: events.Write) -> events.Applied:
+        """Write a value or a state."""
+
+    def read(
+        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool
+    ) -> tuple[Record, list[Any]]:
+        """Return what is asked for: place, rows, nbytes, and buffers where place is FRAME.
+
+        Live memory only where `steady`: the value stays as it is until the worker has it.
+        """
+
+    def seated(self, rank: int) -> None:
+        """Learn which server this is."""
+
+    def define(self, action: events.Define) -> None:
+        """Take note of slices that will come."""
+
+    def forget(self, action: events.Forget) -> None:
+        """Drop slices."""
+
+    def configure(self, action: events.Configure) -> Failure | None:
+        """Take in settings."""
+
+    def attach(self, action: events.Attachment) -> str:
+        """Open a worker's memory, and say where values are for it; or let it go."""
+
+    def save(self, machine: dict[str, Any]) -> None:
+        """Write a snapshot, and beside it what the machine wants to find again."""
+
+    def close(self) -> None:
+        """Let everything go."""
+
+
+class ServerLoop:
+    """One server, from its start to its end."""
+
+    def __init__(
+        self, roles: Roles, config: PsConfig, shelves: Shelves, state: dict[str, Any] | None = None
+    ) -> None:
+        self._config, self._shelves = config, shelves
+        incarnation = secrets.randbits(63)
+        process = f"server/{roles.rank}/{os.getpid()}/{secrets.token_hex(8)}"
+        self._sockets = ServerSockets(roles, incarnation)
+        hello = m.Hello(
+            "server", roles.rank, incarnation, process, roles.job, m.PROTOCOL,
+            address=self._sockets.address, restarted=state is not None,
+        )  # fmt: skip
+        options = ServerOptions(dead_after=config.dead_after, saves=bool(config.snapshot))
+        self._machine = Server(hello, options, state)
+        self._pulse: Pulse | None = None
+        self._keys = roles.keys
+        self._process = process
+        self._ticked = self._saved = time.monotonic()
+        self._due = False  # a snapshot
+        #: What workers of this machine are told of our memory, by store and rank.
+        self._memory: dict[tuple[int, int], str] = {}
+        self._attaching: dict[Hashable, tuple[int, int]] = {}
+        self._ended: events.End | None = None
+
+    def run(self) -> None:
+        """Serve until the job is over.
+
+        Raises
+        ------
+        KVStoreError
+            The job did not end well, or this server was refused.
+        """
+        try:
+            self._step(events.Start())
+            while self._ended is None:
+                self._turn()
+        finally:
+            if self._pulse is not None:
+                self._pulse.close()
+            self._sockets.close()
+            self._shelves.close()
+        if self._ended.error is not None:
+            raise raised(self._ended.error)
+
+    def _turn(self) -> None:
+        for peer, message in self._sockets.receive(_TICK):
+            if type(message) is m.Attach:
+                self._attaching[peer] = message.store, message.rank
+            self._step(events.Received(peer, message))
+        now = time.monotonic()
+        if now - self._ticked >= _TICK:
+            self._ticked = now
+            self._step(events.Tick())
+        interval = self._config.snapshot_interval
+        if self._config.snapshot and (self._due or now - self._saved > interval) and self._machine.quiet():
+            self._save()
+
+    def _save(self) -> None:
+        self._due = False
+        try:
+            self._shelves.save(self._machine.snapshot())
+        except (OSError, KVStoreError) as error:
+            log.error("no snapshot could be written, the last one stays: %s", error)
+        self._saved = time.monotonic()
+        self._step(events.Saved())
+
+    def _step(self, event: events.Event) -> None:
+        work = [event]
+        while work:
+            for action in self._machine.step(work.pop(0), time.monotonic()):
+                follows = self._carry_out(action)
+                if follows is not None:
+                    work.append(follows)
+
+    def _carry_out(self, action: events.Action) -> events.Event | None:
+        kind = type(action)
+        if kind is events.Reply:
+            self._reply(action)
+        elif kind is events.Apply:
+            return self._shelves.apply(action)
+        elif kind is events.Send:
+            self._send(action)
+        elif kind is events.Write:
+            return self._shelves.write(action)
+        elif kind is events.Configure:
+            install = action.install
+            return events.Configured(install.store, install.version, self._shelves.configure(action))
+        elif kind is events.Define:
+            self._shelves.define(action)
+        elif kind is events.Forget:
+            self._shelves.forget(action)
+        elif kind is events.Attachment:
+            self._memory[action.store, action.rank] = self._shelves.attach(action)
+        elif kind is events.Welcomed:
+            self._shelves.seated(action.welcome.rank)
+            self._pulse = self._pulse or Pulse(action.welcome.pulse, self._process, self._keys)
+        elif kind is events.Save:
+            self._due = True
+        elif kind is events.End:
+            self._ended = action
+        elif kind is events.Failed:
+            self._ended = events.End(action.failure)
+        return None
+
+    def _send(self, action: events.Send) -> None:
+        message = action.message
+        if type(message) is m.Attached:
+            offer = self._memory.get(self._attaching.get(action.peer, (-1, -1)), "")
+            message = msgspec.structs.replace(message, memory=offer)
+        self._sockets.send(action.peer, message)
+
+    def _reply(self, action: events.Reply) -> None:
+        """Answer one worker; what is large goes in several messages."""
+        records: list[Record] = []
+        frames: list[Any] = []
+        size = 0
+        store, rank = action.batch.store, action.batch.rank
+        for kind, request, round, detail in action.answers:
+            record, buffers = self._answer(store, rank, kind, request, round, detail)
+            if size and size + record.nbytes > _REPLY_BYTES and buffers:
+                self._flush(action, records, frames)
+                records, frames, size = [], [], 0
+            if buffers:
+                record = record._replace(frame=len(frames))
+                frames.append(tuple(buffers))
+                size += record.nbytes
+            records.append(record)
+        if records or not action.answers:
+            self._flush(action, records, frames)
+
+    def _flush(self, action: events.Reply, records: list[Record], frames: list[Any]) -> None:
+        self._sockets.send(action.peer, action.batch._replace(records=records, frames=tuple(frames)))
+
+    def _answer(
+        self, store: int, rank: int, kind: Kind, request: Record, round: int, detail: Any
+    ) -> tuple[Record, Sequence[Any]]:
+        record = Record(kind, request.slice, request.sequence, round)
+        if kind == Kind.FAILED:
+            return _failed(record, detail)
+        if kind != Kind.VALUE:
+            return record, ()
+        try:
+            steady = self._machine.waits_for(store, rank)
+            found, buffers = self._shelves.read(store, rank, request, detail, steady)
+        except KVStoreError as error:
+            return _failed(record, Failure(type(error).__name__, str(error)))
+        return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers
+
+
+def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
+    text = msgspec.msgpack.encode(failure)
+    return record._replace(kind=Kind.FAILED, place=Place.FRAME, nbytes=len(text)), [text]
+
+
+def run(roles: Roles, config: PsConfig, shelves: Shelves, state: dict[str, Any] | None = None) -> None:
+    """Be a server of a job until it is over; `state` is what the machine had saved.
+
+    Raises
+    ------
+    KVStoreError
+        The job did not end well, or this server was refused.
+    """
+    ServerLoop(roles, config, shelves, state).run()

@@ -1,0 +1,272 @@
+"""The sockets of each role: messages of the machines go in and come out.
+
+What cannot be sent now is lost, as it would be on a broken connection: the machines send it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from .. import addresses
+from ..errors import ProtocolError
+from ..roles import Roles
+from ..wire.channel import Dealer, NotSentError, Poller, Router
+from ..wire.context import Context
+from ..wire.frames import Codec, pack
+from ..wire.pulse import Pulses
+from .messages import Batch, Control, Hello, Place
+
+log = logging.getLogger("kvstore.ps")
+
+SCHEDULER = "scheduler"
+
+_FRAME = Place.FRAME
+_AT_ONCE = 64  # messages of one channel before the others have their turn
+_LINGER = 0.5  # seconds for the last words of a process
+
+Message = Control | Batch
+
+
+class WorkerSockets:
+    """A worker's: one to the scheduler, and one to each server."""
+
+    def __init__(self, roles: Roles, hello: Hello) -> None:
+        self._context = Context(roles.keys)
+        self._codec = Codec(roles.job)
+        self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
+        self._poller = Poller()
+        self._servers: dict[int, Dealer] = {}
+        self._peers: dict[Any, Hashable] = {}
+        self.closed = False
+        try:
+            self._scheduler = Dealer(self._context, roles.scheduler, _identity(self._name))
+            self._add(self._scheduler, SCHEDULER)
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self, server: int, address: str) -> None:
+        """Open a connection to a server, in the place of an old one."""
+        self._drop(server)
+        name = f"{self._name}/{server}/{secrets.token_hex(4)}"
+        dealer = self._servers[server] = Dealer(self._context, address, _identity(name), "server", server)
+        self._add(dealer, server)
+
+    def _add(self, dealer: Dealer, peer: Hashable) -> None:
+        self._peers[dealer] = peer
+        self._poller.add(dealer)
+
+    def _drop(self, server: int) -> None:
+        dealer = self._servers.pop(server, None)
+        if dealer is not None:
+            self._poller.remove(dealer)
+            del self._peers[dealer]
+            dealer.close()
+
+    def send(self, peer: Hashable, message: Message) -> None:
+        """Send to ``"scheduler"`` or a server's number."""
+        dealer = self._scheduler if peer == SCHEDULER else self._servers.get(peer)  # type: ignore[call-overload]
+        if dealer is None:
+            return
+        try:
+            dealer.send(self._codec.encode(_packed(message)), track=False)
+        except NotSentError as error:
+            log.debug("not sent, and sent again later: %s", error)
+
+    def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
+        """Wait for messages, at most so many seconds; yield those that are there."""
+        for channel in self._poller.wait(timeout):
+            peer = self._peers.get(channel)
+            for _ in range(_AT_ONCE):
+                frames = channel.receive() if not self.closed else None  # type: ignore[attr-defined]
+                if frames is None:
+                    break
+                message = _read(self._codec, frames, channel.peer)  # type: ignore[attr-defined]
+                if message is not None:
+                    yield peer, message
+
+    def wake(self) -> None:
+        """End the `receive` of another thread."""
+        if not self.closed:
+            self._poller.wake()
+
+    def close(self) -> None:
+        """Close all. A second call does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        self._context.close(_LINGER)
+        self._poller.close()
+
+
+class ServerSockets:
+    """A server's: one to the scheduler, and one for all workers."""
+
+    def __init__(self, roles: Roles, incarnation: int) -> None:
+        self._context = Context(roles.keys)
+        self._codec = Codec(roles.job)
+        self._poller = Poller()
+        self.closed = False
+        name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
+        try:
+            self._workers = Router(self._context, _address(roles, name))
+            self._scheduler = Dealer(self._context, roles.scheduler, _identity(name))
+            self._poller.add(self._workers)
+            self._poller.add(self._scheduler)
+        except BaseException:
+            self.close()
+            raise
+        #: Where workers find this server.
+        self.address = self._workers.address
+
+    def send(self, peer: Hashable, message: Message) -> None:
+        """Send."""
+        try:
+            frames = self._codec.encode(_packed(message))
+            if peer == SCHEDULER:
+                self._scheduler.send(frames, track=False)
+            else:
+                self._workers.send(peer, frames, track=False)  # type: ignore[arg-type]
+        except NotSentError as error:
+            log.debug("not sent, and sent again later: %s", error)
+
+    def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
+        """Wait for messages, at most so many seconds; yield those that are there."""
+        for channel in self._poller.wait(timeout):
+            for _ in range(_AT_ONCE):
+                found = self._next(channel)
+                if found is None:
+                    break
+                peer, message = found
+                if message is not None:
+                    yield peer, message
+
+    def _next(self, channel: Any) -> tuple[Hashable, Message | None] | None:
+        if channel is self._scheduler:
+            frames = self._scheduler.receive()
+            return None if frames is None else (SCHEDULER, _read(self._codec, frames, "the scheduler"))
+        found = self._workers.receive()
+        if found is None:
+            return None
+        peer, frames = found
+        return peer, _read(self._codec, frames, repr(peer))
+
+    def close(self) -> None:
+        """Close all. A second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._context.close(_LINGER)
+            self._poller.close()
+
+
+class SchedulerSockets:
+    """The scheduler's: one for everybody, and one for signs of life."""
+
+    def __init__(self, roles: Roles) -> None:
+        self._context = Context(roles.keys)
+        self._poller = Poller()
+        self.closed = False
+        try:
+            self._all = Router(self._context, _bound(roles))
+            self._pulses = Pulses(self._context, _address(roles, roles.scheduler + "/pulse/"))
+            self._poller.add(self._all)
+            self._poller.add(self._pulses.router)
+        except BaseException:
+            self.close()
+            raise
+        #: Where others find the scheduler, and where it listens for signs of life.
+        self.address, self.pulse = self._all.address, self._pulses.address
+        #: Its port; 0 of a unix socket.
+        self.port = 0 if roles.ipc else int(self.address.rpartition(":")[2])
+        self._codec = Codec(roles.bound(self.port).job)
+
+    def send(self, peer: Hashable, message: Message) -> None:
+        """Send."""
+        try:
+            self._all.send(peer, self._codec.encode(message), track=False)  # type: ignore[arg-type]
+        except NotSentError as error:
+            log.debug("not sent, and sent again later: %s", error)
+
+    def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
+        """Wait for messages, at most so many seconds; yield those that are there."""
+        self._poller.wait(timeout)
+        for _ in range(_AT_ONCE):
+            found = self._all.receive()
+            if found is None:
+                return
+            message = _read(self._codec, found[1], repr(found[0]))
+            if message is not None:
+                yield found[0], message
+
+    def ping(self) -> None:
+        """Ask all processes for a sign of life."""
+        self._pulses.ping()
+
+    def heard(self) -> list[str]:
+        """Names of the processes that have given one since the last call."""
+        return self._pulses.heard()
+
+    def close(self) -> None:
+        """Close all. A second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._context.close(_LINGER)
+            self._poller.close()
+
+
+def _bound(roles: Roles) -> str:
+    """Where the scheduler binds: at its own address, with the numbers of a name."""
+    return roles.scheduler if roles.ipc else addresses.tcp(roles.host, roles.port)
+
+
+def _address(roles: Roles, name: str) -> str:
+    """Where a server binds."""
+    if roles.ipc:
+        return f"ipc://@kvstore/{secrets.token_hex(16)}/{name.rpartition('/')[0][-40:]}"
+    return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
+
+
+def _identity(name: str) -> bytes:
+    """Cut a name to what ZeroMQ takes: 255 bytes, the end of which is what differs."""
+    return b"k" + name.encode()[-254:]
+
+
+def _packed(message: Message) -> Message:
+    """Put small payloads of a batch into one frame."""
+    if type(message) is not Batch or not message.frames:
+        return message
+    frames, places = pack(message.frames)
+    records = [
+        record._replace(frame=places[record.frame][0], offset=places[record.frame][1])
+        if record.place == _FRAME
+        else record
+        for record in message.records
+    ]
+    return message._replace(records=records, frames=tuple(frames))
+
+
+def _read(codec: Codec, frames: list[Any], peer: str) -> Message | None:
+    """Read a message; what is none of this job is said once, and forgotten."""
+    try:
+        return codec.decode(frames)
+    except ProtocolError as error:
+        _strangers.say(peer, error)
+        return None
+
+
+class _Strangers:
+    """Says once for each peer what is wrong with it."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def say(self, peer: str, error: ProtocolError) -> None:
+        if peer not in self._told and len(self._told) < 1000:
+            self._told.add(peer)
+            log.warning("a message from %s is dropped: %s", peer[:120], error)
+
+
+_strangers = _Strangers()
