@@ -389,6 +389,24 @@ def switched_off() -> list[str]:
     return lines
 
 
+def broken_once(call: str) -> None:
+    """An error of the driver before a worker has arrived: it is told in words, and the round can go on."""
+    with small_gpu(count=1) as made, kv.create("shared") as store:
+        assert made.fake is not None
+        store.init("odd", np.zeros(77, F))
+        agree(store, made, {"odd": 77})
+        value = made.array(np.ones(77, F))
+        made.fake.fail(call, 700)
+        with pytest.raises(Exception, match="illegal memory access|ILLEGAL_ADDRESS"):
+            store.push("odd", value)
+        for _ in range(3):
+            value.set(np.ones(77, F))
+            store.pushpull("odd", value)
+            assert (value.get() == store.num_workers).all()
+        store.barrier()
+        store.close()
+
+
 # ----------------------------------------------------------------------------------------------- deaths, ends
 
 

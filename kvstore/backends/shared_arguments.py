@@ -200,7 +200,7 @@ class Arguments:
 
     def may_go_away(self, handle: Handle) -> bool:
         """Whether others may push to the key what lies on their GPUs."""
-        return self.gpus is not None and bool(self.gpus.ipc.offered(handle))
+        return self.gpus is not None and bool(self.gpus.ipc.is_open(handle))
 
     def is_away(self, handle: Handle) -> bool:
         """Whether the value of the key may lie on GPUs."""

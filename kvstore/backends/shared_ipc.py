@@ -109,11 +109,12 @@ class Ipc:
                 key = self._offer(handle, devices.pop())
             elif key.place.device not in devices:
                 return False
-            return key.agreed or self._agree(key)
+            return key.agreed or (not key.hopeless and self._agree(key))
 
-    def offered(self, handle: Handle) -> bool:
-        """Whether this worker's memory for a key was shown to the others."""
-        return handle.key in self._keys
+    def is_open(self, handle: Handle) -> bool:
+        """Whether others may push to a key from GPU to GPU, now or soon."""
+        key = self._keys.get(handle.key)
+        return key is not None and not key.hopeless
 
     def _offer(self, handle: Handle, device: int) -> IpcKey:
         table = Table(self._job, handle, self._size, self._rank)
@@ -140,6 +141,7 @@ class Ipc:
         standings = key.table.standings()
         if self.refusal is not None and standings[self._rank] == OFFERED:
             key.table.stand(REFUSED, self.refusal)
+            key.hopeless = True
             return False
         if standings[self._rank] == OFFERED and key.table.begin_to_hold():
             try:
@@ -158,10 +160,12 @@ class Ipc:
 
     def _refuse(self, key: IpcKey, error: Exception) -> None:
         key.table.stand(REFUSED, str(error))
+        key.hopeless = True
         self.refusal = f"CUDA IPC is refused here: {error}"
         self._say(again=True)
 
     def _follow_refusal(self, key: IpcKey, worker: int) -> None:
+        key.hopeless = True
         if self.refusal is None:
             why = key.table.why(worker) or "it has left"
             self.refusal = f"CUDA IPC is refused to worker {worker}: {why}"

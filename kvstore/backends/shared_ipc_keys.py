@@ -23,6 +23,8 @@ class IpcKey:
 
     Attributes
     ----------
+    agreed, hopeless : bool
+        Whether all workers can push to it from GPU to GPU; whether it is known that not all of them can.
     applied : int
         The last round whose sum was put into `value`, on some stream.
     home : int
@@ -34,7 +36,7 @@ class IpcKey:
     def __init__(self, handle: shm.Handle, place: Place, table: Table, rank: int) -> None:
         self.handle, self.place, self.table = handle, place, table
         self.numel = math.prod(handle.shape)
-        self.agreed = False
+        self.agreed = self.hopeless = False
         self.applied = self.home = self.through = 0
         self._rank = rank
         self._slots: list[Room] = []

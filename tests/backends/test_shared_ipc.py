@@ -141,6 +141,11 @@ def test_it_can_be_switched_off(job: MakeJob) -> None:
         assert "CUDA IPC is switched off" in line
 
 
+@pytest.mark.parametrize("call", ["cuLaunchKernelEx", "cuEventRecord", "cuEventSynchronize"])
+def test_an_error_of_the_driver(job: MakeJob, call: str) -> None:
+    run(job(2), "broken_once", call)
+
+
 # ----------------------------------------------------------------------------------------------- deaths, ends
 
 
