@@ -21,6 +21,7 @@ _WITHOUT_MEANING = {
     "MXNET_KVSTORE_TREE_BACKTRACK": "device sums do not run over trees",
     "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY": "device sums do not run over trees",
     "MXNET_KVSTORE_SERIAL_PUSH": "row-sparse sums give the same bits on any number of threads",
+    "MXNET_KVSTORE_BIGARRAY_BOUND": "large keys are cut by bytes (slice_bytes), not from a number of elements on",
     "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "use the logger 'kvstore' instead",
 }
 
@@ -48,6 +49,14 @@ class StoreConfig:
     spin : float
         Seconds that a wait for other processes spins before it sleeps: a wake-up costs tens of microseconds.
         KVSTORE_SPIN.
+    slice_bytes : int
+        Stores on servers: bytes of the slices into which large keys are cut; 0 takes 1 MB, or for `p3`
+        MXNET_KVSTORE_SLICE_THRESHOLD elements of 4 bytes (40,000). KVSTORE_SLICE_BYTES.
+    credit_bytes : int
+        Stores on servers: bytes on their way to a server that it has not taken in yet; what is sent later may
+        overtake the rest by its priority. KVSTORE_CREDIT_BYTES.
+    same_host_shm : bool
+        Stores on servers: hand payloads to servers of this machine in shared memory. KVSTORE_SAME_HOST_SHM.
     cuda_ipc : int
         0: arrays on GPUs go between the processes of `shared` through host memory only; 1: by CUDA IPC where
         that works. KVSTORE_CUDA_IPC.
@@ -59,6 +68,9 @@ class StoreConfig:
     processes: int = 0
     on_peer_loss: str = "raise"
     spin: float = 50e-6
+    slice_bytes: int = 0
+    credit_bytes: int = 32 << 20
+    same_host_shm: bool = True
     cuda_ipc: int = 1
 
     def __post_init__(self) -> None:
@@ -72,6 +84,10 @@ class StoreConfig:
             raise ConfigError(f"spin must be a number of seconds, 0 or more, got {self.spin}")
         if self.cuda_ipc not in (0, 1):
             raise ConfigError(f"cuda_ipc must be 1 (where it works) or 0 (never), got {self.cuda_ipc}")
+        if self.slice_bytes and not 4096 <= self.slice_bytes <= 1 << 30:
+            raise ConfigError(f"slice_bytes must be 0 or from 4 KB to 1 GB, got {self.slice_bytes}")
+        if not 1 << 16 <= self.credit_bytes <= 1 << 40:
+            raise ConfigError(f"credit_bytes must be at least 64 KB, got {self.credit_bytes}")
         if self.on_peer_loss not in ("raise", "continue"):
             raise ConfigError(f"on_peer_loss must be 'raise' or 'continue', got {self.on_peer_loss!r}")
 
@@ -80,6 +96,9 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "timeout": ("KVSTORE_TIMEOUT",),
     "threads": ("KVSTORE_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
     "spin": ("KVSTORE_SPIN",),
+    "slice_bytes": ("KVSTORE_SLICE_BYTES",),
+    "credit_bytes": ("KVSTORE_CREDIT_BYTES",),
+    "same_host_shm": ("KVSTORE_SAME_HOST_SHM",),
     "cuda_ipc": ("KVSTORE_CUDA_IPC",),
 }
 _TYPES: dict[str, Callable[[Any], Any]] = {
@@ -89,6 +108,9 @@ _TYPES: dict[str, Callable[[Any], Any]] = {
     "processes": int,
     "on_peer_loss": str,
     "spin": float,
+    "slice_bytes": int,
+    "credit_bytes": int,
+    "same_host_shm": bool,
     "cuda_ipc": int,
 }
 
@@ -127,6 +149,8 @@ def _typed(name: str, value: Any, source: str) -> Any:
     wanted = _TYPES[name]
     if wanted is str and not isinstance(value, str):
         raise ArgumentError(f"{source} must be a str, not {value!r}")
+    if wanted is bool:
+        return _flag(value, source)
     whole = wanted is not int or isinstance(value, str) or hasattr(value, "__index__")
     try:
         if isinstance(value, bool) or not whole:
@@ -134,6 +158,13 @@ def _typed(name: str, value: Any, source: str) -> Any:
         return wanted(value)
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(f"{source} must be of type {wanted.__name__}, not {value!r}") from None
+
+
+def _flag(value: Any, source: str) -> bool:
+    found = {"0": False, "1": True}.get(value) if isinstance(value, str) else value
+    if not isinstance(found, bool):
+        raise ArgumentError(f"{source} must be a bool (0 or 1 in a variable), not {value!r}")
+    return found
 
 
 def _warn_of_meaningless(env: Mapping[str, str]) -> None:

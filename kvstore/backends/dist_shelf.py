@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..optimizer import Updater
 from ..ps.messages import KeyEntry, Slice
 from ..sparse import RowSparseArray
 from .dist_shelf_dense import Batch, DenseKey, DenseSlice, update_whole, writing
+from .dist_shelf_files import Folder, Manifest, described, taken_back, typed
 from .dist_shelf_payload import Job, Payload, Place, plain, some_rows
 from .dist_shelf_rules import (
     NOTHING,
@@ -69,6 +71,7 @@ class Shelf:
         self._changed: set[int] = set()
         self._versions: dict[int, int] = {}
         self._waiting: dict[DenseKey, dict[int, Job]] = {}
+        self._folder: Folder | None = None
 
     def define(self, entries: Sequence[KeyEntry]) -> None:
         """Take note of slices that will come; known ones stay."""
@@ -161,6 +164,10 @@ class Shelf:
         if isinstance(held, Table):
             raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
         return held.live()
+
+    def is_table(self, slice: int) -> bool:
+        """Whether a slice is one of a row-sparse key."""
+        return isinstance(self._part(slice), Table)
 
     def rows(self, slice: int, ids: Ids | None = None) -> tuple[Ids, Array]:
         """Return rows of a table's slice as new arrays.
@@ -404,8 +411,22 @@ class Shelf:
         ----------
         rounds : dict
             What the server's machine wants to find again; plain values, fit for JSON.
+
+        Raises
+        ------
+        OSError
+            The folder cannot be written; the snapshot before is still there.
         """
-        raise NotImplementedError
+        folder = Path(folder)
+        if self._folder is None or self._folder.path != folder:
+            self._folder, self._changed = Folder(folder), set(self._ready)
+        entries = [entry for entry in self._entries.values()]
+        manifest = Manifest(
+            "", 0, self.store, self.server, 0, entries, self._rules.described(), {}, self._versions, rounds
+        )
+        changed = sorted(self._changed & self._ready)
+        self._folder.write(manifest, {slice: described(self._held[slice]) for slice in changed})
+        self._changed.clear()
 
     @classmethod
     def restore(
@@ -420,7 +441,31 @@ class Shelf:
         FileNotFoundError
             There is none.
         """
-        raise NotImplementedError
+        place = Folder(folder)
+        manifest, tensors = place.read()
+        shelf = cls(manifest.store, manifest.server, memory)
+        shelf._rules = Rules.from_description(manifest.rules)
+        shelf._versions = manifest.versions
+        shelf.define(manifest.entries)
+        try:
+            for slice, (_, said) in manifest.slices.items():
+                shelf._take_back(slice, said, tensors[slice])
+        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            raise StateFileError(f"{place.path} holds a damaged snapshot: {error!r}") from error
+        shelf._folder = place
+        return shelf, manifest.rounds
+
+    def _take_back(self, slice: int, said: dict[str, Any], tensors: dict[str, Array]) -> None:
+        held = self._part(slice)
+        if isinstance(held, DenseSlice):
+            value = typed(tensors["value"], held.of.dtype)
+            if value.shape != (held.size,):
+                raise StateFileError(
+                    f"slice {slice} of a snapshot has {value.size} elements, not {held.size}"
+                )
+            np.copyto(held.ensure(self._memory), value)
+        taken_back(held, said, tensors, self._rules.all())
+        self._ready.add(slice)
 
 
 def _write_table(table: Table, payload: Payload) -> None:

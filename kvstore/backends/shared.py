@@ -144,7 +144,7 @@ class SharedBackend:
         """Not asked for."""
         raise NotImplementedError
 
-    def begin(self, verb: str, arguments: tuple[Any, ...]) -> Finish:
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other.
 
         A result that is still to be delivered is so before the key's next round may begin.
@@ -480,6 +480,9 @@ class SharedBackend:
             self._arguments.close()
         finally:
             self._seat.leave(lost=False)
+
+    def command(self, head: int, body: str) -> None:
+        """There are no servers."""
 
     def abandon(self) -> None:
         """Leave the job as one who is lost: for the end of a process that failed."""
