@@ -420,7 +420,7 @@ class Shelf:
         folder = Path(folder)
         if self._folder is None or self._folder.path != folder:
             self._folder, self._changed = Folder(folder), set(self._ready)
-        entries = [entry for entry in self._entries.values()]
+        entries = list(self._entries.values())
         manifest = Manifest(
             "", 0, self.store, self.server, 0, entries, self._rules.described(), {}, self._versions, rounds
         )

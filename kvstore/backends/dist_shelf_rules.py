@@ -64,6 +64,10 @@ class Rules:
         self._rules.append(_next(last, version, kind, text))
         del self._rules[:-_KEPT]
 
+    def all(self) -> list[Rule]:
+        """Return all versions, oldest first."""
+        return list(self._rules)
+
     def described(self) -> list[dict[str, Any]]:
         """Return all versions, fit for JSON."""
         return [

@@ -234,6 +234,23 @@ class Table:
         if given.ids is not None:
             check_form(self.key, given.blank, one, 1)
 
+    def has_blank_tree(self) -> bool:
+        """Whether absent rows have a state of the present era."""
+        return self.ids is not None and self.tree() is not None and self._blank_era == self.state.era
+
+    def take_back(self, ids: Ids | None, rows: Array, blank: Array, blank_tree: Tree) -> None:
+        """Become what a snapshot told of; `ids` are those of `rows`, as they lie."""
+        self._block, self.count = pages.copy(rows), len(rows)
+        np.copyto(self.blank, blank)
+        self.blank_tree, self._blank_era = blank_tree, self.state.era
+        if ids is None:
+            self.ids, self.where = None, np.empty(0, np.int64)
+            return
+        self.where = np.argsort(ids)
+        self.ids = ids[self.where]
+        if len(ids) != len(rows) or not cpu.ascending_ids(self.ids, self.shape[0]):
+            raise StateFileError(f"the rows of key {self.key!r} in a snapshot do not fit their ids")
+
     def follow(self) -> None:
         """Bring float32 copies of 16-bit rows in line with rows that were set from outside."""
         updater, tree = self.state.updater, self.tree()
@@ -325,7 +342,7 @@ class Table:
 
     def _call(self, gradient: Array | RowSparseArray, rule: Rule, clock: int) -> None:
         """Let a rule in Python work on the whole table, or, where it needs no more, on the rows held."""
-        if not (isinstance(gradient, RowSparseArray) and works_by_rows(rule.optimizer)):
+        if not works_by_rows(rule.optimizer):
             self._check_whole(rule.optimizer)
             self.fill()
         with self._unless_it_fails(), self.state.counting(rule, self.key, clock) as updater:

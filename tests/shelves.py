@@ -28,10 +28,7 @@ def entry_of(
     sparse = isinstance(value, kv.RowSparseArray)
     end = value.shape[0] if sparse else math.prod(value.shape)
     bounds = [0, *(cut for cut in cuts if 0 < cut < end), end]
-    pieces = [
-        Slice(next(ids), i % servers, low, high)
-        for i, (low, high) in enumerate(pairwise(bounds))
-    ]
+    pieces = [Slice(next(ids), i % servers, low, high) for i, (low, high) in enumerate(pairwise(bounds))]
     spec = KeySpec(key, tuple(value.shape), value.dtype.name, sparse)
     return KeyEntry(spec, number, tuple(pieces), False)
 
@@ -154,4 +151,4 @@ class Beside:
         dense = value.todense() if isinstance(value, kv.RowSparseArray) else value
         ours = self.shelves.pull(key)
         np.testing.assert_array_equal(ours, dense)
-        assert (ours.view(np.uint8) == np.ascontiguousarray(dense).view(np.uint8)).all()
+        assert ours.tobytes() == np.ascontiguousarray(dense).tobytes()

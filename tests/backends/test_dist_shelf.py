@@ -1,0 +1,736 @@
+"""What a server holds has the bits of a local store that gets the same values, however keys are cut."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from references import DTYPES, dtype_of
+from shelves import Beside, Shelves, payload_of
+
+import kvstore as kv
+from kvstore.backends.dist_shelf import Job, Payload
+from kvstore.backends.dist_shelf_rules import needs_whole_keys
+from kvstore.kernels import cpu
+from kvstore.memory.outbox import Inbox, Values
+from kvstore.optimizer import Optimizer, create, registry
+
+Array = npt.NDArray[Any]
+
+# How keys are cut, and over how many servers.
+LAYOUTS = [(1, ()), (1, (7, 1024)), (2, (1024, 3000)), (3, (5, 64, 2048, 4000))]
+RULES: list[tuple[str, dict[str, Any]]] = [
+    ("sgd", {"wd": 0.01}),
+    ("sgd", {"momentum": 0.9, "clip_gradient": 0.5, "multi_precision": True}),
+    ("nag", {"momentum": 0.9, "wd": 0.01}),
+    ("adam", {"wd": 0.01, "multi_precision": True}),
+    ("adamw", {"wd": 0.01}),
+    ("adagrad", {"wd": 0.01}),
+    ("adadelta", {}),
+    ("adamax", {}),
+    ("nadam", {}),
+    ("rmsprop", {"centered": True, "wd": 0.01}),
+    ("ftrl", {}),
+    ("ftml", {"wd": 0.01}),
+    ("signum", {"momentum": 0.9, "wd": 0.01}),
+    ("sgld", {}),
+    ("dcasgd", {"momentum": 0.5, "wd": 0.01}),
+    ("lamb", {"wd": 0.01, "multi_precision": True}),
+    ("lars", {"momentum": 0.9}),
+    ("groupadagrad", {}),
+    ("test", {}),
+]
+WHOLE = {"lamb", "lars", "groupadagrad"}
+
+quiet_about_halves = pytest.mark.filterwarnings("ignore:.*lose small updates")
+
+
+def numbers(shape: tuple[int, ...], name: str = "float32", seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    if name in ("int8", "uint8", "int32", "int64"):
+        info = np.iinfo(name)
+        return rng.integers(info.min, info.max, shape, dtype=name, endpoint=True)
+    return rng.standard_normal(shape).astype(dtype_of(name))
+
+
+def some_rows(shape: tuple[int, ...], n: int, seed: int, name: str = "float32") -> kv.RowSparseArray:
+    ids = np.sort(np.random.default_rng(seed).choice(shape[0], n, replace=False))
+    return kv.RowSparseArray(numbers((n, *shape[1:]), name, seed), ids, shape)
+
+
+def test_all_rules_are_tried() -> None:
+    assert {name for name, _ in RULES} == {
+        name for name, rule in registry._registry.items() if rule.__module__.startswith("kvstore.")
+    }
+    assert {name for name, _ in RULES if needs_whole_keys(create(name))} == WHOLE
+
+
+# -------------------------------------------------------------------------------------------- dense keys
+
+
+@pytest.mark.parametrize(("servers", "cuts"), LAYOUTS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_sums(servers: int, cuts: tuple[int, ...], name: str) -> None:
+    pair = Beside(servers)
+    shapes = {"a": (4500,), "b": (3, 5), "c": (0, 4), "d": ()}
+    for i, (key, shape) in enumerate(shapes.items()):
+        pair.init(key, np.asarray(numbers(shape, name, i)), cuts)
+        pair.check(key)
+    for workers in (1, 3, 8):
+        pushed = {
+            key: [np.asarray(numbers(s, name, 10 * workers + i)) for i in range(workers)]
+            for key, s in shapes.items()
+        }
+        pair.push(*pushed.items())
+        for key in shapes:
+            pair.check(key)
+
+
+@quiet_about_halves
+@pytest.mark.parametrize(("servers", "cuts"), LAYOUTS)
+@pytest.mark.parametrize(("name", "settings"), RULES)
+def test_updates(servers: int, cuts: tuple[int, ...], name: str, settings: dict[str, Any]) -> None:
+    if name in WHOLE and servers > 1:
+        cuts = ()
+    pair = Beside(servers)
+    shapes = {
+        "a": ((60, 70), "float32"),
+        "half": ((50, 90), "float16"),
+        "brain": ((2, 30), "bfloat16"),
+        "double": ((4, 1500), "float64"),
+    }
+    for i, (key, (shape, kind)) in enumerate(shapes.items()):
+        pair.init(key, numbers(shape, kind, i), cuts)
+    pair.set_optimizer(
+        create(
+            name,
+            **settings,
+            lr_mult={"a": 0.5},
+            **({} if name == "groupadagrad" else {"wd_mult": {"half": 2.0}}),
+        )
+    )
+    for step in range(3):
+        keys = [key for key in shapes if step != 1 or key != "a"]  # counts of keys differ
+        pair.push(*((k, [numbers(*shapes[k], 100 * step + r) for r in range(3)]) for k in keys))
+        for key in shapes:
+            pair.check(key)
+
+
+@pytest.mark.parametrize(("servers", "cuts"), LAYOUTS)
+def test_a_schedule_goes_by_the_clock(servers: int, cuts: tuple[int, ...]) -> None:
+    pair = Beside(servers)
+    for i, key in enumerate("ab"):
+        pair.init(key, numbers((4500,), seed=i), cuts)
+    schedule = kv.optimizer.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.4)
+    pair.set_optimizer(create("sgd", momentum=0.9, lr_scheduler=schedule))
+    for step in range(7):
+        pair.push(*((key, [numbers((4500,), seed=step)]) for key in ("ab" if step % 3 else "a")))
+        pair.check("a")
+        pair.check("b")
+
+
+def test_the_base_of_the_schedules_time() -> None:
+    schedule = kv.optimizer.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(3, np.float32))
+    for _ in range(5):
+        shelves.push(("w", [np.zeros(3, np.float32)]))
+    shelves.set_optimizer(create("test", lr_scheduler=schedule))
+    shelves.install("clock", "-5")  # the pushes before there was an optimizer
+    shelves.push(("w", [np.ones(3, np.float32)]))
+    assert (shelves.pull("w") == -1).all()
+    shelves.push(("w", [np.ones(3, np.float32)]))
+    assert (shelves.pull("w") == -1.5).all()
+
+
+def test_slices_apart_give_what_they_give_together() -> None:
+    rule = create("adam", lr_scheduler=kv.optimizer.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1))
+    together, apart = Shelves(1), Shelves(1)
+    for shelves in (together, apart):
+        shelves.init("w", numbers((4500,)), (1024, 2048))
+        shelves.set_optimizer(rule)
+    late: list[Job] = []
+    for step in range(4):
+        values = [numbers((4500,), seed=10 * step + r) for r in range(2)]
+        together.push(("w", values))
+        for piece in reversed(apart.entries["w"].slices):
+            parts = [(rank, payload_of(v, piece, False)) for rank, v in enumerate(values)]
+            job = Job(piece.id, step + 1, parts, 1, step + 1)
+            if piece.start == 0:  # this one is slow
+                late.append(job)
+            else:
+                assert apart.apply([[job]]) == [None]
+    assert apart.apply([late]) == [None] * 4  # several rounds of a slice in one call
+    np.testing.assert_array_equal(apart.pull("w"), together.pull("w"))
+
+
+def test_an_init_counts_once_and_an_assign_always() -> None:
+    shelves = Shelves(2)
+    shelves.init("w", np.full(10, 1, np.float32), (5,))
+    shelves.write("w", np.full(10, 2, np.float32), first=True)
+    assert (shelves.pull("w") == 1).all()
+    shelves.write("w", np.full(10, 3, np.float32))
+    assert (shelves.pull("w") == 3).all()
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb"])
+def test_copies_of_16_bit_weights_follow_an_assign(name: str) -> None:
+    pair = Beside(1)
+    start, new = numbers((40, 50), "float16"), numbers((40, 50), "float16", 1)
+    pair.init("w", start, (100,))
+    pair.set_optimizer(create(name, multi_precision=True))
+    pair.push(("w", [numbers((40, 50), "float16", 2)]))
+    pair.local._backend.assign([("w", [new])])
+    pair.shelves.write("w", new)
+    pair.push(("w", [numbers((40, 50), "float16", 3)]))
+    pair.check("w")
+
+
+def test_a_round_without_parts_changes_nothing() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.ones(4, np.float32))
+    shelves.set_optimizer(create("adam"))
+    assert shelves.push(("w", [])) == [None]
+    assert (shelves.pull("w") == 1).all()
+
+
+# -------------------------------------------------------------------------------------- packed gradients
+
+
+@pytest.mark.parametrize("optimizer", [None, "adam"])
+@pytest.mark.parametrize("code", cpu.codings())
+def test_packed_gradients(code: str, optimizer: str | None) -> None:
+    coding, threshold, size, cut = cpu.coding(code), 0.3, 5003, 2048
+    pair = Beside(2)
+    pair.init("w", numbers((size,)), (cut,))
+    if optimizer:
+        pair.set_optimizer(create(optimizer))
+    packed, decoded = [], []
+    for seed in range(3):
+        words = np.empty(cpu.encoded_bytes(coding, size), np.uint8)
+        cpu.encode(coding, threshold, [numbers((size,), seed=seed)], residual_for(code, size), words)
+        packed.append(words)
+        decoded.append(np.empty(size, np.float32))
+        cpu.decode(coding, threshold, [words], decoded[-1])
+    pair.local.push("w", decoded)
+    low, high = pair.shelves.entries["w"].slices
+    at = cpu.encoded_bytes(coding, cut)
+    for piece, part in ((low, slice(0, at)), (high, slice(at, None))):
+        parts = [(r, Payload(bytes(words[part]), coding, threshold)) for r, words in enumerate(packed)]
+        job = Job(piece.id, 1, parts, 1, 1)
+        assert pair.shelves.shelves[piece.server].apply([job]) == [None]
+    pair.check("w")
+
+
+def residual_for(code: str, size: int) -> Array | None:
+    return np.zeros(size, np.float32) if code in ("two_bit", "one_bit") else None
+
+
+def test_workers_that_pack_in_different_ways() -> None:
+    size, coding = 100, cpu.coding("two_bit")
+    pair = Beside(1)
+    pair.init("w", np.zeros(size, np.float32))
+    values = [numbers((size,), seed=r) for r in range(3)]
+    parts, decoded = [(0, Payload(values[0].tobytes()))], [values[0]]
+    for rank, threshold in ((1, 0.25), (2, 0.5)):
+        words = np.empty(cpu.encoded_bytes(coding, size), np.uint8)
+        cpu.encode(coding, threshold, [values[rank]], np.zeros(size, np.float32), words)
+        parts.append((rank, Payload(words, coding, threshold)))
+        decoded.append(np.where(values[rank] >= threshold, threshold, 0).astype(np.float32))
+        decoded[-1][values[rank] <= -threshold] = -threshold
+    pair.local.push("w", decoded)
+    piece = pair.shelves.entries["w"].slices[0]
+    assert pair.shelves.shelves[0].apply([Job(piece.id, 1, parts)]) == [None]
+    pair.check("w")
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+TABLE_RULES = [
+    *RULES,
+    ("sgd", {"momentum": 0.9, "wd": 0.01, "lazy_update": True}),
+    ("sgd", {"momentum": 0.9, "wd": 0.01}),
+    ("adam", {"lazy_update": True, "multi_precision": True}),
+    ("rmsprop", {}),
+]
+ROW_LAYOUTS = [(1, ()), (2, (17,)), (3, (5, 20, 30, 39))]
+
+
+@pytest.mark.parametrize(("servers", "cuts"), ROW_LAYOUTS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_sums_of_rows(servers: int, cuts: tuple[int, ...], name: str) -> None:
+    pair = Beside(servers)
+    shape = (40, 2, 3)
+    pair.init("t", some_rows(shape, 9, 1, name), cuts)
+    pair.check("t")
+    for step, counts in enumerate([(4, 0, 7), (0, 0), (40,), (1, 2), (3,)]):
+        pair.push(("t", [some_rows(shape, n, 10 * step + r, name) for r, n in enumerate(counts)]))
+        pair.check("t")
+
+
+@quiet_about_halves
+@pytest.mark.parametrize(("servers", "cuts"), ROW_LAYOUTS)
+@pytest.mark.parametrize("present", [40, 9, 0])
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize(("name", "settings"), TABLE_RULES)
+def test_updates_of_rows(
+    name: str, settings: dict[str, Any], kind: str, present: int, servers: int, cuts: tuple[int, ...]
+) -> None:
+    shape = (40, 6)
+    pair = Beside(servers)
+    pair.init("t", some_rows(shape, present, 1, kind), () if name in ("lamb", "lars") else cuts)
+    pair.set_optimizer(create(name, **settings))
+    for step, counts in enumerate([(3, 0, 5), (1, 4), (0, 0), (2, 30), (6,)]):
+        pair.push(("t", [some_rows(shape, n, 10 * step + r, kind) for r, n in enumerate(counts)]))
+        pair.check("t")
+
+
+@quiet_about_halves
+@pytest.mark.parametrize(("name", "settings"), [(None, {}), *TABLE_RULES])
+def test_dense_values_pushed_into_a_table(name: str | None, settings: dict[str, Any]) -> None:
+    shape = (40, 6)
+    pair = Beside(1 if name in ("lamb", "lars") else 2)
+    pair.init("t", some_rows(shape, 9, 1), () if name in ("lamb", "lars") else (17,))
+    if name is not None:
+        pair.set_optimizer(create(name, **settings))
+    pair.push(("t", [some_rows(shape, 4, 2)]))
+    for step in range(2):
+        pair.push(("t", [some_rows(shape, 5, step), numbers(shape, seed=step)]))
+        pair.push(("t", [some_rows(shape, 5, step + 10)]))
+        pair.check("t")
+
+
+@pytest.mark.parametrize(("name", "settings"), [(None, {}), *TABLE_RULES])
+def test_rows_pushed_into_a_dense_key(name: str | None, settings: dict[str, Any]) -> None:
+    shape = (40, 6)
+    pair = Beside(1)
+    pair.init("w", numbers(shape), () if name in WHOLE else (60, 120))
+    if name is not None:
+        pair.set_optimizer(create(name, **settings))
+    for step in range(3):
+        pair.push(("w", [some_rows(shape, 4, step), some_rows(shape, 6, step + 10)]))
+        pair.check("w")
+        pair.push(("w", [some_rows(shape, 4, step), numbers(shape, seed=step)]))
+        pair.check("w")
+
+
+def test_rows_into_slices_that_cut_rows_are_refused() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", numbers((40, 6)), (61,))
+    results = shelves.apply([[Job(shelves.entries["w"].slices[0].id, 1, [(0, Payload(b"", rows=0))])]])
+    assert isinstance(results[0], kv.ShapeError)
+    assert "rows of 6" in str(results[0])
+
+
+def test_a_huge_table_costs_the_rows_that_are_touched() -> None:
+    shape, width = (10**9, 8), 8 * 4
+    shelves = Shelves(2)
+    shelves.init("t", kv.RowSparseArray.zeros(shape), (5 * 10**8,))
+    shelves.set_optimizer(create("adam", wd=0.01))  # absent rows have a part in each update
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for step in range(4):
+        ids = np.arange(step, 10**9, 20_000, dtype=np.int64)
+        shelves.push(("t", [kv.RowSparseArray(numbers((len(ids), 8), seed=step), ids, shape)]))
+    held = 4 * 50_000
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert grown < 20 * held * width  # weight and two states, what they grew out of, gradients, ids
+    assert sum(shelves.shelves[0].placement().values()) < 4 * held * width
+    piece = shelves.entries["t"].slices[1]
+    ids, rows = shelves.shelves[piece.server].rows(piece.id)
+    assert len(ids) == held // 2
+    assert ids[0] >= piece.start
+    assert rows.shape == (held // 2, 8)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_an_assigned_table_keeps_its_states(lazy: bool) -> None:
+    shape = (40, 6)
+    pair = Beside(2)
+    pair.init("t", some_rows(shape, 9, 1, "float16"), (17,))
+    pair.set_optimizer(create("adam", lazy_update=lazy, multi_precision=True))
+    pair.push(("t", [some_rows(shape, 20, 2, "float16")]))
+    for seed, n in ((3, 12), (4, 40)):
+        new = some_rows(shape, n, seed, "float16")
+        pair.local._backend.assign([("t", [new])])
+        pair.shelves.write("t", new)
+        pair.check("t")
+        pair.push(("t", [some_rows(shape, 5, 10 + seed, "float16")]))
+        pair.check("t")
+
+
+# --------------------------------------------------------------------------------------------- own rules
+
+
+class Oldest(Optimizer):
+    """Steps against the gradient, and counts how often in a state that is no array of the weight's shape."""
+
+    def create_state(self, index: Any, weight: Array) -> Any:
+        return np.zeros(2)
+
+    def update(self, index: Any, weight: Array, grad: Any, state: Any) -> None:
+        self._update_count(index)
+        weight -= self._get_lr(index) * np.asarray(grad) * (1 + np.abs(weight).max())
+        state += 1
+        if weight.shape[0] == 13:
+            raise RuntimeError("thirteen")
+
+
+@pytest.fixture
+def own_rule() -> Any:
+    registry.register(Oldest)
+    yield Oldest
+    del registry._registry["oldest"]
+
+
+def test_an_own_rule_sees_whole_keys(own_rule: Callable[..., Optimizer]) -> None:
+    pair = Beside(1)
+    pair.init("w", numbers((30, 40)), (100, 300))
+    pair.init("t", some_rows((20, 3), 5, 1))
+    pair.set_optimizer(own_rule(learning_rate=0.1))
+    for step in range(3):
+        pair.push(("w", [numbers((30, 40), seed=step)]), ("t", [some_rows((20, 3), 4, step)]))
+        pair.check("w")
+        pair.check("t")
+
+
+def test_an_own_rule_that_raises_changes_nothing(own_rule: Callable[..., Optimizer]) -> None:
+    shelves = Shelves(1)
+    start = numbers((13, 40))
+    shelves.init("w", start, (100, 300))
+    shelves.init("t", some_rows((13, 4), 5, 1))
+    shelves.init("good", np.zeros(3, np.float32))
+    shelves.set_optimizer(own_rule(learning_rate=0.1))
+    table = shelves.pull("t")
+    for _ in range(2):
+        results = shelves.push(
+            ("w", [np.ones_like(start)]),
+            ("good", [np.ones(3, np.float32)]),
+            ("t", [some_rows((13, 4), 4, 2)]),
+        )
+        assert [type(error) for error in results] == [kv.UpdaterError] * 3 + [type(None), kv.UpdaterError]
+        assert "Oldest raised RuntimeError on key 'w' (server 0): thirteen" in str(results[0])
+        np.testing.assert_array_equal(shelves.pull("w"), start)
+        np.testing.assert_array_equal(shelves.pull("t"), table)
+    assert (shelves.pull("good") != 0).all()
+
+
+def test_a_whole_key_waits_for_all_its_slices() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", numbers((3000,)), (1024, 2048))
+    shelves.init("v", numbers((30,)))
+    shelf = shelves.shelves[0]
+    value = np.ones(3000, np.float32)
+    jobs = [Job(p.id, 1, [(0, payload_of(value, p, False))], 1, 1) for p in shelves.entries["w"].slices]
+    assert shelf.gather(jobs) == jobs  # nothing but sums
+    shelves.set_optimizer(create("lamb"))
+    assert shelf.gather(jobs[:1]) == []
+    other = Job(shelves.entries["v"].slices[0].id, 1, [(0, Payload(np.ones(30, np.float32)))], 1, 1)
+    assert shelf.gather([jobs[2], other]) == [other]
+    assert sorted(job.slice for job in shelf.gather([jobs[1]])) == [job.slice for job in jobs]
+
+
+def test_a_rule_for_whole_keys_and_a_key_in_parts() -> None:
+    shelves = Shelves(2)
+    shelves.init("w", numbers((3000,)), (1024,))
+    shelves.init("t", some_rows((40, 3), 5, 1), (20,))
+    shelves.set_optimizer(create("lamb"))
+    before = shelves.pull("w")
+    results = shelves.push(("w", [np.ones(3000, np.float32)]), ("t", [some_rows((40, 3), 5, 2)]))
+    assert all(isinstance(error, kv.ConfigError) for error in results)
+    assert "LAMB needs the whole of key 'w'" in str(results[0])
+    np.testing.assert_array_equal(shelves.pull("w"), before)
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (Payload(b""), kv.ShapeError),
+        (Payload(bytes(39)), kv.ShapeError),
+        (Payload(bytes(44)), kv.ShapeError),
+        (Payload(bytes(40), coding=99), kv.DTypeError),
+        (Payload(bytes(40), coding=cpu.coding("two_bit"), threshold=0.5), kv.ShapeError),
+    ],
+)
+def test_a_wrong_payload_spoils_its_own_round_only(payload: Payload, error: type[Exception]) -> None:
+    shelves = Shelves(1)
+    for key in "ab":
+        shelves.init(key, np.zeros(10, np.float32))
+    (a,), (b,) = shelves.entries["a"].slices, shelves.entries["b"].slices
+    good = Payload(np.ones(10, np.float32))
+    results = shelves.shelves[0].apply([Job(a.id, 1, [(0, good), (1, payload)]), Job(b.id, 1, [(0, good)])])
+    assert isinstance(results[0], error)
+    assert results[1] is None
+    assert (shelves.pull("a") == 0).all()
+    assert (shelves.pull("b") == 1).all()
+
+
+def test_packed_values_of_other_types_are_refused() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(32, np.float64))
+    payload = Payload(bytes(8), cpu.coding("two_bit"), 0.5)
+    results = shelves.shelves[0].apply([Job(shelves.entries["w"].slices[0].id, 1, [(0, payload)])])
+    assert isinstance(results[0], kv.DTypeError)
+
+
+@pytest.mark.parametrize(
+    ("ids", "nbytes", "error"),
+    [
+        ([20, 30], 0, kv.ShapeError),
+        ([30, 20], 24, kv.RowIndexError),
+        ([20, 20], 24, kv.RowIndexError),
+        ([19, 20], 24, kv.RowIndexError),
+        ([20, 40], 24, kv.RowIndexError),
+        ([-(2**63), 20], 24, kv.RowIndexError),
+        ([20, 2**63 - 1], 24, kv.RowIndexError),
+    ],
+)
+@pytest.mark.parametrize("optimizer", [None, "sgd"])
+def test_wrong_rows(ids: list[int], nbytes: int, error: type[Exception], optimizer: str | None) -> None:
+    shelves = Shelves(2)
+    shelves.init("t", some_rows((40, 3), 5, 1), (20,))
+    if optimizer:
+        shelves.set_optimizer(create(optimizer))
+    piece = shelves.entries["t"].slices[1]
+    before = shelves.pull("t")
+    payload = Payload((np.array(ids, np.int64), bytes(nbytes)), rows=2)
+    (found,) = shelves.shelves[1].apply([Job(piece.id, 1, [(0, payload)], 1, 1)])
+    assert isinstance(found, error)
+    np.testing.assert_array_equal(shelves.pull("t"), before)
+    if nbytes:
+        with pytest.raises(kv.RowIndexError, match=r"\[20, 40\)"):
+            shelves.shelves[1].rows(piece.id, np.array(ids, np.int64))
+
+
+def test_integers_have_no_gradient() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(10, np.int32))
+    shelves.init("t", some_rows((40, 3), 5, 1, "int64"))
+    shelves.set_optimizer(create("sgd"))
+    results = shelves.push(("w", [np.ones(10, np.int32)]), ("t", [some_rows((40, 3), 5, 1, "int64")]))
+    assert [str(error) for error in results] == [
+        f"key {key!r} holds {kind}; SGD updates floating-point weights only"
+        for key, kind in (("w", "int32"), ("t", "int64"))
+    ]
+    assert all(isinstance(error, kv.DTypeError) for error in results)
+
+
+class Stops(kv.optimizer.lr_scheduler.LRScheduler):
+    """Gives no rate for the third update."""
+
+    def __call__(self, num_update: int) -> float:
+        if num_update == 3:
+            raise ZeroDivisionError("no rate")
+        return self.base_lr
+
+
+def test_a_schedule_that_raises_counts_no_update() -> None:
+    kv.optimizer.lr_scheduler.register(Stops)
+    shelves, other = Shelves(1), Shelves(1)
+    for one in (shelves, other):
+        one.init("w", np.zeros(10, np.float32))
+        one.init("t", kv.RowSparseArray.zeros((40, 3)))
+    shelves.set_optimizer(create("adam", lr_scheduler=Stops(base_lr=0.1)))
+    other.set_optimizer(create("adam", learning_rate=0.1))
+    for step in range(4):
+        pushed = [("w", [np.ones(10, np.float32)]), ("t", [some_rows((40, 3), 5, step)])]
+        results = shelves.push(*pushed)
+        if step == 2:
+            assert all(isinstance(error, kv.UpdaterError) for error in results)
+            assert "Adam raised ZeroDivisionError on key 'w' (server 0): no rate" in str(results[0])
+            piece = shelves.entries["t"].slices[0]
+            assert len(shelves.shelves[0].rows(piece.id)[0]) == len(other.shelves[0].rows(piece.id)[0])
+        else:
+            other.push(*pushed)
+        for key in "wt":
+            np.testing.assert_array_equal(shelves.pull(key), other.pull(key))
+
+
+def test_what_is_not_here() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(10, np.float32))
+    shelves.init("t", kv.RowSparseArray.zeros((40, 3)))
+    shelf = shelves.shelves[0]
+    dense, table = (shelves.entries[key].slices[0].id for key in "wt")
+    with pytest.raises(kv.KeyNotFoundError, match="no slice 7 of store 0"):
+        shelf.read(7)
+    assert isinstance(shelf.apply([Job(7, 1, [(0, Payload(b""))])])[0], kv.KeyNotFoundError)
+    with pytest.raises(kv.DTypeError, match="read by rows"):
+        shelf.read(table)
+    with pytest.raises(kv.DTypeError, match="is dense"):
+        shelf.rows(dense)
+    with pytest.raises(kv.DTypeError, match="cannot be set by rows"):
+        shelf.write(dense, Payload(bytes(48), rows=2), first=False)
+    with pytest.raises(kv.ShapeError):
+        shelf.write(dense, Payload(bytes(41)), first=False)
+
+
+def test_a_slice_without_a_value() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(10, np.float32))
+    shelf = shelves.shelves[0]
+    shelf.define([kv_entry("v", 50)])
+    with pytest.raises(kv.KeyNotFoundError, match="no value yet"):
+        shelf.read(50)
+    assert isinstance(shelf.apply([Job(50, 1, [(0, Payload(bytes(16)))])])[0], kv.KeyNotFoundError)
+    assert set(shelf.placement()) == {shelves.entries["w"].slices[0].id}
+
+
+def kv_entry(key: str, slice: int) -> Any:
+    from kvstore.ps.messages import KeyEntry, KeySpec, Slice
+
+    return KeyEntry(KeySpec(key, (4,), "float32"), 9, (Slice(slice, 0, 0, 4),), False)
+
+
+# ---------------------------------------------------------------------------------------------- settings
+
+
+def test_a_round_has_the_settings_of_its_pushes() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(4, np.float32))
+    rule = create("test", learning_rate=1.0)
+    shelves.set_optimizer(rule)
+    rule.set_learning_rate(10.0)
+    shelves.install("configure", json.dumps(rule.describe()))
+    shelf, slice = shelves.shelves[0], shelves.entries["w"].slices[0].id
+    one = [(0, Payload(np.ones(4, np.float32)))]
+    for version, value in ((0, 1), (1, 0), (2, -10), (1, -20), (9, -30)):  # never back to older ones
+        assert shelf.apply([Job(slice, 1, one, version, 1)]) == [None]
+        assert (shelf.read(slice) == value).all(), version
+    assert shelf.apply([Job(slice, 1, one, 0, 1)]) == [None]
+    assert (shelf.read(slice) == -40).all()
+
+
+def test_other_settings_keep_states_and_another_optimizer_does_not() -> None:
+    pair = Beside(2)
+    pair.init("w", numbers((4500,)), (1024,))
+    pair.init("t", some_rows((40, 3), 5, 1), (20,))
+
+    def push(step: int) -> None:
+        pair.push(("w", [numbers((4500,), seed=step)]), ("t", [some_rows((40, 3), 5, step)]))
+        pair.check("w")
+        pair.check("t")
+
+    rule = create("adam")
+    pair.set_optimizer(rule)
+    for step in range(3):
+        push(step)
+        rule.configure(learning_rate=0.1 / (step + 1), wd=0.01)
+        pair.local.update_optimizer(learning_rate=0.1 / (step + 1), wd=0.01)
+        pair.shelves.install("configure", json.dumps(rule.describe()))
+    pair.set_optimizer(rule)
+    pair.shelves.pushes.clear()
+    for step in range(3, 5):
+        push(step)
+    pair.local.set_updater(None)
+    pair.shelves.install("none", "")
+    push(5)
+
+
+def test_a_version_counts_once() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(4, np.float32))
+    shelves.set_optimizer(create("adam"))
+    shelves.push(("w", [np.ones(4, np.float32)]))
+    shelf = shelves.shelves[0]
+    shelf.install(1, "none", "")
+    assert shelf.fetch_state(shelves.entries["w"].slices[0].id) != b""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("optimizer", "", "without a name"),
+        ("optimizer", "{", "describe no optimizer"),
+        ("optimizer", "[]", "describe no optimizer"),
+        ("optimizer", '{"name": "adm", "config": {}}', "adm"),
+        ("optimizer", '{"name": "adam", "config": {"foo": 1}}', "foo"),
+        ("optimizer", '{"name": "Mine", "config": null}', "register its class"),
+        ("configure", json.dumps(create("adam").describe()), "where SGD is set"),
+        ("clock", "soon", "whole number"),
+        ("command", "", "known are"),
+    ],
+)
+def test_settings_that_are_none(kind: str, text: str, words: str) -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(4, np.float32))
+    shelves.set_optimizer(create("sgd", learning_rate=1.0))
+    with pytest.raises(kv.ConfigError, match=words):
+        shelves.install(kind, text)
+    shelves.push(("w", [np.ones(4, np.float32)]))
+    assert (shelves.pull("w") == -1).all()
+
+
+def test_settings_that_change_all_the_time_do_not_pile_up() -> None:
+    shelves = Shelves(1)
+    rule = create("sgd")
+    shelves.set_optimizer(rule)
+    for i in range(3000):
+        shelves.install("clock", str(i))
+    assert len(shelves.shelves[0]._rules.all()) == 1024
+
+
+# ------------------------------------------------------------------------------------------ shared memory
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb"])
+def test_values_that_workers_of_this_machine_read(name: str) -> None:
+    memory = Values()
+    pair = Beside(1, memory)
+    pair.init("w", numbers((300, 100)), (8192, 16384))
+    pair.init("t", some_rows((40, 3), 5, 1))
+    pair.set_optimizer(create(name))
+    inbox = Inbox.open(memory.offer())
+    assert inbox is not None
+    shelf = pair.shelves.shelves[0]
+    old = None
+    for step in range(3):
+        pair.push(("w", [numbers((300, 100), seed=step)]))
+        found = []
+        for piece in pair.shelves.entries["w"].slices:
+            place = shelf.place(piece.id)
+            assert place is not None
+            out = np.empty(place.nbytes // 4, np.float32)
+            assert inbox.copy(*place[:3], place.stamp, out)
+            if old is not None:
+                assert not inbox.copy(*place[:3], old[piece.id], out)
+            found.append(out)
+        old = {p.id: shelf.place(p.id).stamp for p in pair.shelves.entries["w"].slices}
+        np.testing.assert_array_equal(np.concatenate(found), pair.local.view("w").reshape(-1))
+    assert shelf.place(pair.shelves.entries["t"].slices[0].id) is None
+    used = memory.nbytes
+    for _ in range(5):  # what is forgotten makes room
+        shelf.forget([piece.id for piece in pair.shelves.entries.pop("w").slices])
+        pair.shelves.init("w", numbers((300, 100)), (8192, 16384))
+    assert memory.nbytes == used
+
+
+def test_without_room_for_others_values_are_private() -> None:
+    shelves = Shelves(1, Values(limit=2**22))
+    shelves.init("small", np.zeros(1000, np.float32))
+    shelves.init("large", np.ones(2**21, np.float32))
+    shelf = shelves.shelves[0]
+    small, large = (shelves.entries[key].slices[0].id for key in ("small", "large"))
+    assert shelf.place(small) is not None
+    assert shelf.place(large) is None
+    assert math.fsum(shelf.read(large)) == 2**21
+
+
+def test_forgotten_slices_are_gone() -> None:
+    shelves = Shelves(2)
+    shelves.init("w", np.zeros(3000, np.float32), (1024,))
+    shelves.init("t", some_rows((40, 3), 5, 1), (20,))
+    for shelf in shelves.shelves:
+        shelf.forget([piece.id for piece in shelves.pieces()] + [12345])
+        assert shelf.placement() == {}
+        shelf.close()
+    with pytest.raises(kv.KeyNotFoundError):
+        shelves.pull("w")
