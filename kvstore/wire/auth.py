@@ -40,13 +40,12 @@ def monitor(socket: zmq.Socket[bytes], events: int) -> str:
     return address
 
 
-def listen(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+def listen(pair: zmq.Socket[bytes], address: str) -> zmq.Socket[bytes]:
     """Open the other end. Its queue has no limit: a full one would stop all connections of the process."""
-    made = context.socket(zmq.PAIR)
-    made.setsockopt(zmq.LINGER, 0)
-    made.setsockopt(zmq.RCVHWM, 0)
-    made.connect(address)
-    return made
+    pair.setsockopt(zmq.LINGER, 0)
+    pair.setsockopt(zmq.RCVHWM, 0)
+    pair.connect(address)
+    return pair
 
 
 def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = None) -> None:
@@ -114,7 +113,7 @@ class Doorkeeper:
     def _open(self, doors: dict[zmq.Socket[bytes], str], poller: zmq.Poller) -> None:
         while self._new:
             monitored, address = self._new.popleft()
-            door = listen(self._context, monitored)
+            door = listen(self._context.socket(zmq.PAIR), monitored)
             doors[door] = address
             poller.register(door, zmq.POLLIN)
 
@@ -157,6 +156,8 @@ class Watch:
     ----------
     socket : zmq.Socket
         Not connected yet.
+    pair : zmq.Socket
+        A PAIR of the same context, to listen at.
     peer : str
         Who it will be connected to, and where; for messages.
     keys : bool
@@ -165,13 +166,13 @@ class Watch:
 
     _PATIENCE = 3  # connections that end without a word: one may be a peer's own death
 
-    def __init__(self, socket: zmq.Socket[bytes], peer: str, keys: bool) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], peer: str, keys: bool) -> None:
         self._peer, self._keys = peer, keys
         self._failures = 0
         self._monitored = socket
         self.error: AuthError | None = None
         events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        self.socket: zmq.Socket[bytes] | None = listen(socket.context, monitor(socket, events))
+        self.socket: zmq.Socket[bytes] | None = listen(pair, monitor(socket, events))
 
     def read(self) -> None:
         """Take note of what has happened; `error` says if this client is refused."""

@@ -25,6 +25,7 @@ from .frames import Buffer, Limits
 from .options import BORROWED, set_options
 
 _MORE = zmq.SNDMORE | zmq.DONTWAIT
+_LOOK = 0.05  # seconds between two looks at a handshake that is not done
 
 
 class NotSentError(KVStoreError):
@@ -180,7 +181,7 @@ class Dealer(Channel):
         """
         self._context.check()
         if self._watch is not None:
-            self._look()
+            self._watching()
         try:
             return self._send(frames, track)
         except zmq.Again:
@@ -197,12 +198,12 @@ class Dealer(Channel):
         if self._watch is None:
             return self._receive(timeout)
         end = time.monotonic() + timeout
-        while True:
-            self._look()
+        while self._watching():
             left = end - time.monotonic()
-            found = self._receive(max(0.0, min(left, 0.05 if self._watch is not None else left)))
+            found = self._receive(max(0.0, min(left, _LOOK)))
             if found is not None or left <= 0:
                 return found
+        return self._receive(max(0.0, end - time.monotonic()))
 
     @property
     def peer(self) -> str:
@@ -226,7 +227,7 @@ class Dealer(Channel):
             if not 0 <= self.rank < len(known):
                 raise AuthError(f"this process has no key of {self.peer}: it was started for a smaller job")
             use_keys(self.socket, keys, known[self.rank])
-        self._watch = Watch(self.socket, self.peer, keys is not None)
+        self._watch = Watch(self.socket, self._context.socket(zmq.PAIR), self.peer, keys is not None)
         try:
             self.socket.connect(self.address)
         except zmq.ZMQError as error:
@@ -234,13 +235,16 @@ class Dealer(Channel):
                 f"cannot connect to {self.address!r}: {error.strerror}; check the address"
             ) from None
 
-    def _look(self) -> None:
-        if self._watch is not None:
-            self._watch.read()
-            if self._watch.error is not None:
-                raise AuthError(str(self._watch.error))
-            if self._watch.socket is None:
-                self._watch = None
+    def _watching(self) -> bool:
+        """Look at the first handshake; whether it is still to come."""
+        if self._watch is None:
+            return False
+        self._watch.read()
+        if self._watch.error is not None:
+            raise AuthError(str(self._watch.error))
+        if self._watch.socket is None:
+            self._watch = None
+        return self._watch is not None
 
     def _unwatch(self) -> None:
         if self._watch is not None and os.getpid() == self._context.pid:

@@ -37,7 +37,7 @@ class Context:
         self.pid = os.getpid()
         self._context = zmq.Context(io_threads)
         self._context.set(zmq.MAX_SOCKETS, 8192)
-        self._sockets: set[zmq.Socket[bytes]] = set()
+        self._sockets: weakref.WeakSet[zmq.Socket[bytes]] = weakref.WeakSet()
         self._doorkeeper: Doorkeeper | None = None
         self._lock = threading.Lock()
         self.closed = False

@@ -96,6 +96,7 @@ class Codec:
                 f"{type(message).__name__} of {len(body)} bytes: a control message has at most "
                 f"{self.limits.control}; give fewer keys at once"
             )
+        self._read_back(body)
         return [head + body]
 
     def decode(self, frames: Sequence[zmq.Frame | bytes | memoryview]) -> Control | Batch:
@@ -109,19 +110,22 @@ class Codec:
         ProtocolError
             The frames are no message of this job and this version. Nothing else is raised.
         """
-        views = [frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame) for frame in frames]
-        if not views or len(views[0]) < _HEAD.size:
+        if not frames or len(frames[0]) < _HEAD.size:
             raise ProtocolError("a message is too short for its head")
-        first = views[0]
+        first = _view(frames[0])
         magic, version, kind, _, job, *numbers, count = _HEAD.unpack_from(first)
         if magic != _MAGIC:
             raise ProtocolError("a message begins with something that is no head of ours")
         if kind == _CONTROL:
-            return self._decode_control(views, version, job)
+            return self._decode_control(first, len(frames), version, job)
         if kind != _DATA:
             raise ProtocolError(f"a message is of kind {kind}, which there is not")
         self._check_origin(version, job)
-        return self._decode_batch(views, numbers, count)
+        if count > self.limits.records or len(first) != _HEAD.size + count * _RECORD.size:
+            raise ProtocolError(f"a batch of {count} records has a frame of {len(first)} bytes for them")
+        if len(frames) - 1 > self._most_frames(count):
+            raise ProtocolError(f"a batch of {count} records has {len(frames)} frames")
+        return self._decode_batch(first, [_view(frame) for frame in frames[1:]], numbers)
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -134,12 +138,18 @@ class Codec:
         if job != self._job:
             raise ProtocolError("a message belongs to another job")
 
-    def _decode_control(self, views: list[memoryview], version: int, job: int) -> Control:
-        size = len(views[0]) - _HEAD.size
-        if len(views) != 1 or size > self.limits.control:
-            raise ProtocolError(f"a control message has {len(views)} frames and {size} bytes")
+    def _read_back(self, body: bytes) -> None:
         try:
-            message: Control = self._decoder.decode(views[0][_HEAD.size :])
+            self._decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"a message that cannot be sent: {error}") from None
+
+    def _decode_control(self, frame: memoryview, frames: int, version: int, job: int) -> Control:
+        size = len(frame) - _HEAD.size
+        if frames != 1 or size > self.limits.control:
+            raise ProtocolError(f"a control message has {frames} frames and {size} bytes")
+        try:
+            message: Control = self._decoder.decode(frame[_HEAD.size :])
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             self._check_origin(version, job)
             raise ProtocolError(f"a control message cannot be read: {error}") from None
@@ -166,13 +176,10 @@ class Codec:
         except struct.error as error:
             raise ProtocolError(f"a batch with a number that cannot be sent: {error}") from None
 
-    def _decode_batch(self, views: list[memoryview], numbers: list[int], count: int) -> Batch:
-        first, payloads = views[0], views[1:]
-        if count > self.limits.records or len(first) != _HEAD.size + count * _RECORD.size:
-            raise ProtocolError(f"a batch of {count} records has a frame of {len(first)} bytes for them")
+    def _decode_batch(self, first: memoryview, payloads: list[memoryview], numbers: list[int]) -> Batch:
         sizes = [len(payload) for payload in payloads]
-        if len(payloads) > self._most_frames(count) or max(sizes, default=0) > self.limits.frame:
-            raise ProtocolError(f"a batch has {len(payloads)} frames, the largest of {max(sizes)} bytes")
+        if max(sizes, default=0) > self.limits.frame:
+            raise ProtocolError(f"a payload of {max(sizes)} bytes: at most {self.limits.frame} are read")
         store, rank, incarnation, epoch, received = numbers
         records = _records(first[_HEAD.size :], sizes)
         return Batch(store, rank, incarnation, epoch, records, tuple(payloads), received)
@@ -213,6 +220,10 @@ def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) ->
 def _tells_who(message: Control) -> bool:
     body = message.body if isinstance(message, Letter) else message
     return isinstance(body, Hello | Refused)
+
+
+def _view(frame: zmq.Frame | bytes | memoryview) -> memoryview:
+    return frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
 
 
 def _flat(buffer: Buffer) -> memoryview:

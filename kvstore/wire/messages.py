@@ -74,7 +74,8 @@ class Record(NamedTuple):
     frame: int = 0
     offset: int = 0
     nbytes: int = 0
-    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: BY_FRAME or PROBE.
+    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: BY_FRAME or
+    #: PROBE.
     stamp: int = 0
 
 

@@ -41,7 +41,7 @@ def set_options(socket: zmq.Socket[bytes], limits: Limits, address: str) -> None
         zmq.IPV6: "[" in address,
     }.items():
         socket.setsockopt(option, value)
-    if socket.socket_type == zmq.ROUTER:
+    if socket.type == zmq.ROUTER:
         _set_router_options(socket, address)
 
 

@@ -1,0 +1,205 @@
+"""Frames with faults: whatever comes in, a message comes out or a ProtocolError, soon and in little memory.
+
+`KVSTORE_FUZZ_SEED` takes up the seed that a failure prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import struct
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+import wire_examples
+
+from kvstore.errors import ProtocolError
+from kvstore.wire.frames import Codec, Limits
+from kvstore.wire.messages import Batch
+
+LIMITS = Limits(frame=1 << 16, control=1 << 14, records=256)
+JOB = Codec("a job", LIMITS)
+
+_MOST_SECONDS = 0.010
+_MOST_BYTES = 2 * LIMITS.frame  # twice what one frame may have
+_NUMBERS = [
+    0,
+    1,
+    2,
+    127,
+    128,
+    255,
+    256,
+    65535,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
+
+
+def seeds() -> list[list[bytes]]:
+    """Good messages to begin with."""
+    messages = [*wire_examples.control(), *wire_examples.batches()]
+    return [[bytes(frame) for frame in JOB.encode(message)] for message in messages]
+
+
+def changed(frames: list[bytes], chance: random.Random) -> list[bytes]:
+    """Put one to four faults into a message."""
+    found = [bytearray(frame) for frame in frames]
+    for _ in range(chance.randint(1, 4)):
+        chance.choice(FAULTS)(found, chance)
+    return [bytes(frame) for frame in found]
+
+
+def _some(frames: list[bytearray], chance: random.Random) -> bytearray:
+    """Most often the first frame: the others are payloads, of which nobody reads a byte."""
+    return (frames[0] if chance.random() < 0.8 else chance.choice(frames)) if frames else bytearray()
+
+
+def flip(frames: list[bytearray], chance: random.Random) -> None:
+    frame = _some(frames, chance)
+    if frame:
+        frame[chance.randrange(len(frame))] ^= 1 << chance.randrange(8)
+
+
+def overwrite(frames: list[bytearray], chance: random.Random) -> None:
+    frame = _some(frames, chance)
+    at = chance.randrange(len(frame) + 1)
+    frame[at : at + chance.randint(1, 8)] = chance.randbytes(chance.randint(1, 8))
+
+
+def number(frames: list[bytearray], chance: random.Random) -> None:
+    frame = _some(frames, chance)
+    form = chance.choice(["<H", "<I", "<Q", ">H", ">I", ">Q"])
+    value = chance.choice(_NUMBERS) % (1 << 8 * struct.calcsize(form))
+    at = chance.randrange(max(1, len(frame) - struct.calcsize(form)))
+    frame[at : at + struct.calcsize(form)] = struct.pack(form, value)
+
+
+def cut(frames: list[bytearray], chance: random.Random) -> None:
+    frame = _some(frames, chance)
+    del frame[chance.randrange(len(frame) + 1) :]
+
+
+def double(frames: list[bytearray], chance: random.Random) -> None:
+    frame = _some(frames, chance)
+    at = chance.randrange(len(frame) + 1)
+    piece = frame[at : at + chance.randint(1, 100)]
+    frame[at:at] = piece * chance.choice([1, 2, 100])
+
+
+def drop_frame(frames: list[bytearray], chance: random.Random) -> None:
+    if frames:
+        del frames[chance.randrange(len(frames))]
+
+
+def more_frames(frames: list[bytearray], chance: random.Random) -> None:
+    extra = bytearray(chance.randbytes(chance.choice([0, 1, 60, 1000])))
+    frames[chance.randrange(len(frames) + 1) :] = [extra] * chance.choice([1, 2, 1000])
+
+
+def nested(frames: list[bytearray], chance: random.Random) -> None:
+    """MessagePack in MessagePack, and lengths of what never comes."""
+    frame = _some(frames, chance)
+    at = chance.randrange(len(frame) + 1)
+    piece = chance.choice(
+        [b"\x91", b"\x81\xa1a", b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
+    )
+    frame[at:at] = piece * chance.choice([1, 10, 1000])
+
+
+FAULTS = [flip, flip, flip, overwrite, number, number, cut, double, drop_frame, more_frames, nested]
+
+
+def messages(count: int, chance: random.Random) -> Iterator[list[bytes]]:
+    good = seeds()
+    for _ in range(count):
+        if chance.random() < 0.02:
+            yield [chance.randbytes(chance.randrange(300)) for _ in range(chance.randrange(4))]
+        else:
+            yield changed(chance.choice(good), chance)
+
+
+def check(count: int) -> None:
+    seed = int(os.environ.get("KVSTORE_FUZZ_SEED", random.SystemRandom().getrandbits(32)))
+    told = f"KVSTORE_FUZZ_SEED={seed}"
+    read = refused = 0
+    slow = []
+    for frames in messages(count, random.Random(seed)):
+        before = time.thread_time()
+        try:
+            message = JOB.decode(frames)
+        except ProtocolError as error:
+            refused += 1
+            assert len(str(error)) < 1000, told
+        except BaseException as error:
+            raise AssertionError(f"{told}: {error!r} from {[frame[:200] for frame in frames]}") from error
+        else:
+            read += 1
+            check_within(message, frames, told)
+        if time.thread_time() - before > _MOST_SECONDS:
+            slow.append(frames)
+    assert read > count // 100, f"{told}: hardly anything was read, so the faults are too large to be of use"
+    assert refused > count // 4, f"{told}: hardly anything was refused"
+    assert all(quick(frames) for frames in slow), told
+
+
+def check_within(message: object, frames: list[bytes], told: str) -> None:
+    """What passed must be within its limits: nobody checks it again."""
+    if isinstance(message, Batch):
+        assert len(message.records) <= LIMITS.records, told
+        sizes = [len(frame) for frame in message.frames]
+        for record in message.records:
+            if record.place == 1:
+                assert record.offset + record.nbytes <= sum(sizes[record.frame : record.frame + 2]), told
+    else:
+        assert len(frames) == 1, told
+        assert len(frames[0]) <= LIMITS.control + 100, told
+
+
+def quick(frames: list[bytes]) -> bool:
+    """Whether it is quick on a second try: a slow one may have been a garbage collection's."""
+    for _ in range(3):
+        before = time.thread_time()
+        with contextlib.suppress(ProtocolError):
+            JOB.decode(frames)
+        if time.thread_time() - before <= _MOST_SECONDS:
+            return True
+    return False
+
+
+def check_memory(count: int) -> None:
+    seed = int(os.environ.get("KVSTORE_FUZZ_SEED", random.SystemRandom().getrandbits(32)))
+    tracemalloc.start(1)
+    try:
+        for frames in messages(count, random.Random(seed)):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            with contextlib.suppress(ProtocolError):
+                JOB.decode(frames)
+            _, peak = tracemalloc.get_traced_memory()
+            assert peak - before <= _MOST_BYTES, f"KVSTORE_FUZZ_SEED={seed}: {peak - before} bytes"
+    finally:
+        tracemalloc.stop()
+
+
+def test_faults_become_protocol_errors() -> None:
+    check(50_000)
+
+
+def test_faults_cost_little_memory() -> None:
+    check_memory(5_000)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_a_million_faults() -> None:
+    check(1_000_000)
+    check_memory(100_000)
