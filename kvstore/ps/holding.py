@@ -32,7 +32,10 @@ class Holding:
         self.epoch = 0
         self.sync = True
         self.members: dict[int, int] = {}  # incarnations by rank
-        self.needed: frozenset[int] = frozenset()
+        self.needed: frozenset[int] = frozenset()  # members for whose pushes rounds wait
+        #: Members that came in an epoch and whose first round is not settled yet.
+        self.fresh: dict[int, int] = {}
+        self.resting: frozenset[int] = frozenset()
         self.broken: Failure | None = None
         self.seats: dict[int, Seat] = {}
         self.slots: dict[int, Slot] = {}
@@ -43,6 +46,7 @@ class Holding:
         #: Called with the answers that wait for a snapshot, where there are any.
         self.keep: Callable[[Seat, Record], None] | None = None
         self._early: dict[int, tuple[Hashable, Attach]] = {}
+        self._bases: dict[int, tuple[tuple[int, int], ...]] = {}
 
     # ---------------------------------------------------------------------------------------------- attachment
 
@@ -58,14 +62,18 @@ class Holding:
         if seat is None:
             seat = self._seat(peer, attach, turn)
         seat.peer = peer
+        if attach.epoch >= seat.adopted:
+            seat.adopted, seat.pushed = attach.epoch, dict(attach.pushed)
         if seat.attached:
             self._welcome(seat, turn)
-        else:
-            self._return(turn)
+        self._return(turn)
+        self._settle_fresh(turn)
 
     def fence(self, rank: int) -> Fenced:
         """Say that somebody is no member."""
-        text = f"worker {rank} is no longer a member of store {self.number}: it was lost, replaced or has left"
+        text = (
+            f"worker {rank} is no longer a member of store {self.number}: it was lost, replaced or has left"
+        )
         return Fenced(self.epoch, text)
 
     def _seat(self, peer: Hashable, attach: Attach, turn: Turn) -> Seat:
@@ -73,35 +81,73 @@ class Holding:
         window = known[1] if known is not None and known[0] == attach.incarnation else Window()
         seat = self.seats[attach.rank] = Seat(self.number, attach.rank, attach.incarnation, peer, window)
         if self.returning is None:
-            seat.attached = True
+            seat.attached = attach.rank not in self.fresh
         else:
             self.returning[attach.rank] = attach
+            if self.sync and not attach.met:
+                self.fresh.setdefault(attach.rank, self.epoch)
         turn.actions.append(Attachment(self.number, attach.rank, attach.incarnation, attach.memory))
         return seat
 
     def _welcome(self, seat: Seat, turn: Turn) -> None:
-        slots = self.slots.values() if self.sync else ()
-        bases = tuple((slot.id, slot.base()) for slot in slots if slot.base())
-        turn.actions.append(Send(seat.peer, Attached(self.incarnation, bases=bases)))
+        bases = self._bases.get(seat.rank, ())
+        turn.actions.append(Send(seat.peer, Attached(self.incarnation, "", seat.adopted, bases)))
 
     def _return(self, turn: Turn) -> None:
         """Once all members have attached to a server that has come back, go on where they are."""
         if self.returning is None or not self.members.keys() <= self.seats.keys():
             return
         attaches, self.returning = self.returning, None
-        old = {rank: attach for rank, attach in attaches.items() if attach.met}
-        for rank, attach in old.items():
+        self._count()
+        for rank, attach in attaches.items():
             for slice_, round_ in attach.accepted:
                 slot = self.slots.get(slice_)
                 if slot is not None and round_ > slot.round:
                     slot.skip[rank] = round_
-        if self.sync:
+        for rank, seat in self.seats.items():
+            if rank not in self.fresh:
+                seat.attached = True
+                self._welcome(seat, turn)
+        self._go_on(turn)
+
+    def _settle_fresh(self, turn: Turn) -> None:
+        """Say in which round those begin that have come back, once all others have said where they are.
+
+        The others' pushes up to then do not wait for them, on any server: so nobody can wait for somebody
+        who, elsewhere, waits for him.
+        """
+        if not self.fresh or self.returning is not None:
+            return
+        epoch = max(self.fresh.values())
+        others = [self.seats.get(rank) for rank in self.needed]
+        if self.broken is None and not all(seat is not None and seat.adopted >= epoch for seat in others):
+            return
+        bases = {slot.id: self._begun(slot, epoch) for slot in self.slots.values()}
+        ranks = list(self.fresh)
+        self.fresh.clear()
+        self._count()
+        for rank in ranks:
+            self._bases[rank] = tuple((slice_, round_) for slice_, round_ in bases.items() if round_)
             for slot in self.slots.values():
-                while slot.skip and not slot.missing(slot.round + 1, self.needed & old.keys()):
-                    slot.complete()
-        for seat in self.seats.values():
-            seat.attached = True
-            self._welcome(seat, turn)
+                if bases[slot.id] > slot.round:
+                    slot.skip[rank] = bases[slot.id]
+            seat = self.seats.get(rank)
+            if seat is not None:
+                seat.attached = True
+                self._welcome(seat, turn)
+        self._go_on(turn)
+
+    def _begun(self, slot: Slot, epoch: int) -> int:
+        """Last round of a slice that somebody had begun when he learned of those who have come back."""
+        told = (one.pushed.get(slot.id, 0) for one in self.seats.values() if one.adopted >= epoch)
+        return max(slot.base(), max(told, default=0))
+
+    def _count(self) -> None:
+        self.needed = frozenset(self.members.keys() - self.resting - self.fresh.keys())
+
+    def _go_on(self, turn: Turn) -> None:
+        for slot in list(self.slots.values()):
+            self._advance(slot, turn)
 
     # ---------------------------------------------------------------------------------------------- membership
 
@@ -109,12 +155,20 @@ class Holding:
         """Take a newer view."""
         if view.epoch <= self.epoch:
             return
+        first = not self.epoch
         self.epoch, self.sync = view.epoch, view.mode == "sync"
         members = {member.rank: member.incarnation for member in view.members}
         gone = {rank for rank, seat in self.seats.items() if members.get(rank) != seat.incarnation}
         dead = {loss.rank for loss in view.losses if loss.role == "worker"}
         replaced = {rank for rank, old in self.members.items() if members.get(rank, old) != old}
-        self.members, self.needed = members, frozenset(members) - frozenset(view.resting)
+        back = () if first or not self.sync else (one for one in members if self.members.get(one) != members[one])
+        self.fresh = {rank: epoch for rank, epoch in self.fresh.items() if rank in members} | dict.fromkeys(
+            back, view.epoch
+        )
+        self.members, self.resting = members, frozenset(view.resting)
+        self._count()
+        for rank in dead | replaced:
+            self._bases.pop(rank, None)
         for rank in gone:
             self._unseat(rank, turn)
         for slot in self.slots.values():
@@ -123,8 +177,8 @@ class Holding:
             self.broken = lost(view.losses)
             self._break(turn)
         self._return(turn)
-        for slot in list(self.slots.values()):
-            self._advance(slot, turn)
+        self._settle_fresh(turn)
+        self._go_on(turn)
         for peer, attach in [self._early.pop(rank) for rank in list(self._early)]:
             self.attach(peer, attach, turn)
 
@@ -243,14 +297,16 @@ class Holding:
         turn.job(self.number, Job(slot.id, slot.round + 1, parts, record.version, record.clock))
 
     def _pull(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
-        if slot.busy or not self._readable(slot, record):
+        if self.broken is not None and not self._readable(slot, record):
+            self._fail(seat, record, slot, turn)  # whoever knows of the loss asks for whatever there is
+        elif slot.busy or not self._readable(slot, record):
             seat.waiting.add(record[2])
             slot.pulls.append((seat, record, frames))
         else:
             self._value(seat, slot, record, frames, turn)
 
     def _readable(self, slot: Slot, record: Record) -> bool:
-        return record[3] <= slot.round or not self.sync or self.broken is not None
+        return record[3] <= slot.round or not self.sync
 
     def _value(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
         failure = slot.failure
@@ -280,7 +336,9 @@ class Holding:
         if record.kind == Kind.FORGET:
             turn.answer(seat, _DONE, record, 0)
         elif record.kind not in (_INIT, Kind.ASSIGN):
-            text = f"slice {record.slice} of store {self.number} has no value on this server; init its key first"
+            text = (
+                f"slice {record.slice} of store {self.number} has no value on this server; init its key first"
+            )
             self._lacking(seat, record, Failure("KeyNotFoundError", text), turn)
         elif slot is None or not slot.defined:
             # The scheduler's word of this slice is still on its way.
@@ -387,6 +445,8 @@ class Holding:
         """Begin the next round of the slice, if it is complete."""
         if slot.busy or not self.sync or self.returning is not None or not slot.ready:
             return
+        if self.fresh and slot.round >= self._begun(slot, max(self.fresh.values())):
+            return  # it may have to wait for somebody who has come back
         before = slot.round
         job = slot.due(self.needed)
         if slot.round != before:

@@ -27,7 +27,7 @@ class Membership:
         self.epoch = 0
         self.members: dict[int, Member] = {}
         self.resting: set[int] = set()
-        self.left: set[int] = set()
+        self.over = False  # all have closed it
         self.broken = False
         self.barrier = Barrier()
         slice_bytes = max(1, int(options.get("slice_bytes", _SLICE_BYTES)))
@@ -74,7 +74,6 @@ class Membership:
     def leave(self, rank: int) -> None:
         """Let a member go that has closed its store."""
         self._remove(rank)
-        self.left.add(rank)
 
     def lose(self, loss: Loss) -> None:
         """Note that a member is lost."""

@@ -65,6 +65,8 @@ class Requests:
         self.resend = resend
         #: Slices that had complete rounds before this worker came; its own rounds are counted from there.
         self.bases: dict[int, int] = {}
+        #: How many pushes into each slice there are.
+        self.pushes: dict[int, int] = {}
         #: Last push into each slice that was answered, as a round of the server.
         self.accepted: dict[int, int] = {}
         #: Last round of each slice that is known to be complete, as the server counts.
@@ -86,6 +88,10 @@ class Requests:
         """Queue a request."""
         self._order += 1
         heapq.heappush(self._queue, (-priority, self._order, request))
+
+    def pushed(self) -> tuple[tuple[int, int], ...]:
+        """Last push into each slice, as a round of the server."""
+        return tuple((slice_, count + self.bases.get(slice_, 0)) for slice_, count in self.pushes.items())
 
     def outstanding(self) -> int:
         """Bytes that have been sent and may still be on the way."""

@@ -70,9 +70,7 @@ class Slot:
     def missing(self, round: int, needed: frozenset[int]) -> list[int]:
         """Ranks for which a round waits."""
         there = self.parts.get(round, {})
-        return sorted(
-            rank for rank in needed if rank not in there and self.skip.get(rank, 0) < round
-        )
+        return sorted(rank for rank in needed if rank not in there and self.skip.get(rank, 0) < round)
 
     def due(self, needed: frozenset[int]) -> Job | None:
         """Next round if it is complete. Rounds of which nothing is left, with a server's memory, are passed."""

@@ -389,8 +389,10 @@ class Scheduler:
             return Failure("ConfigError", f"{process} creates {store} with {told}: give all workers the same")
         if store.broken or self._servers.doom is not None:
             return store.failure if store.broken else self._doomed()
-        if store.number in process.peers or process.rank in store.left:
+        if store.number in process.peers:
             return Failure("FencedError", f"{process} has been in {store} before; create another store")
+        if store.over:
+            return Failure("FencedError", f"{store} is over: all others have closed it")
         lost_ranks = [one for one in self._workers.values() if one.state == State.LOST]
         if store.raises and lost_ranks:
             return Failure(
@@ -536,6 +538,7 @@ class Scheduler:
             self._show(store, now, actions)
             self._go_on(store, now, actions)
         else:
+            store.over = True
             self._to_servers(Install(store.number, 0, "drop", ""), now, actions)
 
     def _here(self, peer: _Peer, store: Membership) -> bool:
@@ -571,7 +574,7 @@ class Scheduler:
         self._finish(error, now, actions)
 
     def _finish(self, error: Failure | None, now: float, actions: list[Action]) -> None:
-        self._over = (now + self.options.dead_after, error)
+        self._over = (now, error)
         self._to_servers(Over(error.text if error else ""), now, actions)
         for peer in self._contests:
             self._refuse(peer, "FencedError", "the job is over", now, actions)
@@ -702,7 +705,7 @@ class Scheduler:
         """End when all that are there know it."""
         if self._over is None:
             return
-        deadline, error = self._over
+        since, error = self._over
         open_ = [
             peer
             for peer in self._peers.values()
@@ -710,6 +713,8 @@ class Scheduler:
             and peer.process.state != State.LOST
             and peer.link.acknowledged < peer.link.number
         ]
-        if not open_ or now > deadline:
+        # It stays a little longer, so that letters which come again are acknowledged once more.
+        patience = self.options.dead_after if open_ else self.options.letter / 5
+        if now - since > patience:
             self.ended = True
             actions.append(End(error))

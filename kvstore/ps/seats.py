@@ -16,12 +16,14 @@ class Seat:
     """A worker that has attached."""
 
     __slots__ = (
+        "adopted",
         "answers",
         "attached",
         "failures",
         "gone",
         "incarnation",
         "peer",
+        "pushed",
         "rank",
         "received",
         "replayed",
@@ -41,6 +43,8 @@ class Seat:
         #: Requests up to here may be in the window since before the server was restarted.
         self.replayed = max(window.above, default=window.low)
         self.attached = False
+        self.adopted = 0  # epoch that it knows of
+        self.pushed: dict[int, int] = {}  # last push into each slice, as somebody came back
         self.gone = False
         self.received = 0
         self.reported = 0

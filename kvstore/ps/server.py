@@ -221,6 +221,7 @@ class Server:
         if store is None:
             store = Holding(number, self.hello.incarnation, self.options.report)
             store.keep = self._keep if self.options.saves else None
+            store.returning = {} if self.hello.restarted else None
             self._stores[number] = store
         return store
 

@@ -89,7 +89,7 @@ class WorkerOptions:
 class _Server:
     """One server as this worker knows it."""
 
-    __slots__ = ("attached", "attempted", "incarnation", "lost", "met", "requests")
+    __slots__ = ("adopted", "attached", "attempted", "incarnation", "lost", "met", "pushed", "requests")
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
@@ -97,6 +97,8 @@ class _Server:
         self.attached = False
         self.met = False  # attached to it or to one whose place it has taken
         self.attempted = 0.0
+        self.adopted = 0  # epoch that the server knows of
+        self.pushed: tuple[tuple[int, int], ...] = ()  # when somebody came back
         self.lost: Failure | None = None
 
 
@@ -117,7 +119,7 @@ class Worker:
         self._asks: dict[int, Hashable] = {}
         self._delivered: dict[int, Hashable] = {}  # by number of the letter: done when it has come
         self._request = 0
-        self._pushes: dict[int, int] = {}
+        self._adopts = 0  # epoch that last brought somebody back
         self._left = False
         self._heard = 0.0
         self._stepped = 0.0
@@ -191,7 +193,7 @@ class Worker:
         for index, part in enumerate(event.parts):
             at = servers[part.server]
             at.requests.add(
-                Request(operation, index, self._counted(part.record), part.payload), event.priority
+                Request(operation, index, self._counted(at, part.record), part.payload), event.priority
             )
             touched.add(part.server)
         for rank in touched:
@@ -210,15 +212,16 @@ class Worker:
                 return self._broken()
         return None
 
-    def _counted(self, record: Record) -> Record:
+    def _counted(self, at: _Server, record: Record) -> Record:
         """Say how many pushes of this worker there are, with this one."""
         slice_ = record[1]
+        pushes = at.requests.pushes
         if record[0] == _PUSH or record[0] == _PUSHPULL:
-            count = self._pushes[slice_] = self._pushes.get(slice_, 0) + 1
+            count = pushes[slice_] = pushes.get(slice_, 0) + 1
         elif self.view is not None and self.view.broken:
             count = 0  # no round will be complete; take what there is
         else:
-            count = self._pushes.get(slice_, 0)
+            count = pushes.get(slice_, 0)
         return _new(Record, (record[0], slice_, 0, count, *record[4:]))
 
     def _again(self, event: Again, now: float, actions: list[Action]) -> None:
@@ -230,8 +233,8 @@ class Worker:
         kind = _PULL if record.kind == _PUSHPULL else record.kind
         payload = None if kind == _PULL else event.part.payload
         place, nbytes = (Place.NONE, 0) if kind == _PULL else (record.place, record.nbytes)
-        record = self._counted(record._replace(kind=kind, stamp=BY_FRAME, place=place, nbytes=nbytes))
         at = self._servers[event.part.server]
+        record = self._counted(at, record._replace(kind=kind, stamp=BY_FRAME, place=place, nbytes=nbytes))
         at.requests.add(Request(operation, event.index, record, payload), 0)
         self._pump(event.part.server, now, actions)
 
@@ -284,7 +287,10 @@ class Worker:
 
     def _attached(self, rank: int, message: Attached, now: float, actions: list[Action]) -> None:
         at = self._servers.get(rank)
-        if at is None or at.attached or message.incarnation != at.incarnation:
+        if at is None or message.incarnation != at.incarnation:
+            return
+        at.adopted = max(at.adopted, message.epoch)
+        if at.attached:
             return
         if not at.met:
             at.requests.bases.update(message.bases)
@@ -359,14 +365,26 @@ class Worker:
         if self.welcome is None or self.view is None or view.epoch <= self.view.epoch or self.failure:
             return
         was_broken = self.view.broken
+        here = {(member.rank, member.incarnation) for member in self.view.members}
+        back = any((member.rank, member.incarnation) not in here for member in view.members)
         self.view = view
         actions.append(ViewChanged(view))
+        if back:
+            self._adopt(view.epoch, now, actions)
         self._meet(view.servers, now, actions)
         for loss in view.losses:
             if loss.role == "server":
                 self._lose(loss, actions)
         if view.broken and not was_broken:
             self._give_up(self._broken(), actions)
+
+    def _adopt(self, epoch: int, now: float, actions: list[Action]) -> None:
+        """Tell the servers where this worker is as somebody comes back."""
+        self._adopts = epoch
+        for rank, at in self._servers.items():
+            at.pushed = at.requests.pushed()
+            if at.lost is None:
+                self._attach(rank, now, actions)
 
     def _meet(self, servers: Iterable[Member], now: float, actions: list[Action]) -> None:
         """Connect to servers that are new, or in place of old ones."""
@@ -379,6 +397,7 @@ class Worker:
             if at.incarnation != member.incarnation:
                 at.incarnation = member.incarnation
                 at.attached = False
+                at.adopted = 0
                 at.requests.begin_again()
                 actions.append(Connect(member.rank, member.address, member.incarnation))
                 self._attach(member.rank, now, actions)
@@ -387,9 +406,10 @@ class Worker:
         at = self._servers[rank]
         at.attempted = now
         if self.welcome is not None and self.view is not None:
-            known = tuple(at.requests.accepted.items()) if at.met else ()
+            known = tuple(at.requests.accepted.items()) if at.met and not at.attached else ()
             who = (self.welcome.store, self.welcome.rank, self.hello.incarnation, self.view.epoch)
-            actions.append(Send(rank, Attach(*who, self.hello.job, known, at.met, self.memory)))
+            attach = Attach(*who, self.hello.job, known, at.met, at.pushed, self.memory)
+            actions.append(Send(rank, attach))
 
     def _lose(self, loss: Loss, actions: list[Action]) -> None:
         at = self._servers.get(loss.rank)
@@ -440,9 +460,10 @@ class Worker:
         for rank, at in self._servers.items():
             if at.lost is not None:
                 continue
-            if not at.attached:
+            if not at.attached or at.adopted < self._adopts:
                 if now - at.attempted >= self.options.letter:
                     self._attach(rank, now, actions)
+            if not at.attached:
                 continue
             late = at.requests.late(now)
             if late:
@@ -458,7 +479,9 @@ class Worker:
         if silent > self.options.dead_after:
             if self._left:
                 # It has ended, most likely, and its last word was lost.
-                actions.extend(Done(self._delivered.pop(number)) for number in list(self._delivered))
+                actions.extend(Done(op) for op in self._delivered.values())
+                self._delivered.clear()
+                return
             self._out(lost((Loss("scheduler", 0, silent),)), actions)
         elif silent > self.options.dead_after / 10 and now - self._pinged > self.options.dead_after / 10:
             self._pinged = now

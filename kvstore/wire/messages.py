@@ -380,6 +380,9 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     accepted: tuple[tuple[int, int], ...] = ()
     met: bool = False
     """Attached before, to this server or to the one whose place it has taken: `accepted` is all there is."""
+    pushed: tuple[tuple[int, int], ...] = ()
+    """(slice, round): the last push that was made when this worker learned of `epoch`, which brought somebody
+    back. Those who come back begin after what the others had begun then."""
     memory: str = ""
     """Where this process's shared memory is, if it offers any; see `kvstore.memory.outbox`."""
 
@@ -390,8 +393,10 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     memory: str = ""
     """Where the server's values are, if it could read the worker's memory."""
+    epoch: int = 0
+    """As in the `Attach` that it answers."""
     bases: tuple[tuple[int, int], ...] = ()
-    """(slice, round): complete before this worker came; its first push belongs to the next."""
+    """(slice, round): begun before this worker came; its first push belongs to the next."""
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):

@@ -197,16 +197,14 @@ class SchedulerHost(Host):
 class ServerHost(Host):
     """A server's process, with what it holds; a snapshot is a copy of both."""
 
-    def __init__(self, job: Job, rank: int, incarnation: int, snapshot: Any = None) -> None:
-        super().__init__(job, f"server{rank}.{incarnation}")
-        self.rank = rank
+    def __init__(self, job: Job, at: int, rank: int, incarnation: int, snapshot: Any = None) -> None:
+        super().__init__(job, f"server{at}.{incarnation}")
         self.incarnation = incarnation
         self.values: dict[tuple[int, int], Value] = dict(snapshot[0]) if snapshot else {}
         self.busy: set[tuple[int, int]] = set()
         self.defined: set[tuple[int, int]] = set()
         self.wants_snapshot = False
         self.epochs: dict[int, int] = {}
-        rank = rank if job.plan.given_ranks or incarnation > 1 else -1
         hello = m.Hello(
             "server", rank, incarnation, self.name, JOB, m.PROTOCOL, self.name, restarted=incarnation > 1
         )
@@ -288,6 +286,8 @@ class ServerHost(Host):
         check = self.job.check
         check(ranks == sorted(set(ranks)), f"parts of ranks {ranks}")
         at = (store, job.slice)
+        if at not in self.values:
+            return None  # the store was dropped meanwhile
         before = self.values[at]
         if self.job.plan.mode == "sync":
             self._check_round(store, job, parts, ranks)
@@ -307,9 +307,14 @@ class ServerHost(Host):
             told = f"push {part.number} (base {base}) of {part} is in round {job.round}"
             check(part.number + base == job.round, told)
         if not self.job.restarted:
-            missing = self.machine._stores[store].needed - set(ranks)
-            late = missing - self.job.changed.get(store, set())
-            check(not late, f"round {job.round} of {store, job.slice} on {self.name} lacks {sorted(missing)}")
+            holding = self.machine._stores[store]
+            missing = [rank for rank in holding.needed - set(ranks) if self._belongs(holding, rank, job)]
+            check(not missing, f"round {job.round} of {store, job.slice} on {self.name} lacks {sorted(missing)}")
+
+    def _belongs(self, holding: Any, rank: int, job: e.Job) -> bool:
+        """Whether a part of this worker has to be in the round: not if it came back during or after it."""
+        who = (rank, holding.members[rank], holding.number, job.slice)
+        return who[1] < 200 or self.job.bases.get(who, job.round) < job.round
 
     def _write(self, action: e.Write) -> m.Failure | None:
         at = (action.store, action.slice)
@@ -377,6 +382,7 @@ class Store:
         self.error: m.Failure | None = None
         self.epoch = 0
         self.connections: dict[int, int] = {}
+        self.addresses: dict[int, str] = {}
         rank = host.asked
         hello = m.Hello(
             "worker",
@@ -411,6 +417,7 @@ class Store:
                 self.calls.pop(action.op)(action)
             elif kind is e.Connect:
                 self.connections[action.server] = action.incarnation
+                self.addresses[action.server] = action.address
             elif kind is e.Welcomed:
                 self.host.rank = action.welcome.rank
                 self.epoch = action.welcome.epoch
@@ -440,8 +447,8 @@ class Store:
         if action.peer == "scheduler":
             job.send(self.host.name, "scheduler", (self.host.name, self.ordinal), action.message)
         else:
-            name = f"server{self.host.job.server_names[action.peer]}.{self.connections[action.peer]}"
-            job.send(self.host.name, name, (self.host.name, self.ordinal), action.message)
+            address = self.addresses[action.peer]
+            job.send(self.host.name, address, (self.host.name, self.ordinal), action.message)
 
     # ------------------------------------------------------------------------------------------------- program
 
@@ -665,11 +672,9 @@ class Job:
         self.failed: set[Payload] = set()
         self.arrived: dict[Any, int] = {}
         self.versions: dict[Any, int] = {}
-        self.changed: dict[int, set[int]] = {}
         self.gone: dict[tuple[int, int], Value] = {}
         self.snapshots: dict[int, Any] = {}
         self.saved: dict[int, float] = {}
-        self.server_names = list(range(self.plan.servers))
         self.restarted = False
         self.crashed: dict[int, tuple[float, float]] = {}
         self.last_fault = 0.0
@@ -678,7 +683,10 @@ class Job:
         self._count = 0
         self._cut: list[tuple[float, float, str]] = []
         self.scheduler = SchedulerHost(self)
-        self.servers = [ServerHost(self, rank, 1) for rank in range(self.plan.servers)]
+        self.servers = [
+            ServerHost(self, rank, rank if self.plan.given_ranks else -1, 1)
+            for rank in range(self.plan.servers)
+        ]
         self.workers = [
             WorkerHost(self, rank if self.plan.given_ranks else -1, 100 + rank, f"worker{rank}")
             for rank in range(self.plan.workers)
@@ -770,22 +778,26 @@ class Job:
         if faults.kill_scheduler:
             self.at(when, self._kill_scheduler)
         name = rng.choice([one for one in self.hosts if one != "scheduler" or faults.stop])
-        if faults.cut:
-            self._cut.append((when, when + faults.cut, name))
-            self.last_fault = when + faults.cut
-        if faults.stop:
-            self.at(when, self._stop, name, faults.stop)
-            self.last_fault = when + faults.stop
+        if faults.cut or faults.stop:
+            self.at(when, self._hinder, name)
 
     def _kill_worker(self, at: int) -> None:
         worker = self.workers[at]
         if not worker.alive or worker.saying_bye:
             return
+        if not self._known(worker):
+            self.at(self.now + 0.1, self._kill_worker, at)
+            return
+        self.last_fault = self.now
         worker.die()
         if self.plan.faults.return_worker:
             delay = self.rng.choice((0.1, DEAD + 1.0))
             self.last_fault = self.now + delay
             self.at(self.now + delay, self._return_worker, at)
+
+    def _known(self, host: Host) -> bool:
+        """Whether the scheduler has heard of a process: else nobody can know that it is lost."""
+        return host.name in self.scheduler.machine._processes
 
     def _return_worker(self, at: int) -> None:
         old = self.workers[at]
@@ -798,6 +810,10 @@ class Job:
         server = self.servers[at]
         if not server.alive:
             return
+        if not self._known(server) or server.machine.rank < 0:
+            self.at(self.now + 0.1, self._kill_server, at)
+            return
+        self.last_fault = self.now
         server.die()
         if self.plan.faults.return_server:
             self.restarted = True
@@ -810,18 +826,20 @@ class Job:
     def _return_server(self, at: int) -> None:
         old = self.servers[at]
         rank = old.machine.rank
-        if rank < 0:
-            return  # it died before it had one; nobody can take its place
-        self.server_names[rank] = old.rank
-        new = ServerHost(self, old.rank, old.incarnation + 1, self.snapshots.get(rank))
-        new.machine.rank = rank
-        self.servers[at] = new
+        self.servers[at] = ServerHost(self, at, rank, old.incarnation + 1, self.snapshots.get(rank))
 
     def _kill_scheduler(self) -> None:
         self.scheduler.die()
 
-    def _stop(self, name: str, seconds: float) -> None:
-        self.hosts[name].resumes = self.now + seconds
+    def _hinder(self, name: str) -> None:
+        """Cut a process off, or stop it, for some time."""
+        faults = self.plan.faults
+        if not all(self._known(host) for host in (*self.workers, *self.servers)):
+            self.at(self.now + 0.1, self._hinder, name)
+            return
+        self._cut.append((self.now, self.now + faults.cut, name))
+        self.hosts[name].resumes = self.now + faults.stop
+        self.last_fault = self.now + max(faults.cut, faults.stop)
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -865,18 +883,19 @@ class Job:
     def _check_errors(self) -> None:
         faults = self.plan.faults
         for store, failure in self.errors:
+            if store.host.incarnation >= 200 and " is over" in failure.text:
+                continue
             told = f"{store}: {failure.error}: {failure.text}"
             self.check(faults.losing, told)
             self.check(failure.error in ("PeerLostError", "FencedError"), told)
             only_worker = faults.kill_worker and not (faults.cut or faults.stop)
             self.check(not only_worker or self.plan.on_peer_loss == "raise", told)
             if faults.kill_worker or faults.kill_server or faults.kill_scheduler:
-                self.check(failure.error == "PeerLostError" or store.host.incarnation > 200, told)
+                self.check(failure.error == "PeerLostError" or store.host.incarnation >= 200, told)
             returned = faults.kill_server and faults.return_server and all(
                 server.incarnation == 1 or server.machine.failure is None for server in self.servers
             )
-            unborn = any(server.machine.rank < 0 for server in self.servers)
-            self.check(not returned or unborn, told)
+            self.check(not returned, told)
 
     def _check_updates(self) -> None:
         """Each push at most once, and each that was acknowledged and nobody excuses exactly once."""
