@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import dtype_named
-from ..errors import DTypeError, KeyNotFoundError, RowIndexError, StateFileError
+from ..errors import DTypeError, KeyNotFoundError, KVStoreError, RowIndexError, StateFileError
 from ..kernels import cpu
 from ..memory.outbox import Values
 from ..optimizer import Updater
@@ -442,18 +442,25 @@ class Shelf:
             There is none.
         """
         place = Folder(folder)
-        manifest, tensors = place.read()
+        manifest = place.read()
+        try:
+            shelf = cls._from(manifest, place.tensors(manifest), memory)
+        except KVStoreError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise StateFileError(f"{place.path} holds a damaged snapshot: {error!r}") from error
+        shelf._folder = place
+        return shelf, manifest.rounds
+
+    @classmethod
+    def _from(cls, manifest: Manifest, tensors: dict[int, dict[str, Array]], memory: Values | None) -> Shelf:
         shelf = cls(manifest.store, manifest.server, memory)
         shelf._rules = Rules.from_description(manifest.rules)
         shelf._versions = manifest.versions
         shelf.define(manifest.entries)
-        try:
-            for slice, (_, said) in manifest.slices.items():
-                shelf._take_back(slice, said, tensors[slice])
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
-            raise StateFileError(f"{place.path} holds a damaged snapshot: {error!r}") from error
-        shelf._folder = place
-        return shelf, manifest.rounds
+        for slice, (_, said) in manifest.slices.items():
+            shelf._take_back(slice, said, tensors[slice])
+        return shelf
 
     def _take_back(self, slice: int, said: dict[str, Any], tensors: dict[str, Array]) -> None:
         held = self._part(slice)

@@ -60,8 +60,8 @@ class Folder:
         self.path = Path(path)
         self._last: Manifest | None = None
 
-    def read(self) -> tuple[Manifest, dict[int, Tensors]]:
-        """Return the last snapshot, and for each slice its arrays.
+    def read(self) -> Manifest:
+        """Return the manifest of the last snapshot.
 
         Raises
         ------
@@ -70,12 +70,6 @@ class Folder:
         FileNotFoundError
             There is none.
         """
-        manifest = self._manifest()
-        files = {name for name, _ in manifest.slices.values()}
-        content = {name: self._tensors(name) for name in files}
-        return manifest, {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
-
-    def _manifest(self) -> Manifest:
         path = self.path / _MANIFEST
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -87,10 +81,18 @@ class Folder:
             )
         return manifest
 
-    def _tensors(self, name: str) -> dict[int, Tensors]:
-        if Path(name).name != name:
-            raise StateFileError(f"{self.path / _MANIFEST} names a file elsewhere: {name!r}")
+    def tensors(self, manifest: Manifest) -> dict[int, Tensors]:
+        """Return the arrays of each slice.
 
+        Raises
+        ------
+        StateFileError
+            A file is damaged, or is not there.
+        """
+        content = {name: self._tensors(name) for name in {name for name, _ in manifest.slices.values()}}
+        return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
+
+    def _tensors(self, name: str) -> dict[int, Tensors]:
         def parse(text: str, tensors: Tensors) -> dict[int, Tensors]:
             found: dict[int, Tensors] = {slice: {} for slice in json.loads(text)}
             for full, array in tensors.items():
@@ -98,7 +100,12 @@ class Folder:
                 found[int(slice)][part] = array
             return found
 
-        return tensor_file.read(str(self.path / name), _FORMAT, parse)
+        if Path(name).name != name:
+            raise StateFileError(f"{self.path / _MANIFEST} names a file elsewhere: {name!r}")
+        try:
+            return tensor_file.read(str(self.path / name), _FORMAT, parse)
+        except FileNotFoundError as error:
+            raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
     def write(self, manifest: Manifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
         """Write a snapshot.
@@ -113,7 +120,7 @@ class Folder:
         self.path.mkdir(parents=True, exist_ok=True)
         if self._last is None:
             with contextlib.suppress(FileNotFoundError, StateFileError):
-                self._last = self._manifest()
+                self._last = self.read()
         last = self._last
         manifest.format, manifest.version = _FORMAT, _VERSION
         manifest.number = 1 if last is None else last.number + 1

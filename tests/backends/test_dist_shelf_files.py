@@ -1,0 +1,422 @@
+"""States of servers as files of one process and back, and snapshots from which a server goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from shelves import Beside, Shelves
+
+import kvstore as kv
+from kvstore.backends.dist_shelf import Shelf
+from kvstore.backends.dist_states import join_states, split_states
+from kvstore.memory.outbox import Values
+from kvstore.optimizer import Updater, create, states
+
+Array = npt.NDArray[Any]
+
+SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
+    "a": ((60, 70), "float32"),
+    "half": ((50, 90), "float16"),
+    "odd": ((3,), "float64"),
+}
+TABLE = (40, 6)
+RULES: list[tuple[str, dict[str, Any]]] = [
+    ("sgd", {}),
+    ("sgd", {"momentum": 0.9, "multi_precision": True}),
+    ("adam", {"multi_precision": True, "wd": 0.01}),
+    ("adam", {"lazy_update": True}),
+    ("dcasgd", {"momentum": 0.5}),
+    ("nadam", {}),
+    ("lamb", {"multi_precision": True}),
+    ("groupadagrad", {}),
+]
+pytestmark = pytest.mark.filterwarnings("ignore:.*lose small updates")
+
+
+def numbers(shape: tuple[int, ...], kind: str = "float32", seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(kind)
+
+
+def rows(n: int, seed: int) -> kv.RowSparseArray:
+    ids = np.sort(np.random.default_rng(seed).choice(TABLE[0], n, replace=False))
+    return kv.RowSparseArray(numbers((n, TABLE[1]), seed=seed), ids, TABLE)
+
+
+def keys_of(name: str) -> list[str]:
+    return ["a", "half"] if name == "groupadagrad" else list(SHAPES)  # which wants two dimensions
+
+
+def started(name: str, servers: int) -> Beside:
+    pair = Beside(servers)
+    whole = name in ("lamb", "groupadagrad")
+    for key in keys_of(name):
+        pair.init(key, numbers(*SHAPES[key]), () if whole and servers > 1 else (1024, 3000))
+    pair.init("t", rows(9, 1), () if name == "lamb" else (17,))
+    return pair
+
+
+def train(pair: Beside, name: str, steps: range) -> None:
+    for step in steps:
+        dense = [(key, [numbers(*SHAPES[key], 10 * step + r) for r in range(2)]) for key in keys_of(name)]
+        pair.push(*dense, ("t", [rows(4, step), rows(3, step + 50)]))
+        for key in (*keys_of(name), "t"):
+            pair.check(key)
+
+
+# ------------------------------------------------------------------------------------------------ states
+
+
+@pytest.mark.parametrize("dump", [False, True])
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("name", "settings"), RULES)
+def test_servers_write_the_file_that_one_process_writes(
+    name: str, settings: dict[str, Any], servers: int, dump: bool, tmp_path: Path
+) -> None:
+    pair = started(name, servers)
+    optimizer = create(name, **settings)
+    pair.set_optimizer(optimizer)
+    train(pair, name, range(3))
+    pair.local.save_optimizer_states(str(tmp_path / "local"), dump_optimizer=dump)
+    ours = join_states(pair.shelves.entries.values(), pair.shelves.states(), optimizer)
+    ours.save(tmp_path / "ours", dump)
+    assert_same_file(tmp_path / "ours", tmp_path / "local")
+    assert optimizer.num_update == 0
+
+    # And either goes on from it.
+    for path in ("ours", "local"):
+        there = started(name, servers)
+        there.set_optimizer(create(name, **settings))
+        for key in (*keys_of(name), "t"):
+            value = pair.local.view(key)
+            there.local._backend.assign([(key, [value])])
+            there.shelves.write(key, value)
+        there.local.load_optimizer_states(str(tmp_path / path))
+        loaded = Updater(create(name, **settings))
+        loaded.load(tmp_path / path, there.local._backend.stand_ins())
+        there.shelves.put_states(split_states(there.shelves.entries.values(), loaded))
+        there.shelves.install("clock", str(loaded.optimizer.num_update))
+        train(there, name, range(3, 5))
+
+
+def assert_same_file(ours: Path, theirs: Path) -> None:
+    one, other = states.read(ours), states.read(theirs)
+    assert (one.rule, one.num_update, one.counts) == (other.rule, other.num_update, other.counts)
+    assert one.states.keys() == other.states.keys()
+    for key in one.states:
+        assert_same_state(one.states[key], other.states[key])
+    assert (one.optimizer is None) == (other.optimizer is None)
+    if one.optimizer is not None and other.optimizer is not None:
+        assert one.optimizer.describe() == other.optimizer.describe()
+
+
+def assert_same_state(one: Any, other: Any) -> None:
+    if isinstance(one, tuple):
+        assert isinstance(other, tuple)
+        assert len(one) == len(other)
+        for part, its in zip(one, other, strict=True):
+            assert_same_state(part, its)
+    elif one is None:
+        assert other is None
+    else:
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
+
+
+def test_states_before_the_first_update() -> None:
+    pair = started("adam", 2)
+    optimizer = create("adam", begin_num_update=3)
+    assert pair.shelves.states() == dict.fromkeys((p.id for p in pair.shelves.pieces()), b"")
+    pair.set_optimizer(optimizer)
+    ours = join_states(pair.shelves.entries.values(), pair.shelves.states(), optimizer)
+    assert ours.states == {}
+    assert ours.optimizer.num_update == 3
+    pair.shelves.put_states(split_states(pair.shelves.entries.values(), ours))
+    train(pair, "adam", range(2))
+
+
+def test_states_of_which_one_half_is_there() -> None:
+    shelves = Shelves(2)
+    shelves.init("w", np.zeros(3000, np.float32), (1024,))
+    optimizer = create("adam")
+    shelves.set_optimizer(optimizer)
+    parts = shelves.states()
+    shelves.push(("w", [np.ones(3000, np.float32)]))
+    low, high = shelves.entries["w"].slices
+    mixed = {low.id: shelves.states()[low.id], high.id: parts[high.id]}
+    with pytest.raises(kv.KVStoreError, match="save when all rounds are complete"):
+        join_states(shelves.entries.values(), mixed, optimizer)
+
+
+def test_states_that_do_not_fit() -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.zeros(3000, np.float32), (1024,))
+    shelves.init("t", rows(9, 1), (17,))
+    shelves.set_optimizer(create("adam"))
+    shelves.push(("w", [np.ones(3000, np.float32)]), ("t", [rows(4, 2)]))
+    parts = shelves.states()
+    low, high = shelves.entries["w"].slices
+    first, second = shelves.entries["t"].slices
+    shelf = shelves.shelves[0]
+    for piece, data in (
+        (low, parts[high.id]),
+        (low, parts[first.id]),
+        (first, parts[low.id]),
+        (low, b""),
+        (low, parts[low.id][:-1]),
+        (first, b"\x80\x04pickle"),
+    ):
+        with pytest.raises(kv.StateFileError):
+            shelf.put_state(piece.id, data)
+    shelf.put_state(low.id, parts[low.id])
+    shelf.put_state(second.id, parts[second.id])
+    shelves.set_optimizer(create("sgd", momentum=0.9))
+    with pytest.raises(kv.StateFileError, match="'adam', and the store's is 'sgd'"):
+        shelf.put_state(low.id, parts[low.id])
+    shelves.install("none", "")
+    with pytest.raises(kv.StateFileError, match="set the optimizer first"):
+        shelf.put_state(low.id, parts[low.id])
+
+
+def test_states_of_rows_that_are_not_there() -> None:
+    shelves = Shelves(1)
+    shelves.init("t", rows(9, 1))
+    optimizer = create("adam")
+    shelves.set_optimizer(optimizer)
+    shelves.push(("t", [rows(4, 2)]))
+    slice = shelves.entries["t"].slices[0].id
+    content = states.unpack(shelves.states()[slice])
+    ids, blank, tree = content.states["t"]  # type: ignore[misc]
+    for wrong in (ids + 40, ids[:1], -ids, np.zeros_like(ids)):
+        data = states.pack({"t": (wrong, blank, tree)}, optimizer, False)
+        with pytest.raises(kv.StateFileError):
+            shelves.shelves[0].put_state(slice, data)
+
+
+def test_states_of_a_table_that_no_process_could_hold() -> None:
+    shelves = Shelves(1)
+    shape = (10**13, 8)
+    shelves.init("t", kv.RowSparseArray.zeros(shape))
+    optimizer = create("adam")
+    shelves.set_optimizer(optimizer)
+    shelves.push(("t", [kv.RowSparseArray(np.ones((2, 8), np.float32), [5, 10**12], shape)]))
+    with pytest.raises(kv.KVStoreError, match="do not fit the memory"):
+        join_states(shelves.entries.values(), shelves.states(), optimizer)
+
+
+# --------------------------------------------------------------------------------------------- snapshots
+
+
+def restored(pair: Beside, folder: Path, memory: Values | None = None) -> list[dict[str, Any]]:
+    found = [Shelf.restore(folder / str(shelf.server), memory) for shelf in pair.shelves.shelves]
+    pair.shelves.shelves = [shelf for shelf, _ in found]
+    return [rounds for _, rounds in found]
+
+
+def snapshot(pair: Beside, folder: Path, rounds: dict[str, Any]) -> None:
+    for shelf in pair.shelves.shelves:
+        shelf.snapshot(folder / str(shelf.server), rounds)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("name", "settings"), [("none", {}), *RULES])
+def test_a_server_goes_on_from_its_snapshot(
+    name: str, settings: dict[str, Any], shared: bool, tmp_path: Path
+) -> None:
+    pair = started(name, 2)
+    snapshot(pair, tmp_path, {})
+    for step in range(3):
+        if name != "none" and step == 0:
+            pair.set_optimizer(create(name, **settings))
+        train(pair, name, range(2 * step, 2 * step + 2))
+        snapshot(pair, tmp_path, {"complete": {"7": step}, "seen": [1, 2]})
+        rounds = restored(pair, tmp_path, Values() if shared else None)
+        assert rounds == [{"complete": {"7": step}, "seen": [1, 2]}] * 2
+        for key in (*keys_of(name), "t"):
+            pair.check(key)
+    train(pair, name, range(6, 8))
+    shelf = pair.shelves.shelves[0]
+    places = [shelf.place(p.id) for p in pair.shelves.entries["a"].slices if p.server == 0]
+    assert all((place is not None) == shared for place in places)
+
+
+def test_bfloat16_in_a_snapshot(tmp_path: Path) -> None:
+    from ml_dtypes import bfloat16
+
+    pair = Beside(1)
+    pair.init("w", numbers((30, 4)).astype(bfloat16))
+    pair.init("t", kv.RowSparseArray(numbers((3, 4)).astype(bfloat16), [1, 5, 6], (9, 4)))
+    for optimizer in (create("adam"), create("adam", multi_precision=True)):
+        pair.set_optimizer(optimizer)
+        for step in range(3):
+            row = kv.RowSparseArray(numbers((2, 4), seed=step).astype(bfloat16), [step, 7], (9, 4))
+            pair.push(("w", [numbers((30, 4), seed=step).astype(bfloat16)]), ("t", [row]))
+            snapshot(pair, tmp_path, {})
+            restored(pair, tmp_path)
+            pair.check("w")
+            pair.check("t")
+
+
+def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
+    shelves = Shelves(1)
+    shelves.init("large", np.ones(100_000, np.float32), (1024,))
+    shelves.init("small", np.zeros(3, np.float32))
+    shelf = shelves.shelves[0]
+    shelf.snapshot(tmp_path, {})
+    (first,) = tmp_path.glob("*.safetensors")
+    for _ in range(3):
+        shelves.push(("small", [np.ones(3, np.float32)]))
+        shelf.snapshot(tmp_path, {})
+        sizes = sorted(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+        assert len(sizes) == 2
+        assert sizes[0] < 2000
+        assert first.exists()
+    shelf.snapshot(tmp_path, {"round": 9})  # nothing but the manifest
+    assert len(list(tmp_path.iterdir())) == 3
+    shelf.forget([piece.id for piece in shelves.entries["large"].slices])
+    shelf.snapshot(tmp_path, {})
+    assert not first.exists()
+    again, _ = Shelf.restore(tmp_path)
+    assert set(again.placement()) == {shelves.entries["small"].slices[0].id}
+
+
+def test_another_folder_gets_everything(tmp_path: Path) -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.ones(10, np.float32))
+    shelves.shelves[0].snapshot(tmp_path / "one", {})
+    shelves.shelves[0].snapshot(tmp_path / "two", {})
+    again, _ = Shelf.restore(tmp_path / "two")
+    assert (again.read(shelves.entries["w"].slices[0].id) == 1).all()
+
+
+def test_settings_of_rounds_to_come_are_in_a_snapshot(tmp_path: Path) -> None:
+    pair = started("adam", 1)
+    rule = create("adam", lr_scheduler=kv.optimizer.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1))
+    pair.set_optimizer(rule)
+    train(pair, "adam", range(3))
+    rule.configure(wd=0.5)
+    pair.local.update_optimizer(wd=0.5)
+    pair.shelves.install("configure", json.dumps(rule.describe()))
+    snapshot(pair, tmp_path, {})
+    restored(pair, tmp_path)
+    train(pair, "adam", range(3, 6))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pair = started("adam", 1)
+    pair.set_optimizer(create("adam"))
+    train(pair, "adam", range(1))
+    snapshot(pair, tmp_path, {})
+    train(pair, "adam", range(1, 2))
+    pair.shelves.init("later", np.ones(3, np.float32))
+    snapshot(pair, tmp_path, {})
+    return tmp_path / "0"
+
+
+def test_no_snapshot(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Shelf.restore(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone"])
+def test_a_damaged_snapshot(folder: Path, damage: str) -> None:
+    for path in folder.iterdir():
+        whole = path.read_bytes()
+        if damage == "gone" and path.name == "manifest.json":
+            continue
+        if damage == "cut":
+            path.write_bytes(whole[:-5])
+        elif damage == "flip":
+            path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 64]) + whole[-4:])
+        elif damage == "empty":
+            path.write_bytes(b"")
+        else:
+            path.unlink()
+        with pytest.raises((kv.StateFileError, FileNotFoundError)):
+            Shelf.restore(folder)
+        path.write_bytes(whole)
+    Shelf.restore(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "something"},
+        {"version": 2},
+        {"entries": []},
+        {"slices": {"100": ["../../etc/passwd", {}]}},
+        {"slices": {"99999": ["1.safetensors", {}]}},
+        {"rules": [{}]},
+        {"rules": [{"version": 1, "era": 1, "text": '{"name": "nobody", "config": {}}', "base": 0}]},
+    ],
+)
+def test_a_foreign_manifest(folder: Path, change: dict[str, Any]) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(kv.KVStoreError):
+        Shelf.restore(folder)
+
+
+@pytest.mark.parametrize("step", ["write", "replace"])
+def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.ones(100, np.float32), (50,))
+    shelf, slice = shelves.shelves[0], shelves.entries["w"].slices[0].id
+    shelf.snapshot(tmp_path, {"round": 1})
+    pid = os.fork()
+    if pid == 0:
+        shelves.push(("w", [np.full(100, 2, np.float32)]))
+        replace, calls = os.replace, iter(range(10))
+
+        def killed(*paths: Any) -> None:
+            if next(calls) == (step == "replace"):  # before the data, or before the manifest, is in place
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(*paths)
+
+        os.replace = killed
+        shelf.snapshot(tmp_path, {"round": 2})
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) > 2
+    again, rounds = Shelf.restore(tmp_path)
+    assert rounds == {"round": 1}
+    assert (again.read(slice) == 1).all()
+    again.snapshot(tmp_path, {"round": 3})
+    assert len(list(tmp_path.iterdir())) == 2
+    assert Shelf.restore(tmp_path)[1] == {"round": 3}
+
+
+def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelves = Shelves(1)
+    shelves.init("w", np.ones(100, np.float32))
+    shelf = shelves.shelves[0]
+    shelf.snapshot(tmp_path, {"round": 1})
+    shelves.push(("w", [np.full(100, 2, np.float32)]))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            shelf.snapshot(tmp_path, {"round": 2})
+    assert Shelf.restore(tmp_path)[1] == {"round": 1}
+    shelf.snapshot(tmp_path, {"round": 3})
+    again, rounds = Shelf.restore(tmp_path)
+    assert rounds == {"round": 3}
+    assert math.fsum(again.read(shelves.entries["w"].slices[0].id)) == 200
+
+
+def test_a_folder_that_was_moved(folder: Path, tmp_path: Path) -> None:
+    shutil.move(folder, tmp_path / "elsewhere")
+    shelf, _ = Shelf.restore(tmp_path / "elsewhere")
+    assert len(shelf.placement()) > 3
