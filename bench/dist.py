@@ -97,13 +97,13 @@ def one(case: DistCase, peers: list[DistGroup], plan: Plan, prober: Any) -> Meas
     """Measure one case; a peer that fails on the way is left out of it."""
     there = _fitting(case, [peer for peer in peers if peer.setting.name in case.peers])
     try:
-        return measure(case, there, plan, prober)
+        result = measure(case, there, plan, prober)
     except PeerError:
         healthy = [peer for peer in there if not peer.failure]
         return one(case, healthy, plan, prober) if healthy else None
-    finally:
-        for peer in there:
-            peer.rest()
+    for peer in there:
+        peer.rest()
+    return result
 
 
 def _fitting(case: DistCase, peers: list[DistGroup]) -> list[DistGroup]:

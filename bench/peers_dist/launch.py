@@ -10,6 +10,8 @@ from bench.peers_shared.launch import ROOT, Command, GroupSetting, Launch
 
 _START = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers_dist.worker import main; main()"
 _SERVE = "import sys; sys.path.append(sys.argv.pop(1)); import bench.peers.rival_mxnet"
+#: Seconds after which our store says for whom it waits: before the bench loses patience.
+_TIMEOUT = "100"
 #: malloc keeps large blocks instead of giving their pages back, to be touched anew for the next message.
 _KEEP = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -55,7 +57,8 @@ def _ours(setting: DistSetting, address: str) -> Launch:
     entry, n = setting.entry, setting.processes
     command = [setting.python, "-m", "kvstore.launch", "run", "-n", str(n), "-s", str(setting.servers)]
     command += ["--transport", entry.transport, *(["--secure"] if entry.secure else []), "--"]
-    return Launch(n, [([*command, *_command(setting, address)], dict(setting.env))])
+    env = {"KVSTORE_TIMEOUT": _TIMEOUT, **dict(setting.env)}
+    return Launch(n, [([*command, *_command(setting, address)], env)])
 
 
 def _mxnet(setting: DistSetting, address: str) -> Launch:
