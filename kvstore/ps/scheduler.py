@@ -690,7 +690,7 @@ class Scheduler:
         self._look_for_end(now, actions)
         self._look_for_workers(now, actions)
         for peer in self._peers.values():
-            if peer.process is None or peer.process.state != State.LOST:
+            if peer.process is None or peer.process.state == State.HERE:
                 actions.extend(Send(peer.name, letter) for letter in peer.link.again(now))
         self._look_for_last_letter(now, actions)
 
@@ -710,7 +710,7 @@ class Scheduler:
             peer
             for peer in self._peers.values()
             if peer.process is not None
-            and peer.process.state != State.LOST
+            and peer.process.state == State.HERE
             and peer.link.acknowledged < peer.link.number
         ]
         # It stays a little longer, so that letters which come again are acknowledged once more.

@@ -204,7 +204,7 @@ class ServerHost(Host):
         self.busy: set[tuple[int, int]] = set()
         self.defined: set[tuple[int, int]] = set()
         self.wants_snapshot = False
-        self.epochs: dict[int, int] = {}
+        self.members: dict[int, dict[int, int]] = {}  # before the step
         hello = m.Hello(
             "server", rank, incarnation, self.name, JOB, m.PROTOCOL, self.name, restarted=incarnation > 1
         )
@@ -230,6 +230,8 @@ class ServerHost(Host):
 
     def receive(self, where: Any, message: Any) -> None:
         """Take a message from the scheduler, or from a worker's data socket."""
+        if self.job.plan.faults.kill_worker:
+            self.members = {number: store.members for number, store in self.machine._stores.items()}
         self.take(e.Received("scheduler" if where[0] == "scheduler" else where, message))
 
     def take(self, event: e.Event) -> None:
@@ -242,6 +244,7 @@ class ServerHost(Host):
                 self._reply(action)
             elif kind is e.Apply:
                 for job in action.jobs:
+                    self._check_parts(action.store, job)
                     self._later((action.store, job.slice), self._apply, action.store, job)
             elif kind is e.Write:
                 self._later((action.store, action.slice), self._write, action)
@@ -274,7 +277,7 @@ class ServerHost(Host):
             self._work(at, work, arguments)
 
     def _work(self, at: tuple[int, int], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        if not self.alive:
+        if not self.alive and not self.machine.ended:
             return
         self.busy.discard(at)
         failure = work(*arguments)
@@ -286,16 +289,15 @@ class ServerHost(Host):
         check = self.job.check
         check(ranks == sorted(set(ranks)), f"parts of ranks {ranks}")
         at = (store, job.slice)
-        if at not in self.values:
-            return None  # the store was dropped meanwhile
-        before = self.values[at]
+        values = self.values if at in self.values else self.job.gone  # dropped meanwhile
+        before = values[at]
         if self.job.plan.mode == "sync":
             self._check_round(store, job, parts, ranks)
         check(before.round < job.round or self.job.plan.mode == "async", "a round is done twice")
         if any(part.bad for part in parts):
             self.job.failed.update(parts)
             return m.Failure("UpdaterError", "bad gradient")
-        self.values[at] = Value(before, job.round, parts)
+        values[at] = Value(before, job.round, parts)
         for part in parts:
             self.job.applied[part] = self.job.now
         return None
@@ -307,9 +309,21 @@ class ServerHost(Host):
             told = f"push {part.number} (base {base}) of {part} is in round {job.round}"
             check(part.number + base == job.round, told)
         if not self.job.restarted:
-            holding = self.machine._stores[store]
-            missing = [rank for rank in holding.needed - set(ranks) if self._belongs(holding, rank, job)]
+            holding = self.machine._stores.get(store)
+            needed = holding.needed if holding is not None else frozenset()
+            missing = [rank for rank in needed - set(ranks) if self._belongs(holding, rank, job)]
             check(not missing, f"round {job.round} of {store, job.slice} on {self.name} lacks {sorted(missing)}")
+
+    def _check_parts(self, store: int, job: e.Job) -> None:
+        """No part is of a worker that was lost before."""
+        members = self.members.get(store)
+        if members is None:
+            return
+        processes = {one.incarnation: one for one in self.job.scheduler.machine._processes.values()}
+        for rank, record, frames in job.parts:
+            incarnation = frames[record.frame].incarnation
+            lost = processes[incarnation].state.value == "lost" and members.get(rank) != incarnation
+            self.job.check(not lost, f"round {job.round} of {store, job.slice} has a part of a lost worker")
 
     def _belongs(self, holding: Any, rank: int, job: e.Job) -> bool:
         """Whether a part of this worker has to be in the round: not if it came back during or after it."""
@@ -373,7 +387,6 @@ class Store:
         self.calls: dict[Hashable, Callable[[e.Done], None]] = {}
         self.parts: dict[Hashable, list[e.Part]] = {}
         self.sent: dict[int, list[Payload]] = {}  # pushes, by slice
-        self.taken: set[Payload] = set()  # of these, acknowledged
         self.entries: dict[str, m.KeyEntry] = {}
         self.names = 0
         self.barriers = 0
@@ -437,8 +450,10 @@ class Store:
             self.take(e.Received(where[0], message))
 
     def _learn(self, server: int, message: Any) -> None:
-        """Note from where the machine counts its pushes, for the checks."""
-        if isinstance(message, m.Attached) and not self.machine._servers[server].met:
+        """Note what the checks need."""
+        if isinstance(message, m.Batch):
+            self._acknowledge(server, message)
+        elif isinstance(message, m.Attached) and not self.machine._servers[server].met:
             who = (self.host.rank, self.host.incarnation, self.number)
             self.job.bases.update({(*who, slice_): base for slice_, base in message.bases})
 
@@ -593,6 +608,15 @@ class Store:
 
     # -------------------------------------------------------------------------------------------------- checks
 
+    def _acknowledge(self, server: int, batch: m.Batch) -> None:
+        """Note which pushes are answered now."""
+        requests = self.machine._servers[server].requests
+        for record in batch.records:
+            request = requests._open.get(record.sequence)
+            done = record.kind in (m.Kind.DONE, m.Kind.VALUE)
+            if done and request is not None and isinstance(request.payload, Payload):
+                self.job.acknowledged[request.payload] = self.job.now
+
     def _got(self, action: e.Got) -> None:
         if action.op not in self.calls:
             return
@@ -630,6 +654,8 @@ class WorkerHost(Host):
             Store(self, at, job.program(self, script, cut)) for at, script in enumerate(job.plan.script)
         ]
         self.saying_bye = False
+        self.killed = False
+        job.incarnations.append(self)
 
     def start(self) -> None:
         """Create the stores."""
@@ -670,6 +696,7 @@ class Job:
         self.bases: dict[Any, int] = {}
         self.applied: dict[Payload, float] = {}
         self.failed: set[Payload] = set()
+        self.acknowledged: dict[Payload, float] = {}
         self.arrived: dict[Any, int] = {}
         self.versions: dict[Any, int] = {}
         self.gone: dict[tuple[int, int], Value] = {}
@@ -678,7 +705,8 @@ class Job:
         self.restarted = False
         self.crashed: dict[int, tuple[float, float]] = {}
         self.last_fault = 0.0
-        self.over = False
+        self.incarnations: list[WorkerHost] = []
+        self.straggling = 0.7
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._cut: list[tuple[float, float, str]] = []
@@ -790,6 +818,7 @@ class Job:
             return
         self.last_fault = self.now
         worker.die()
+        worker.killed = True
         if self.plan.faults.return_worker:
             delay = self.rng.choice((0.1, DEAD + 1.0))
             self.last_fault = self.now + delay
@@ -851,11 +880,13 @@ class Job:
 
     def check_barrier(self, store: Store) -> None:
         """All that are members and not resting have arrived where this one is."""
-        if self.plan.faults.losing:
+        if self.plan.faults.cut or self.plan.faults.stop:
             return
+        stores = {one.number: one for one in self.scheduler.machine._stores.values()}
         for worker in self.workers:
             other = worker.stores[store.ordinal]
-            excused = other.resting or other.over or not worker.alive
+            lost = not worker.alive and worker.rank not in stores[store.number].members
+            excused = other.resting or other.over or lost or worker.incarnation >= 200
             number = self.arrived.get((worker.name, store.ordinal), 0)
             self.check(excused or number >= store.barriers, f"{store} went through a barrier before {other}")
 
@@ -905,6 +936,24 @@ class Job:
         for at, value in values.items():
             found = value.payloads()
             self.check(len(found) == len(set(found)), f"slice {at}: a push was applied twice")
+        inside = {one for value in values.values() for one in value.payloads()}
+        for payload, when in self.acknowledged.items():
+            excused = payload in inside or payload in self.failed or self._forgone(payload, when)
+            self.check(excused, f"{payload} was acknowledged at {when:.3f} and is lost")
+
+    def _forgone(self, payload: Payload, when: float) -> bool:
+        """Whether a push may be lost: with its worker, its store, or a server's last interval."""
+        worker = next(one for one in self.incarnations if one.incarnation == payload.incarnation)
+        store = next(one for one in worker.stores if one.number == payload.store)
+        broken = {one.number for one in self.scheduler.machine._stores.values() if one.broken}
+        if worker.killed or store.error is not None or payload.store in broken:
+            return True
+        for saved, crashed in self.crashed.values():
+            applied = self.applied.get(payload, crashed)
+            # An answer of the dead server may still be on its way for a while.
+            if when <= crashed + self.straggling and not applied <= saved:
+                return True
+        return False
 
 
 def simulate(seed: int, faults: Faults | None = None) -> Job:
