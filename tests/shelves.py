@@ -34,7 +34,8 @@ def entry_of(
 
 
 def payload_of(value: Value, piece: Slice, sparse: bool) -> Payload:
-    """What a worker sends of a value for a slice, as bytes at an odd address."""
+    """What a worker sends of a value for a slice; of every other slice at an odd address."""
+    odd = at_odd_address if piece.id % 2 else memoryview
     if isinstance(value, kv.RowSparseArray):
         low, high = np.searchsorted(value.indices, [piece.start, piece.stop])
         if not sparse:  # a slice of elements that begins and ends with a row
@@ -47,7 +48,7 @@ def payload_of(value: Value, piece: Slice, sparse: bool) -> Payload:
     return Payload(odd(np.ascontiguousarray(value).reshape(-1)[piece.start : piece.stop].tobytes()))
 
 
-def odd(data: bytes) -> memoryview:
+def at_odd_address(data: bytes) -> memoryview:
     room = np.empty(len(data) + 65, np.uint8)
     start = -room.ctypes.data % 64 + 1
     room[start : start + len(data)] = np.frombuffer(data, np.uint8)

@@ -16,7 +16,7 @@ from ..kernels import cpu
 from ..memory.outbox import Block, Values
 from ..optimizer import SGLD
 from ..sparse import RowSparseArray
-from .dist_shelf_payload import Job, Payload, plain, some_rows, summands
+from .dist_shelf_payload import Job, Payload, plain, some_rows, summands, usual_summands
 from .dist_shelf_rules import Rule, State, leaves
 from .dist_shelf_table import undone
 from .entry import Array
@@ -159,6 +159,8 @@ class Batch:
 
     def _sources(self, part: DenseSlice, job: Job, rule: Rule) -> list[Array] | cpu.Coded | None:
         """Return what is to be summed; None where a few rows were pushed, which are done here."""
+        if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
+            return usual
         if all(payload.rows < 0 for _, payload in job.parts):
             return summands(job.parts, part.of.dtype, part.size)
         table, first = part.as_rows()

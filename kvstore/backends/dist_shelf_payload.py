@@ -64,6 +64,23 @@ def plain(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
     return _typed(_bytes(payload.data), dtype, size)
 
 
+def usual_summands(parts: list[tuple[int, Payload]], dtype: np.dtype[Any], size: int) -> list[Array] | None:
+    """Return parts as the kernels sum them, where all are plain and fit; None: take the long way."""
+    nbytes = size * dtype.itemsize
+    arrays = []
+    for _, (data, coding, _, rows) in parts:
+        if coding or rows >= 0:
+            return None
+        array = np.frombuffer(data, np.uint8)
+        if array.size != nbytes:
+            return None
+        typed = array.view(dtype)
+        if not typed.flags.aligned:
+            return None
+        arrays.append(typed)
+    return arrays
+
+
 def summands(
     parts: Sequence[tuple[int, Payload]], dtype: np.dtype[Any], size: int
 ) -> list[Array] | cpu.Coded:
@@ -116,8 +133,8 @@ def _typed(data: Array, dtype: np.dtype[Any], size: int) -> Array:
         raise ShapeError(
             f"a payload of {data.nbytes} bytes where {size} elements of {dtype} take {size * dtype.itemsize}"
         )
-    aligned = data if data.ctypes.data % dtype.itemsize == 0 else data.copy()
-    return aligned.view(dtype)
+    typed = data.view(dtype)
+    return typed if typed.flags.aligned else data.copy().view(dtype)
 
 
 def _check_packed(dtype: np.dtype[Any]) -> None:
@@ -133,4 +150,4 @@ def _packed(payload: Payload, size: int) -> Array:
         raise DTypeError(f"a push is packed in a way that this server does not know: {error}") from error
     if data.nbytes != needed:
         raise ShapeError(f"a payload of {data.nbytes} bytes where {size} packed elements take {needed}")
-    return data if data.ctypes.data % 4 == 0 else data.copy()
+    return data if data.ctypes.data % 4 == 0 else data.copy()  # words of 32 bits

@@ -51,6 +51,8 @@ class Rules:
 
     def at(self, version: int) -> Rule:
         """Return what holds for a version."""
+        if version >= self._rules[-1].version:
+            return self._rules[-1]
         place = bisect.bisect_right(self._rules, version, key=lambda rule: rule.version)
         return self._rules[max(0, place - 1)]
 
