@@ -55,7 +55,7 @@ class Gpu:
 
     def release(self, keep: int = 0) -> None:
         """Give the memory of all arrays back, but for the last ones."""
-        old = self._arrays[: len(self._arrays) - keep]
+        old = self._arrays[: max(0, len(self._arrays) - keep)]
         for array in old:
             array.release()
         del self._arrays[: len(old)]

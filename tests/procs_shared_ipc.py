@@ -455,12 +455,12 @@ def until_lost(seed: int) -> dict[str, Any]:
         store.init(keys, [np.zeros(n, F) for n in SIZES.values()])
         agree(store, made, SIZES)
         assert sums_on_gpus(made, store) > 0
-        outs = [made.array(np.zeros(n, F)) for n in SIZES.values()]
         tell("ready")
         lost, noticed, t = None, 0.0, 0
         while lost is None:
             t += 1
             grads = [made.array(np.full(n, t * (store.rank + 1), F)) for n in SIZES.values()]
+            outs = [made.array(np.zeros(n, F)) for n in SIZES.values()]
             try:
                 move(store, t, grads, outs, keys)
             except kv.PeerLostError as error:
