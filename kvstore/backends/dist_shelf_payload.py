@@ -20,7 +20,8 @@ class Payload(NamedTuple):
     them), or rows of a table. The memory is only read, and not looked at again after the call.
     """
 
-    #: A buffer; for rows one with the int64 ids and then the rows, or a pair of buffers.
+    #: A buffer; for rows one with the int64 ids and then the rows, or a pair of buffers. An exception where
+    #: it cannot be read: the job fails with that.
     data: Any
     coding: int = 0
     threshold: float = 0.0
@@ -69,7 +70,7 @@ def usual_summands(parts: list[tuple[int, Payload]], dtype: np.dtype[Any], size:
     nbytes = size * dtype.itemsize
     arrays = []
     for _, (data, coding, _, rows) in parts:
-        if coding or rows >= 0:
+        if coding or rows >= 0 or isinstance(data, Exception):
             return None
         array = np.frombuffer(data, np.uint8)
         if array.size != nbytes:
@@ -125,6 +126,8 @@ def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[i
 
 
 def _bytes(data: Any) -> Array:
+    if isinstance(data, Exception):
+        raise data
     return np.frombuffer(data, np.uint8)
 
 

@@ -435,6 +435,19 @@ def test_a_whole_key_waits_for_all_its_slices() -> None:
     assert sorted(job.slice for job in shelf.gather([jobs[1]])) == [job.slice for job in jobs]
 
 
+def test_a_payload_that_cannot_be_read_fails_the_whole_key() -> None:
+    shelves = Shelves(1)
+    start = numbers((3000,))
+    shelves.init("w", start, (1024, 2048))
+    shelves.set_optimizer(create("lamb"))
+    good = np.ones(3000, np.float32)
+    jobs = [Job(p.id, 1, [(0, payload_of(good, p, False))], 1, 1) for p in shelves.entries["w"].slices]
+    jobs[1] = jobs[1]._replace(parts=[(0, Payload(kv.ProtocolError("gone")))])
+    assert [str(error) for error in shelves.apply([jobs])] == ["gone"] * 3
+    np.testing.assert_array_equal(shelves.pull("w"), start)
+    assert set(shelves.push(("w", [good]))) == {None}
+
+
 def test_a_rule_for_whole_keys_and_a_key_in_parts() -> None:
     shelves = Shelves(2)
     shelves.init("w", numbers((3000,)), (1024,))
@@ -457,6 +470,7 @@ def test_a_rule_for_whole_keys_and_a_key_in_parts() -> None:
         (Payload(bytes(39)), kv.ShapeError),
         (Payload(bytes(44)), kv.ShapeError),
         (Payload(bytes(40), coding=99), kv.DTypeError),
+        (Payload(kv.ProtocolError("gone")), kv.ProtocolError),
         (Payload(bytes(40), coding=cpu.coding("two_bit"), threshold=0.5), kv.ShapeError),
     ],
 )
