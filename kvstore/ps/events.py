@@ -62,7 +62,7 @@ class Submit(NamedTuple):
     submitted when the one before is done; a pull counts the pushes before it.
     """
 
-    op: Hashable
+    op: Any
     parts: Sequence[Part]
     priority: int = 0
 
@@ -70,12 +70,12 @@ class Submit(NamedTuple):
 class Again(NamedTuple):
     """Worker: the value in shared memory changed before it was copied; ask for it in a frame.
 
-    `part` is the one submitted. If the `Done` of `op` is among the actions in hand, the loop drops it: another
-    one comes.
+    `part` is the one submitted. If the `Done` of `op` is among the actions in hand, the loop drops it:
+    another one comes.
     """
 
-    op: Hashable
-    index: int
+    op: Any
+    index: int  # type: ignore[assignment]
     part: Part
 
 
@@ -86,7 +86,7 @@ class Ask(NamedTuple):
     `store` say. `Leave` and `Bye` have no answer: they are done when the scheduler has them.
     """
 
-    op: Hashable
+    op: Any
     message: Control
 
 
@@ -155,8 +155,8 @@ class Got(NamedTuple):
     The loop copies it where it belongs before it carries out the next action.
     """
 
-    op: Hashable
-    index: int
+    op: Any
+    index: int  # type: ignore[assignment]
     record: Record
     frames: Sequence[Any]
 
@@ -167,7 +167,7 @@ class Done(NamedTuple):
     After an error all its requests are settled as well, and nothing reads its payloads any more.
     """
 
-    op: Hashable
+    op: Any
     error: Failure | None = None
     answer: Answer | None = None
 
@@ -196,6 +196,8 @@ class Apply(NamedTuple):
     """Server: sum and update; `Applied` for each slice when it is through.
 
     Values that are still being sent to somebody must be sent as they were: copy, or wait for the trackers.
+    A PUSH is answered before it is applied: if its payload lies in shared memory, which the worker then uses
+    again, the loop has copied it before it gave it to the machine.
     """
 
     store: int
@@ -235,7 +237,7 @@ class Define(NamedTuple):
 
 
 class Forget(NamedTuple):
-    """Server: drop these slices, or with None the whole store."""
+    """Server: drop these slices, or with None the whole store; an `Apply` may still be under way."""
 
     store: int
     slices: tuple[int, ...] | None
@@ -252,7 +254,10 @@ class Save(NamedTuple):
 
 
 class Attachment(NamedTuple):
-    """Server: a worker is attached (`memory`: its offer of shared memory), or with None gone."""
+    """Server: a worker is there (`memory`: its offer of shared memory), or with None gone.
+
+    The loop fills in `memory` of the `Attached` that is sent to it later.
+    """
 
     store: int
     rank: int

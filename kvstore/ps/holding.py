@@ -14,6 +14,7 @@ from .window import Window
 
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
 _DONE, _VALUE, _FAILED, _UNKNOWN = Kind.DONE, Kind.VALUE, Kind.FAILED, Kind.UNKNOWN
+_PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
 _READS = frozenset((Kind.PULL, Kind.PULL_ROWS, Kind.FETCH_STATE))
 _WRITES = frozenset((Kind.INIT, Kind.ASSIGN, Kind.PUT_STATE, Kind.FORGET))
 _FREE, _ROUND, _WRITE = Doing.NOTHING, Doing.ROUND, Doing.WRITE
@@ -48,7 +49,7 @@ class Holding:
         self._early: dict[int, tuple[Hashable, Attach]] = {}
         self._bases: dict[int, tuple[tuple[int, int], ...]] = {}
 
-    # ---------------------------------------------------------------------------------------------- attachment
+    # --------------------------------------------------------------------------------------------- attachment
 
     def attach(self, peer: Hashable, attach: Attach, turn: Turn) -> None:
         """Let a worker in, if it is a member."""
@@ -149,7 +150,7 @@ class Holding:
         for slot in list(self.slots.values()):
             self._advance(slot, turn)
 
-    # ---------------------------------------------------------------------------------------------- membership
+    # --------------------------------------------------------------------------------------------- membership
 
     def view(self, view: View, turn: Turn) -> None:
         """Take a newer view."""
@@ -161,7 +162,11 @@ class Holding:
         gone = {rank for rank, seat in self.seats.items() if members.get(rank) != seat.incarnation}
         dead = {loss.rank for loss in view.losses if loss.role == "worker"}
         replaced = {rank for rank, old in self.members.items() if members.get(rank, old) != old}
-        back = () if first or not self.sync else (one for one in members if self.members.get(one) != members[one])
+        back = (
+            ()
+            if first or not self.sync
+            else (one for one in members if self.members.get(one) != members[one])
+        )
         self.fresh = {rank: epoch for rank, epoch in self.fresh.items() if rank in members} | dict.fromkeys(
             back, view.epoch
         )
@@ -212,7 +217,7 @@ class Holding:
             seat.remember(record.sequence, self.broken)
             turn.fail(seat, record, slot.round, self.broken)
 
-    # ------------------------------------------------------------------------------------------------ requests
+    # ----------------------------------------------------------------------------------------------- requests
 
     def take(self, seat: Seat, batch: Batch, turn: Turn) -> None:
         """Handle the requests of one message."""
@@ -246,7 +251,7 @@ class Holding:
         slot = self.slots.get(record[1])
         if slot is None or not slot.ready:
             self._without_value(seat, slot, record, frames, turn)
-        elif kind == _PUSHPULL or kind == _PUSH:
+        elif kind in _PUSHES:
             if self.broken is not None:
                 self._fail(seat, record, slot, turn)
             elif self.sync:
@@ -455,7 +460,7 @@ class Holding:
             slot.busy = _ROUND
             turn.job(self.number, job)
 
-    # ------------------------------------------------------------------------------------------- the scheduler
+    # ------------------------------------------------------------------------------------------ the scheduler
 
     def define(self, slices: Iterable[int], turn: Turn) -> None:
         """Slices of this server that will come, or have come back from a snapshot."""
@@ -489,20 +494,20 @@ class Holding:
             ranks = slot.missing(round_, self.needed) if slot is not None and round_ > slot.round else []
         return Missing(self.number, slice_, round_, tuple(ranks))
 
-    # ------------------------------------------------------------------------------------------------ snapshots
+    # ---------------------------------------------------------------------------------------------- snapshots
 
     def quiet(self) -> bool:
         """Whether nothing is being done to any slice."""
         return not any(slot.busy for slot in self.slots.values())
 
     def snapshot(self) -> dict[str, Any]:
-        """What a server that comes back needs besides the values; only while it is `quiet`.
+        """Return what a server that comes back needs besides the values; only while it is `quiet`.
 
         Which requests have come is of use where pushes are applied at once. In rounds the round tells, and
         parts of rounds that are not complete are lost with the server: they have to come again.
         """
         seats = () if self.sync else self.seats.values()
-        windows = [[one.rank, one.incarnation, one.window.low, sorted(one.window.above)] for one in seats]
+        windows = [[one.rank, one.incarnation, *one.window.without(one.waiting)] for one in seats]
         rounds = [[slot.id, slot.round] for slot in self.slots.values() if slot.ready]
         return {"store": self.number, "version": self.version, "rounds": rounds, "windows": windows}
 

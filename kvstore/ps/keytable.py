@@ -74,7 +74,8 @@ class KeyTable:
         """Tell a worker that waits, and is the founder now, to fill its keys."""
         mine = [one for one in self._waiting if one.rank == founder and one.specs]
         self._waiting = [one for one in self._waiting if one not in mine]
-        answers, new = [], []
+        answers: list[tuple[int, Answer]] = []
+        new: list[KeyEntry] = []
         for one in mine:
             answer, entries = self.found(one.rank, one.request, one.specs, founder)
             new += entries

@@ -1,4 +1,4 @@
-"""Letters between the scheduler and one other: each is handled once and in order, however often it is sent."""
+"""Letters between the scheduler and one other: each is handled once, in order, however often it is sent."""
 
 from __future__ import annotations
 

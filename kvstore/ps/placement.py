@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -28,7 +29,7 @@ def _rows(spec: KeySpec, itemsize: int, servers: int) -> list[tuple[int, int, in
     rows, width = spec.shape[0], math.prod(spec.shape[1:]) * itemsize
     parts = servers if rows * width > _MANY_ROWS and rows >= servers else 1
     edges = [rows * at // parts for at in range(parts + 1)]
-    return [(start, stop, (stop - start) * width) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [(start, stop, (stop - start) * width) for start, stop in itertools.pairwise(edges)]
 
 
 def place(sizes: Sequence[int], loads: list[int], allowed: Sequence[int]) -> list[int]:

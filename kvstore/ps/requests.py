@@ -49,7 +49,7 @@ class Request:
         self.sent = 0.0
 
     def disown(self) -> None:
-        """Nobody waits for it, and its payload is gone: what is left must be harmless, and still be answered."""
+        """Nobody waits for it, and its payload is gone; what is left is harmless, and is still answered."""
         self.operation = None
         self.payload = None
         self.record = Record(Kind.PULL, self.record.slice, 0)
@@ -148,7 +148,7 @@ class Requests:
         return done, unknown
 
     def late(self, now: float) -> list[Request]:
-        """Requests that have waited too long for an answer; they count as sent now."""
+        """Return requests that have waited too long for an answer; they count as sent now."""
         if now - self._looked < self.resend / 4:
             return []
         self._looked = now
@@ -190,7 +190,7 @@ class Requests:
         return operations
 
     def waiting(self, operation: Hashable) -> list[Record]:
-        """Requests of an operation that have no answer yet."""
+        """Return the requests of an operation that have no answer yet."""
         return [
             one.record for one in self._all() if one.operation is not None and one.operation.name == operation
         ]

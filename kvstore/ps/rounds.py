@@ -73,7 +73,7 @@ class Slot:
         return sorted(rank for rank in needed if rank not in there and self.skip.get(rank, 0) < round)
 
     def due(self, needed: frozenset[int]) -> Job | None:
-        """Next round if it is complete. Rounds of which nothing is left, with a server's memory, are passed."""
+        """Return the next round if it is complete; rounds lost with a server's memory are passed over."""
         while True:
             number = self.round + 1
             parts = self.parts.get(number)

@@ -1,4 +1,4 @@
-"""The scheduler's state machine: who is there, which stores there are, and everything that needs one judge."""
+"""The scheduler's state machine: who is there, which stores there are, and whatever needs one judge."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Scheduler:
                 process.heard += now - self._stepped
         self._stepped = now
 
-    # ------------------------------------------------------------------------------------------------- letters
+    # ------------------------------------------------------------------------------------------------ letters
 
     def _received(self, name: Hashable, letter: Any, now: float, actions: list[Action]) -> None:
         if type(letter) is not Letter:
@@ -237,7 +237,7 @@ class Scheduler:
         told = Missing(message.store, message.slice, message.round, tuple(ranks))
         actions.append(Send(peer.name, peer.link.aside(told)))
 
-    # ----------------------------------------------------------------------------------------------- admission
+    # ---------------------------------------------------------------------------------------------- admission
 
     def _hello(self, peer: _Peer, hello: Hello, now: float, actions: list[Action]) -> None:
         if peer.hello is not None:
@@ -453,7 +453,7 @@ class Scheduler:
                 self._write(peer, view, now, actions)
         self._to_servers(view, now, actions)
 
-    # -------------------------------------------------------------------------------------------------- losses
+    # ------------------------------------------------------------------------------------------------- losses
 
     def _heard(self, name: str, now: float, actions: list[Action]) -> None:
         process = self._processes.get(name)
@@ -524,7 +524,7 @@ class Scheduler:
         self._place(store, new, now, actions)
         self._answer(store, [*opened, *answers], now, actions)
 
-    # -------------------------------------------------------------------------------------------------- leaving
+    # ------------------------------------------------------------------------------------------------ leaving
 
     def _leave(self, peer: _Peer, message: Leave, now: float, actions: list[Action]) -> None:
         store = peer.store
@@ -579,7 +579,7 @@ class Scheduler:
         for peer in self._contests:
             self._refuse(peer, "FencedError", "the job is over", now, actions)
 
-    # ------------------------------------------------------------------------------------------------- requests
+    # ----------------------------------------------------------------------------------------------- requests
 
     def _member(self, peer: _Peer, message: Any, now: float, actions: list[Action]) -> Membership | None:
         """Store of a request, if it may be made; else it is answered with the reason."""
@@ -676,7 +676,7 @@ class Scheduler:
                 answers = store.settings.installed(peer.rank, message.version, message.error)
                 self._answer(store, answers, now, actions)
 
-    # ---------------------------------------------------------------------------------------------------- time
+    # --------------------------------------------------------------------------------------------------- time
 
     def _tick(self, now: float, actions: list[Action]) -> None:
         for process in list(self._processes.values()):

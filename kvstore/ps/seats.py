@@ -1,4 +1,4 @@
-"""One worker at a server: what has come of it, what it waits for, and what it is told at the end of a step."""
+"""One worker at a server: what has come of it, what it waits for, and what a step tells it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's state machine: stores that the scheduler speaks of, workers that attach, and their requests."""
+"""The server's state machine: stores that the scheduler speaks of, workers, and their requests."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ class Server:
         return all(store.quiet() for store in self._stores.values())
 
     def snapshot(self) -> dict[str, Any]:
-        """What to keep beside the values, fit for JSON; only while it is `quiet`."""
+        """Return what to keep beside the values, fit for JSON; only while it is `quiet`."""
         return {"stores": [store.snapshot() for store in self._stores.values()]}
 
     def waits_for(self, store: int, rank: int) -> bool:
-        """Whether no round goes on without this worker, so that what it is sent cannot change before it has it."""
+        """Whether no round goes on without this worker: what it is sent cannot change before it has it."""
         found = self._stores.get(store)
         return found is not None and found.sync and rank in found.needed
 
@@ -148,7 +148,7 @@ class Server:
         """Numbers of the stores that it holds."""
         return list(self._stores)
 
-    # ------------------------------------------------------------------------------------------------- workers
+    # ------------------------------------------------------------------------------------------------ workers
 
     def _received(self, peer: Hashable, message: Any, now: float, turn: Turn) -> None:
         kind = type(message)
@@ -196,12 +196,12 @@ class Server:
         self._unsaved.append((seat, record))
 
     def _saved(self, turn: Turn) -> None:
-        """What waited for a snapshot is in it."""
+        """Answer what waited for a snapshot."""
         for seat, record in self._unsaved:
             turn.answer(seat, Kind.DONE, record, 0)
         self._unsaved.clear()
 
-    # ------------------------------------------------------------------------------------------- the scheduler
+    # ------------------------------------------------------------------------------------------ the scheduler
 
     def _read(self, letter: Letter, now: float, turn: Turn) -> None:
         self._heard = now
@@ -282,7 +282,7 @@ class Server:
     def _ping(self, message: Ping, now: float, turn: Turn) -> None:
         turn.actions.append(Send(SCHEDULER, self._link.aside(Pong(message.number))))
 
-    # ---------------------------------------------------------------------------------------------------- time
+    # --------------------------------------------------------------------------------------------------- time
 
     def _tick(self, now: float, turn: Turn) -> None:
         turn.actions.extend(Send(SCHEDULER, letter) for letter in self._link.again(now))

@@ -42,7 +42,7 @@ class SettingsTable:
         self._positions: dict[int, int] = {}
 
     def ask(self, rank: int, asked: Settings, servers: set[int]) -> tuple[Setting | None, bool]:
-        """Setting that is meant, and whether it is new; None where another optimizer is set already."""
+        """Return the setting that is meant, and whether it is new; None: another optimizer is set already."""
         if asked.kind in _OPTIMIZERS:
             place = self._optimizers.get(asked.ordinal)
             if place is not None and not self._same(place, asked):
@@ -93,7 +93,7 @@ class SettingsTable:
         return gone
 
     def again(self, server: int) -> list[Install]:
-        """What a server that has come back must hear; its word on it counts anew."""
+        """Return what a server that has come back must hear, in order."""
         settings = [*self.history, *(one for one in self._commands if server in one.pending)]
         return sorted((one.install for one in settings), key=lambda install: install.version)
 

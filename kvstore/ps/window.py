@@ -31,3 +31,10 @@ class Window:
             self.low += 1
             self.above.remove(self.low)
         return True
+
+    def without(self, numbers: set[int]) -> tuple[int, list[int]]:
+        """`low` and `above` of a window into which these numbers have not come."""
+        low = min(self.low, min(numbers, default=self.low + 1) - 1)
+        return low, [
+            one for one in (*range(low + 1, self.low + 1), *sorted(self.above)) if one not in numbers
+        ]

@@ -179,7 +179,7 @@ class Worker:
         question = Who(store, slice, round)
         return Send(SCHEDULER, self._link.aside(question)) if server is None else Send(server, question)
 
-    # ------------------------------------------------------------------------------------- requests to servers
+    # ------------------------------------------------------------------------------------ requests to servers
 
     def _submit(self, event: Submit, now: float, actions: list[Action]) -> None:
         operation = Operation(event.op, len(event.parts))
@@ -298,7 +298,7 @@ class Worker:
         at.attached = at.met = True
         self._pump(rank, now, actions)
 
-    # ------------------------------------------------------------------------------- requests to the scheduler
+    # ------------------------------------------------------------------------------ requests to the scheduler
 
     def _ask(self, event: Ask, now: float, actions: list[Action]) -> None:
         if self.failure is not None or self.welcome is None:
@@ -334,8 +334,8 @@ class Worker:
             handler = self._handlers.get(type(body))
             if handler is not None:
                 handler(body, now, actions)
-        for number in [one for one in self._delivered if one <= self._link.acknowledged]:
-            actions.append(Done(self._delivered.pop(number)))
+        delivered = [number for number in self._delivered if number <= self._link.acknowledged]
+        actions.extend(Done(self._delivered.pop(number)) for number in delivered)
         owed = self._link.owed()
         if owed is not None:
             actions.append(Send(SCHEDULER, owed))
@@ -351,7 +351,7 @@ class Worker:
     def _told(self, message: Missing, now: float, actions: list[Action]) -> None:
         self.missing = message
 
-    # ------------------------------------------------------------------------------------------- who takes part
+    # ----------------------------------------------------------------------------------------- who takes part
 
     def _welcomed(self, message: Welcome, now: float, actions: list[Action]) -> None:
         if self.welcome is not None:
@@ -426,9 +426,8 @@ class Worker:
             self._end(at.requests.disown(), failure, actions)
 
     def _end(self, operations: Iterable[Operation], failure: Failure, actions: list[Action]) -> None:
-        for operation in operations:
-            if self._operations.pop(operation.name, None) is not None:
-                actions.append(Done(operation.name, operation.error or failure))
+        known = [one for one in operations if self._operations.pop(one.name, None) is not None]
+        actions.extend(Done(one.name, one.error or failure) for one in known)
 
     def _refused(self, message: Refused, now: float, actions: list[Action]) -> None:
         self._out(Failure(message.error, message.text), actions)
@@ -450,7 +449,7 @@ class Worker:
         actions.extend(Done(op, failure) for op in waiting)
         actions.append(Failed(failure))
 
-    # ----------------------------------------------------------------------------------------------------- time
+    # --------------------------------------------------------------------------------------------------- time
 
     def _tick(self, now: float, actions: list[Action]) -> None:
         if self.failure is not None:
@@ -460,9 +459,9 @@ class Worker:
         for rank, at in self._servers.items():
             if at.lost is not None:
                 continue
-            if not at.attached or at.adopted < self._adopts:
-                if now - at.attempted >= self.options.letter:
-                    self._attach(rank, now, actions)
+            told = at.attached and at.adopted >= self._adopts
+            if not told and now - at.attempted >= self.options.letter:
+                self._attach(rank, now, actions)
             if not at.attached:
                 continue
             late = at.requests.late(now)
