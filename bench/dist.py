@@ -213,6 +213,13 @@ def to_json(found: list[Measured]) -> str:
     return '{"machine": ' + json.dumps(machine.describe()) + ', "cases": [\n' + rows + "\n]}\n"
 
 
+def from_json(results: dict[str, Any]) -> list[Measured]:
+    """Read what was measured of the cases that there still are."""
+    known = {case.name: case for case in dist_cases.all_cases()}
+    rows = [row for row in results["cases"] if row["case"] in known]
+    return [Measured(known[row["case"]], row["seconds"], row["variants"], [], row["others"]) for row in rows]
+
+
 def _row(m: Measured) -> dict[str, Any]:
     case: DistCase = m.case
     row: dict[str, Any] = {"case": case.name, "bytes": case.nbytes, "keys": len(case.shapes)}

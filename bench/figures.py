@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from . import compression, shared_table, table
+from . import compression, dist, dist_table, shared_table, table
 from .command import RESULTS
 
 ROOT = Path(__file__).parents[1]
@@ -28,10 +28,11 @@ def main() -> None:
         "compression": {name: table.PEERS[name] for name in compression.PEERS},
     }
     found = {name: RESULTS / f"{name}.json" for name in columns}
-    put(
-        README,
-        "\n".join(section(_read(path), name, columns[name]) for name, path in found.items() if path.exists()),
-    )
+    sections = [section(_read(path), name, columns[name]) for name, path in found.items() if path.exists()]
+    servers = RESULTS / "dist.json"
+    if servers.exists():
+        sections.append(parameter_server(_read(servers)))
+    put(README, "\n".join(sections))
     trained = RESULTS / "convergence.json"
     if trained.exists():
         put(GUIDE, guide(_read(trained)))
@@ -61,11 +62,21 @@ def section(results: dict[str, Any], name: str, peers: dict[str, str]) -> str:
     """Lay out the cases that have a goal."""
     rows = [_row(case, peers) for case in results["cases"] if case["goals"]]
     head = ["case", "kvstore", *(f"÷ {label}" for label in peers.values())]
+    return _introduction(results, name) + table.markdown(head, rows)
+
+
+def parameter_server(results: dict[str, Any]) -> str:
+    """Lay out the goals of the parameter server: what is compared with what differs from row to row."""
+    rows = dist_table.goals(dist.from_json(results))
+    return _introduction(results, "dist") + table.markdown(dist_table.GOALS_HEAD, rows)
+
+
+def _introduction(results: dict[str, Any], name: str) -> str:
     return (
         f"float32, on {results['machine']}: time of the peer ÷ time of kvstore, so that above 1 kvstore is "
         "faster. Median [lowest-highest] of rounds in which all took turns. How it is measured: "
         f"[bench/README.md](bench/README.md); all cases: "
-        f"[bench/results/{name}.md](bench/results/{name}.md).\n\n" + table.markdown(head, rows)
+        f"[bench/results/{name}.md](bench/results/{name}.md).\n\n"
     )
 
 
