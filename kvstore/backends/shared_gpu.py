@@ -49,23 +49,24 @@ class Gpus:
         self.ipc = Ipc(job, self._driver, rank, ipc)
         #: Whether this worker packs what it pushes, which is done on the host.
         self.packs = False
-        if self.ipc.refusal is None:
-            self.ipc.on_decision = self._say_how
-        else:
-            self._say_how()
+        self.ipc.on_decision = self._say_what_came_of_it
+        self._say_how()
 
     def _say_how(self) -> None:
-        if self.ipc.refusal is None:
-            log.info("worker %d sums arrays on GPUs by CUDA IPC, where no optimizer is set", self._rank)
-            return
         refusal = self._buffers.refusal
         log.info(
             "worker %d copies arrays on GPUs through %s memory of the shared region: %s%s",
             self._rank,
             "page-locked" if refusal is None else "pageable",
-            self.ipc.refusal,
+            self.ipc.refusal or "CUDA IPC is tried with each key that all workers push from a GPU",
             "" if refusal is None else f"; pages cannot be locked ({refusal})",
         )
+
+    def _say_what_came_of_it(self) -> None:
+        if self.ipc.refusal is None:
+            log.info("worker %d sums arrays on GPUs by CUDA IPC, where no optimizer is set", self._rank)
+        else:
+            self._say_how()
 
     # ---------------------------------------------------------------------------------------------- down
 
