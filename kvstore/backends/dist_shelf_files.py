@@ -157,7 +157,7 @@ def described(held: Held) -> tuple[dict[str, Any], Tensors]:
             said["whole"] = _state(held.of.state, held.of.key, "whole", tensors)
         return said, tensors
     tensors["rows"], tensors["blank"] = _bits(held.held), _bits(held.blank)
-    if held.ids is not None:
+    if held.index is not None:
         tensors["ids"] = held.ids_as_they_lie()
     said = {"state": _state(held.state, held.key, "state", tensors)}
     if held.has_blank_tree():

@@ -7,8 +7,10 @@ a table gives the numbers of one that is all there, whatever the rule does to ro
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,15 @@ from ..optimizer.optimizer import Optimizer
 from ..optimizer.optimizer import State as Tree
 from ..optimizer.updater import Plan
 from ..sparse import RowSparseArray
+from .dist_shelf_index import NONE, Pair, RowIndex
 from .dist_shelf_rules import NOTHING, PartState, Rule, State, check_form, leaves, works_by_rows
 from .entry import Array
 from .rows import Ids, merge, merged
 
 _ROOM = 1.25  # memory for so many times the rows that are there
+_LARGE = 2 * 1024 * 1024  # from so many bytes on,
+_ADDRESSES = 16  # addresses for so many times the rows
+_MAP_NORESERVE = 0x4000  # in mmap since some Python only
 
 
 class Table:
@@ -53,9 +59,8 @@ class Table:
     ) -> None:
         self.key, self.start, self.shape, self.dtype, self.whole = key, start, shape, dtype, whole
         self.state = State()
-        #: Ascending ids of the rows that are held, and where each lies; None: all, in their order.
-        self.ids: Ids | None = np.empty(0, np.int64)
-        self.where: Ids = np.empty(0, np.int64)
+        #: Where the rows that are held lie; None: all, in their order.
+        self.index: RowIndex | None = RowIndex(*NONE)
         self.count = 0
         #: What an absent row is.
         self.blank: Array = np.zeros((1, *shape[1:]), dtype)
@@ -72,8 +77,7 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Memory of the rows and their ids, in bytes."""
-        index = 0 if self.ids is None else self.ids.nbytes + self.where.nbytes
-        return int(self._block.nbytes) + index
+        return int(self.held.nbytes) + (0 if self.index is None else self.index.nbytes)
 
     # --------------------------------------------------------------------------------------------- values
 
@@ -95,7 +99,9 @@ class Table:
     def read(self, ids: Ids | None) -> tuple[Ids, Array]:
         """Return rows, of which ids ascend, as new arrays; None: all that are held."""
         if ids is None:
-            ids = np.arange(self.shape[0], dtype=np.int64) if self.ids is None else self.ids.copy()
+            ids = (
+                np.arange(self.shape[0], dtype=np.int64) if self.index is None else self.index.all()[0].copy()
+            )
         positions = self._positions(ids)
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
         cpu.reduce_rows([self.held], [positions], rows)
@@ -105,33 +111,28 @@ class Table:
 
     def fill(self) -> None:
         """Hold every row, in their order."""
-        if self.ids is None:
+        if self.index is None:
             return
-        before, tree = self.held, self.tree()
-        order = self.where, self.ids
+        before, tree, order = self.held, self.tree(), self.index.all()
         self._block = _spread(before, self.blank, order, self.shape[0])
         if tree is not None:
             self._set_tree(
                 _mapped(lambda a, blank: _spread(a, blank, order, self.shape[0]), tree, self.blank_tree)
             )
-        self.ids, self.where, self.count = None, np.empty(0, np.int64), self.shape[0]
+        self.index, self.count = None, self.shape[0]
 
     def _take_over(self, ids: Ids, rows: Array) -> None:
-        full = len(ids) == self.shape[0]
         self._block, self.count = rows, len(ids)
-        self.ids, self.where = (None, ids[:0]) if full else (ids, np.arange(len(ids), dtype=np.int64))
+        full = len(ids) == self.shape[0]
+        self.index = None if full else RowIndex(ids, np.arange(len(ids), dtype=np.int64))
         self.blank[...] = 0
 
     def _positions(self, ids: Ids) -> Ids:
         """Where rows lie; -1 for absent ones."""
-        if self.ids is None:
-            return ids
-        found = cpu.locate_ids(self.ids, ids)
-        positions = np.where(found >= 0, self.where[found], -1) if len(self.where) else found
-        return positions
+        return ids if self.index is None else self.index.positions(ids)
 
     def _hold(self, ids: Ids) -> Ids:
-        """Where rows lie, now that absent ones have become copies of the blank one."""
+        """Where rows of ascending ids lie, now that absent ones are copies of the blank one."""
         positions = self._positions(ids)
         new = positions < 0
         if new.any():
@@ -140,7 +141,7 @@ class Table:
         return positions
 
     def _add(self, ids: Ids, positions: Ids) -> None:
-        assert self.ids is not None
+        assert self.index is not None
         before, tree = self.held, self.tree()
         count = before.shape[0] + len(ids)
         self._block = _grown(self._block, before, self.blank, count)
@@ -156,19 +157,21 @@ class Table:
             grown = _mapped(grow, tree, self.blank_tree)
             self._rooms = list(leaves(grown))
             self._set_tree(_mapped(lambda a, _: a[:count], grown, grown))
-        at = np.searchsorted(self.ids, ids)
-        self.ids, self.where = np.insert(self.ids, at, ids), np.insert(self.where, at, positions)
+        self.index.add(ids, positions)
         self.count = count
 
     @contextmanager
     def _unless_it_fails(self) -> Iterator[None]:
         """Hold no more rows than before if the body raises."""
-        before = self.count, self.ids, self.where
+        index, count = self.index, self.count
+        mark = None if index is None else index.mark()
         updater, tree = self.state.updater, self.tree()
         try:
             yield
         except BaseException:
-            self.count, self.ids, self.where = before
+            self.index, self.count = index, count
+            if index is not None and mark is not None:
+                index.go_back(mark)
             if tree is not None and self.state.updater is updater:
                 self._set_tree(tree)
             elif self.state.updater is not None:  # made by the update that failed
@@ -193,16 +196,17 @@ class Table:
         if updater is None or self.key not in updater.states:
             return NOTHING
         tree, counts = updater.states[self.key], (state.updates, state.num_update)
-        if self.ids is None:
+        if self.index is None:
             return PartState(True, tree, None, None, *counts)
         return PartState(True, tree, self.ids_as_they_lie(), self.blank_tree, *counts)
 
     def ids_as_they_lie(self) -> Ids:
         """Return the ids of the rows held, in the order in which they lie."""
-        assert self.ids is not None
-        ids = np.empty(self.count, np.int64)
-        ids[self.where] = self.ids
-        return ids
+        assert self.index is not None
+        ids, where = self.index.all()
+        lying = np.empty(self.count, np.int64)
+        lying[where] = ids
+        return lying
 
     def put_state(self, given: PartState, rule: Rule) -> None:
         """Take over the state of an era; every row that it is of is held from now on."""
@@ -220,11 +224,12 @@ class Table:
             self.fill()
             self._set_tree(given.tree)
             return
-        positions = self._hold(given.ids)
+        order = np.argsort(given.ids)
+        positions = self._hold(given.ids[order])
         self.blank_tree, self._blank_era = given.blank, rule.era
         made = _mapped(lambda _, blank: np.repeat(blank, self.count, axis=0), given.tree, given.blank)
         for there, part in zip(leaves(made), leaves(given.tree), strict=True):
-            there[positions] = part
+            there[positions] = part[order]
         self._set_tree(made)
 
     def _check_state(self, given: PartState, optimizer: Optimizer) -> None:
@@ -236,7 +241,7 @@ class Table:
 
     def has_blank_tree(self) -> bool:
         """Whether absent rows have a state of the present era."""
-        return self.ids is not None and self.tree() is not None and self._blank_era == self.state.era
+        return self.index is not None and self.tree() is not None and self._blank_era == self.state.era
 
     def take_back(self, ids: Ids | None, rows: Array, blank: Array, blank_tree: Tree) -> None:
         """Become what a snapshot told of; `ids` are those of `rows`, as they lie."""
@@ -244,11 +249,11 @@ class Table:
         np.copyto(self.blank, blank)
         self.blank_tree, self._blank_era = blank_tree, self.state.era
         if ids is None:
-            self.ids, self.where = None, np.empty(0, np.int64)
+            self.index = None
             return
-        self.where = np.argsort(ids)
-        self.ids = ids[self.where]
-        if len(ids) != len(rows) or not cpu.ascending_ids(self.ids, self.shape[0]):
+        where = np.argsort(ids)
+        self.index = RowIndex(ids[where], where)
+        if len(ids) != len(rows) or not cpu.ascending_ids(ids[where], self.shape[0]):
             raise StateFileError(f"the rows of key {self.key!r} in a snapshot do not fit their ids")
 
     def follow(self) -> None:
@@ -257,7 +262,7 @@ class Table:
         if updater is None or tree is None:
             return
         updater.follow(self.key, self.held)
-        if self.ids is not None:
+        if self.index is not None:
             blank = Updater(updater.optimizer)
             blank.states[self.key] = self.blank_tree
             blank.follow(self.key, self.blank)
@@ -317,7 +322,7 @@ class Table:
             spread[positions] = gradient.data
             kind, params, master, states = self._plan(updater)
             items: list[cpu.UpdateItem] = [(kind, params, [spread], self.held, master, states, [])]
-            if self.ids is not None:
+            if self.index is not None:
                 items.append(self._blank_item(updater.optimizer, kind, params))
             cpu.update(items)
 
@@ -350,7 +355,7 @@ class Table:
             if isinstance(gradient, RowSparseArray):
                 rows = self._hold(gradient.indices)
                 gradient = RowSparseArray._trusted(gradient.data, rows, self.held.shape)
-            if self.ids is not None:
+            if self.index is not None:
                 self._blank_for(updater.optimizer)
             changes = [self.held, *leaves(self.tree())]
             with undone(changes, rows if works_by_rows(rule.optimizer) else None):
@@ -394,15 +399,31 @@ def _mapped(change: Callable[[Array, Array], Array], tree: Tree, beside: Tree) -
 def _grown(room: Array, rows: Array, blank: Array, count: int) -> Array:
     """Memory that begins with `rows` and goes on with copies of a blank one, at least to `count`."""
     if len(room) < count:
-        room = pages.empty((max(count, int(_ROOM * len(rows))), *rows.shape[1:]), rows.dtype)
+        room = _room(rows, count)
         room[: len(rows)] = rows
     room[len(rows) : count] = blank
     return room
 
 
-def _spread(rows: Array, blank: Array, order: tuple[Ids, Ids], n: int) -> Array:
+def _room(rows: Array, count: int) -> Array:
+    """Memory for more rows: addresses for many, of which only pages that are touched take memory.
+
+    So a table that grows is seldom copied.
+    """
+    row_bytes = rows.dtype.itemsize * math.prod(rows.shape[1:])
+    if count * row_bytes >= _LARGE:
+        n = _ADDRESSES * count
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        with suppress(OSError, ValueError, OverflowError):  # a limit on addresses
+            memory = mmap.mmap(-1, n * row_bytes, flags=flags)
+            memory.madvise(mmap.MADV_HUGEPAGE)
+            return np.ndarray((n, *rows.shape[1:]), rows.dtype, buffer=memory)
+    return pages.empty((max(count, int(_ROOM * len(rows))), *rows.shape[1:]), rows.dtype)
+
+
+def _spread(rows: Array, blank: Array, order: Pair, n: int) -> Array:
     """Return a table with every row: `rows[where]` at `ids`, copies of the blank row elsewhere."""
-    where, ids = order
+    ids, where = order
     table = pages.empty((n, *rows.shape[1:]), rows.dtype)
     table[...] = blank
     table[ids] = rows[where]

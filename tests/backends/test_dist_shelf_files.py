@@ -16,7 +16,7 @@ import pytest
 from shelves import Beside, Shelves
 
 import kvstore as kv
-from kvstore.backends.dist_shelf import Shelf
+from kvstore.backends.dist_shelf import Payload, Shelf
 from kvstore.backends.dist_states import join_states, split_states
 from kvstore.memory.outbox import Values
 from kvstore.optimizer import Updater, create, states
@@ -184,6 +184,26 @@ def test_states_that_do_not_fit() -> None:
     shelves.install("none", "")
     with pytest.raises(kv.StateFileError, match="set the optimizer first"):
         shelf.put_state(low.id, parts[low.id])
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_states_of_rows_go_to_another_server(lazy: bool) -> None:
+    shelves, others = Shelves(1), Shelves(1)
+    for one in (shelves, others):
+        one.init("t", rows(9, 1), (17,))
+        one.set_optimizer(create("adam", lazy_update=lazy, wd=0.01))
+    for seed in range(3):
+        shelves.push(("t", [rows(3, seed)]))
+    others.put_states(shelves.states())
+    for piece in shelves.entries["t"].slices:
+        ids, found = shelves.shelves[0].rows(piece.id)
+        payload = Payload((ids, np.ascontiguousarray(found)), rows=len(ids))
+        others.shelves[0].write(piece.id, payload, first=False)
+    others.pushes = dict(shelves.pushes)
+    for seed in range(3, 6):
+        for one in (shelves, others):
+            assert set(one.push(("t", [rows(3, seed)]))) == {None}
+        np.testing.assert_array_equal(others.pull("t"), shelves.pull("t"))
 
 
 def test_states_of_rows_that_are_not_there() -> None:
