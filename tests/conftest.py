@@ -6,13 +6,14 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jobs
 import numpy as np
 import pytest
+import servers
 from hypothesis import HealthCheck, settings
 
 import kvstore as kv
@@ -27,12 +28,32 @@ settings.register_profile(
 settings.load_profile("house")
 
 # The names that the contract holds for. A new kind of store is added here and must pass test_contract.py.
-STORES = ("local", "device", "shared")
+STORES = ("local", "device", "shared", "dist_sync")
+#: The same with the number of servers.
+MATRIX = ("local", "device", "shared", "dist_sync:1", "dist_sync:2")
 
 
-@pytest.fixture(params=STORES)
-def store_name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=MATRIX)
+def store_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name, _, count = str(request.param).partition(":")
+    if count:
+        variables = request.getfixturevalue("one_server" if count == "1" else "two_servers")
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+    return name
+
+
+@pytest.fixture(scope="session")
+def one_server() -> Iterator[Mapping[str, str]]:
+    """Scheduler and server of a job of one worker, this process; what it must have in its environment."""
+    with servers.service(1, **servers.PATIENCE) as variables:
+        yield variables
+
+
+@pytest.fixture(scope="session")
+def two_servers() -> Iterator[Mapping[str, str]]:
+    with servers.service(2, **servers.PATIENCE) as variables:
+        yield variables
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ class Sources:
         """Send the sum of row-sparse values; every slice hears of it, also of no rows."""
         total = values[0] if len(values) == 1 else merged(list(values))
         ids = np.ascontiguousarray(total.indices)
-        data = np.ascontiguousarray(total.data).reshape(len(ids), -1)
+        data = np.ascontiguousarray(total.data).reshape(len(ids), key.row_size)
         for part, low, high in split_rows(key, ids):
             nbytes = (high - low) * (8 + key.row_size * key.dtype.itemsize)
             record = Record(

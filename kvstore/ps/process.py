@@ -29,6 +29,7 @@ class Process:
         self.roles, self.pid = found, os.getpid()
         self.name = f"worker/{found.rank}/{self.pid}/{secrets.token_hex(8)}"
         self.config = ps_config()
+        self._incarnation = secrets.randbits(63)
         self._ordinals: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._open: list[Client] = []
         self._last: Client | None = None  # closed, and kept for the farewell
@@ -40,7 +41,7 @@ class Process:
         return m.Hello(
             "worker",
             self.roles.rank,
-            secrets.randbits(63),
+            self._incarnation,
             self.name,
             self.roles.job,
             m.PROTOCOL,
