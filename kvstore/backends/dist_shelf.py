@@ -33,6 +33,7 @@ from .dist_shelf_rules import (
     check_form,
     explained,
     needs_whole_keys,
+    refuse_parts,
 )
 from .dist_shelf_table import Table
 from .dist_states import pack_part, unpack_part
@@ -344,9 +345,18 @@ class Shelf:
         Raises
         ------
         ConfigError
-            Not known here, or no such settings.
+            Not known here, no such settings, or a rule that needs whole tensors where a key has slices on
+            several servers.
         """
-        self._rules.install(version, kind, text)
+        rule = self._rules.after(version, kind, text)
+        if rule is None:
+            return
+        for entry in self._entries.values():
+            spec, homes = entry.spec, {piece.server for piece in entry.slices}
+            parted = len(entry.slices) > 1 if spec.sparse else len(homes) > 1
+            if parted and needs_whole_keys(rule.optimizer, spec.sparse):
+                refuse_parts(rule.optimizer, spec.key)
+        self._rules.add(rule)
 
     def _state_of(self, part: DenseSlice) -> State:
         """State that a slice's updates use with the newest settings."""

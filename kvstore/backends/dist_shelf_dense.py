@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from .. import pages
-from ..errors import ConfigError, KeyNotFoundError, ShapeError
+from ..errors import KeyNotFoundError, ShapeError
 from ..grouping import Key
 from ..kernels import cpu
 from ..memory.outbox import Block, Values
 from ..optimizer import SGLD
 from ..sparse import RowSparseArray
 from .dist_shelf_payload import Job, Payload, plain, some_rows, summands, usual_summands
-from .dist_shelf_rules import Rule, State, leaves
+from .dist_shelf_rules import Rule, State, leaves, refuse_parts
 from .dist_shelf_table import undone
 from .entry import Array
 from .rows import merge, merged
@@ -194,10 +194,7 @@ def update_whole(parts: list[tuple[DenseSlice, Job]], rule: Rule, memory: Values
     """Let a rule in Python update a whole key with the rounds of all its slices."""
     key = parts[0][0].of
     if not key.whole or len(parts) < len(key.slices):
-        raise ConfigError(
-            f"{type(rule.optimizer).__name__} needs the whole of key {key.key!r}, of which this server has "
-            f"{len(parts)} slices in this round; set the optimizer before the key's init, or start one server"
-        )
+        refuse_parts(rule.optimizer, key.key)
     gradient = _gradient(key, parts)
     weight, clock = key.value(), max(job.clock for _, job in parts)
     updater = key.state.follow(rule)

@@ -10,7 +10,7 @@ import bisect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -56,14 +56,18 @@ class Rules:
         place = bisect.bisect_right(self._rules, version, key=lambda rule: rule.version)
         return self._rules[max(0, place - 1)]
 
-    def install(self, version: int, kind: str, text: str) -> None:
-        """Add a version; one that is known already changes nothing."""
+    def after(self, version: int, kind: str, text: str) -> Rule | None:
+        """Return what will hold from a version on; None for one that is known already."""
         last = self._rules[-1]
         if version <= last.version:
-            return
+            return None
         if kind not in _KINDS:
             raise ConfigError(f"settings of a kind {kind!r}; known are {', '.join(_KINDS)}")
-        self._rules.append(_next(last, version, kind, text))
+        return _next(last, version, kind, text)
+
+    def add(self, rule: Rule) -> None:
+        """Add a version."""
+        self._rules.append(rule)
         del self._rules[:-_KEPT]
 
     def all(self) -> list[Rule]:
@@ -227,6 +231,14 @@ def check_form(key: Key, tree: Tree, fresh: Tree, rows: int | None = None) -> No
     ]
     if theirs != ours:
         raise StateFileError(f"a state of key {key!r} is {theirs}, where the optimizer keeps {ours}")
+
+
+def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
+    """Raise ConfigError for a rule that needs a whole key of which only a part is here."""
+    raise ConfigError(
+        f"{_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; keep keys "
+        "whole (whole_keys=True where the store is created), or start one server"
+    )
 
 
 def check_dtype(rule: Rule, key: Key, dtype: np.dtype[Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import pages
-from ..errors import ConfigError, StateFileError
+from ..errors import StateFileError
 from ..grouping import Key
 from ..kernels import cpu
 from ..optimizer import SGLD, Updater
@@ -25,7 +25,16 @@ from ..optimizer.optimizer import State as Tree
 from ..optimizer.updater import Plan
 from ..sparse import RowSparseArray
 from .dist_shelf_index import NONE, Pair, RowIndex
-from .dist_shelf_rules import NOTHING, PartState, Rule, State, check_form, leaves, works_by_rows
+from .dist_shelf_rules import (
+    NOTHING,
+    PartState,
+    Rule,
+    State,
+    check_form,
+    leaves,
+    refuse_parts,
+    works_by_rows,
+)
 from .entry import Array
 from .rows import Ids, merge, merged
 
@@ -348,7 +357,8 @@ class Table:
     def _call(self, gradient: Array | RowSparseArray, rule: Rule, clock: int) -> None:
         """Let a rule in Python work on the whole table, or, where it needs no more, on the rows held."""
         if not works_by_rows(rule.optimizer):
-            self._check_whole(rule.optimizer)
+            if not self.whole:
+                refuse_parts(rule.optimizer, self.key)
             self.fill()
         with self._unless_it_fails(), self.state.counting(rule, self.key, clock) as updater:
             rows = None
@@ -360,13 +370,6 @@ class Table:
             changes = [self.held, *leaves(self.tree())]
             with undone(changes, rows if works_by_rows(rule.optimizer) else None):
                 updater(self.key, gradient, self.held)
-
-    def _check_whole(self, optimizer: Optimizer | None) -> None:
-        if not self.whole:
-            raise ConfigError(
-                f"{type(optimizer).__name__} needs the whole table of key {self.key!r}, of which this server "
-                "holds a part; set the optimizer before the key's init, or start one server"
-            )
 
 
 def _as_dense(source: RowSparseArray | Array) -> Array:
