@@ -18,6 +18,7 @@ import numpy as np
 from ..arrays import writable
 from ..compression import Codec, Feedback
 from ..config import StoreConfig
+from ..devices.arrays import any_on_device, device_of
 from ..errors import ArrayError, CapabilityError, ConfigError, DTypeError, KeyNotFoundError
 from ..grouping import Group, Key
 from ..kernels import cpu
@@ -69,6 +70,8 @@ class DistBackend:
         self._sources = Sources(self._memory)
         self._settings = Settings(self._client)
         self._told: set[Key] = set()
+        # What brings arrays of GPUs to the host and back; None until one has been met.
+        self._gpus: Any = None
         self._clock = 0
         self._joined = False
         if config.threads:
@@ -96,7 +99,10 @@ class DistBackend:
 
     def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
         self._keys.check_kind(key)
-        value = first_value(key, values, key in self._keys.initialised)
+        taken = key in self._keys.initialised
+        if len(values) == 1 and not taken and any_on_device(values):
+            values = [self._use_gpus().fetched(values[0], f"value of key {key!r}")]
+        value = first_value(key, values, taken)
         if self.feedback is not None:
             self.feedback.check(key, values, value.dtype)
         return value
@@ -293,14 +299,18 @@ class DistBackend:
         if cpu.first_misfit(outs, key.like, True) < 0:
             return Fill(key, outs, self._memory)
         direct, others = [], []
+        on_gpu = []
         for out in outs:
-            if not isinstance(out, RowSparseArray):
+            if device_of(out) is not None:
+                on_gpu.append(self._use_gpus().target(key, out))
+            elif not isinstance(out, RowSparseArray):
                 array = self._out(key, out, later)
                 (direct if array.dtype == key.dtype else others).append(array)
-        if others and not direct:
+        if (others or on_gpu) and not direct:
             direct.append(np.empty(key.shape, key.dtype))
         # Before the outs that are brought home: they may be views of these.
         later[:0] = [partial(_convert, direct[0], array) for array in others]
+        later += [partial(send, direct[0]) for send in on_gpu]
         return Fill(key, direct, self._memory)
 
     def _out(self, key: DistKey, out: Any, later: list[Deliver]) -> Array:
@@ -310,6 +320,13 @@ class DistBackend:
         if deliver is not None:
             later.append(deliver)
         return array
+
+    def _use_gpus(self) -> Any:
+        if self._gpus is None:
+            from .dist_gpu import Gpus
+
+            self._gpus = Gpus(self.config)
+        return self._gpus
 
     # ------------------------------------------------------------------------------------------ checks
 
@@ -329,6 +346,8 @@ class DistBackend:
                     dense.append((key, [dense_source(key, value) for value in values]))
             elif cpu.first_misfit(values, key.like) < 0:
                 dense.append((key, values))
+            elif any_on_device(values):
+                dense.append((key, [self._use_gpus().total(key, values)]))
             else:
                 dense.append((key, [dense_source(key, value) for value in values]))
         if self.feedback is not None:
@@ -366,7 +385,9 @@ class DistBackend:
         for name, outs in rest:
             key = self._find_or_raise(name)
             for out in outs:
-                if not isinstance(out, RowSparseArray):
+                if device_of(out) is not None:
+                    self._use_gpus().target(key, out)
+                elif not isinstance(out, RowSparseArray):
                     check_shape(key, writable(out, f"out of key {name!r}")[0], "out")
 
     def _find(self, key: Key) -> DistKey | None:
@@ -526,6 +547,9 @@ class DistBackend:
         """Leave the job."""
         self._client.close()
         self._memory.close()
+        gpus, self._gpus = self._gpus, None
+        if gpus is not None:
+            gpus.close()
 
 
 class AsyncDistBackend(DistBackend):

@@ -1,0 +1,114 @@
+"""Arrays on GPUs in a store on servers: summed where they lie, brought to the host to be sent, and back.
+
+Work goes to the caller's streams. The host waits for a sum that goes down, since it is sent from there; what
+comes up is copied on the stream that was the caller's at the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..config import StoreConfig
+from ..devices import arrays, driver
+from ..devices.arrays import DeviceView
+from ..devices.memory import host_copy
+from ..devices.streams import Stream, Tail
+from ..errors import ArrayError
+from .device import DeviceBackend
+from .device_calls import Streams
+from .dist_keys import DistKey
+from .entry import Array, check_dtype, check_shape
+
+
+class Gpus:
+    """The arrays on GPUs of one worker's calls."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._driver = driver.get()
+        self._config = config
+        #: A store of this process alone: it sums the values of one push.
+        self._sums: DeviceBackend | None = None
+
+    # ---------------------------------------------------------------------------------------------- down
+
+    def fetched(self, value: Any, what: str) -> Array:
+        """Copy one array to the host, and wait until it is there."""
+        streams = Streams([value])
+        stream = streams.of(_device(value, what))
+        seen = arrays.view(value, what, stream)
+        self._order(seen.producer, stream)
+        if not seen.contiguous:
+            seen = arrays.gathered(seen, what, stream)
+        array = np.empty(seen.shape, seen.dtype)
+        host_copy(self._driver, seen.address, array, stream.handle, seen.device)
+        return array
+
+    def total(self, key: DistKey, values: list[Any]) -> Array:
+        """Sum values where they lie, and bring the sum to the host."""
+        what = f"value of key {key.key!r}"
+        if any(arrays.device_of(value) is None for value in values):
+            raise ArrayError(
+                f"the values of key {key.key!r} lie on the host and on a GPU; give arrays of one kind in a list"
+            )
+        if len(values) == 1:
+            found = self.fetched(values[0], what)
+            check_dtype(key, found.dtype)
+            check_shape(key, found, "value")
+            return found
+        if self._sums is None:
+            self._sums = DeviceBackend(self._config)
+        if key.key not in self._sums.stand_ins():
+            self._sums.init([(key.key, [np.zeros(key.shape, key.dtype)])])
+        self._sums.push([(key.key, values)])
+        return np.array(self._sums.fetch(key.key))
+
+    # ------------------------------------------------------------------------------------------------ up
+
+    def target(self, key: DistKey, out: Any) -> Callable[[Array], None]:
+        """Check an out; return what copies a host array to it, on the stream that is the caller's now."""
+        what = f"out of key {key.key!r}"
+        stream = Streams([out]).of(_device(out, what))
+        seen = arrays.view(out, what, stream, write=True)
+        check_shape(key, seen, "out")  # type: ignore[arg-type]
+        if seen.contiguous:
+            return partial(self._send, seen, stream, None)
+        room, bring = arrays.room_for(seen, what, stream)
+        return partial(self._send, room, stream, bring)
+
+    def _send(self, view: DeviceView, stream: Stream, bring: Callable[[], None] | None, value: Array) -> None:
+        if not view.nbytes:
+            return
+        content = value if value.dtype == view.dtype else value.astype(view.dtype)
+        self._order(view.producer, stream)
+        self._driver.copy(view.address, content.ctypes.data, view.nbytes, stream.handle, view.device)
+        self._driver.synchronize(stream.handle, view.device)  # the host's memory is used again
+        if bring is not None:
+            bring()
+        if view.producer is not None:
+            self._order(stream, view.producer)
+
+    # ---------------------------------------------------------------------------------------------- both
+
+    def _order(self, first: Stream | None, then: Stream) -> None:
+        """Let a stream wait for what is on another one now."""
+        if first is not None and (first.device, first.handle) != (then.device, then.handle):
+            tail = Tail(self._driver, first)
+            tail.moved()
+            tail.hold(then)
+
+    def close(self) -> None:
+        """Give the GPUs' memory back."""
+        sums, self._sums = self._sums, None
+        if sums is not None:
+            sums.close()
+
+
+def _device(obj: Any, what: str) -> int:
+    device = arrays.device_of(obj)
+    if device is None:
+        raise ArrayError(f"{what} lies on the host")
+    return device
