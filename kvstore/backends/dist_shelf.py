@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,15 @@ from ..arrays import dtype_named
 from ..errors import DTypeError, KeyNotFoundError, KVStoreError, RowIndexError, StateFileError
 from ..kernels import cpu
 from ..memory.outbox import Values
-from ..optimizer import Updater
 from ..ps.messages import KeyEntry, Slice
 from ..sparse import RowSparseArray
 from .dist_shelf_dense import Batch, DenseKey, DenseSlice, update_whole, writing
 from .dist_shelf_files import Folder, Manifest, described, taken_back, typed
 from .dist_shelf_payload import Job, Payload, Place, plain, some_rows
 from .dist_shelf_rules import (
-    NOTHING,
-    PartState,
     Rule,
     Rules,
-    State,
     check_dtype,
-    check_form,
     explained,
     needs_whole_keys,
     refuse_parts,
@@ -153,11 +148,8 @@ class Shelf:
         weight = part.ensure(self._memory)
         with writing(self._memory, [part.place]):
             cpu.reduce([([value], weight, [])])
-        if part.of.dtype.itemsize != 2:
-            return
-        state = self._state_of(part)
-        if state.updater is not None:
-            state.updater.follow(part.of.key, weight if state is part.state else part.of.value())
+        if part.of.dtype.itemsize == 2:
+            part.follow(self._rules.newest())
 
     def read(self, slice: int) -> Array:
         """Return the live, flat value of a dense slice."""
@@ -196,7 +188,7 @@ class Shelf:
                     f"row ids must ascend within [{held.start}, {stop}), the rows of the slice"
                 )
         found, rows = held.read(ids)
-        return found + held.start, rows.reshape(len(found), -1)
+        return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 
     def place(self, slice: int) -> Place | None:
         """Say where workers of this machine find the value of a dense slice; None: they do not."""
@@ -322,9 +314,7 @@ class Shelf:
         held = self._held.get(job.slice)
         if held is None:
             return error
-        return explained(
-            error, self._rule(job), held.key if isinstance(held, Table) else held.of.key, self.server
-        )
+        return explained(error, self._rule(job), held.key, self.server)
 
     # ------------------------------------------------------------------------------------------- settings
 
@@ -358,27 +348,12 @@ class Shelf:
                 refuse_parts(rule.optimizer, spec.key)
         self._rules.add(rule)
 
-    def _state_of(self, part: DenseSlice) -> State:
-        """State that a slice's updates use with the newest settings."""
-        return part.of.state if needs_whole_keys(self._rules.newest().optimizer) else part.state
-
     def fetch_state(self, slice: int) -> bytes:
         """Return the optimizer's state of a slice, for `join_states`; b"" without an optimizer."""
         rule, held = self._rules.newest(), self._part(slice)
         if rule.optimizer is None:
             return b""
-        if isinstance(held, Table):
-            return pack_part(held.key, held.part_state(rule), True, rule.optimizer)
-        return pack_part(held.of.key, self._dense_state(held, rule), False, rule.optimizer)
-
-    def _dense_state(self, part: DenseSlice, rule: Rule) -> PartState:
-        state, key = self._state_of(part), part.of.key
-        updater = state.current(rule)
-        if updater is None:
-            return NOTHING
-        known = key in updater.states and (state is part.state or part.start == 0)
-        tree = updater.states[key] if known else None
-        return PartState(known, tree, None, None, state.updates, state.num_update)
+        return pack_part(held.key, held.part_state(rule), isinstance(held, Table), rule.optimizer)
 
     def put_state(self, slice: int, data: bytes) -> None:
         """Take over a state that `dist_states.split_states` made.
@@ -391,24 +366,8 @@ class Shelf:
         rule, held = self._rules.newest(), self._part(slice)
         if rule.optimizer is None:
             raise StateFileError("a state of an optimizer, and the store has none; set the optimizer first")
-        if isinstance(held, Table):
-            held.put_state(unpack_part(held.key, data, True, rule.optimizer), rule)
-        else:
-            self._put_dense(held, unpack_part(held.of.key, data, False, rule.optimizer), rule)
+        held.put_state(unpack_part(held.key, data, isinstance(held, Table), rule.optimizer), rule)
         self._changed.add(slice)
-
-    def _put_dense(self, part: DenseSlice, given: PartState, rule: Rule) -> None:
-        assert rule.optimizer is not None
-        state, key = self._state_of(part), part.of.key
-        if state is not part.state and part.start:
-            return  # it came with the slice that begins the key
-        updater = Updater(rule.optimizer)
-        if given.known:
-            weight = part.live() if state is part.state else part.of.value()
-            check_form(key, given.tree, rule.optimizer.create_state_multi_precision(key, weight))
-            updater.states[key] = given.tree
-        state.era, state.updater = rule.era, updater
-        state.keep((given.updates, given.num_update))
 
     # ------------------------------------------------------------------------------------------ snapshots
 
@@ -427,16 +386,32 @@ class Shelf:
         OSError
             The folder cannot be written; the snapshot before is still there.
         """
-        folder = Path(folder)
-        if self._folder is None or self._folder.path != folder:
-            self._folder, self._changed = Folder(folder), set(self._ready)
-        entries = list(self._entries.values())
-        manifest = Manifest(
-            "", 0, self.store, self.server, 0, entries, self._rules.described(), {}, self._versions, rounds
-        )
-        changed = sorted(self._changed & self._ready)
-        self._folder.write(manifest, {slice: described(self._held[slice]) for slice in changed})
-        self._changed.clear()
+        self.capture(folder, rounds, copied=False)()
+
+    def capture(
+        self, folder: str | os.PathLike[str], rounds: dict[str, Any], copied: bool = True
+    ) -> Callable[[], None]:
+        """Copy what a snapshot consists of; what is returned writes it, and may do so in another thread.
+
+        One at a time: the next capture comes when the one before is written, or has failed.
+        """
+        path = Path(folder)
+        if self._folder is None or self._folder.path != path:
+            self._folder, self._changed = Folder(path), set(self._ready)
+        place, changed = self._folder, self._changed & self._ready
+        about = self._rules.described(), dict(self._versions)
+        manifest = Manifest.of(self.store, self.server, list(self._entries.values()), *about, rounds)
+        content = {slice: described(self._held[slice], copied) for slice in sorted(changed)}
+        self._changed -= changed
+
+        def write() -> None:
+            try:
+                place.write(manifest, content)
+            except BaseException:
+                self._changed |= changed & self._ready
+                raise
+
+        return write
 
     @classmethod
     def restore(

@@ -14,10 +14,19 @@ from ..errors import KeyNotFoundError, ShapeError
 from ..grouping import Key
 from ..kernels import cpu
 from ..memory.outbox import Block, Values
-from ..optimizer import SGLD
+from ..optimizer import SGLD, Updater
 from ..sparse import RowSparseArray
 from .dist_shelf_payload import Job, Payload, plain, some_rows, summands, usual_summands
-from .dist_shelf_rules import Rule, State, leaves, refuse_parts
+from .dist_shelf_rules import (
+    NOTHING,
+    PartState,
+    Rule,
+    State,
+    check_form,
+    leaves,
+    needs_whole_keys,
+    refuse_parts,
+)
 from .dist_shelf_table import undone
 from .entry import Array
 from .rows import merge, merged
@@ -74,6 +83,15 @@ class DenseSlice:
         """Segment and offset in shared memory."""
         return None if self.block is None else (self.block.segment, self.block.offset + self.at)
 
+    @property
+    def key(self) -> Key:
+        """The name of the key that it is a part of."""
+        return self.of.key
+
+    def state_for(self, rule: Rule) -> State:
+        """Return the state that a rule's updates use: the slice's, or that of the whole key."""
+        return self.of.state if needs_whole_keys(rule.optimizer) else self.state
+
     def live(self) -> Array:
         """Return the value.
 
@@ -99,6 +117,41 @@ class DenseSlice:
         if isinstance(rule.optimizer, SGLD):  # its noise belongs to places in the whole tensor
             params = (*params, self.start)
         return kind, params, master, states, self.state.counted(key)
+
+    def follow(self, rule: Rule) -> None:
+        """Bring the float32 copy of a 16-bit value in line with a value that was set from outside."""
+        state = self.state_for(rule)
+        if state.updater is not None:
+            state.updater.follow(self.key, self._weight(state))
+
+    def _weight(self, state: State) -> Array:
+        """Return what a state is the state of."""
+        value = self.live()
+        return value if state is self.state else self.of.value()
+
+    def part_state(self, rule: Rule) -> PartState:
+        """Return the state of this era; that of a whole key is with the slice that begins it."""
+        state = self.state_for(rule)
+        updater = state.current(rule)
+        if updater is None:
+            return NOTHING
+        known = self.key in updater.states and (state is self.state or self.start == 0)
+        tree = updater.states[self.key] if known else None
+        return PartState(known, tree, None, None, state.updates, state.num_update)
+
+    def put_state(self, given: PartState, rule: Rule) -> None:
+        """Take over the state of an era."""
+        state, optimizer = self.state_for(rule), rule.optimizer
+        assert optimizer is not None
+        if state is not self.state and self.start:
+            return  # it came with the slice that begins the key
+        updater = Updater(optimizer)
+        if given.known:
+            fresh = optimizer.create_state_multi_precision(self.key, self._weight(state))
+            check_form(self.key, given.tree, fresh)
+            updater.states[self.key] = given.tree
+        state.era, state.updater = rule.era, updater
+        state.keep((given.updates, given.num_update))
 
     def as_rows(self) -> tuple[Array, int]:
         """Return the value as rows, and the number of the first.

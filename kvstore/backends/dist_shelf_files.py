@@ -52,6 +52,19 @@ class Manifest(msgspec.Struct):
     versions: dict[int, int]
     rounds: dict[str, Any]
 
+    @classmethod
+    def of(
+        cls,
+        store: int,
+        server: int,
+        entries: list[KeyEntry],
+        rules: list[dict[str, Any]],
+        versions: dict[int, int],
+        rounds: dict[str, Any],
+    ) -> Manifest:
+        """Return one of a snapshot to be written, which has neither number nor files yet."""
+        return cls(_FORMAT, _VERSION, store, server, 0, entries, rules, {}, versions, rounds)
+
 
 class Folder:
     """Where the snapshots of one shelf are."""
@@ -113,7 +126,7 @@ class Folder:
         Parameters
         ----------
         manifest : Manifest
-            Format, number and slices are filled in.
+            Number and slices are filled in.
         changed : dict
             By slice what is said of it, and its arrays; other slices stay as they were.
         """
@@ -122,7 +135,6 @@ class Folder:
             with contextlib.suppress(FileNotFoundError, StateFileError):
                 self._last = self.read()
         last = self._last
-        manifest.format, manifest.version = _FORMAT, _VERSION
         manifest.number = 1 if last is None else last.number + 1
         name = f"{manifest.number}.safetensors"
         wanted = {piece.id for entry in manifest.entries for piece in entry.slices}
@@ -147,22 +159,27 @@ class Folder:
 # ------------------------------------------------------------------------------------------- one slice
 
 
-def described(held: Held) -> tuple[dict[str, Any], Tensors]:
-    """Return what a file says of a slice, and its arrays: live memory, to be written at once."""
+def described(held: Held, copied: bool) -> tuple[dict[str, Any], Tensors]:
+    """Return what a file says of a slice, and its arrays: copies, or live memory to be written at once."""
     tensors: Tensors = {}
+    said = _described(held, tensors)
+    return said, {name: array.copy() for name, array in tensors.items()} if copied else tensors
+
+
+def _described(held: Held, tensors: Tensors) -> dict[str, Any]:
     if isinstance(held, DenseSlice):
         tensors["value"] = _bits(held.live())
         said: dict[str, Any] = {"state": _state(held.state, held.of.key, "state", tensors)}
         if held.start == 0 and held.of.whole:
             said["whole"] = _state(held.of.state, held.of.key, "whole", tensors)
-        return said, tensors
+        return said
     tensors["rows"], tensors["blank"] = _bits(held.held), _bits(held.blank)
     if held.index is not None:
         tensors["ids"] = held.ids_as_they_lie()
     said = {"state": _state(held.state, held.key, "state", tensors)}
     if held.has_blank_tree():
         said["blank"] = _outline(held.blank_tree, "blank-state", tensors)
-    return said, tensors
+    return said
 
 
 def _state(state: State, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:

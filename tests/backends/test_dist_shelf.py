@@ -616,6 +616,30 @@ def test_what_is_not_here() -> None:
         shelf.write(dense, Payload(bytes(41)), first=False)
 
 
+def test_no_rows_of_a_table() -> None:
+    shelves = Shelves(1)
+    shelves.init("t", kv.RowSparseArray.zeros((40, 2, 3)))
+    slice = shelves.entries["t"].slices[0].id
+    for wanted in (None, np.empty(0, np.int64)):
+        ids, found = shelves.shelves[0].rows(slice, wanted)
+        assert len(ids) == 0
+        assert found.shape == (0, 6)
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb"])
+def test_a_state_of_a_slice_without_a_value(name: str) -> None:
+    shelves = Shelves(1)
+    shelves.init("v", np.zeros(4, np.float32))
+    shelves.set_optimizer(create(name))
+    shelves.push(("v", [np.ones(4, np.float32)]))
+    state = shelves.states()[shelves.entries["v"].slices[0].id]
+    shelf = shelves.shelves[0]
+    shelf.forget([shelves.entries["v"].slices[0].id])
+    shelf.define([kv_entry("v", 50)])
+    with pytest.raises(kv.KeyNotFoundError, match="no value yet"):
+        shelf.put_state(50, state)
+
+
 def test_a_slice_without_a_value() -> None:
     shelves = Shelves(1)
     shelves.init("w", np.zeros(10, np.float32))

@@ -436,6 +436,24 @@ def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytes
     assert math.fsum(again.read(shelves.entries["w"].slices[0].id)) == 200
 
 
+def test_a_snapshot_that_is_written_while_training_goes_on(tmp_path: Path) -> None:
+    pair = started("adam", 1)
+    pair.set_optimizer(create("adam"))
+    train(pair, "adam", range(2))
+    shelf = pair.shelves.shelves[0]
+    write = shelf.capture(tmp_path, {"round": 2})
+    before = {key: pair.shelves.pull(key) for key in (*keys_of("adam"), "t")}
+    train(pair, "adam", range(2, 4))
+    write()
+    pair.shelves.shelves[0], rounds = Shelf.restore(tmp_path)
+    assert rounds == {"round": 2}
+    for key, value in before.items():
+        np.testing.assert_array_equal(pair.shelves.pull(key), value)
+    shelf.snapshot(tmp_path, {"round": 4})  # what has changed since then
+    pair.shelves.shelves[0], _ = Shelf.restore(tmp_path)
+    train(pair, "adam", range(4, 5))
+
+
 def test_a_folder_that_was_moved(folder: Path, tmp_path: Path) -> None:
     shutil.move(folder, tmp_path / "elsewhere")
     shelf, _ = Shelf.restore(tmp_path / "elsewhere")
