@@ -52,7 +52,7 @@ class Gpus:
         what = f"value of key {key.key!r}"
         if any(arrays.device_of(value) is None for value in values):
             raise ArrayError(
-                f"the values of key {key.key!r} lie on the host and on a GPU; give arrays of one kind in a list"
+                f"the values of key {key.key!r} lie on the host and on a GPU; give one kind in a list"
             )
         if len(values) == 1:
             found = self.fetched(values[0], what)
