@@ -48,7 +48,11 @@ def scheduler(environment: Mapping[str, str], report: Callable[[str], None]) -> 
     found = _part(environment)
     from kvstore.backends import dist_roles
 
-    dist_roles.scheduler(found, ps_config(environment), report)
+    def bound(address: str) -> None:
+        """Tell the address that others use, which need not be the one that the socket has."""
+        report(found.bound(addresses.split(address)[1]).scheduler)
+
+    dist_roles.scheduler(found, ps_config(environment), bound)
 
 
 def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ class Loop:
         self.before()
         self.calls.append((roles, config))
         if report is not None:
-            report(roles.bound(4242).scheduler)
+            report(addresses.tcp(roles.host, 4242))
 
     @property
     def roles(self) -> Roles:
