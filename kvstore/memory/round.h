@@ -788,6 +788,9 @@ static int kv_sum_small(kv_self *me, kv_call *call)
         return outcome;
     if (!a.in || !kv_sums(me) || !call->n_outs || kv_is_python_s(me, e, call->round, a.in))
         return kv_advance(me, call);
+    /* Another worker may have seen the round complete, as an update, and then have gone back to sums. */
+    if (kv_get(&me->head->mode) && kv_complete_round(kv_get(&e->phase)) >= call->round)
+        return kv_advance(me, call);
     kv_sources s;
     kv_gather(me, call, call->round, a.in, &s);
     kv_sum_here(me, call, NULL, s.src, s.coded, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
