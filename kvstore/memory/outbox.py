@@ -159,6 +159,8 @@ class Values(Outbox):
     @contextmanager
     def writing(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
         """Mark what begins at these (segment, offset) as being written."""
+        # Large sums write past the cache, and so past these words, were it not that they give up the
+        # interpreter's lock first, which is a barrier.
         pages = {(segment, offset // PAGE) for segment, offset in places}
         words = [_stamps(self._segments[segment])[page : page + 1] for segment, page in pages]
         for word in words:

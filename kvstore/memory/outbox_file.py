@@ -45,6 +45,8 @@ class SharedFile:
     """
 
     def __init__(self, stamped: bool) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memory without a name")
         self._fd = os.memfd_create("kvstore-outbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._end = PAGE
         self._token = secrets.token_bytes(16)

@@ -287,11 +287,15 @@ def test_an_offer_of_something_else(offer: dict[str, Any], tmp_path: Path) -> No
         os.close(fd)
 
 
-def test_a_process_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_a_system_without_memfd(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     def refuse(*_: Any) -> int:
         raise OSError("no")
 
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    if known:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    else:
+        monkeypatch.delattr(os, "memfd_create")
     outbox = Outbox()
     assert outbox.take(100) is None
     assert outbox.offer() == ""
