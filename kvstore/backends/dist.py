@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -19,7 +20,14 @@ from ..arrays import writable
 from ..compression import Codec, Feedback
 from ..config import StoreConfig
 from ..devices.arrays import any_on_device, device_of
-from ..errors import ArrayError, CapabilityError, ConfigError, DTypeError, KeyNotFoundError
+from ..errors import (
+    ArrayError,
+    CapabilityError,
+    ConfigError,
+    DTypeError,
+    KeyNotFoundError,
+    TimeoutError,
+)
 from ..grouping import Group, Key
 from ..kernels import cpu
 from ..optimizer import Optimizer, Updater
@@ -32,6 +40,7 @@ from .dist_memory import Memory
 from .dist_results import Fill, Rows, States, Table
 from .dist_settings import Settings
 from .dist_sources import Sources, Stamp, asked, asked_rows, put_states
+from .dist_states import needs_whole_keys
 from .entry import (
     Array,
     Deliver,
@@ -47,6 +56,8 @@ from .protocol import Kind as Storage
 log = logging.getLogger("kvstore.dist")
 
 Finish = Callable[[], None]
+
+_LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been moved
 
 
 class DistBackend:
@@ -115,9 +126,10 @@ class DistBackend:
         check_same(known, value, self.rank)
         return True
 
-    def _found(self, new: list[tuple[Key, Array | RowSparseArray]]) -> None:
-        """Have keys placed, and bring their values to the servers."""
-        specs = tuple(spec_of(key, value) for key, value in new)
+    def _found(self, new: list[tuple[Key, Array | RowSparseArray]], whole: bool = False) -> None:
+        """Have keys placed, each on one server if `whole`, and bring their values to the servers."""
+        whole = whole or self._settings.wants_whole_keys
+        specs = tuple(spec_of(key, value, whole) for key, value in new)
         entries = self._client.told(partial(m.Found, keys=specs), "the placement of keys").entries
         values = dict(new)
         fresh = [entry for entry in entries if not entry.ready]
@@ -434,7 +446,35 @@ class DistBackend:
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
+        if needs_whole_keys(optimizer):
+            self._make_whole()
         self._settings.install(optimizer)
+
+    def _make_whole(self) -> None:
+        """Bring each key to one server, for a rule that must see whole tensors; all workers come here."""
+        self._known()
+        spread = [key for key in self._keys if len({part.server for part in key.parts}) > 1]
+        if not spread:
+            return
+        self._check_writing()
+        names = tuple(key.key for key in spread)
+        if self._client.founds():
+            values = [(key.key, self.fetch(key.key)) for key in spread]
+            self._client.told(partial(m.Drop, keys=names), "keys to be moved")
+            self._keys.drop(names)
+            self._found(values, whole=True)
+            return
+        deadline = time.monotonic() + self.config.timeout
+        while any(len({part.server for part in key.parts}) > 1 for key in spread):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"worker {self.rank} has waited {self.config.timeout:g} s for the lowest rank to set the "
+                    "optimizer, too: its rule needs whole keys, and that worker moves them"
+                )
+            self._keys.drop(names)
+            self._await(names)
+            spread = [self._find_or_raise(name) for name in names]
+            time.sleep(_LOOK_AGAIN)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""

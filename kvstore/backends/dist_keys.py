@@ -76,11 +76,10 @@ class Keys:
             if known is None or (known.parts[:1] != () and known.number != entry.number):
                 self._known[entry.spec.key] = DistKey(entry)
 
-    def forget(self, keys: Iterable[Key]) -> None:
-        """Drop keys."""
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Know no longer where keys are."""
         for key in keys:
             self._known.pop(key, None)
-            self.initialised.discard(key)
 
     def check_kind(self, key: Key) -> None:
         """Raise KeyKindError if the store's keys are of the other kind."""
@@ -102,9 +101,9 @@ def by_order(pairs: list[tuple[DistKey, list[object]]]) -> list[tuple[DistKey, l
     return pairs
 
 
-def spec_of(key: Key, value: Array | RowSparseArray) -> KeySpec:
-    """Describe a key by its first value."""
-    return KeySpec(key, tuple(value.shape), value.dtype.name, isinstance(value, RowSparseArray))
+def spec_of(key: Key, value: Array | RowSparseArray, whole: bool) -> KeySpec:
+    """Describe a key by its first value; `whole` if it must not be spread over servers."""
+    return KeySpec(key, tuple(value.shape), value.dtype.name, isinstance(value, RowSparseArray), whole)
 
 
 def check_same(known: DistKey, value: Array | RowSparseArray, rank: int) -> None:

@@ -17,7 +17,7 @@ from ..ps import messages as m
 from ..ps.client import Client
 from .dist_keys import DistKey
 from .dist_results import States
-from .dist_states import join_states, split_states
+from .dist_states import join_states, needs_whole_keys, split_states
 from .entry import Array
 
 
@@ -30,6 +30,11 @@ class Settings:
         #: What this worker has agreed to; it goes with every push.
         self.version = 0
         self._set = 0  # how often this worker has set one
+
+    @property
+    def wants_whole_keys(self) -> bool:
+        """Whether the rule must see whole tensors."""
+        return self.updater is not None and needs_whole_keys(self.updater.optimizer)
 
     def install(self, optimizer: Optimizer) -> None:
         """Have the servers update, with fresh states; the first of equals does, and others change nothing."""

@@ -115,7 +115,11 @@ class KeyTable:
 
     def _placed(self, spec: KeySpec) -> KeyEntry:
         cuts = self._cuts(spec)
-        servers = place([size for _, _, size in cuts], self.loads, range(len(self.loads)))
+        parts = [size for _, _, size in cuts]
+        if self._keeps_whole(spec):
+            servers = place([sum(parts)], self.loads, range(len(self.loads))) * len(parts)
+        else:
+            servers = place(parts, self.loads, range(len(self.loads)))
         slices = tuple(
             Slice(self._slices + at, server, start, stop)
             for at, (server, (start, stop, _)) in enumerate(zip(servers, cuts, strict=True))
@@ -126,8 +130,11 @@ class KeyTable:
         return entry
 
     def _cuts(self, spec: KeySpec) -> list[tuple[int, int, int]]:
-        slice_bytes = (1 << 62) if self.whole else self.slice_bytes
-        return sizes(spec, itemsize(spec.dtype), slice_bytes, 1 if self.whole else len(self.loads))
+        servers = 1 if self._keeps_whole(spec) else len(self.loads)
+        return sizes(spec, itemsize(spec.dtype), self.slice_bytes, servers)
+
+    def _keeps_whole(self, spec: KeySpec) -> bool:
+        return self.whole or spec.whole
 
     def _bytes(self, entry: KeyEntry) -> list[tuple[int, int]]:
         cuts = self._cuts(entry.spec)

@@ -146,6 +146,8 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True):
     shape: Shape
     dtype: str
     sparse: bool = False
+    whole: bool = False
+    """All of it belongs on one server."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
