@@ -94,15 +94,18 @@ def writes_on(nbytes: int, rounds: int) -> int:
     return values.stamp(*place)
 
 
-def copies_on(offer: str, place: list[int], seconds: float) -> dict[str, int]:
-    """Copy a value while it is overwritten; every copy that counts must be of one piece."""
+def copies_on(offer: str, place: list[int], seconds: float, most: float) -> dict[str, int]:
+    """Copy a value while it is overwritten; every copy that counts must be of one piece.
+
+    For so many seconds, and on to `most` of them until some copies were and some were not.
+    """
     inbox = Inbox.open(offer)
     assert inbox is not None
     out = np.empty(place[2], np.uint8)
     good = torn = 0
-    end = time.monotonic() + seconds
+    start = time.monotonic()
     tell("copying")
-    while time.monotonic() < end:
+    while time.monotonic() < start + (seconds if good and torn else most):
         stamp = stamp_of(inbox, place)
         if inbox.copy(*place, stamp, out):
             assert (out == out[0]).all()

@@ -373,10 +373,10 @@ def test_memory_cannot_be_pulled_away(job: MakeJob) -> None:
 
 def test_a_copy_is_of_one_piece_or_none(job: MakeJob) -> None:
     made = job(2)
-    writing = made.start(BODIES, "writes_on", 300_000, 20_000, rank=0)
+    writing = made.start(BODIES, "writes_on", 300_000, 10**8, rank=0)
     offer, place = writing.expect_some("{"), heard(writing)
-    copying = made.start(BODIES, "copies_on", offer, place, 1.5, rank=1)
-    copying.finish(time.monotonic() + 30)
+    copying = made.start(BODIES, "copies_on", offer, place, 1.5, 40, rank=1)
+    copying.finish(time.monotonic() + 60)
     counts = copying.result()
     assert counts["good"] > 0
     assert counts["torn"] > 0
