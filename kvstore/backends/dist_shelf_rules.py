@@ -236,8 +236,8 @@ def check_form(key: Key, tree: Tree, fresh: Tree, rows: int | None = None) -> No
 def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
     """Raise ConfigError for a rule that needs a whole key of which only a part is here."""
     raise ConfigError(
-        f"{_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; keep keys "
-        "whole (whole_keys=True where the store is created), or start one server"
+        f"{_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; set the "
+        "optimizer on every worker (the lowest rank moves such keys to one server), or start one server"
     )
 
 
