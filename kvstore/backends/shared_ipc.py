@@ -36,7 +36,7 @@ from .shared_ipc_table import OFFERED, READY, REFUSED, Table
 log = logging.getLogger("kvstore.shared")
 
 #: Seconds that `close` waits until the others have closed this worker's memory.
-_PATIENCE = 2.0
+_PATIENCE = 5.0
 _PAUSE = 0.0005
 
 Handle = shm.Handle

@@ -90,7 +90,8 @@ def test_pulls_on_several_streams(job: MakeJob) -> None:
 
 
 def test_a_slot_more_for_a_worker_that_is_ahead(job: MakeJob) -> None:
-    assert all(slots in (2, 3, 4) for slots in run(job(2), "ahead"))
+    found = run(job(2), "ahead")
+    assert max(found) in (3, 4), found
 
 
 def test_memory_and_copies_are_bounded(job: MakeJob) -> None:
