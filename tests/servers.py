@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -92,9 +93,15 @@ def server() -> None:
 
 @contextlib.contextmanager
 def service(servers: int, **variables: str) -> Iterator[Mapping[str, str]]:
-    """Start scheduler and servers for one worker, the calling process; yield the variables that it needs."""
+    """Start scheduler and servers for one worker, the calling process; yield the variables that it needs.
+
+    The servers know the rules of own_rules.py.
+    """
+    variables = {**PATIENCE, "KVSTORE_DEAD_AFTER": "20", **variables}
     command = [sys.executable, "-m", "kvstore.launch"]
-    environment = {**os.environ, **variables, "KVSTORE_JOB": f"tests-{os.getpid()}-{servers}"}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    job = f"tests-{os.getpid()}-{secrets.token_hex(4)}"
+    environment = {**os.environ, **variables, "KVSTORE_JOB": job, "PYTHONPATH": path}
     with contextlib.ExitStack() as stack:
         first = subprocess.Popen(
             [*command, "scheduler", "-n", "1", "-s", str(servers)],
@@ -103,14 +110,12 @@ def service(servers: int, **variables: str) -> Iterator[Mapping[str, str]]:
         stack.callback(_end, first)
         assert first.stdout is not None
         address = first.stdout.readline().strip()
+        server = [*command, "server", "--scheduler", address, "--import", "own_rules"]
         for rank in range(servers):
-            one = subprocess.Popen(
-                [*command, "server", "--scheduler", address, "--rank", str(rank)], env=environment
-            )
-            stack.callback(_end, one)
+            stack.callback(_end, subprocess.Popen([*server, "--rank", str(rank)], env=environment))
         yield {
             "KVSTORE_SCHEDULER": address,
-            "KVSTORE_JOB": environment["KVSTORE_JOB"],
+            "KVSTORE_JOB": job,
             "KVSTORE_NUM_WORKERS": "1",
             "KVSTORE_NUM_SERVERS": str(servers),
             "DMLC_WORKER_ID": "0",
@@ -118,7 +123,7 @@ def service(servers: int, **variables: str) -> Iterator[Mapping[str, str]]:
         }
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[Any]) -> None:
     process.terminate()
     process.wait(10)
     if process.stdout is not None:

@@ -314,11 +314,19 @@ class Holding:
         return record[3] <= slot.round or not self.sync
 
     def _value(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
-        failure = slot.failure
-        if failure is not None and self.sync and failure[0] == record[3] and record[0] in (_PULL, _PUSHPULL):
-            turn.fail(seat, record, slot.round, failure[1])
-        else:
+        if slot.failure is None or not self._tell_failure(seat, slot, record, turn):
             turn.answer(seat, _VALUE, record, slot.round, frames)
+
+    def _tell_failure(self, seat: Seat, slot: Slot, record: Record, turn: Turn) -> bool:
+        """Answer that the round failed, once to each worker that pushed into it; then it may read."""
+        assert slot.failure is not None
+        number, failure, told = slot.failure
+        if not self.sync or number != record[3] or record[0] == Kind.FETCH_STATE or seat.rank in told:
+            return False
+        told.add(seat.rank)
+        seat.remember(record[2], failure)
+        turn.fail(seat, record, slot.round, failure)
+        return True
 
     def _write(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
         if slot.busy:
@@ -396,7 +404,7 @@ class Holding:
 
     def _rounded(self, slot: Slot, failure: Failure | None, turn: Turn) -> None:
         slot.complete()
-        slot.failure = None if failure is None else (slot.round, failure)
+        slot.failure = None if failure is None else (slot.round, failure, set())
         current, slot.current = slot.current, None
         if current is None:
             return

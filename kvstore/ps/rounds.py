@@ -54,7 +54,8 @@ class Slot:
         self.pulls: list[tuple[Seat, Record, Sequence[Any]]] = []  # wait for a round, or until it is free
         self.held: list[tuple[Seat, Record]] = []  # pushes that are ahead of the rounds
         self.queue: deque[tuple[Seat, Record, Sequence[Any]]] = deque()  # wait until it is free
-        self.failure: tuple[int, Failure] | None = None  # of the last round
+        #: Why the last round failed, if it did, and which workers have been told.
+        self.failure: tuple[int, Failure, set[int]] | None = None
         self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost, with a server's memory
 
     def put(self, round: int, part: _PartOf) -> bool:
