@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -289,3 +290,15 @@ print(*out)
     assert b"starting it again (1 of 1)" in err
     assert code == 0, err.decode()
     assert sorted(out.splitlines()) == [b"[0] 15.0 15.0 15.0", b"[1] 15.0 15.0 15.0"]
+
+
+def test_the_demo_ends_with_the_weights_of_as_many_processes_without_servers(job: Job) -> None:
+    demo = ["-m", "kvstore.launch", "demo", "--epochs", "1"]
+    alone = finish(job.start(*demo, "-n", "2"))[1].decode()
+    options = ["--store", "dist_sync", "--replicas", "1", "--epochs", "1"]
+    process = job.run("-n", "2", "-s", "2", "--no-prefix", "-m", "kvstore.launch", "demo", *options)
+    served = finish(process)[1].decode()
+    first, second = (re.search(r"weights +([0-9a-f]{12})\n", text) for text in (alone, served))
+    assert first is not None, alone
+    assert second is not None, served
+    assert first[1] == second[1]

@@ -49,6 +49,10 @@ def said(word, name):
 def wait_for(word, name):
     while not said(word, name):
         time.sleep(0.005)
+def wait_for_all():
+    wait_for("ready", "scheduler-0")
+    for rank in range(int(os.environ["KVSTORE_NUM_SERVERS"])):
+        wait_for("ready", f"server-{rank}")
 def forever():
     while True:
         signal.pause()
@@ -117,7 +121,7 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
 
 
 TELL = "tell()\n" + STAY
-TELLING = "tell()"
+TELLING = "tell()\nwait_for_all()"
 
 
 def test_each_process_finds_its_part(servers: Servers) -> None:
@@ -212,10 +216,10 @@ def test_options_of_servers_reach_them(servers: Servers) -> None:
 
 def test_output_says_where_it_comes_from(servers: Servers) -> None:
     service = 'print("hello", flush=True)\n' + STAY
-    code, out, _ = finish(servers.run(service, 'wait_for("ready", "server-1"); print("hello")'))
+    code, out, _ = finish(servers.run(service, 'wait_for_all(); print("hello")'))
     marks = (b"scheduler", b"server 0", b"server 1", b"0", b"1")
     assert (code, sorted(out.splitlines())) == (0, sorted(b"[%s] hello" % mark for mark in marks))
-    code, out, _ = finish(servers.run(service, 'wait_for("ready", "server-1"); print("hello")', prefix=False))
+    code, out, _ = finish(servers.run(service, 'wait_for_all(); print("hello")', prefix=False))
     assert (code, out) == (0, b"hello\n" * 5)
 
 
@@ -227,7 +231,8 @@ if ROLE == "scheduler":
     report()
 forever()
 """
-    process = servers.run(service, 'say("started")')
+    worker = 'say("started"); wait_for("started", "server-0"); wait_for("started", "server-1")'
+    process = servers.run(service, worker)
     until(lambda: servers.said("started", "scheduler-0"))
     time.sleep(0.3)
     assert not any(servers.said("started", name) for name in ALL[1:])
@@ -256,7 +261,7 @@ say("left")
 
 def test_servers_that_stay_are_asked_to_end(servers: Servers) -> None:
     service = 'signal.signal(signal.SIGTERM, lambda *_: (say("asked"), sys.exit(3)))\n' + STAY
-    code, _, err = finish(servers.run(service, 'wait_for("ready", "server-1")'))
+    code, _, err = finish(servers.run(service, "wait_for_all()"))
     assert (code, err) == (0, b"")
     assert servers.said("asked", *SERVICES)
 
@@ -430,6 +435,7 @@ def test_kill_9_of_the_launcher_ends_all(servers: Servers, early: bool) -> None:
 AGAIN = """
 if ROLE == "scheduler":
     report()
+    say("ready")
     forever()
 with open(HERE / f"log-{NAME}", "a") as log:
     log.write(f"{RESTART} ")
@@ -438,7 +444,7 @@ if RANK == 1 and RESTART < 2:
 say("ready")
 forever()
 """
-PATIENT = 'wait_for("ready", "server-0"); wait_for("ready", "server-1")'
+PATIENT = "wait_for_all()"
 
 
 def test_a_server_starts_again_with_its_rank_and_leaves_the_others_alone(servers: Servers) -> None:
@@ -534,7 +540,7 @@ for one in os.listdir("/proc/self/fd"):
         pass
 say("held", json.dumps([name for name in held if "kvstore-keys" in name]))
 """
-    assert finish(servers.run(look + STAY, look, secure=True))[0] == 0
+    assert finish(servers.run(look + STAY, look + "wait_for_all()", secure=True))[0] == 0
     for name in ALL:
         assert len(json.loads(servers.text("held", name))) == 1
 
@@ -546,7 +552,7 @@ try:
 except PermissionError:
     say("sealed")
 """
-    assert finish(servers.run(change + STAY, change, secure=True))[0] == 0
+    assert finish(servers.run(change + STAY, change + "wait_for_all()", secure=True))[0] == 0
     assert servers.said("sealed", *ALL)
 
 
