@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from .messages import Answer, Failure, Key, KeyEntry, KeySpec, Slice
-from .placement import place, release, sizes
+from .placement import count, place, release, sizes
 
 #: A key is at most this long, in bytes of UTF-8, and has at most so many dimensions; a table so many slices.
 _LONGEST, _DEEPEST, _MOST_SLICES = 1024, 16, 1 << 24
@@ -166,7 +166,8 @@ class KeyTable:
             return Failure("ShapeError", f"key {spec.key!r}: a row-sparse key has rows")
         if not itemsize(spec.dtype):
             return Failure("DTypeError", f"key {spec.key!r}: unknown element type {spec.dtype!r}")
-        if len(self._cuts(spec)) + self._slices > _MOST_SLICES:
+        slice_bytes = (1 << 62) if self.whole else self.slice_bytes
+        if not spec.sparse and count(spec, itemsize(spec.dtype), slice_bytes) + self._slices > _MOST_SLICES:
             return Failure("ConfigError", f"key {spec.key!r}: too many slices; raise slice_bytes")
         return None
 

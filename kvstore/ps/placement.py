@@ -15,12 +15,21 @@ GRAIN = 1024
 _MANY_ROWS = 1 << 20
 
 
+def count(spec: KeySpec, itemsize: int, slice_bytes: int) -> int:
+    """At least as many slices as a dense key is cut into; found without cutting it."""
+    return math.prod(spec.shape) // _step(itemsize, slice_bytes) + 1
+
+
+def _step(itemsize: int, slice_bytes: int) -> int:
+    return max(GRAIN, slice_bytes // itemsize // GRAIN * GRAIN)
+
+
 def sizes(spec: KeySpec, itemsize: int, slice_bytes: int, servers: int) -> list[tuple[int, int, int]]:
     """Cut one key: (start, stop, bytes), in elements, or in rows of a row-sparse key."""
     if spec.sparse:
         return _rows(spec, itemsize, servers)
     elements = math.prod(spec.shape)
-    step = max(GRAIN, slice_bytes // itemsize // GRAIN * GRAIN)
+    step = _step(itemsize, slice_bytes)
     starts = range(0, elements, step) if elements else (0,)
     return [(at, min(at + step, elements), (min(at + step, elements) - at) * itemsize) for at in starts]
 

@@ -30,6 +30,7 @@ from kvstore.ps.worker import Worker, WorkerOptions
 
 TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
 PATIENCE = 90.0  # seconds after the last fault within which everything has to end
+MESSAGES = 50_000  # no job needs nearly as many
 JOB = "simulated"
 
 
@@ -885,7 +886,9 @@ class Job:
     def run(self) -> None:
         """Run until all processes have ended."""
         while any(host.alive for host in self.hosts.values()):
-            when, _, call, arguments = heapq.heappop(self._events)
+            when, count, call, arguments = heapq.heappop(self._events)
+            if count > MESSAGES:
+                raise Broken(f"at {self.now:.1f}: too many messages; {self._waiting()}")
             self.now = max(self.now, when)
             call(*arguments)
             if self.now > self.last_fault + PATIENCE:

@@ -1,0 +1,66 @@
+"""Letters come once and in order, whatever the network does to them."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.ps.link import Link
+from kvstore.ps.messages import Letter, Pong
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 30))
+def test_once_and_in_order(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    here, there = Link(1.0), Link(1.0)
+    wire = [(there, here.write(number, 0.0)) for number in range(count)]
+    come: list[int] = []
+    now = 0
+    while here.acknowledged < count:
+        now += 1
+        rng.shuffle(wire)
+        coming, wire = wire, []
+        for link, letter in coming:
+            for _ in range(rng.choice((0, 1, 1, 2))):
+                come += link.read(letter, now)
+            owed = link.owed()
+            if owed is not None:
+                wire.append((here if link is there else there, owed))
+        wire += [(there, letter) for letter in here.again(now)]
+    assert come == list(range(count))
+
+
+def test_a_letter_aside_is_handled_at_once_and_never_again() -> None:
+    link = Link(1.0)
+    assert link.read(Letter(0, 0, Pong(1)), 0.0) == [Pong(1)]
+    assert link.owed() is None
+    assert link.again(10.0) == []
+
+
+def test_early_letters_wait_for_their_turn() -> None:
+    link = Link(1.0)
+    assert link.read(Letter(2, 0, "b"), 0.0) == []  # type: ignore[arg-type]
+    assert link.read(Letter(1, 0, "a"), 0.0) == ["a", "b"]  # type: ignore[arg-type]
+    assert link.read(Letter(1, 0, "a"), 0.0) == []  # type: ignore[arg-type]
+    owed = link.owed()
+    assert owed is not None
+    assert owed.seen == 2
+
+
+def test_what_is_far_ahead_is_not_kept() -> None:
+    link = Link(1.0)
+    for number in range(2, 100_000):
+        link.read(Letter(number, 0, number), 0.0)  # type: ignore[arg-type]
+    assert len(link._early) <= 1024
+
+
+def test_letters_are_sent_again_after_a_while_and_not_before() -> None:
+    link = Link(1.0)
+    first = link.write("a", 0.0)
+    assert link.again(0.9) == []
+    assert link.again(1.0) == [first]
+    assert link.again(1.5) == []
+    link.read(Letter(0, 1, None), 1.6)
+    assert link.again(9.0) == []

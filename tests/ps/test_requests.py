@@ -1,0 +1,168 @@
+"""The table of requests: order, credit, what is sent again and how."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.ps.messages import PROBE, Batch, Kind, Place, Record
+from kvstore.ps.requests import Operation, Request, Requests
+from kvstore.ps.window import SPAN
+
+BIG = 100_000
+
+
+def table(credit: int = 1 << 30, batch: int = 1 << 30) -> Requests:
+    return Requests(credit, batch, resend=1.0)
+
+
+def add(
+    requests: Requests, slice_: int, nbytes: int = 0, priority: int = 0, kind: Kind = Kind.PUSH
+) -> Request:
+    place = Place.FRAME if nbytes else Place.NONE
+    record = Record(kind, slice_, 0, 1, place=place, nbytes=nbytes)
+    request = Request(Operation(slice_, 1), 0, record, f"payload {slice_}")
+    requests.add(request, priority)
+    return request
+
+
+def pump(requests: Requests, now: float = 0.0) -> list[Record]:
+    return [record for records, _ in requests.pump(now) for record in records]
+
+
+def reply(*sequences: int, kind: Kind = Kind.DONE, received: int = 0) -> Batch:
+    return Batch(0, 0, 0, 1, [Record(kind, 0, one) for one in sequences], (), received)
+
+
+@given(st.lists(st.integers(-3, 3), max_size=40))
+def test_higher_priority_first_then_older(priorities: list[int]) -> None:
+    requests = table()
+    for at, priority in enumerate(priorities):
+        add(requests, at, priority=priority)
+    wanted = sorted(range(len(priorities)), key=lambda at: (-priorities[at], at))
+    sent = pump(requests)
+    assert [record.slice for record in sent] == wanted
+    assert [record.sequence for record in sent] == list(range(1, len(sent) + 1))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 60), st.integers(0, 1 << 30))
+def test_credit_is_never_exceeded_and_everything_goes_out(sizes: list[int], credit: int, seed: int) -> None:
+    requests = table(credit)
+    for at, size in enumerate(sizes):
+        add(requests, at, size)
+    received, out = 0, []
+    for _ in range(len(sizes) + 1):
+        sent = pump(requests)
+        on_the_way = sum(record.nbytes for record in sent)
+        assert on_the_way <= max(credit, max(sizes))
+        assert on_the_way <= credit or len(sent) == 1
+        out += sent
+        received += on_the_way
+        requests.answered(reply(received=received), 0.0)
+    assert [record.slice for record in out] == list(range(len(sizes)))
+
+
+def test_answers_give_credit_back_even_if_reports_are_lost() -> None:
+    requests = table(credit=10)
+    add(requests, 0, 10)
+    add(requests, 1, 10)
+    assert [one.slice for one in pump(requests)] == [0]
+    requests.answered(reply(1), 0.0)
+    assert [one.slice for one in pump(requests)] == [1]
+
+
+def test_batches_are_cut_by_bytes_and_frames_are_counted() -> None:
+    requests = table(batch=10)
+    for at in range(4):
+        add(requests, at, 5)
+    batches = requests.pump(0.0)
+    assert [[one.frame for one in records] for records, _ in batches] == [[0, 1], [0, 1]]
+    assert [frames for _, frames in batches] == [["payload 0", "payload 1"], ["payload 2", "payload 3"]]
+
+
+def test_sequences_stay_within_the_servers_window() -> None:
+    requests = table()
+    for at in range(SPAN + 10):
+        add(requests, at)
+    assert len(pump(requests)) == SPAN
+    requests.answered(reply(*range(2, 100)), 0.0)
+    assert pump(requests) == []  # the first has no answer yet
+    requests.answered(reply(1), 0.0)
+    assert len(pump(requests)) == 10
+
+
+def test_large_requests_are_probed_and_small_ones_repeated() -> None:
+    requests = table()
+    add(requests, 0, BIG)
+    add(requests, 1, 8)
+    pump(requests)
+    assert requests.late(0.5) == []
+    late = requests.late(1.0)
+    [(records, frames)] = requests.probes(late)
+    assert [(one.stamp, one.nbytes) for one in records] == [(PROBE, 0), (0, 8)]
+    assert frames == ["payload 1"]
+    assert requests.late(1.5) == []
+    assert len(requests.late(2.5)) == 2
+
+
+def test_what_the_server_does_not_know_is_sent_whole() -> None:
+    requests = table()
+    request = add(requests, 0, BIG)
+    pump(requests)
+    done, unknown = requests.answered(reply(1, kind=Kind.UNKNOWN), 3.0)
+    assert (done, unknown) == ([], [request])
+    [(records, frames)] = requests.repeats(unknown)
+    assert (records[0].sequence, records[0].nbytes, frames) == (1, BIG, ["payload 0"])
+    assert requests.answered(reply(1), 3.0)[0][0][0] is request
+    assert requests.answered(reply(1), 3.0) == ([], [])
+
+
+def test_a_new_server_gets_what_is_open_first_and_with_its_numbers() -> None:
+    requests = table(credit=20)
+    for at in range(3):
+        add(requests, at, 10)
+    pump(requests)
+    requests.answered(reply(1, received=10), 0.0)
+    add(requests, 9, 1, priority=99)
+    requests.begin_again()
+    sent = pump(requests)
+    assert [(one.slice, one.sequence) for one in sent] == [(1, 2), (9, 3)] or [
+        (one.slice, one.sequence) for one in sent
+    ] == [(1, 2), (2, 3)]
+    assert requests.outstanding() <= 20
+
+
+def test_whoever_came_back_counts_from_his_base() -> None:
+    requests = table()
+    requests.bases[0] = 7
+    requests.pushes[0] = 1
+    add(requests, 0, 8)
+    [record] = pump(requests)
+    assert record.round == 8
+    requests.answered(reply(1), 0.0)
+    assert requests.accepted == {0: 8}
+    assert requests.pushed() == ((0, 8),)
+
+
+def test_given_up_requests_still_get_their_answers_but_do_no_harm() -> None:
+    requests = table()
+    add(requests, 0, BIG)
+    pump(requests)
+    add(requests, 1, BIG)
+    operations = requests.disown()
+    assert sorted(one.name for one in operations) == [0, 1]  # type: ignore[type-var]
+    assert pump(requests) == []
+    [(records, frames)] = requests.probes(requests.late(5.0))
+    assert [(one.kind, one.sequence, one.nbytes, one.stamp) for one in records] == [(Kind.PULL, 1, 0, 0)]
+    assert frames == []
+    requests.answered(reply(1), 5.0)
+    assert len(requests) == 0
+
+
+def test_a_lost_server_is_asked_nothing() -> None:
+    requests = table()
+    add(requests, 0, 8)
+    pump(requests)
+    add(requests, 1, 8)
+    assert len(requests.drop()) == 2
+    assert (len(requests), pump(requests), requests.late(9.0)) == (0, [], [])
