@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise SystemExit("no C compiler: set CC or install cc")
     signal.signal(signal.SIGTERM, stop)
     if options.profile:
-        print(profiled(options.profile, options.peers or "ours", options.way))
+        print(profiled(options))
         return 0
     started, found = time.time(), list[Measured]()
     plan = QUICK if options.quick else _plan(options)
@@ -145,15 +145,16 @@ def _plan(options: argparse.Namespace) -> Plan:
     return replace(FULL, rounds=asked.rounds, spare=asked.spare, turn=asked.turn)
 
 
-def profiled(name: str, entry: str, way: str) -> str:
+def profiled(options: argparse.Namespace) -> str:
     """Say where the time of the first case whose name matches goes, with one entry."""
+    name, entry = options.profile, options.peers or "ours"
     case = next((case for case in dist_cases.all_cases() if re.search(name, case.name)), None)
     if case is None:
         raise SystemExit(f"no case matches {name!r}; --list prints them")
     known = {setting.name: setting for setting in settings(case.workers, case.servers)}
     if entry not in known:
         raise SystemExit(f"{entry!r} cannot run here; there are: {', '.join(known)}")
-    return dist_profile.profile(case, known[entry], way)
+    return dist_profile.profile(case, known[entry], options.way, options.calls)
 
 
 def in_order(found: list[Measured]) -> list[Measured]:
@@ -174,6 +175,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         help="peers whose name matches, beside ours; with --profile the one to look at",
     )
     parser.add_argument("--profile", default="", metavar="REGEX", help="say where the time of a case goes")
+    parser.add_argument("--calls", action="store_true", help="with --profile: count calls, by cProfile")
     parser.add_argument("--way", default="", help="with --profile: how the way of calling begins")
     return command.parse(parser, arguments, _chosen)
 

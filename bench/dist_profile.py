@@ -1,8 +1,9 @@
 """Where the time of a case goes: ``python -m bench.dist --profile CASE``.
 
-Every process of one entry looks at its own Python threads a thousand times a second; beside that stands
-what the kernel says of all threads, those of ZeroMQ included: how long they ran, and how long they waited for
-a core. Looking takes time too, so that the calls are a little slower than without.
+Every process of one entry looks at its own Python threads a thousand times a second, or with ``--calls``
+counts and times what its main thread calls; beside that stands what the kernel says of all threads, those of
+ZeroMQ included: how long they ran, and how long they waited for a core. Looking takes time too: calls are
+slower than without.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ from .peers_shared.launch import ROOT
 from .table import markdown, time
 
 SECONDS = 3.0  # of calls that are looked at
-SHOWN = 14
+SHOWN = 25
+HEADS = {
+    "lines": ["share of the time"],
+    "functions": ["share of the time"],
+    "function": ["calls", "itself", "with what it calls"],
+}
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CUSTOM = f"import sys; sys.path.append({str(ROOT)!r}); from bench.peers_dist.sampler import start; start()"
 
@@ -49,14 +55,14 @@ class Thread:
         return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
-def profile(case: DistCase, setting: DistSetting, way: str = "") -> str:
-    """Run a case with one entry, and say where its processes were."""
+def profile(case: DistCase, setting: DistSetting, way: str = "", calls: bool = False) -> str:
+    """Run a case with one entry, and say where its processes were, or what they called."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as name:
         folder = Path(name)
         (folder / "sitecustomize.py").write_text(_CUSTOM)
         (folder / "control").write_bytes(bytes([sampler.IDLE]))
         path = os.pathsep.join(filter(None, (name, os.environ.get("PYTHONPATH", ""))))
-        env = (("PYTHONPATH", path), (sampler.VARIABLE, name))
+        env = (("PYTHONPATH", path), (sampler.FOLDER, name), (sampler.CALLS, "1" if calls else ""))
         with DistGroup(replace(setting, env=env)) as group:
             return _profiled(case, group, folder, way)
 
@@ -79,8 +85,10 @@ def _profiled(case: DistCase, group: DistGroup, folder: Path, way: str) -> str:
     head += f"{repeats} calls, median {time(statistics.median(times))} while looked at.\n"
     parts = [head]
     for pid in group.pids:
-        gained = [thread.since(before[pid].get(tid)) for tid, thread in after[pid].items()]
-        parts.append(_process(_role(pid), gained, found.get(pid, {}), repeats))
+        told = found.get(pid, {"thread": 0, "tables": {}})
+        threads = {tid: thread for tid, thread in after[pid].items() if tid != told["thread"]}
+        gained = [thread.since(before[pid].get(tid)) for tid, thread in threads.items()]
+        parts.append(_process(_role(pid), gained, told["tables"], repeats))
     return "\n".join(parts)
 
 
@@ -90,7 +98,7 @@ def _order(folder: Path, state: int) -> None:
 
 
 def _told(folder: Path) -> dict[int, dict[str, Any]]:
-    clock.sleep(0.5)  # a process that is busy in one call needs a moment
+    clock.sleep(1.0)  # a process that is busy in one call needs a moment
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
@@ -111,12 +119,12 @@ def _each_thread(pid: int) -> Iterator[tuple[int, Thread]]:
 def _role(pid: int) -> str:
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        known = next((role for role in ("run", "scheduler", "server") if role in words[1:5]), "worker")
-        return f"{'launcher' if known == 'run' else known} ({pid})"
+        names = {"run": "launcher", "scheduler": "scheduler", "server": "server", str(ROOT): "worker"}
+        return next((f"{role} ({pid})" for word, role in names.items() if word in words[1:6]), f"({pid})")
     return str(pid)
 
 
-def _process(role: str, threads: list[Thread], found: dict[str, Any], calls: int) -> str:
+def _process(role: str, threads: list[Thread], tables: dict[str, list[list[str]]], calls: int) -> str:
     rows = []
     for thread in sorted(threads, key=lambda thread: -thread.ran):
         each = [time(seconds / calls) for seconds in (thread.ran, thread.waited)]
@@ -125,9 +133,6 @@ def _process(role: str, threads: list[Thread], found: dict[str, Any], calls: int
             rows.append([thread.name, *each, f"{100 * kernel:.0f} %"])
     head = ["thread", "ran for a call", "waited for a core", "in the kernel"]
     text = f"## {role}\n\n" + (markdown(head, rows) if rows else "did nothing\n")
-    for title in ("lines", "functions") if rows else ():
-        shares = sorted(found.get(title, {}).items(), key=lambda item: -item[1])[:SHOWN]
-        cells = [[name, f"{100 * count / found['ticks']:.1f} %"] for name, count in shares]
-        if cells:
-            text += f"\n{markdown([title, 'share of the time'], cells)}"
+    for title, cells in tables.items() if rows else ():
+        text += f"\n{markdown([title, *HEADS[title]], cells[:SHOWN])}"
     return text

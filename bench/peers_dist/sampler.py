@@ -1,7 +1,12 @@
-"""Looks at the threads of its own process, while the bench says so: see `bench.dist_profile`."""
+"""Watches the threads of its own process, while the bench says so: see `bench.dist_profile`.
+
+Either a thread looks a thousand times a second where the others are, or the main thread's calls are counted
+and timed (cProfile), which costs more but misses nothing.
+"""
 
 from __future__ import annotations
 
+import cProfile
 import json
 import mmap
 import os
@@ -11,55 +16,108 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-VARIABLE = "KVSTORE_BENCH_SAMPLES"
+FOLDER, CALLS = "KVSTORE_BENCH_SAMPLES", "KVSTORE_BENCH_CALLS"
 IDLE, SAMPLING, TELLING = range(3)
 _TICK = 0.001  # seconds
+_SWITCH = 0.0001  # seconds after which a thread that has the GIL hands it over to the one that looks
 
 
 def start() -> None:
-    """Start the thread that looks, if a folder is named; not in the launcher, which does nothing but wait."""
-    folder = os.environ.get(VARIABLE, "")
-    if folder and "run" not in sys.orig_argv[1:4]:
-        threading.Thread(target=_sample, args=(Path(folder),), name="sampler", daemon=True).start()
+    """Start to watch, if a folder is named; not in the launcher, which does nothing but wait."""
+    folder = os.environ.get(FOLDER, "")
+    if not folder or "run" in sys.orig_argv[1:4]:
+        return
+    watch: Samples | Calls = Calls() if os.environ.get(CALLS) else Samples()
+    threading.Thread(target=_obey, args=(Path(folder), watch), name="sampler", daemon=True).start()
 
 
-def _sample(folder: Path) -> None:
+def _obey(folder: Path, watch: Samples | Calls) -> None:
     with open(folder / "control", "rb") as control:
-        state = mmap.mmap(control.fileno(), 1, prot=mmap.PROT_READ)
-    lines, functions, ticks = Counter[str](), Counter[str](), 0
+        order = mmap.mmap(control.fileno(), 1, prot=mmap.PROT_READ)
+    before = IDLE
     while True:
         time.sleep(_TICK)
-        if state[0] == SAMPLING:
-            ticks += 1
-            _look(lines, functions)
-        elif state[0] == TELLING and ticks:
-            _tell(folder, {"ticks": ticks, "lines": lines, "functions": functions})
-            lines, functions, ticks = Counter(), Counter(), 0
+        state = order[0]
+        if state == SAMPLING:
+            watch.look(first=before != SAMPLING)
+        elif before == SAMPLING:
+            _tell(folder, {"thread": threading.get_native_id(), "tables": watch.tables()})
+        before = state
 
 
-def _look(lines: Counter[str], functions: Counter[str]) -> None:
-    """Count where each other thread is, and all functions that it is in."""
-    own = threading.get_ident()
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, top in sys._current_frames().items():
-        if ident == own:
-            continue
-        thread = names.get(ident, "thread")
-        lines[f"{thread}: {_where(top)}:{top.f_lineno} {top.f_code.co_name}"] += 1
-        frame: FrameType | None = top
-        within = set()
-        while frame is not None:
-            within.add(f"{thread}: {_where(frame)} {frame.f_code.co_name}")
-            frame = frame.f_back
-        functions.update(within)
-
-
-def _where(frame: FrameType) -> str:
-    return "/".join(Path(frame.f_code.co_filename).parts[-2:])
-
-
-def _tell(folder: Path, found: dict[str, object]) -> None:
+def _tell(folder: Path, found: dict[str, Any]) -> None:
     written = folder / f"{os.getpid()}.writing"
     written.write_text(json.dumps(found))
     written.rename(folder / f"{os.getpid()}.json")
+
+
+class Samples:
+    """Where each thread was, and in which functions, in shares of the time."""
+
+    def __init__(self) -> None:
+        sys.setswitchinterval(_SWITCH)
+
+    def look(self, first: bool) -> None:
+        if first:
+            self.lines, self.functions, self.ticks = Counter[str](), Counter[str](), 0
+        self.ticks += 1
+        own = threading.get_ident()
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for ident, top in sys._current_frames().items():
+            if ident != own:
+                self._count(names.get(ident, "thread"), top)
+
+    def _count(self, thread: str, top: FrameType) -> None:
+        self.lines[f"{thread}: {_short(top.f_code.co_filename)}:{top.f_lineno} {top.f_code.co_name}"] += 1
+        frame: FrameType | None = top
+        within = set()
+        while frame is not None:
+            within.add(f"{thread}: {_short(frame.f_code.co_filename)} {frame.f_code.co_name}")
+            frame = frame.f_back
+        self.functions.update(within)
+
+    def tables(self) -> dict[str, list[list[str]]]:
+        """Lay out the most frequent ones; functions that never end say nothing."""
+        ended = {name: count for name, count in self.functions.items() if count < 0.999 * self.ticks}
+        return {"lines": self._shares(self.lines), "functions": self._shares(ended)}
+
+    def _shares(self, counts: dict[str, int]) -> list[list[str]]:
+        shares = sorted(counts.items(), key=lambda item: -item[1])
+        return [[name, f"{100 * count / self.ticks:.1f} %"] for name, count in shares]
+
+
+class Calls:
+    """What the main thread calls: how often, and how long, without and with what is called in turn."""
+
+    def __init__(self) -> None:
+        self.profile = cProfile.Profile()
+        self.profile.enable()
+
+    def look(self, first: bool) -> None:
+        if first:
+            self.before = self._now()
+
+    def _now(self) -> dict[Any, tuple[int, float, float]]:
+        self.profile.snapshot_stats()
+        stats: dict[Any, Any] = vars(self.profile)["stats"]
+        return {key: (row[1], row[2], row[3]) for key, row in stats.items()}
+
+    def tables(self) -> dict[str, list[list[str]]]:
+        """Lay out what was added, the longest first."""
+        rows = []
+        for (file, line, name), now in self._now().items():
+            before = self.before.get((file, line, name), (0, 0.0, 0.0))
+            calls, own, all_in_all = (a - b for a, b in zip(now, before, strict=True))
+            if calls:
+                rows.append((own, [f"{_short(file)}:{line} {name}", f"{calls}", _ms(own), _ms(all_in_all)]))
+        return {"function": [row for _, row in sorted(rows, key=lambda row: -row[0])]}
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms"
+
+
+def _short(file: str) -> str:
+    return "/".join(Path(file).parts[-2:])
