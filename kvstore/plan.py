@@ -46,7 +46,7 @@ class Plan:
         self._store._do(self._groups, self._refresh)
 
     def _bind(self) -> None:
-        self._bound = self._store._backend.bind(self._groups, self._outs)  # type: ignore[attr-defined]
+        self._bound = self._store._backend.bind(self._groups, self._outs)
 
     def _run(self) -> None:
         if not self._bound.fits():

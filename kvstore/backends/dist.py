@@ -39,8 +39,8 @@ from .dist_keys import DistKey, Keys, by_order, check_same, spec_of
 from .dist_memory import Memory
 from .dist_results import Fill, Rows, States, Table
 from .dist_settings import Settings
+from .dist_shelf_rules import needs_whole_keys
 from .dist_sources import Sources, Stamp, asked, asked_rows, put_states
-from .dist_states import needs_whole_keys
 from .entry import (
     Array,
     Deliver,
@@ -310,7 +310,8 @@ class DistBackend:
         """Make what writes a dense key's value to outs, as far as it can while it comes in."""
         if cpu.first_misfit(outs, key.like, True) < 0:
             return Fill(key, outs, self._memory)
-        direct, others = [], []
+        direct: list[Array] = []
+        others: list[Array] = []
         on_gpu = []
         for out in outs:
             if device_of(out) is not None:
@@ -363,8 +364,10 @@ class DistBackend:
             else:
                 dense.append((key, [dense_source(key, value) for value in values]))
         if self.feedback is not None:
-            for key, arrays in [*dense, *sparse]:
+            for key, arrays in dense:
                 self.feedback.check(key.key, arrays, key.dtype)
+            for key, rows in sparse:
+                self.feedback.check(key.key, rows, key.dtype)
         return dense, sparse
 
     def _check_updatable(self, key: DistKey) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,33 +48,32 @@ class ShelvesOfServer:
     def apply(self, action: events.Apply) -> events.Applied | None:
         """Sum and update."""
         shelf = self.shelf(action.store)
-        done: list[tuple[int, Failure | None]] = []
-        jobs = [found for job in action.jobs if (found := self._job(action.store, job, done)) is not None]
-        ready = shelf.gather(jobs)
-        for one, error in zip(ready, shelf.apply(ready), strict=True):
-            done.append((one.slice, None if error is None else _failure(error)))
+        ready = shelf.gather([self._job(action.store, job) for job in action.jobs])
+        errors = shelf.apply(ready)
+        done = [(job.slice, error and _failure(error)) for job, error in zip(ready, errors, strict=True)]
         return events.Applied(action.store, done) if done else None
 
-    def _job(self, store: int, job: events.Job, done: list[tuple[int, Failure | None]]) -> Job | None:
-        """Find the payloads of a round; None, and a word in `done`, where one cannot be read."""
-        try:
-            parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
-        except KVStoreError as error:
-            done.append((job.slice, _failure(error)))
-            return None
+    def _job(self, store: int, job: events.Job) -> Job:
+        parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
         return Job(job.slice, job.round, parts, job.version, job.clock)
 
     def _payload(self, store: int, rank: int, record: Record, frames: Sequence[Any]) -> Payload:
+        """Find a payload; an error in its place fails whoever looks at it."""
+        data: Any = b""
         if record.place == Place.SHARED:
-            inbox = self._inboxes.get((store, rank))
-            if inbox is None:
-                raise ProtocolError(f"worker {rank} speaks of memory that this server cannot read")
-            data: Any = inbox.view(record.frame, record.offset, record.nbytes)
+            data = self._shared(store, rank, record)
         elif record.place == Place.FRAME:
             data = _of_frames(record, frames)
-        else:
-            data = b""
         return Payload(data, record.coding, record.threshold, record.rows)
+
+    def _shared(self, store: int, rank: int, record: Record) -> Any:
+        inbox = self._inboxes.get((store, rank))
+        if inbox is None:
+            return ProtocolError(f"worker {rank} speaks of memory that this server cannot read")
+        try:
+            return inbox.view(record.frame, record.offset, record.nbytes)
+        except ProtocolError as error:
+            return error
 
     # ------------------------------------------------------------------------------------------- values
 
@@ -174,10 +173,18 @@ class ShelvesOfServer:
         self.shelf(action.store)
         return self._values[action.store].offer()
 
-    def save(self, machine: dict[str, Any]) -> None:
-        """Write each shelf to a folder of its own, and with it what the machine knows of the store."""
-        for state in machine["stores"]:
-            self.shelf(state["store"]).snapshot(self._folder(state["store"]), state)
+    def save(self, machine: dict[str, Any]) -> Callable[[], None]:
+        """Note each shelf as it is, with what the machine knows of the store; return what writes it all."""
+        writes = [
+            self.shelf(state["store"]).capture(self._folder(state["store"]), state)
+            for state in machine["stores"]
+        ]
+
+        def write() -> None:
+            for one in writes:
+                one()
+
+        return write
 
     def restore(self) -> dict[str, Any]:
         """Take up the last snapshots; return what the machine wants to find again.
@@ -207,8 +214,10 @@ class ShelvesOfServer:
         """Let everything go."""
         for shelf in self._shelves.values():
             shelf.close()
-        for memory in (*self._values.values(), *self._inboxes.values()):
+        for memory in self._values.values():
             memory.close()
+        for inbox in self._inboxes.values():
+            inbox.close()
         self._shelves.clear()
         self._values.clear()
         self._inboxes.clear()

@@ -17,7 +17,8 @@ from ..ps import messages as m
 from ..ps.client import Client
 from .dist_keys import DistKey
 from .dist_results import States
-from .dist_states import join_states, needs_whole_keys, split_states
+from .dist_shelf_rules import needs_whole_keys
+from .dist_states import join_states, split_states
 from .entry import Array
 
 

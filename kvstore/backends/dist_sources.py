@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Sources:
         home = self._memory.home(key, values)
         data = None
         if home is None:
-            data = memoryview(_summed(key, values).reshape(-1).view(np.uint8))
+            data = _bytes(_summed(key, values))
         yield from self._cut(key, data, key.dtype.itemsize * 8, stamp, take, home)
 
     def packed(
@@ -61,7 +62,7 @@ class Sources:
         code, threshold = compiled
         words = np.empty(cpu.encoded_bytes(code, key.size), np.uint8)
         feedback.pack(key.key, values, words)
-        yield from self._cut(key, memoryview(words), self._bits[code], stamp, take, None, code, threshold)
+        yield from self._cut(key, _bytes(words), self._bits[code], stamp, take, None, code, threshold)
 
     def _cut(
         self,
@@ -74,7 +75,7 @@ class Sources:
         coding: int = 0,
         threshold: float = 0.0,
     ) -> Iterator[Request]:
-        """Cut bytes, of which an element takes `bits` bits, at the key's slices; they are sent, or at `home`."""
+        """Cut bytes, `bits` bits an element, at the key's slices; they are sent, or lie at `home`."""
         nbytes = key.nbytes if data is None else len(data)
         last = len(key.parts) - 1
         for index, part in enumerate(key.parts):
@@ -102,7 +103,7 @@ class Sources:
                 stamp.kind, part.slice, 0, stamp.round, stamp.version, stamp.clock,
                 rows=high - low, place=Place.FRAME, nbytes=nbytes,
             )  # fmt: skip
-            payload = (memoryview(ids[low:high]).cast("B"), _bytes(data[low:high]))
+            payload = (_bytes(ids[low:high]), _bytes(data[low:high]))
             yield Request(part.server, record, payload, take, part)
 
 
@@ -146,9 +147,10 @@ def asked_rows(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
                 Kind.PULL_ROWS, part.slice, 0, key.pushes,
                 rows=high - low, place=Place.FRAME, nbytes=(high - low) * 8,
             )  # fmt: skip
-            yield Request(part.server, record, (memoryview(ids[low:high]).cast("B"),), take, part)
+            yield Request(part.server, record, (_bytes(ids[low:high]),), take, part)
 
 
 def _bytes(array: Array) -> memoryview:
     """View the memory of a contiguous array, whatever its element type."""
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+    flat: Any = array.reshape(-1).view(np.uint8) if array.size else b""
+    return memoryview(flat)

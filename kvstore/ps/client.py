@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from .worker import Worker
 log = logging.getLogger("kvstore.ps")
 
 _NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
+_ANSWERED = 1.0  # seconds before that in which it is asked for whom
 _TICK = 0.1  # seconds between two looks at the clock
 _FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
 
@@ -60,7 +61,7 @@ class Operation:
     def __init__(self, requests: Sequence[Request] = ()) -> None:
         self.requests = requests
         self.done = False
-        self.error: KVStoreError | None = None
+        self.error: Failure | None = None
         self.answer: Answer | None = None
 
 
@@ -88,9 +89,10 @@ class Client:
         self._process = this_process(self._roles)
         self._lock = threading.Lock()
         self._waiters: deque[None] = deque()  # threads that want the sockets
-        self._operations: dict[int, Operation] = {}
+        self._operations: dict[Hashable, Operation] = {}
+        self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._names = itertools.count()
-        self._inboxes: dict[int, Inbox | None] = {}
+        self._inboxes: dict[Hashable, Inbox | None] = {}
         self._barriers = 0
         self._ticked = 0.0
         self.closed = False
@@ -108,6 +110,14 @@ class Client:
             self.outbox.offer() if self.outbox is not None else "",
         )
         self._sockets = WorkerSockets(self._roles, hello)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            events.Send: lambda action: self._sockets.send(action.peer, action.message),
+            events.Got: self._take,
+            events.Done: self._done,
+            events.Connect: self._connect,
+            events.Failed: self._failed,
+            events.ViewChanged: lambda action: _tell(action.view),
+        }
         try:
             self._step_in(events.Start())
             self._wait(lambda: self._machine.welcome is not None, "the other processes of the job to start")
@@ -258,7 +268,7 @@ class Client:
     def _wait(self, ready: Callable[[], bool], what: str, operation: Operation | None = None) -> None:
         """Drive until it is ready."""
         start = time.monotonic()
-        noticed = False
+        asked = told = False
         while True:
             with self._turn():
                 if ready():
@@ -268,12 +278,12 @@ class Client:
             if self._waiters:
                 time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
             waited = time.monotonic() - start
-            if waited > _NOTICE_AFTER and not noticed:
-                noticed = True
+            if waited > _NOTICE_AFTER - _ANSWERED and not asked:
+                asked = True
                 self._inquire(operation)
-            if noticed and waited > _NOTICE_AFTER + 1 and noticed is not None:
+            if waited > min(_NOTICE_AFTER, self._config.timeout) and not told:
+                told = True
                 log.warning("%s", self._waiting(what, waited))
-                noticed = None
             if waited > self._config.timeout:
                 raise TimeoutError(self._waiting(what, waited))
 
@@ -289,25 +299,21 @@ class Client:
             self._carry_out(self._machine.step(events.Received(peer, message), time.monotonic()))
 
     def _carry_out(self, actions: list[events.Action]) -> None:
-        pending: deque[events.Action] = deque(actions)
-        while pending:
-            action = pending.popleft()
-            kind = type(action)
-            if kind is events.Send:
-                self._sockets.send(action.peer, action.message)
-            elif kind is events.Got:
-                self._take(action, pending)
-            elif kind is events.Done:
-                self._done(action)
-            elif kind is events.Connect:
-                self._inboxes.pop(action.server, None)
-                self._sockets.connect(action.server, action.address)
-            elif kind is events.Failed:
-                self._failure = action.failure
-            elif kind is events.ViewChanged:
-                _tell(action.view, self.rank)
+        self._actions.extend(actions)
+        while self._actions:
+            action = self._actions.popleft()
+            handler = self._handlers.get(type(action))
+            if handler is not None:
+                handler(action)
 
-    def _take(self, action: events.Got, pending: deque[events.Action]) -> None:
+    def _connect(self, action: events.Connect) -> None:
+        self._inboxes.pop(action.server, None)
+        self._sockets.connect(action.server, action.address)
+
+    def _failed(self, action: events.Failed) -> None:
+        self._failure = action.failure
+
+    def _take(self, action: events.Got) -> None:
         operation = self._operations.get(action.op)
         if operation is None:  # given up
             return
@@ -323,10 +329,12 @@ class Client:
             return
         if not good:
             part = events.Part(request.server, request.record, request.payload)
-            for other in [one for one in pending if type(one) is events.Done and one.op == action.op]:
-                pending.remove(other)
+            for other in [
+                one for one in self._actions if isinstance(one, events.Done) and one.op == action.op
+            ]:
+                self._actions.remove(other)
             again = events.Again(action.op, action.index, part)
-            pending.extend(self._machine.step(again, time.monotonic()))
+            self._actions.extend(self._machine.step(again, time.monotonic()))
 
     def _done(self, action: events.Done) -> None:
         operation = self._operations.pop(action.op, None)
@@ -334,7 +342,7 @@ class Client:
             operation.error = operation.error or action.error
             operation.answer, operation.done = action.answer, True
 
-    def _open_memory(self, server: int, message: m.Attached) -> None:
+    def _open_memory(self, server: Hashable, message: m.Attached) -> None:
         self._inboxes[server] = Inbox.open(message.memory) if message.memory and self.outbox else None
 
     def _inquire(self, operation: Operation | None) -> None:
@@ -411,6 +419,10 @@ class Client:
         self._inboxes.clear()
 
 
-def _tell(view: View, rank: int) -> None:
+def _ends(action: events.Action, op: Hashable) -> bool:
+    return isinstance(action, events.Done) and action.op == op
+
+
+def _tell(view: View) -> None:
     for loss in view.losses:
-        log.warning("worker %d: %s %d is lost, epoch %d", rank, loss.role, loss.rank, view.epoch)
+        log.warning("%s %d is lost; epoch %d", loss.role, loss.rank, view.epoch)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -64,8 +65,8 @@ class Shelves(Protocol):
     def attach(self, action: events.Attachment) -> str:
         """Open a worker's memory, and say where values are for it; or let it go."""
 
-    def save(self, machine: dict[str, Any]) -> None:
-        """Write a snapshot, and beside it what the machine wants to find again."""
+    def save(self, machine: dict[str, Any]) -> Callable[[], None]:
+        """Note everything as it is, and what the machine wants to find again; return what writes it."""
 
     def close(self) -> None:
         """Let everything go."""
@@ -92,10 +93,26 @@ class ServerLoop:
         self._process = process
         self._ticked = self._saved = time.monotonic()
         self._due = False  # a snapshot
+        self._writing: threading.Thread | None = None
+        self._written = False
         #: What workers of this machine are told of our memory, by store and rank.
         self._memory: dict[tuple[int, int], str] = {}
         self._attaching: dict[Hashable, tuple[int, int]] = {}
         self._ended: events.End | None = None
+        self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
+            events.Reply: self._reply,
+            events.Apply: shelves.apply,
+            events.Send: self._send,
+            events.Write: shelves.write,
+            events.Configure: self._configure,
+            events.Define: shelves.define,
+            events.Forget: shelves.forget,
+            events.Attachment: self._attach,
+            events.Welcomed: self._welcomed,
+            events.Save: self._wants_snapshot,
+            events.End: self._end,
+            events.Failed: self._end,
+        }
 
     def run(self) -> None:
         """Serve until the job is over.
@@ -110,6 +127,8 @@ class ServerLoop:
             while self._ended is None:
                 self._turn()
         finally:
+            if self._writing is not None:
+                self._writing.join()
             if self._pulse is not None:
                 self._pulse.close()
             self._sockets.close()
@@ -126,18 +145,29 @@ class ServerLoop:
         if now - self._ticked >= _TICK:
             self._ticked = now
             self._step(events.Tick())
+        self._look_after_snapshots(now)
+
+    def _look_after_snapshots(self, now: float) -> None:
+        """Write one when it is time, in a thread of its own; say so when it is on disk."""
+        if self._writing is not None:
+            if not self._writing.is_alive():
+                self._writing = None
+                if self._written:
+                    self._step(events.Saved())
+            return
         interval = self._config.snapshot_interval
         if self._config.snapshot and (self._due or now - self._saved > interval) and self._machine.quiet():
-            self._save()
+            self._due, self._saved, self._written = False, now, False
+            write = self._shelves.save(self._machine.snapshot())
+            self._writing = threading.Thread(target=self._write, args=(write,), name="kvstore-snapshot")
+            self._writing.start()
 
-    def _save(self) -> None:
-        self._due = False
+    def _write(self, write: Callable[[], None]) -> None:
         try:
-            self._shelves.save(self._machine.snapshot())
+            write()
+            self._written = True
         except (OSError, KVStoreError) as error:
             log.error("no snapshot could be written, the last one stays: %s", error)
-        self._saved = time.monotonic()
-        self._step(events.Saved())
 
     def _step(self, event: events.Event) -> None:
         work = [event]
@@ -148,34 +178,25 @@ class ServerLoop:
                     work.append(follows)
 
     def _carry_out(self, action: events.Action) -> events.Event | None:
-        kind = type(action)
-        if kind is events.Reply:
-            self._reply(action)
-        elif kind is events.Apply:
-            return self._shelves.apply(action)
-        elif kind is events.Send:
-            self._send(action)
-        elif kind is events.Write:
-            return self._shelves.write(action)
-        elif kind is events.Configure:
-            install = action.install
-            return events.Configured(install.store, install.version, self._shelves.configure(action))
-        elif kind is events.Define:
-            self._shelves.define(action)
-        elif kind is events.Forget:
-            self._shelves.forget(action)
-        elif kind is events.Attachment:
-            self._memory[action.store, action.rank] = self._shelves.attach(action)
-        elif kind is events.Welcomed:
-            self._shelves.seated(action.welcome.rank)
-            self._pulse = self._pulse or Pulse(action.welcome.pulse, self._process, self._keys)
-        elif kind is events.Save:
-            self._due = True
-        elif kind is events.End:
-            self._ended = action
-        elif kind is events.Failed:
-            self._ended = events.End(action.failure)
-        return None
+        handler = self._handlers.get(type(action))
+        return None if handler is None else handler(action)
+
+    def _configure(self, action: events.Configure) -> events.Configured:
+        install = action.install
+        return events.Configured(install.store, install.version, self._shelves.configure(action))
+
+    def _attach(self, action: events.Attachment) -> None:
+        self._memory[action.store, action.rank] = self._shelves.attach(action)
+
+    def _welcomed(self, action: events.Welcomed) -> None:
+        self._shelves.seated(action.welcome.rank)
+        self._pulse = self._pulse or Pulse(action.welcome.pulse, self._process, self._keys)
+
+    def _wants_snapshot(self, action: events.Save) -> None:
+        self._due = True
+
+    def _end(self, action: events.End | events.Failed) -> None:
+        self._ended = action if isinstance(action, events.End) else events.End(action.failure)
 
     def _send(self, action: events.Send) -> None:
         message = action.message
@@ -207,7 +228,7 @@ class ServerLoop:
         self._sockets.send(action.peer, action.batch._replace(records=records, frames=tuple(frames)))
 
     def _answer(
-        self, store: int, rank: int, kind: Kind, request: Record, round: int, detail: Any
+        self, store: int, rank: int, kind: int, request: Record, round: int, detail: Any
     ) -> tuple[Record, Sequence[Any]]:
         record = Record(kind, request.slice, request.sequence, round)
         if kind == Kind.FAILED:

@@ -91,6 +91,7 @@ class Server:
         self._stores: dict[int, Holding] = {}
         self._early: dict[Hashable, Attach] = {}
         self._unsaved: list[tuple[Seat, Record]] = []
+        self._saving: list[tuple[Seat, Record]] = []  # in the snapshot that is being written
         self._heard = 0.0
         self._stepped = 0.0
         self._pinged = 0.0
@@ -137,6 +138,8 @@ class Server:
 
     def snapshot(self) -> dict[str, Any]:
         """Return what to keep beside the values, fit for JSON; only while it is `quiet`."""
+        self._saving += self._unsaved
+        self._unsaved = []
         return {"stores": [store.snapshot() for store in self._stores.values()]}
 
     def waits_for(self, store: int, rank: int) -> bool:
@@ -197,9 +200,9 @@ class Server:
 
     def _saved(self, turn: Turn) -> None:
         """Answer what waited for a snapshot."""
-        for seat, record in self._unsaved:
+        for seat, record in self._saving:
             turn.answer(seat, Kind.DONE, record, 0)
-        self._unsaved.clear()
+        self._saving.clear()
 
     # ------------------------------------------------------------------------------------------ the scheduler
 
@@ -257,6 +260,7 @@ class Server:
         else:
             del self._stores[message.store]
             self._unsaved = [one for one in self._unsaved if one[0].store != message.store]
+            self._saving = [one for one in self._saving if one[0].store != message.store]
             turn.work.append(Forget(message.store, None))
 
     def _configured(self, event: Configured, now: float, turn: Turn) -> None:
