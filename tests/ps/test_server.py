@@ -1,0 +1,324 @@
+"""A server: rounds of one store, as its requests and their answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.ps import events as e
+from kvstore.ps import messages as m
+from kvstore.ps.server import Server, ServerOptions
+
+ENTRY = m.KeyEntry(m.KeySpec("w", (8,), "float32"), 0, (m.Slice(0, 0, 0, 8),), ready=False)
+K = m.Kind
+
+
+class Machine:
+    """A server with one slice, and two workers."""
+
+    def __init__(self, workers: int = 2, mode: str = "sync", restarted: bool = False, **more: Any) -> None:
+        self.mode = mode
+        hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
+        snapshot = more.pop("snapshot", None)
+        self.machine = Server(hello, ServerOptions(report=1, **more), snapshot)
+        self.actions: list[e.Action] = []
+        self.numbers: dict[int, int] = {}
+        self.letters = 0
+        self.members = {rank: 100 + rank for rank in range(workers)}
+        self.letter(m.Welcome(-1, 0, 1, 0, (), ()))
+        self.letter(m.Slices(0, (ENTRY,)))
+        self.view(1)
+
+    def step(self, event: e.Event) -> list[e.Action]:
+        self.actions = self.machine.step(event, 0.0)
+        return self.actions
+
+    def letter(self, body: Any) -> None:
+        self.letters += 1
+        self.step(e.Received("scheduler", m.Letter(self.letters, 0, body)))
+
+    def view(self, epoch: int, resting: tuple[int, ...] = (), **more: Any) -> None:
+        members = tuple(m.Member(rank, one) for rank, one in sorted(self.members.items()))
+        more.setdefault("losses", ())
+        self.letter(m.View(0, epoch, members, resting, servers=(), mode=self.mode, **more))
+
+    def attach(self, rank: int, epoch: int = 1, **more: Any) -> m.Attached | None:
+        self.step(e.Received(rank, m.Attach(0, rank, self.members[rank], epoch, "job", **more)))
+        found = [one.message for one in self.actions if isinstance(one, e.Send) and one.peer == rank]
+        return found[-1] if found else None  # type: ignore[return-value]
+
+    def ask(self, rank: int, kind: m.Kind, round_: int = 0, sequence: int | None = None, **more: Any) -> None:
+        if sequence is None:
+            sequence = self.numbers[rank] = self.numbers.get(rank, 0) + 1
+        place = m.Place.FRAME if kind in (K.PUSH, K.PUSHPULL, K.INIT) else m.Place.NONE
+        record = m.Record(kind, 0, sequence, round_, **{"place": place, "nbytes": 4, **more})
+        self.step(e.Received(rank, m.Batch(0, rank, self.members[rank], 1, [record], (f"{rank}:{round_}",))))
+
+    def start(self) -> None:
+        for rank in self.members:
+            assert self.attach(rank) is not None
+        self.ask(0, K.INIT)
+        self.applied()
+
+    def applied(self, failure: m.Failure | None = None) -> None:
+        self.step(e.Applied(0, [(0, failure)]))
+
+    def answers(self) -> dict[Any, list[tuple[m.Kind, int]]]:
+        """Kind and sequence of what each worker is told."""
+        found: dict[Any, list[tuple[m.Kind, int]]] = {}
+        for action in self.actions:
+            if isinstance(action, e.Reply) and action.answers:
+                found[action.peer] = [(one[0], one[1].sequence) for one in action.answers]
+        return found
+
+    def jobs(self) -> list[tuple[int, list[str]]]:
+        """Round and payloads of what is to be summed."""
+        jobs = [job for action in self.actions if isinstance(action, e.Apply) for job in action.jobs]
+        return [(job.round, [frames[0] for _, _, frames in job.parts]) for job in jobs]
+
+
+def test_a_round_is_summed_in_rank_order_when_all_have_pushed() -> None:
+    server = Machine()
+    server.start()
+    server.ask(1, K.PUSHPULL, 1)
+    assert (server.answers(), server.jobs()) == ({}, [])
+    server.ask(0, K.PUSH, 1)
+    assert server.answers() == {0: [(K.DONE, 2)]}
+    assert server.jobs() == [(1, ["0:1", "1:1"])]
+    server.applied()
+    assert server.answers() == {1: [(K.VALUE, 1)]}
+
+
+def test_a_pull_waits_for_its_round_and_a_third_push_too() -> None:
+    server = Machine()
+    server.start()
+    for round_ in (1, 2):
+        server.ask(0, K.PUSH, round_)
+        assert server.answers() == {0: [(K.DONE, round_ + 1)]}
+    server.ask(0, K.PUSH, 3)
+    assert server.answers() == {}
+    server.ask(1, K.PULL, 0)
+    assert server.answers() == {1: [(K.VALUE, 1)]}
+    server.ask(1, K.PUSH, 1)
+    server.ask(1, K.PULL, 1)
+    assert server.answers() == {}  # the round is being summed
+    server.applied()
+    assert server.answers() == {0: [(K.DONE, 4)], 1: [(K.VALUE, 3)]}
+
+
+def test_a_repeated_request_is_answered_again_and_never_done_again() -> None:
+    server = Machine(1)
+    server.start()
+    server.ask(0, K.PUSHPULL, 1)
+    assert server.jobs() == [(1, ["0:1"])]
+    server.ask(0, K.PUSHPULL, 1, sequence=2)
+    assert (server.answers(), server.jobs()) == ({}, [])
+    server.applied()
+    for _ in range(2):
+        server.ask(0, K.PUSHPULL, 1, sequence=2)
+        assert (server.answers(), server.jobs()) == ({0: [(K.VALUE, 2)]}, [])
+    server.ask(0, K.INIT, sequence=1)
+    assert server.answers() == {0: [(K.DONE, 1)]}
+
+
+def test_a_probe_tells_what_never_came() -> None:
+    server = Machine()
+    server.start()
+    server.ask(0, K.PUSHPULL, 1, stamp=m.PROBE, place=m.Place.NONE, nbytes=0)
+    assert server.answers() == {0: [(K.UNKNOWN, 2)]}
+    server.ask(0, K.PUSHPULL, 1, sequence=2)
+    server.ask(0, K.PUSHPULL, 1, sequence=2, stamp=m.PROBE, place=m.Place.NONE, nbytes=0)
+    assert server.answers() == {}
+    assert any(isinstance(one, e.Reply) and one.batch.received == 8 for one in server.actions)
+
+
+def test_a_failed_round_fails_its_requests_and_counts() -> None:
+    server = Machine()
+    server.start()
+    server.ask(0, K.PUSHPULL, 1)
+    server.ask(1, K.PUSH, 1)
+    server.applied(m.Failure("UpdaterError", "bad"))
+    assert server.answers() == {0: [(K.FAILED, 2)]}
+    server.ask(1, K.PULL, 1)
+    assert server.answers() == {1: [(K.FAILED, 2)]}
+    server.ask(0, K.PUSHPULL, 1, sequence=2)
+    assert server.answers() == {0: [(K.FAILED, 2)]}
+    server.ask(0, K.PUSH, 2)
+    server.ask(1, K.PUSHPULL, 2)
+    assert server.jobs() == [(2, ["0:2", "1:2"])]
+
+
+def test_async_pushes_are_applied_one_at_a_time() -> None:
+    server = Machine(mode="async")
+    server.start()
+    server.ask(0, K.PUSH, 1)
+    assert server.jobs() == [(1, ["0:1"])]
+    server.ask(1, K.PUSHPULL, 1)
+    server.ask(1, K.PULL, 1)
+    assert (server.jobs(), server.answers()) == ([], {})
+    server.applied()
+    assert server.answers() == {0: [(K.DONE, 2)], 1: [(K.VALUE, 2)]}
+    assert server.jobs() == [(2, ["1:1"])]
+    server.applied()
+    assert server.answers() == {1: [(K.VALUE, 1)]}
+
+
+def test_the_sum_of_the_living() -> None:
+    server = Machine(3)
+    server.start()
+    server.ask(0, K.PUSH, 1)
+    server.ask(2, K.PUSH, 1)
+    del server.members[2]
+    server.view(2, losses=(m.Loss("worker", 2, 5.0),))
+    assert server.jobs() == []
+    server.ask(1, K.PUSH, 1)
+    assert server.jobs() == [(1, ["0:1", "1:1"])]
+
+
+def test_whoever_has_left_or_rests_counts_but_is_not_waited_for() -> None:
+    server = Machine(3)
+    server.start()
+    server.ask(1, K.PUSH, 1)
+    server.ask(2, K.PUSH, 1)
+    del server.members[2]
+    server.view(2, resting=(0,))
+    assert server.jobs() == [(1, ["1:1", "2:1"])]
+
+
+def test_a_broken_store_reads_and_does_not_write() -> None:
+    server = Machine()
+    server.start()
+    server.ask(0, K.PUSHPULL, 1)
+    del server.members[1]
+    server.view(2, losses=(m.Loss("worker", 1, 5.0),), broken=True)
+    assert server.answers() == {0: [(K.FAILED, 2)]}
+    server.ask(0, K.PUSH, 2)
+    assert server.answers() == {0: [(K.FAILED, 3)]}
+    server.ask(0, K.PULL, 0)
+    assert server.answers() == {0: [(K.VALUE, 4)]}
+    server.ask(0, K.FETCH_STATE, 0)
+    assert server.answers() == {0: [(K.VALUE, 5)]}
+    server.ask(0, K.ASSIGN, 0)
+    assert any(isinstance(one, e.Write) for one in server.actions)
+
+
+def test_an_old_process_is_fenced() -> None:
+    server = Machine()
+    server.start()
+    old = server.members[1]
+    server.members[1] = 201
+    server.view(2)
+    server.members[1] = old
+    server.ask(1, K.PUSH, 1)
+    assert [type(one.message) for one in server.actions if isinstance(one, e.Send)] == [m.Fenced]
+    assert isinstance(server.attach(1, 2), m.Fenced)
+
+
+def test_whoever_comes_back_begins_after_what_the_others_had_begun() -> None:
+    server = Machine()
+    server.start()
+    server.ask(0, K.PUSH, 1)
+    server.ask(1, K.PUSH, 1)
+    server.applied()
+    server.ask(0, K.PUSH, 2)
+    server.members[1] = 201
+    server.view(2)
+    assert server.attach(1, 2) is None  # worker 0 has not said yet where it is
+    attached = server.attach(0, 2, met=True, pushed=((0, 3),))
+    assert server.jobs() == [(2, ["0:2"])]
+    told = [one.message for one in server.actions if isinstance(one, e.Send) and one.peer == 1]
+    assert isinstance(attached, m.Attached)
+    assert [one.bases for one in told] == [((0, 3),)]  # type: ignore[union-attr]
+
+
+def test_an_early_attach_waits_for_its_view() -> None:
+    server = Machine()
+    assert server.attach(0, 5) is None
+    server.view(5)
+    assert any(isinstance(one, e.Send) and one.peer == 0 for one in server.actions)
+
+
+def test_an_init_waits_until_it_is_in_a_snapshot() -> None:
+    server = Machine(1, saves=True)
+    server.attach(0)
+    server.ask(0, K.INIT)
+    server.applied()
+    assert server.answers() == {}
+    assert any(isinstance(one, e.Save) for one in server.step(e.Tick()))
+    server.step(e.Saved())
+    assert server.answers() == {}  # that one was begun before the value was there
+    assert server.machine.snapshot()["stores"][0]["rounds"] == [[0, 0]]
+    server.step(e.Saved())
+    assert server.answers() == {0: [(K.DONE, 1)]}
+
+
+def test_a_server_goes_on_from_its_snapshot_where_the_workers_are() -> None:
+    first = Machine(2)
+    first.start()
+    for rank in (0, 1):
+        first.ask(rank, K.PUSH, 1)
+    first.applied()
+    assert first.machine.quiet()
+    server = Machine(2, restarted=True, snapshot=first.machine.snapshot())
+    assert server.attach(0, accepted=((0, 3),), met=True) is None
+    attached = server.attach(1, accepted=((0, 2),), met=True)
+    assert isinstance(attached, m.Attached)
+    server.ask(1, K.PUSHPULL, 2)  # the round is lost, and passed over
+    assert (server.answers(), server.jobs()) == ({1: [(K.VALUE, 1)]}, [])
+    server.ask(1, K.PUSHPULL, 3)  # what worker 0 had pushed is lost; nobody waits for it
+    assert server.jobs() == [(3, ["1:3"])]
+
+
+def test_an_async_server_does_not_apply_again_what_its_snapshot_has() -> None:
+    first = Machine(1, mode="async")
+    first.start()
+    first.ask(0, K.PUSH, 1)
+    first.applied()
+    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot())
+    server.attach(0, met=True, accepted=())
+    server.ask(0, K.PUSH, 1, sequence=2)
+    assert (server.answers(), server.jobs()) == ({0: [(K.DONE, 2)]}, [])
+    server.ask(0, K.PUSH, 2, sequence=3)
+    assert server.jobs() == [(2, ["0:2"])]
+
+
+def test_who_is_missing() -> None:
+    server = Machine(3)
+    server.start()
+    server.ask(1, K.PUSH, 1)
+    server.step(e.Received(1, m.Who(0, 0, 1)))
+    [action] = server.actions
+    assert isinstance(action, e.Send)
+    assert action.message == m.Missing(0, 0, 1, (0, 2))
+
+
+def test_settings_are_installed_once_and_acknowledged() -> None:
+    server = Machine()
+    server.letter(m.Install(0, 4, "optimizer", "sgd"))
+    assert any(isinstance(one, e.Configure) for one in server.actions)
+    server.step(e.Configured(0, 4))
+    server.letter(m.Install(0, 4, "optimizer", "sgd"))
+    assert not any(isinstance(one, e.Configure) for one in server.actions)
+
+
+def test_rules_are_kept() -> None:
+    server = Machine()
+    server.start()
+    server.ask(0, K.PUSH, 1)
+    server.ask(0, K.PUSH, 1)
+    assert server.answers() == {0: [(K.FAILED, 3)]}
+    server.ask(0, K.PUSH, 500)
+    assert server.answers() == {0: [(K.FAILED, 4)]}
+    server.ask(0, K.DONE, 0)
+    assert server.answers() == {0: [(K.FAILED, 5)]}
+
+
+def test_forgotten_slices_fail_whoever_waits() -> None:
+    server = Machine()
+    server.start()
+    server.ask(0, K.PUSHPULL, 1)
+    server.letter(m.Install(0, 0, "drop", "0"))
+    assert server.answers() == {0: [(K.FAILED, 2)]}
+    assert e.Forget(0, (0,)) in server.actions
+    server.letter(m.Install(0, 0, "drop", ""))
+    assert e.Forget(0, None) in server.actions
+    assert server.machine.stores() == []
