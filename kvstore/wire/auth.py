@@ -7,11 +7,11 @@ monitor until the first handshake is done.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 
 import zmq
 from zmq.utils import z85
@@ -29,23 +29,28 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_STOPPED = zmq.EVENT_MONITOR_STOPPED
+_STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last one, for the doorkeeper
 _NAMES = itertools.count()
 
 
-def monitor(socket: zmq.Socket[bytes], events: int) -> str:
-    """Have a socket's events sent to an address inside the process."""
+def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Have a socket's events sent to a PAIR of its context.
+
+    ZeroMQ's own threads wait until an event is taken. So the queue has no limit, and `deafen` must come
+    before the pair is closed: otherwise all connections of the process would stand still.
+    """
     address = f"inproc://kvstore.monitor.{next(_NAMES)}"
-    socket.monitor(address, events | _STOPPED)
-    return address
-
-
-def listen(pair: zmq.Socket[bytes], address: str) -> zmq.Socket[bytes]:
-    """Open the other end. Its queue has no limit: a full one would stop all connections of the process."""
     pair.setsockopt(zmq.LINGER, 0)
     pair.setsockopt(zmq.RCVHWM, 0)
+    socket.monitor(address, events)
     pair.connect(address)
     return pair
+
+
+def deafen(socket: zmq.Socket[bytes]) -> None:
+    """Have no more events of a socket, if there were any."""
+    if not socket.closed:
+        socket.monitor(None, 0)
 
 
 def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = None) -> None:
@@ -61,15 +66,16 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = N
 class Doorkeeper:
     """A thread that lets clients in, and logs the others.
 
-    It ends with its context; `join` waits for that.
+    It has to be closed before its context is.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None) -> None:
         self._context = context
         self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else frozenset()
         self._refusals = Refusals()
-        self._new: deque[tuple[str, str]] = deque()
+        self._new: deque[tuple[zmq.Socket[bytes], str]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = False
         self._zap = context.socket(zmq.REP) if keys else None
         if self._zap is not None:
             self._zap.setsockopt(zmq.LINGER, 0)
@@ -79,12 +85,15 @@ class Doorkeeper:
 
     def watch(self, socket: zmq.Socket[bytes], address: str) -> None:
         """Log failed handshakes of a socket, which is reached at `address`."""
-        self._new.append((monitor(socket, _FAILED), address))
+        self._new.append((listen(socket, self._context.socket(zmq.PAIR), _FAILED | _STOPPED), address))
         os.eventfd_write(self._wake, 1)
 
-    def join(self) -> None:
-        """Wait until the thread has ended; the context has been closed before."""
+    def close(self) -> None:
+        """Wait until the thread has let go of its sockets; those it watches are closed already."""
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
         self._thread.join()
+        os.close(self._wake)
 
     def _run(self) -> None:
         doors: dict[zmq.Socket[bytes], str] = {}
@@ -93,7 +102,7 @@ class Doorkeeper:
         if self._zap is not None:
             poller.register(self._zap, zmq.POLLIN)
         try:
-            while True:
+            while not self._closing:
                 for ready, _ in poller.poll():
                     if ready == self._wake:
                         os.eventfd_read(self._wake)
@@ -102,18 +111,14 @@ class Doorkeeper:
                         self._answer(self._zap)
                     else:
                         self._read(ready, doors, poller)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.ETERM:
-                raise
         finally:
+            self._open(doors, poller)
             for socket in (*doors, *([self._zap] if self._zap is not None else [])):
                 socket.close()
-            os.close(self._wake)
 
     def _open(self, doors: dict[zmq.Socket[bytes], str], poller: zmq.Poller) -> None:
         while self._new:
-            monitored, address = self._new.popleft()
-            door = listen(self._context.socket(zmq.PAIR), monitored)
+            door, address = self._new.popleft()
             doors[door] = address
             poller.register(door, zmq.POLLIN)
 
@@ -158,6 +163,8 @@ class Watch:
         Not connected yet.
     pair : zmq.Socket
         A PAIR of the same context, to listen at.
+    release : callable
+        Takes it back.
     peer : str
         Who it will be connected to, and where; for messages.
     keys : bool
@@ -166,13 +173,21 @@ class Watch:
 
     _PATIENCE = 3  # connections that end without a word: one may be a peer's own death
 
-    def __init__(self, socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], peer: str, keys: bool) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        pair: zmq.Socket[bytes],
+        release: Callable[[zmq.Socket[bytes]], None],
+        peer: str,
+        keys: bool,
+    ) -> None:
+        self._release = release
         self._peer, self._keys = peer, keys
         self._failures = 0
         self._monitored = socket
         self.error: AuthError | None = None
         events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        self.socket: zmq.Socket[bytes] | None = listen(pair, monitor(socket, events))
+        self.socket: zmq.Socket[bytes] | None = listen(socket, pair, events)
 
     def read(self) -> None:
         """Take note of what has happened; `error` says if this client is refused."""
@@ -189,16 +204,15 @@ class Watch:
     def close(self) -> None:
         """Watch no longer. A second call does nothing."""
         if self.socket is not None:
-            self.socket.close()
+            deafen(self._monitored)
+            self._release(self.socket)
             self.socket = None
-            with contextlib.suppress(zmq.ZMQError):
-                self._monitored.disable_monitor()
 
     def _failed(self, event: int) -> None:
         self._failures += 1
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             why = "it does not know the key of this process"
-        elif self._failures < self._PATIENCE:
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._failures < self._PATIENCE:
             return
         elif self._keys:
             why = "it has no keys, or another one than this process expects of it"

@@ -147,6 +147,7 @@ class Dealer(Channel):
     def __init__(
         self, context: Context, address: str, identity: bytes, role: str = "scheduler", rank: int = 0
     ) -> None:
+        addresses.check(f"the address of {role} {rank}", address)
         super().__init__(context, zmq.DEALER, address)
         self.role, self.rank = role, rank
         self._watch: Watch | None = None
@@ -227,7 +228,9 @@ class Dealer(Channel):
             if not 0 <= self.rank < len(known):
                 raise AuthError(f"this process has no key of {self.peer}: it was started for a smaller job")
             use_keys(self.socket, keys, known[self.rank])
-        self._watch = Watch(self.socket, self._context.socket(zmq.PAIR), self.peer, keys is not None)
+        self._watch = Watch(
+            self.socket, self._context.socket(zmq.PAIR), self._context.drop, self.peer, keys is not None
+        )
         try:
             self.socket.connect(self.address)
         except zmq.ZMQError as error:
@@ -277,6 +280,7 @@ class Router(Channel):
     """
 
     def __init__(self, context: Context, address: str, limits: Limits | None = None) -> None:
+        addresses.check("the address to listen at", address)
         super().__init__(context, zmq.ROUTER, address, limits)
         try:
             if context.keys is not None:

@@ -11,7 +11,7 @@ import zmq
 
 from kvstore.errors import ClosedError, KVStoreError
 
-from .auth import Doorkeeper
+from .auth import Doorkeeper, deafen
 from .frames import Limits
 from .keys import Keys
 
@@ -37,7 +37,7 @@ class Context:
         self.pid = os.getpid()
         self._context = zmq.Context(io_threads)
         self._context.set(zmq.MAX_SOCKETS, 8192)
-        self._sockets: weakref.WeakSet[zmq.Socket[bytes]] = weakref.WeakSet()
+        self._sockets: set[zmq.Socket[bytes]] = set()
         self._doorkeeper: Doorkeeper | None = None
         self._lock = threading.Lock()
         self.closed = False
@@ -64,6 +64,7 @@ class Context:
         """Close a socket; what it has not sent is tried for `linger` seconds more, in the background."""
         self._sockets.discard(socket)
         if os.getpid() == self.pid:
+            deafen(socket)
             socket.close(int(linger * 1000))
 
     def watch_door(self, socket: zmq.Socket[bytes], address: str) -> None:
@@ -78,11 +79,13 @@ class Context:
         if self.closed or os.getpid() != self.pid:
             return
         self.closed = True
+        for socket in self._sockets:
+            deafen(socket)
         for socket in list(self._sockets):
             self.drop(socket, linger)
-        self._context.term()
         if self._doorkeeper is not None:
-            self._doorkeeper.join()
+            self._doorkeeper.close()
+        self._context.term()
 
 
 @atexit.register

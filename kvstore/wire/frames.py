@@ -4,8 +4,8 @@ A message is one or more frames. The first begins with a head of fixed size::
 
     magic "KVST" | version | kind | flags | job | store | rank | incarnation | epoch | received | records
 
-and goes on with MessagePack (a control message) or with the records of a batch, each of fixed size. The other
-frames are payloads, as they are. All numbers are little-endian. `job` is a hash of the job's name, so that
+and goes on with MessagePack (a control message) or with the records of a batch, each of fixed size, and
+where a flag says so with the first payload. The other frames are payloads, as they are. All numbers are little-endian. `job` is a hash of the job's name, so that
 processes of an old job, which may still know the port, are told apart before anything of theirs is looked at.
 
 Only `Hello` and `Refused` pass whatever job or version the head has, for one asks and the other tells which
@@ -39,6 +39,9 @@ _RECORD = struct.Struct("<BIQQIQBdqBIQQQ")
 _KINDS = [None if kind not in Kind._value2member_map_ else Kind(kind) for kind in range(256)]
 _PLACES = [None if place not in Place._value2member_map_ else Place(place) for place in range(256)]
 _ALIGNED = 64
+
+# A first payload up to this size stands behind the records: a frame less to send, and to receive.
+_INLINE, _INLINE_BYTES = 1, 32 * 1024
 
 #: Payloads up to this size travel together in one frame: a frame costs microseconds, a copy of them less.
 SMALL = 16 * 1024
@@ -113,7 +116,7 @@ class Codec:
         if not frames or len(frames[0]) < _HEAD.size:
             raise ProtocolError("a message is too short for its head")
         first = _view(frames[0])
-        magic, version, kind, _, job, *numbers, count = _HEAD.unpack_from(first)
+        magic, version, kind, flags, job, *numbers, count = _HEAD.unpack_from(first)
         if magic != _MAGIC:
             raise ProtocolError("a message begins with something that is no head of ours")
         if kind == _CONTROL:
@@ -121,11 +124,15 @@ class Codec:
         if kind != _DATA:
             raise ProtocolError(f"a message is of kind {kind}, which there is not")
         self._check_origin(version, job)
-        if count > self.limits.records or len(first) != _HEAD.size + count * _RECORD.size:
+        end = _HEAD.size + count * _RECORD.size
+        inline = flags == _INLINE and end < len(first) <= end + _INLINE_BYTES
+        if count > self.limits.records or not (inline or (flags == 0 and len(first) == end)):
             raise ProtocolError(f"a batch of {count} records has a frame of {len(first)} bytes for them")
         if len(frames) - 1 > self._most_frames(count):
             raise ProtocolError(f"a batch of {count} records has {len(frames)} frames")
-        return self._decode_batch(first, [_view(frame) for frame in frames[1:]], numbers)
+        payloads = [first[end:]] if inline else []
+        payloads += [_view(frame) for frame in frames[1:]]
+        return self._decode_batch(first[:end], payloads, numbers)
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -168,11 +175,12 @@ class Codec:
                     f"a payload of {len(payload)} bytes: at most {self.limits.frame} are sent"
                 )
         pack = _RECORD.pack
+        inline = [payloads.pop(0)] if payloads and 0 < len(payloads[0]) <= _INLINE_BYTES else []
+        flags = _INLINE if inline else 0
+        numbers = store, rank, incarnation, epoch, received, len(records)
         try:
-            head = _HEAD.pack(
-                _MAGIC, PROTOCOL, _DATA, 0, self._job, store, rank, incarnation, epoch, received, len(records)
-            )
-            return [b"".join([head, *[pack(*record) for record in records]]), *payloads]
+            head = _HEAD.pack(_MAGIC, PROTOCOL, _DATA, flags, self._job, *numbers)
+            return [b"".join([head, *[pack(*record) for record in records], *inline]), *payloads]
         except struct.error as error:
             raise ProtocolError(f"a batch with a number that cannot be sent: {error}") from None
 

@@ -300,10 +300,13 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Go away: a class of `kvstore.errors`, and why."""
+    """Go away: a class of `kvstore.errors`, and why; of a `PeerLostError` also who."""
 
     error: str
     text: str
+    role: str = ""
+    rank: int = -1
+    silent: float | None = None
 
 
 class View(msgspec.Struct, frozen=True, tag=True):

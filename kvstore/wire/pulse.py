@@ -47,8 +47,8 @@ class Pulse:
             self._socket.setsockopt(zmq.IDENTITY, process.encode())
             if keys is not None:
                 use_keys(self._socket, keys, keys.scheduler)
+            self._socket.setsockopt(zmq.PROBE_ROUTER, 1)  # a first sign on each connection, unasked
             self._socket.connect(address)
-            self._socket.send(b"")  # the first sign: nobody has asked for it
         except BaseException:
             self._context.destroy(0)
             raise

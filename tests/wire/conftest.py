@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -48,3 +51,28 @@ def job_keys() -> dict[str, Keys]:
     return {
         name: Keys(*pair, public["scheduler"], (public["server"],), allowed) for name, pair in pairs.items()
     }
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start functions of procs_wire.py as processes, `start("dealer", address)`, and kill them at the end."""
+    started = []
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import procs_wire; "
+        "getattr(procs_wire, sys.argv[2])(*sys.argv[3:])"
+    )
+    tests = str(Path(__file__).parents[1])
+
+    def run(name: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, tests, name, *arguments]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, text=True, **pipes))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait(20)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()

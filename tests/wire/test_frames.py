@@ -90,8 +90,9 @@ def test_a_batch_is_read_as_it_was_written(
 
 
 def test_payloads_are_the_callers_buffers_and_the_receivers_frames() -> None:
-    sent = np.arange(6, dtype=np.float32).reshape(2, 3)
-    frames = JOB.encode(batch(Record(Kind.PUSH, 1, 1, place=Place.FRAME, frame=0, nbytes=24), frames=(sent,)))
+    sent = np.arange(60_000, dtype=np.float32).reshape(2, 30_000)
+    record = Record(Kind.PUSH, 1, 1, place=Place.FRAME, frame=0, nbytes=sent.nbytes)
+    frames = JOB.encode(batch(record, frames=(sent,)))
     sent[0, 0] = 7
     assert np.frombuffer(frames[1], np.float32)[0] == 7, "no copy was made"
     arrived = [zmq.Frame(bytes(frame)) for frame in frames]
@@ -101,6 +102,21 @@ def test_payloads_are_the_callers_buffers_and_the_receivers_frames() -> None:
         np.frombuffer(read.frames[0], np.uint8), np.frombuffer(arrived[1].buffer, np.uint8)
     )
     np.testing.assert_array_equal(np.frombuffer(read.frames[0], np.float32), sent.reshape(-1))
+
+
+@pytest.mark.parametrize("size", [0, 1, 24, 32 * 1024, 32 * 1024 + 1])
+def test_a_small_first_payload_travels_with_the_records(size: int) -> None:
+    first, second = np.arange(size, dtype=np.uint8), np.arange(9, dtype=np.uint8)
+    records = [
+        Record(Kind.PUSH, 1, 1, place=Place.FRAME, frame=0, nbytes=size),
+        Record(Kind.PUSH, 2, 2, place=Place.FRAME, frame=1, nbytes=9),
+    ]
+    frames = JOB.encode(batch(*records, frames=(first, second)))
+    assert len(frames) == (2 if 0 < size <= 32 * 1024 else 3)
+    read = JOB.decode(frames)
+    assert isinstance(read, Batch)
+    assert read.records == records
+    assert [bytes(frame) for frame in read.frames] == [first.tobytes(), second.tobytes()]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int8, np.int64, np.bool_])

@@ -1,0 +1,192 @@
+"""Who is let in, who is not, and what both sides are told."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zmq
+
+from kvstore.errors import AuthError
+from kvstore.wire.channel import Dealer, Poller, Router
+from kvstore.wire.context import Context
+from kvstore.wire.keys import Keys
+from kvstore.wire.refusals import Refusals
+
+Contexts = Callable[..., Context]
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def router(context: Contexts, job_keys: dict[str, Keys], address: str) -> Router:
+    return Router(context(job_keys["scheduler"]), address)
+
+
+def refused(dealer: Dealer) -> str:
+    dealer.send([b"let me in"])
+    start = time.monotonic()
+    with pytest.raises(AuthError) as error:
+        dealer.receive(PATIENCE)
+    assert time.monotonic() - start < PATIENCE / 2
+    with pytest.raises(AuthError):
+        dealer.send([b"please"])
+    return str(error.value)
+
+
+def test_the_jobs_processes_talk(router: Router, context: Contexts, job_keys: dict[str, Keys]) -> None:
+    for name in ("worker", "server"):
+        dealer = Dealer(context(job_keys[name]), router.address, name.encode())
+        dealer.send([b"hello", bytes(1 << 20)])
+        found = router.receive(PATIENCE)
+        assert found is not None
+        assert found[0] == name.encode()
+        assert len(found[1][1]) == 1 << 20
+        router.send(found[0], [b"welcome"])
+        assert dealer.receive(PATIENCE)
+
+
+def test_a_server_is_known_by_its_own_key(context: Contexts, job_keys: dict[str, Keys], address: str) -> None:
+    router = Router(context(job_keys["server"]), address)
+    good = Dealer(context(job_keys["worker"]), router.address, b"worker", "server", 0)
+    good.send([b"hello"])
+    assert router.receive(PATIENCE)
+    bad = Dealer(context(job_keys["worker"]), router.address, b"worker 2")  # takes it for the scheduler
+    text = refused(bad)
+    assert f"scheduler at {router.address} refuses" in text
+    assert "another one than this process expects" in text
+
+
+def test_a_key_that_is_not_on_the_list_is_refused(
+    router: Router, context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture
+) -> None:
+    text = refused(Dealer(context(job_keys["stranger"]), router.address, b"stranger"))
+    assert f"scheduler at {router.address} refuses this process: it does not know the key" in text
+    assert "one launcher" in text
+    assert router.receive(0.1) is None
+    lines = [one.getMessage() for one in caplog.records if one.name == "kvstore.wire"]
+    assert len(lines) == 1, "one line, although it tries again and again"
+    assert job_keys["stranger"].public[:8].decode() in lines[0]
+    assert job_keys["stranger"].secret.decode() not in lines[0]
+
+
+def test_a_client_without_keys_is_refused(
+    router: Router, context: Contexts, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = refused(Dealer(context(), router.address, b"bare"))
+    assert "wants keys" in text
+    assert router.receive(0.1) is None
+    end = time.monotonic() + PATIENCE
+    while not (lines := [one for one in caplog.records if one.name == "kvstore.wire"]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert len(lines) == 1
+    assert router.address.rpartition(":")[0] in lines[0].getMessage()
+
+
+def test_a_client_with_keys_does_not_talk_in_the_clear(
+    context: Contexts, job_keys: dict[str, Keys], address: str
+) -> None:
+    router = Router(context(), address)
+    text = refused(Dealer(context(job_keys["worker"]), router.address, b"worker"))
+    assert "it has no keys" in text
+    assert router.receive(0.1) is None
+
+
+def test_a_server_without_a_key_in_the_list_is_told(context: Contexts, job_keys: dict[str, Keys]) -> None:
+    with pytest.raises(AuthError, match=r"no key of server 1 at tcp://127\.0\.0\.1:1"):
+        Dealer(context(job_keys["worker"]), "tcp://127.0.0.1:1", b"worker", "server", 1)
+
+
+def test_a_poller_shows_the_refused(router: Router, context: Contexts, job_keys: dict[str, Keys]) -> None:
+    poller = Poller()
+    dealer = Dealer(context(job_keys["stranger"]), router.address, b"stranger")
+    poller.add(dealer)
+    assert poller.wait(PATIENCE) == [dealer]
+    with pytest.raises(AuthError):
+        dealer.receive()
+    poller.remove(dealer)
+    poller.close()
+
+
+def test_refused_clients_do_not_disturb_the_others(
+    router: Router, context: Contexts, job_keys: dict[str, Keys]
+) -> None:
+    strangers = [Dealer(context(job_keys["stranger"]), router.address, b"s%d" % n) for n in range(10)]
+    worker = Dealer(context(job_keys["worker"]), router.address, b"worker")
+    for turn in range(50):
+        worker.send([b"%d" % turn])
+        found = router.receive(PATIENCE)
+        assert found is not None
+        assert found[0] == b"worker"
+        time.sleep(0.01)
+    assert len(strangers) == 10
+
+
+def test_the_list_counts_not_who_knows_the_servers_key(job_keys: dict[str, Keys]) -> None:
+    assert job_keys["stranger"].scheduler == job_keys["scheduler"].public
+    assert job_keys["stranger"].public not in job_keys["scheduler"].allowed
+
+
+def test_another_process_is_refused_in_time(
+    router: Router, job_keys: dict[str, Keys], tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    (tmp_path / "keys").write_bytes(job_keys["stranger"].to_json())
+    refused_one = start("client", router.address, str(tmp_path / "keys"), "stranger")
+    bare = start("client", router.address, "", "bare")
+    for process in (refused_one, bare):
+        out, _ = process.communicate(timeout=PATIENCE)
+        name, seconds, *_ = out.split()
+        assert name == "AuthError", out
+        assert float(seconds) < 10
+        assert process.returncode == 0
+
+
+def test_nothing_can_be_read_on_the_way(context: Contexts, job_keys: dict[str, Keys]) -> None:
+    # A tap stands in the place of the router: what the dealer says in its handshake tells nothing.
+    with zmq.Context() as bare, bare.socket(zmq.STREAM) as tap:
+        tap.setsockopt(zmq.LINGER, 0)
+        tap.setsockopt(zmq.RCVTIMEO, 500)
+        port = tap.bind_to_random_port("tcp://127.0.0.1")
+        dealer = Dealer(context(job_keys["worker"]), f"tcp://127.0.0.1:{port}", b"worker")
+        dealer.send([b"the weights of the model"])
+        seen = b""
+        try:
+            while len(seen) < 10:
+                seen += tap.recv_multipart()[1]
+        except zmq.Again:
+            pass
+        assert seen
+        assert b"weights" not in seen
+
+
+# --------------------------------------------------------------------------------------------- one line each
+
+
+def test_a_peer_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = [100.0]
+    refusals = Refusals(lambda: now[0])
+    for second in range(150):
+        now[0] = 100.0 + second
+        refusals.note("peer a", "bad key")
+    refusals.note("peer b", "bad key")
+    lines = [one.getMessage() for one in caplog.records]
+    assert lines == [
+        "refused peer a: bad key",
+        "refused peer a: bad key (59 more since the last line)",
+        "refused peer a: bad key (59 more since the last line)",
+        "refused peer b: bad key",
+    ]
+    assert refusals.count == 151
+
+
+def test_peers_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "kvstore.wire")
+    refusals = Refusals(lambda: 0.0)
+    for number in range(5000):
+        refusals.note(f"peer {number}", "bad key")
+    assert refusals.count == 5000
+    assert len(refusals._last) <= 1024

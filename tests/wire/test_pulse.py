@@ -1,0 +1,159 @@
+"""Signs of life: they come from a process that runs, whatever its Python does, and from no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvstore.wire.context import Context
+from kvstore.wire.keys import Keys
+from kvstore.wire.pulse import Pulse, Pulses
+
+Contexts = Callable[..., Context]
+Start = Callable[..., subprocess.Popen[str]]
+PATIENCE = 20.0
+BEAT = 0.05
+
+
+@pytest.fixture
+def pulses(context: Contexts, address: str) -> Iterator[Pulses]:
+    made = Pulses(context(), address)
+    yield made
+    made.close()
+
+
+def beats(pulses: Pulses, name: str, seconds: float) -> int:
+    """In how many of the intervals within so many seconds a process was heard."""
+    heard = 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pulses.ping()
+        time.sleep(BEAT)
+        heard += name in pulses.heard()
+    return heard
+
+
+def wait_for(pulses: Pulses, name: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not beats(pulses, name, BEAT):
+        assert time.monotonic() < end, f"{name} was never heard"
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_pulse_is_heard_until_it_is_closed(pulses: Pulses) -> None:
+    pulse = Pulse(pulses.address, "worker 0")
+    wait_for(pulses, "worker 0")
+    assert beats(pulses, "worker 0", 10 * BEAT) >= 5
+    pulse.close()
+    pulse.close()
+    time.sleep(BEAT)
+    pulses.heard()
+    assert beats(pulses, "worker 0", 6 * BEAT) == 0
+    assert not pulses._known, "nobody is asked who has gone"
+
+
+def test_each_is_heard_once(pulses: Pulses) -> None:
+    found = [Pulse(pulses.address, f"worker {rank}") for rank in range(4)]
+    for rank in range(4):
+        wait_for(pulses, f"worker {rank}")
+    for _ in range(5):
+        pulses.ping()
+    time.sleep(4 * BEAT)
+    assert sorted(pulses.heard()) == [f"worker {rank}" for rank in range(4)]
+    for pulse in found:
+        pulse.close()
+
+
+def test_nobody_is_heard_who_was_not_asked(pulses: Pulses) -> None:
+    pulse = Pulse(pulses.address, "worker 0")
+    wait_for(pulses, "worker 0")
+    time.sleep(2 * BEAT)
+    pulses.heard()
+    time.sleep(4 * BEAT)
+    assert pulses.heard() == []
+    pulse.close()
+
+
+def test_with_keys(context: Contexts, job_keys: dict[str, Keys]) -> None:
+    pulses = Pulses(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
+    pulse = Pulse(pulses.address, "worker 0", job_keys["worker"])
+    stranger = Pulse(pulses.address, "stranger", job_keys["stranger"])
+    wait_for(pulses, "worker 0")
+    assert beats(pulses, "stranger", 10 * BEAT) == 0
+    pulse.close()
+    stranger.close()
+
+
+def test_a_process_that_holds_the_interpreters_lock_is_alive(pulses: Pulses, start: Start) -> None:
+    process = start("pulse", pulses.address, "worker 0", "3")
+    assert said(process) == "beats"
+    wait_for(pulses, "worker 0")
+    assert said(process) == "holds"
+    began = time.monotonic()
+    assert beats(pulses, "worker 0", 2.0) >= 20
+    assert time.monotonic() - began < 2.9, "too slow to say anything"
+    assert said(process) == "held"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_stopped_or_dead_process_is_silent(pulses: Pulses, start: Start, number: signal.Signals) -> None:
+    process = start("pulse", pulses.address, "worker 0", "0")
+    wait_for(pulses, "worker 0")
+    process.send_signal(number)
+    time.sleep(4 * BEAT)
+    pulses.heard()
+    assert beats(pulses, "worker 0", 1.0) == 0
+    if number == signal.SIGSTOP:
+        process.send_signal(signal.SIGCONT)
+        wait_for(pulses, "worker 0")
+
+
+def test_a_process_ends_without_closing_its_pulse(pulses: Pulses, start: Start) -> None:
+    process = start("pulse", pulses.address, "worker 0", "0")
+    wait_for(pulses, "worker 0")
+    _, errors = process.communicate("\n", timeout=PATIENCE)
+    assert process.returncode == 0
+    assert not errors, errors
+
+
+def test_a_process_ends_whose_scheduler_is_gone(context: Contexts, start: Start) -> None:
+    made = context()
+    pulses = Pulses(made, "tcp://127.0.0.1:0")
+    process = start("pulse", pulses.address, "worker 0", "0")
+    wait_for(pulses, "worker 0")
+    made.close()
+    process.communicate("\n", timeout=PATIENCE)
+    assert process.returncode == 0
+
+
+def test_a_fork_is_not_its_parent(pulses: Pulses, start: Start) -> None:
+    process = start("forked_pulse", pulses.address, "worker 0")
+    word, child = said(process).split()
+    assert word == "child"
+    assert process.wait(PATIENCE) == 0
+    os.kill(int(child), 0)  # lives
+    time.sleep(4 * BEAT)
+    pulses.heard()
+    assert beats(pulses, "worker 0", 0.5) == 0
+    process.communicate("\n", timeout=PATIENCE)  # until the child has closed its end too
+
+
+def test_it_comes_before_the_scheduler_and_after(context: Contexts) -> None:
+    first = context()
+    address = Pulses(first, "tcp://127.0.0.1:0").address
+    first.close()
+    pulse = Pulse(address, "worker 0")
+    for _ in range(2):
+        made = context()
+        wait_for(Pulses(made, address), "worker 0")
+        made.close()
+    pulse.close()

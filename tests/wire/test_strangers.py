@@ -1,0 +1,161 @@
+"""Whoever connects without being of the job: a router goes on serving, and stays as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from kvstore.errors import ProtocolError
+from kvstore.wire.channel import Dealer, Router
+from kvstore.wire.context import Context
+from kvstore.wire.frames import Codec
+from kvstore.wire.keys import Keys
+from kvstore.wire.messages import Batch, Kind, Record
+
+Contexts = Callable[..., Context]
+PATIENCE = 30.0
+
+#: What ZMTP 3.1 begins with: signature, version, mechanism NULL, not a server, filler.
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
+READY = b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+
+
+def noise(number: int) -> list[bytes]:
+    """What the `number`-th stranger says, in pieces."""
+    return [
+        [os.urandom(200)],
+        [b"GET / HTTP/1.1\r\nHost: parameters\r\n\r\n"],
+        [b"\xff" + bytes(8) + b"\x7f\x01\x00" + b"garbage" * 20],  # a version long gone
+        [GREETING.replace(b"NULL", b"EVIL")],
+        [GREETING, os.urandom(100)],
+        [GREETING, READY, b"\x00\x05hello"],  # a good connection, and a message that is none
+        [GREETING, READY, b"\x02" + (1 << 62).to_bytes(8, "big")],  # and one of 4 EiB
+        [b"\xff"],
+    ][number % 8]
+
+
+@contextlib.contextmanager
+def strangers(port: int, count: int) -> Iterator[list[int]]:
+    """Connect so many times, and say something silly each time; counts those that are done."""
+    done = [0]
+    stop = threading.Event()
+
+    def intrude() -> None:
+        kept: list[socket.socket] = []
+        for number in range(count):
+            if stop.is_set():
+                break
+            one = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+            with contextlib.suppress(OSError):
+                for piece in noise(number):
+                    one.sendall(piece)
+            kept.append(one)
+            if len(kept) > 100:  # some stay connected for a while
+                kept.pop(0).close()
+            done[0] += 1
+        for one in kept:
+            one.close()
+
+    thread = threading.Thread(target=intrude)
+    thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+
+
+def memory() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_router_serves_among_2000_strangers(
+    context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture, secured: bool
+) -> None:
+    codec = Codec("a job")
+    router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
+    dealer = Dealer(context(job_keys["worker"] if secured else None), router.address, b"worker")
+    question = codec.encode(Batch(0, 0, 1, 1, [Record(Kind.PULL, 1, 1)]))
+    served = refused = 0
+    before = memory()
+    with strangers(int(router.address.rpartition(":")[2]), 2000) as done:
+        while done[0] < 2000:
+            dealer.send(question)
+            answered = False
+            while not answered:
+                found = router.receive(PATIENCE)
+                assert found is not None, f"nothing came after {served} messages and {done[0]} strangers"
+                try:
+                    codec.decode(found[1])
+                except ProtocolError:
+                    refused += 1
+                    continue
+                assert found[0] == b"worker"
+                router.send(b"worker", question)
+                answered = True
+            assert dealer.receive(PATIENCE) is not None
+            served += 1
+    assert served >= 20
+    assert (refused > 0) is not secured, "only where there are no keys do messages of strangers come so far"
+    assert memory() - before < 100 << 20
+    lines = [one.getMessage() for one in caplog.records if one.name == "kvstore.wire"]
+    assert 1 <= len(lines) <= 2, lines
+
+
+def test_connections_that_say_nothing_are_closed(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.wire.options._HANDSHAKE", 300)
+    router = Router(context(), "tcp://127.0.0.1:0")
+    port = int(router.address.rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+    for one in silent:
+        one.settimeout(PATIENCE)
+        while one.recv(1000):  # its greeting, and then the end
+            pass
+        one.close()
+    dealer = Dealer(context(), router.address, b"worker")
+    dealer.send([b"hello"])
+    assert router.receive(PATIENCE)
+
+
+def test_a_slow_connection_stops_nobody(context: Contexts) -> None:
+    router = Router(context(), "tcp://127.0.0.1:0")
+    port = int(router.address.rpartition(":")[2])
+    slow = socket.create_connection(("127.0.0.1", port))
+    dealer = Dealer(context(), router.address, b"worker")
+    for byte in GREETING[:40]:
+        slow.sendall(bytes([byte]))
+        dealer.send([b"hello"])
+        assert router.receive(PATIENCE)
+        time.sleep(0.005)
+    slow.close()
+
+
+def test_a_unix_socket_admits_its_user_only(context: Contexts) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    name = f"ipc://@kvstore/test/{os.getpid()}/mine"
+    router = Router(context(), name)
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        with zmq.Context() as other, other.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 300)
+            dealer.connect(name)
+            dealer.send(b"from another user")
+        os._exit(0)
+    assert router.receive(1.0) is None
+    os.waitpid(child, 0)
+    dealer = Dealer(context(), name, b"worker")
+    dealer.send([b"from me"])
+    found = router.receive(PATIENCE)
+    assert found is not None
+    assert found[1][0].bytes == b"from me"
