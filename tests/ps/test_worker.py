@@ -1,0 +1,243 @@
+"""A worker: its operations, its questions, and what it makes of losses and silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvstore.ps import events as e
+from kvstore.ps import messages as m
+from kvstore.ps.worker import Worker, WorkerOptions
+
+K = m.Kind
+MEMBERS = (m.Member(0, 100), m.Member(1, 101))
+SERVERS = (m.Member(0, 1, "tcp://a"), m.Member(1, 1, "tcp://b"))
+
+
+class Store:
+    """A worker of rank 0, welcomed and attached to two servers."""
+
+    def __init__(self, attach: bool = True) -> None:
+        hello = m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL)
+        self.machine = Worker(hello, WorkerOptions(resend=1.0, letter=0.5, dead_after=5.0))
+        self.now = 0.0
+        self.letters = 0
+        self.actions: list[e.Action] = []
+        self.step(e.Start())
+        self.letter(m.Welcome(3, 0, 2, 1, MEMBERS, SERVERS))
+        for rank in (0, 1) if attach else ():
+            self.step(e.Received(rank, m.Attached(1, epoch=1)))
+
+    def step(self, event: e.Event) -> list[e.Action]:
+        self.actions = self.machine.step(event, self.now)
+        return self.actions
+
+    def letter(self, body: Any) -> None:
+        self.letters += 1
+        self.step(e.Received("scheduler", m.Letter(self.letters, 0, body)))
+
+    def view(self, epoch: int = 2, **more: Any) -> None:
+        values: dict[str, Any] = {"members": MEMBERS, "resting": (), "losses": (), "servers": SERVERS, **more}
+        self.letter(m.View(3, epoch, **values))
+
+    def submit(self, op: Any, *parts: tuple[int, m.Kind, int]) -> None:
+        record = [e.Part(server, m.Record(kind, slice_, 0), "payload") for server, kind, slice_ in parts]
+        self.step(e.Submit(op, record))
+
+    def reply(self, server: int, *records: tuple[m.Kind, int], frames: tuple[Any, ...] = ()) -> None:
+        found = [
+            m.Record(kind, 0, sequence, 1, nbytes=len(frames[0]) if frames else 0)
+            for kind, sequence in records
+        ]
+        self.step(e.Received(server, m.Batch(3, 0, 100, 1, found, frames)))
+
+    def sent(self, peer: Any) -> list[Any]:
+        return [one.message for one in self.actions if isinstance(one, e.Send) and one.peer == peer]
+
+    def done(self) -> list[e.Done]:
+        return [one for one in self.actions if isinstance(one, e.Done)]
+
+    def pass_time(self, seconds: float) -> list[e.Action]:
+        found = []
+        for _ in range(int(seconds / 0.25)):
+            self.now += 0.25
+            found += self.step(e.Tick())
+        return found
+
+
+def test_it_says_hello_connects_and_attaches() -> None:
+    store = Store(attach=False)
+    kinds = [type(one) for one in store.actions]
+    assert kinds[:2] == [e.Welcomed, e.Connect]
+    assert store.sent(0)[0] == m.Attach(3, 0, 100, 1, "job")
+    again = [one for one in store.pass_time(1.0) if isinstance(one, e.Send) and one.peer == 1]
+    assert isinstance(again[0].message, m.Attach)
+
+
+def test_nothing_is_sent_before_the_server_has_let_it_in() -> None:
+    store = Store(attach=False)
+    store.submit("a", (0, K.PULL, 0))
+    assert store.sent(0) == []
+    store.step(e.Received(0, m.Attached(9, epoch=1)))  # of a server that was there before
+    assert store.sent(0) == []
+    store.step(e.Received(0, m.Attached(1, epoch=1)))
+    assert [record.kind for record in store.sent(0)[0].records] == [K.PULL]
+
+
+def test_an_operation_is_done_when_all_its_parts_are() -> None:
+    store = Store()
+    store.submit("a", (0, K.PUSHPULL, 0), (1, K.PUSH, 1))
+    assert [store.sent(rank)[0].records[0].round for rank in (0, 1)] == [1, 1]
+    store.reply(0, (K.VALUE, 1))
+    [got] = [one for one in store.actions if isinstance(one, e.Got)]
+    assert (got.op, got.index, store.done()) == ("a", 0, [])
+    assert [server for server, _ in store.machine.pending("a")] == [1]
+    store.reply(1, (K.DONE, 1))
+    assert store.done() == [e.Done("a")]
+    assert not store.machine.busy
+
+
+def test_pulls_count_the_pushes_before_them() -> None:
+    store = Store()
+    store.submit("a", (0, K.PUSH, 0))
+    store.submit("b", (0, K.PULL, 0))
+    store.submit("c", (0, K.PUSH, 0))
+    assert [one.round for one in store.sent(0)[0].records] == [2]
+    store.submit("d", (0, K.PULL, 9))
+    assert [one.round for one in store.sent(0)[0].records] == [0]
+
+
+def test_a_failure_is_told_with_its_reason() -> None:
+    store = Store()
+    store.submit("a", (0, K.PUSH, 0))
+    failure = m.Failure("UpdaterError", "bad")
+    store.reply(0, (K.FAILED, 1), frames=(msgspec.msgpack.encode(failure),))
+    assert store.done() == [e.Done("a", failure)]
+    store.submit("b", (0, K.PUSH, 0))
+    store.reply(0, (K.FAILED, 2), frames=(b"\xff\xff",))
+    [done] = store.done()
+    assert done.error is not None
+    assert done.error.error == "ProtocolError"
+
+
+def test_an_empty_operation_is_done_at_once() -> None:
+    store = Store()
+    store.submit("a")
+    assert store.done() == [e.Done("a")]
+
+
+def test_a_value_is_asked_for_again_in_a_frame() -> None:
+    store = Store()
+    store.submit("a", (0, K.PUSHPULL, 0))
+    store.reply(0, (K.VALUE, 1))
+    store.step(e.Again("a", 0, e.Part(0, m.Record(K.PUSHPULL, 0, 0), "payload")))
+    [batch] = store.sent(0)
+    assert [(one.kind, one.round, one.stamp) for one in batch.records] == [(K.PULL, 1, m.BY_FRAME)]
+    store.reply(0, (K.VALUE, 2))
+    assert [type(one) for one in store.actions] == [e.Got, e.Done]
+
+
+def test_questions_get_their_answers() -> None:
+    store = Store()
+    store.step(e.Ask("b", m.Barrier(0, 0, 1)))
+    letter = store.sent("scheduler")[0]
+    assert letter.body == m.Barrier(1, 3, 1)
+    store.letter(m.Answer(1))
+    assert [one.op for one in store.done()] == ["b"]
+    store.step(e.Ask("l", m.Leave(0)))
+    number = store.sent("scheduler")[0].number
+    store.step(e.Received("scheduler", m.Letter(0, number, None)))
+    assert store.done() == [e.Done("l")]
+
+
+def test_a_broken_store_ends_what_is_under_way_and_still_reads() -> None:
+    store = Store()
+    store.submit("a", (0, K.PUSHPULL, 0))
+    store.view(losses=(m.Loss("worker", 1, 6.0),), broken=True)
+    [done] = store.done()
+    assert done.error is not None
+    assert (done.error.error, done.error.role, done.error.rank) == ("PeerLostError", "worker", 1)
+    store.submit("b", (0, K.PUSH, 0))
+    assert store.done()[0].error == done.error
+    store.submit("c", (0, K.PULL, 0))
+    assert [one.round for one in store.sent(0)[0].records] == [0]
+
+
+def test_nothing_is_asked_of_a_lost_server() -> None:
+    store = Store()
+    store.submit("a", (0, K.PULL, 0), (1, K.PULL, 1))
+    store.view(losses=(m.Loss("server", 1, 6.0),), broken=True)
+    assert [one.op for one in store.done()] == ["a"]
+    store.submit("b", (1, K.PULL, 1))
+    [done] = store.done()
+    assert done.error is not None
+    assert done.error.role == "server"
+    store.submit("c", (0, K.PULL, 0))
+    assert store.sent(0)
+
+
+def test_a_new_server_gets_what_the_old_one_has_not_answered() -> None:
+    store = Store()
+    store.submit("a", (0, K.PUSH, 0), (0, K.PUSH, 5))
+    store.step(
+        e.Received(0, m.Batch(3, 0, 100, 1, [m.Record(K.DONE, 0, 1, 0)])),
+    )
+    store.view(servers=(m.Member(0, 2, "tcp://c"), SERVERS[1]))
+    assert e.Connect(0, "tcp://c", 2) in store.actions
+    [attach] = store.sent(0)
+    assert (attach.accepted, attach.met) == (((0, 1),), True)
+    store.step(e.Received(0, m.Attached(2, epoch=2)))
+    assert [(one.slice, one.sequence) for one in store.sent(0)[0].records] == [(5, 2)]
+
+
+def test_it_tells_where_it_is_when_somebody_comes_back() -> None:
+    store = Store()
+    store.submit("a", (0, K.PUSH, 0))
+    store.view(members=(MEMBERS[0], m.Member(1, 201)))
+    assert store.sent(0)[0].pushed == ((0, 1),)
+    store.submit("b", (0, K.PUSH, 0))
+    again = [one.message for one in store.pass_time(1.0) if isinstance(one, e.Send) and one.peer == 0]
+    told = [one for one in again if isinstance(one, m.Attach)]
+    assert told[0].pushed == ((0, 1),)
+    for rank in (0, 1):
+        store.step(e.Received(rank, m.Attached(1, epoch=2)))
+    later = [one.message for one in store.pass_time(2.0) if isinstance(one, e.Send)]
+    assert not any(isinstance(one, m.Attach) for one in later)
+
+
+def test_a_silent_scheduler_is_lost_only_to_those_who_wait() -> None:
+    store = Store()
+    assert not any(isinstance(one, e.Failed) for one in store.pass_time(30.0))
+    store.step(e.Ask("b", m.Barrier(0, 0, 1)))
+    waited = store.pass_time(4.0)
+    assert any(isinstance(one, e.Send) and isinstance(one.message.body, m.Ping) for one in waited)  # type: ignore[union-attr]
+    assert not any(isinstance(one, e.Failed) for one in waited)
+    [failed] = [one for one in store.pass_time(2.0) if isinstance(one, e.Failed)]
+    assert failed.failure.role == "scheduler"
+    store.submit("c", (0, K.PULL, 0))
+    assert store.done()[0].error == failed.failure
+
+
+def test_a_fenced_or_refused_worker_is_out() -> None:
+    for body, error in (
+        (m.Fenced(4, "gone"), "FencedError"),
+        (m.Refused("ConfigError", "no"), "ConfigError"),
+    ):
+        store = Store()
+        store.submit("a", (0, K.PULL, 0))
+        store.step(e.Ask("b", m.Barrier(0, 0, 1)))
+        store.letter(body)
+        assert {one.op: one.error.error for one in store.done() if one.error} == {"a": error, "b": error}
+        assert any(isinstance(one, e.Failed) for one in store.actions)
+
+
+def test_messages_that_are_none_of_its_business_do_nothing() -> None:
+    store = Store()
+    store.submit("a", (0, K.PUSH, 0))
+    store.step(e.Received(0, m.Batch(3, 0, 99, 1, [m.Record(K.DONE, 0, 1)])))
+    store.step(e.Received(7, m.Batch(3, 0, 100, 1, [m.Record(K.DONE, 0, 1)])))
+    store.reply(0, (K.DONE, 55))
+    assert store.actions == []
+    store.view(epoch=1)
+    assert not any(isinstance(one, e.ViewChanged) for one in store.actions)
