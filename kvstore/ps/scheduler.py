@@ -206,7 +206,10 @@ class Scheduler:
         actions.append(Send(peer.name, peer.link.aside(Fenced(0, text))))
 
     def _refuse(self, peer: _Peer, error: str, text: str, now: float, actions: list[Action]) -> None:
-        self._write(peer, Refused(error, text), now, actions)
+        self._turn_down(peer, Failure(error, text), now, actions)
+
+    def _turn_down(self, peer: _Peer, why: Failure, now: float, actions: list[Action]) -> None:
+        self._write(peer, Refused(why.error, why.text, why.role, why.rank, why.silent), now, actions)
 
     def _answer(
         self, store: Membership, answers: Iterable[tuple[int, Answer]], now: float, actions: list[Action]
@@ -370,7 +373,7 @@ class Scheduler:
             self._stores[name] = store
         error = self._keeps_out(store, process, hello)
         if error is not None:
-            self._refuse(peer, error.error, error.text, now, actions)
+            self._turn_down(peer, error, now, actions)
             return
         peer.store = store
         process.peers[store.number] = peer.name
@@ -434,7 +437,7 @@ class Scheduler:
         for rank in sorted(store.members):
             peer = self._peer_of(store, rank)
             if peer is not None:
-                self._refuse(peer, failure.error, failure.text, now, actions)
+                self._turn_down(peer, failure, now, actions)
 
     def _welcome(
         self, store: Membership, peer: _Peer, returned: bool, now: float, actions: list[Action]
@@ -485,7 +488,8 @@ class Scheduler:
             self._try_start(store, now, actions)
         elif store.members:
             text = f"{loss.role} {loss.rank} was lost before {store} started; start the job again"
-            self._turn_away(store, Failure("PeerLostError", text), now, actions)
+            failure = Failure("PeerLostError", text, loss.role, loss.rank, loss.silent)
+            self._turn_away(store, failure, now, actions)
 
     def _lose_server(self, process: Process, loss: Loss, now: float, actions: list[Action]) -> None:
         servers = self._servers

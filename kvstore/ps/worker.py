@@ -430,7 +430,8 @@ class Worker:
         actions.extend(Done(one.name, one.error or failure) for one in known)
 
     def _refused(self, message: Refused, now: float, actions: list[Action]) -> None:
-        self._out(Failure(message.error, message.text), actions)
+        why = Failure(message.error, message.text, message.role, message.rank, message.silent)
+        self._out(why, actions)
 
     def _fenced(self, message: Fenced, now: float, actions: list[Action]) -> None:
         self._out(Failure("FencedError", message.text), actions)
