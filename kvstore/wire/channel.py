@@ -198,6 +198,7 @@ class Dealer(Channel):
         """
         if self._watch is None:
             return self._receive(timeout)
+        self._context.check()
         end = time.monotonic() + timeout
         while self._watching():
             left = end - time.monotonic()

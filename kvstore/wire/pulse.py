@@ -47,7 +47,9 @@ class Pulse:
             self._socket.setsockopt(zmq.IDENTITY, process.encode())
             if keys is not None:
                 use_keys(self._socket, keys, keys.scheduler)
-            self._socket.setsockopt(zmq.PROBE_ROUTER, 1)  # a first sign on each connection, unasked
+            # A first sign on each new connection, unasked: a scheduler that has started again knows nobody.
+            self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
+            self._socket.setsockopt(zmq.IMMEDIATE, 1)
             self._socket.connect(address)
         except BaseException:
             self._context.destroy(0)

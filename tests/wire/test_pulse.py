@@ -94,13 +94,13 @@ def test_with_keys(context: Contexts, job_keys: dict[str, Keys]) -> None:
 
 
 def test_a_process_that_holds_the_interpreters_lock_is_alive(pulses: Pulses, start: Start) -> None:
-    process = start("pulse", pulses.address, "worker 0", "3")
+    process = start("pulse", pulses.address, "worker 0", "4")
     assert said(process) == "beats"
     wait_for(pulses, "worker 0")
     assert said(process) == "holds"
     began = time.monotonic()
-    assert beats(pulses, "worker 0", 2.0) >= 20
-    assert time.monotonic() - began < 2.9, "too slow to say anything"
+    assert beats(pulses, "worker 0", 2.0) >= 10
+    assert time.monotonic() - began < 3.9, "too slow to say anything"
     assert said(process) == "held"
 
 
