@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from .messages import Answer, Batch, Control, Failure, Install, KeyEntry, Record, View, Welcome
+from .messages import Answer, Batch, Control, Failure, Install, KeyEntry, Kind, Record, View, Welcome
 
 # -------------------------------------------------------------------------------------------------- events
 
@@ -226,7 +226,7 @@ class Reply(NamedTuple):
 
     peer: Hashable
     batch: Batch
-    answers: list[tuple[int, Record, int, Any]]
+    answers: list[tuple[Kind, Record, int, Any]]
 
 
 class Define(NamedTuple):

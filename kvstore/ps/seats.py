@@ -51,7 +51,7 @@ class Seat:
         self.report = False
         self.waiting: set[int] = set()  # sequences without an answer
         self.failures: dict[int, Failure] = {}
-        self.answers: list[tuple[int, Record, int, Any]] = []
+        self.answers: list[tuple[Kind, Record, int, Any]] = []
 
     def remember(self, sequence: int, failure: Failure) -> None:
         """Keep why a request failed, should its answer be lost."""
