@@ -188,7 +188,7 @@ def written(record: Record, *frames: bytes) -> list[bytes]:
     message = [bytes(one) for one in JOB.encode(batch(plain, frames=frames))]
     body = bytearray(message[0])
     start = frames_module._HEAD.size
-    body[start:] = frames_module._RECORD.pack(*record)
+    body[start : start + frames_module._RECORD.size] = frames_module._RECORD.pack(*record)
     return [bytes(body), *message[1:]]
 
 
