@@ -5,8 +5,9 @@ A message is one or more frames. The first begins with a head of fixed size::
     magic "KVST" | version | kind | flags | job | store | rank | incarnation | epoch | received | records
 
 and goes on with MessagePack (a control message) or with the records of a batch, each of fixed size, and
-where a flag says so with the first payload. The other frames are payloads, as they are. All numbers are little-endian. `job` is a hash of the job's name, so that
-processes of an old job, which may still know the port, are told apart before anything of theirs is looked at.
+where a flag says so with the first payload. The other frames are payloads, as they are. All numbers are
+little-endian. `job` is a hash of the job's name, so that processes of an old job, which may still know the
+port, are told apart before anything of theirs is looked at.
 
 Only `Hello` and `Refused` pass whatever job or version the head has, for one asks and the other tells which
 are right; their form never changes.
