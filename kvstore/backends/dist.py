@@ -57,6 +57,8 @@ log = logging.getLogger("kvstore.dist")
 
 Finish = Callable[[], None]
 
+_SMALL = 32 * 1024  # bytes of a push that is not waited for
+_OPEN = 2  # rounds of a key into which a worker may have pushed and which are not complete
 _LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been moved
 
 
@@ -177,8 +179,15 @@ class DistBackend:
     # ------------------------------------------------------------------------------------------ verbs
 
     def push(self, groups: list[Group]) -> None:
-        """Send, and wait until the servers have it."""
-        self.start_push(groups)()
+        """Send; wait until the servers have it, unless it is small, and no third push that has to wait."""
+        dense, sparse = self._checked(groups)
+        self._check_writing()
+        small = not sparse and sum(key.nbytes for key, _ in dense) <= _SMALL
+        operation = self._client.submit(self._pushes(dense, sparse, kept=small))
+        if small and all(key.pushes - self._client.complete(key.parts) <= _OPEN for key, _ in dense):
+            self._client.let_go(operation)
+        else:
+            self._client.finish(operation, "a push")
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Wait for the rounds that this worker has pushed into, and receive."""
@@ -214,9 +223,19 @@ class DistBackend:
         """Send; what is left to do is to see it accepted."""
         dense, sparse = self._checked(groups)
         self._check_writing()
+        return self._started(self._pushes(dense, sparse), "a push", priority)
+
+    def _pushes(
+        self,
+        dense: list[tuple[DistKey, list[Array]]],
+        sparse: list[tuple[DistKey, list[RowSparseArray]]],
+        kept: bool = False,
+    ) -> list[Request]:
+        """Make the requests of a push; `kept` ones have copies of what is pushed."""
+        if kept:
+            dense = [(key, [value.copy() for value in values]) for key, values in dense]
         requests = [r for key, values in dense for r in self._pushed(key, values, Kind.PUSH, None)]
-        requests += [r for key, values in sparse for r in self._pushed_rows(key, values)]
-        return self._started(requests, "a push", priority)
+        return requests + [r for key, values in sparse for r in self._pushed_rows(key, values)]
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int = 0) -> Finish:
         """Ask for the values after what was pushed so far; what is left to do is to receive."""

@@ -94,6 +94,8 @@ class Client:
         self._names = itertools.count()
         self._inboxes: dict[Hashable, Inbox | None] = {}
         self._barriers = 0
+        self._released: set[Operation] = set()  # nobody waits for these
+        self._late: Failure | None = None  # what became of one of them
         self._ticked = 0.0
         self.closed = False
         self._failure: Failure | None = None
@@ -138,6 +140,9 @@ class Client:
         Payloads belong to the operation until it is finished. Operations on one slice are submitted one after
         the other.
         """
+        if self._late is not None:
+            late, self._late = self._late, None
+            raise raised(late)
         operation = Operation(requests)
         name = next(self._names)
         parts = [events.Part(r.server, r.record, r.payload) for r in requests]
@@ -164,6 +169,24 @@ class Client:
             raise
         if operation.error is not None:
             raise raised(operation.error)
+
+    def let_go(self, operation: Operation) -> None:
+        """Wait no longer for pushes whose payloads nobody changes; what becomes of them is told later.
+
+        An error is raised by the next operation. `settle` waits for all of them.
+        """
+        if operation.done:
+            self._note(operation)
+        else:
+            self._released.add(operation)
+
+    def settle(self) -> None:
+        """Wait until all operations that were let go are answered."""
+        while self._released:
+            self._wait(lambda: not self._released, "pushes to be taken in")
+
+    def _note(self, operation: Operation) -> None:
+        self._late = self._late or operation.error
 
     def ask(
         self, make: Callable[..., Control], what: str, until: Callable[[], bool] | None = None
@@ -213,6 +236,7 @@ class Client:
 
     def rest(self) -> None:
         """Tell all that this worker has no more batches."""
+        self.settle()
         self.told(m.JoinRounds, "the others to know that this worker has joined")
 
     def num_lost(self, timeout: float) -> int:
@@ -341,6 +365,9 @@ class Client:
         if operation is not None:
             operation.error = operation.error or action.error
             operation.answer, operation.done = action.answer, True
+            if operation in self._released:
+                self._released.remove(operation)
+                self._note(operation)
 
     def _open_memory(self, server: Hashable, message: m.Attached) -> None:
         self._inboxes[server] = Inbox.open(message.memory) if message.memory and self.outbox else None
@@ -386,6 +413,8 @@ class Client:
         if self.closed or os.getpid() != self._process.pid:
             return
         if not lost and self._failure is None:
+            with contextlib.suppress(KVStoreError):
+                self.settle()
             self._say(m.Leave)
         self.closed = True
         if lost:
