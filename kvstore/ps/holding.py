@@ -46,6 +46,7 @@ class Holding:
         self.windows: dict[int, tuple[int, Window]] = {}
         #: Called with the answers that wait for a snapshot, where there are any.
         self.keep: Callable[[Seat, Record], None] | None = None
+        self.ahead: list[tuple[Hashable, Batch]] = []  # of an epoch that is not known yet
         self._early: dict[int, tuple[Hashable, Attach]] = {}
         self._bases: dict[int, tuple[tuple[int, int], ...]] = {}
 

@@ -51,6 +51,7 @@ from .seats import Seat, Turn
 
 SCHEDULER = "scheduler"
 
+_AHEAD = 1024  # batches of an epoch that is not known yet; what is not kept is sent again
 _EARLY = 4096  # attachments that are kept for stores of which the scheduler has not spoken yet
 
 
@@ -172,6 +173,11 @@ class Server:
         if store is None:
             return  # not attached yet; it will be sent again
         seat = store.seats.get(batch.rank)
+        if batch.epoch > store.epoch:
+            # Made after somebody came, of whom the scheduler's word is still on its way: it may have to wait.
+            if len(store.ahead) < _AHEAD:
+                store.ahead.append((peer, batch))
+            return
         if seat is not None and seat.incarnation == batch.incarnation:
             if seat.attached:
                 seat.peer = peer
@@ -235,6 +241,9 @@ class Server:
     def _viewed(self, view: View, now: float, turn: Turn) -> None:
         store = self._holding(view.store)
         store.view(view, turn)
+        ahead, store.ahead = store.ahead, []
+        for peer, batch in ahead:
+            self._requests(peer, batch, turn)
         for peer, attach in list(self._early.items()):
             if attach.store == view.store:
                 del self._early[peer]

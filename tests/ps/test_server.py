@@ -322,3 +322,15 @@ def test_forgotten_slices_fail_whoever_waits() -> None:
     server.letter(m.Install(0, 0, "drop", ""))
     assert e.Forget(0, None) in server.actions
     assert server.machine.stores() == []
+
+
+def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
+    server = Machine(1)
+    server.start()
+    record = m.Record(K.PUSH, 0, 2, 1, place=m.Place.FRAME, nbytes=4)
+    server.step(e.Received(0, m.Batch(0, 0, 100, 2, [record], ("0:1",))))
+    assert server.actions == []
+    server.members[1] = 101
+    server.view(2)
+    assert server.answers() == {0: [(K.DONE, 2)]}
+    assert server.jobs() == []  # it waits for the one who came
