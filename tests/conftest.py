@@ -50,13 +50,23 @@ def _on_servers(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(params=MATRIX)
-def store_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    name, _, count = str(request.param).partition(":")
-    if count:
-        variables = request.getfixturevalue("one_server" if count == "1" else "two_servers")
-        for variable, value in variables.items():
-            monkeypatch.setenv(variable, value)
-    return name
+def store_name(request: pytest.FixtureRequest, on_servers: Callable[[str], str]) -> str:
+    return on_servers(str(request.param))
+
+
+@pytest.fixture
+def on_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Make a name of MATRIX fit for `kv.create`: its servers run, and the environment says where."""
+
+    def prepare(entry: str) -> str:
+        name, _, count = entry.partition(":")
+        if count:
+            variables = request.getfixturevalue("one_server" if count == "1" else "two_servers")
+            for variable, value in variables.items():
+                monkeypatch.setenv(variable, value)
+        return name
+
+    return prepare
 
 
 @pytest.fixture(scope="session")
