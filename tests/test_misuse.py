@@ -600,7 +600,7 @@ def check(name: str, row: Row, error: Exception | None, result: Any, unchanged: 
         assert fragment in str(error)
     assert (
         unchanged or name == "dist_sync:broadcast_into_wrong_shape"
-    )  # other workers may have the key by now
+    )  # others may have it
 
 
 @pytest.mark.parametrize("name", NATIVE)
