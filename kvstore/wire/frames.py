@@ -40,6 +40,7 @@ _RECORD = struct.Struct("<BIQQIQBdqBIQQQ")
 _KINDS = [None if kind not in Kind._value2member_map_ else Kind(kind) for kind in range(256)]
 _PLACES = [None if place not in Place._value2member_map_ else Place(place) for place in range(256)]
 _ALIGNED = 64
+_PADDING = bytes(_ALIGNED)
 
 # A first payload up to this size stands behind the records: a frame less to send, and to receive.
 _INLINE, _INLINE_BYTES = 1, 32 * 1024
@@ -264,26 +265,34 @@ def pack(
     places : list of (frame, offset, nbytes)
         Where each payload is, for its record.
     """
-    parts = [
-        [_flat(one) for one in (payload if isinstance(payload, tuple) else (payload,))]
-        for payload in payloads
-    ]
-    sizes = [sum(map(len, part)) for part in parts]
-    few = [size <= small for size in sizes]
-    shared = bytearray(
-        sum(-size % _ALIGNED + size for size, is_small in zip(sizes, few, strict=True) if is_small)
-    )
-    frames: list[Buffer] = [shared] if any(few) else []
+    frames: list[Buffer] = [b""]
     places = []
+    pieces: list[Buffer] = []
     end = 0
-    for part, size, is_small in zip(parts, sizes, few, strict=True):
-        if not is_small:
+    for payload in payloads:
+        parts = payload if isinstance(payload, tuple) else (payload,)
+        size = sum([_size(part) for part in parts])
+        if size > small:
             places.append((len(frames), 0, size))
-            frames.extend(part)
-            continue
-        places.append((0, end, size))
-        for one in part:
-            shared[end : end + len(one)] = one
-            end += len(one)
-        end += -end % _ALIGNED
-    return frames, places
+            frames += parts
+        else:
+            places.append((0, end, size))
+            pieces += parts
+            if size % _ALIGNED:
+                pieces.append(_PADDING[size % _ALIGNED :])
+            end += size + -size % _ALIGNED
+    if len(places) > sum([frame > 0 for frame, _, _ in places]):
+        frames[0] = _joined(pieces)
+        return frames, places
+    return frames[1:], [(frame - 1, offset, size) for frame, offset, size in places]
+
+
+def _size(buffer: Buffer) -> int:
+    return buffer.nbytes if isinstance(buffer, np.ndarray | memoryview) else memoryview(buffer).nbytes
+
+
+def _joined(pieces: list[Buffer]) -> bytes:
+    try:
+        return b"".join(pieces)
+    except (BufferError, TypeError, ValueError):  # with gaps, or of a dtype that is NumPy's secret
+        return b"".join([_flat(piece) for piece in pieces])

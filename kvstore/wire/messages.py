@@ -186,15 +186,19 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True):
-    """The process ends well."""
+    """The process ends."""
 
     process: str
+    lost: bool = False
+    """It has failed: the others are to be told of its loss."""
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """The worker closes its store."""
 
     store: int
+    lost: bool = False
+    """It has failed, and so have the rounds that wait for it."""
 
 
 class JoinRounds(msgspec.Struct, frozen=True, tag=True):

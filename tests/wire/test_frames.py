@@ -308,6 +308,17 @@ def test_small_payloads_share_a_frame(sizes: list[int], small: int) -> None:
         assert offset % 64 == 0
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_payloads_of_any_dtype_are_packed(dtype: Any) -> None:
+    payloads = [np.ones((2, 3), dtype), (), b"bytes", np.ones((), dtype), np.ones(0, dtype)]
+    frames, places = pack(payloads)
+    assert len(frames) == 1
+    found = [bytes(frames[0])[offset : offset + nbytes] for _, offset, nbytes in places]
+    assert found == [np.ones(6, dtype).tobytes(), b"", b"bytes", np.ones(1, dtype).tobytes(), b""]
+    with pytest.raises(ProtocolError, match="contiguous"):
+        pack([np.ones((4, 4), dtype)[:, ::2]])
+
+
 @pytest.mark.parametrize("small", [0, 1000])
 def test_ids_and_rows_stay_behind_each_other(small: int) -> None:
     ids, rows = np.array([3, 5]), np.arange(8, dtype=np.float32)
