@@ -409,23 +409,22 @@ class Client:
     # --------------------------------------------------------------------------------------------------- end
 
     def close(self, lost: bool = False) -> None:
-        """Leave the job, or with `lost` go without a word. A second call does nothing."""
+        """Leave the job, with `lost` as one who is lost. A second call does nothing."""
         if self.closed or os.getpid() != self._process.pid:
             return
-        if not lost and self._failure is None:
-            with contextlib.suppress(KVStoreError):
-                self.settle()
-            self._say(m.Leave)
+        if self._failure is None:
+            if not lost:
+                with contextlib.suppress(KVStoreError):
+                    self.settle()
+            self._say(partial(m.Leave, lost=lost))
         self.closed = True
-        if lost:
-            self._process.abandon()
-        if lost or not self._process.keeps(self):
+        if not self._process.keeps(self):
             self.shut()
 
-    def say_bye(self) -> None:
-        """Tell the scheduler that this process ends well; for one store, when all are closed."""
+    def say_bye(self, lost: bool) -> None:
+        """Tell the scheduler that this process ends; for one store, when all are closed."""
         self.closed = False
-        self._say(lambda request=0, store=0: m.Bye(self._process.name))
+        self._say(lambda store: m.Bye(self._process.name, lost))
         self.closed = True
         self.shut()
 

@@ -14,10 +14,14 @@ def lost(losses: Sequence[Loss]) -> Failure:
     first = losses[0]
     others = "".join(f", and {_name(one)}" for one in losses[1:])
     text = (
-        f"{_name(first)} is lost: nobody has heard of it for {first.silent:.1f} s{others}; "
+        f"{_name(first)} is lost: {_how(first)}{others}; "
         f"values can still be read and saved where their servers live, then start the job again"
     )
     return Failure("PeerLostError", text, first.role, first.rank, first.silent)
+
+
+def _how(loss: Loss) -> str:
+    return f"nobody has heard of it for {loss.silent:.1f} s" if loss.silent > 0 else "it has failed"
 
 
 def _name(loss: Loss) -> str:

@@ -33,7 +33,6 @@ class Process:
         self._ordinals: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._open: list[Client] = []
         self._last: Client | None = None  # closed, and kept for the farewell
-        self._lost = False
         self._pulse: Pulse | None = None
 
     def hello(self, group: str, options: dict[str, Any]) -> m.Hello:
@@ -65,36 +64,29 @@ class Process:
     def opened(self, client: Client, pulse: str) -> None:
         """Note a store that has its place in the job; `pulse` is where signs of life are wanted."""
         self._open.append(client)
-        if self._pulse is None and not self._lost:
+        if self._pulse is None:
             self._pulse = Pulse(pulse, self.name, self.roles.keys)
 
     def keeps(self, client: Client) -> bool:
         """Note a store that is closed; True: its link to the scheduler is kept for the farewell."""
         if client in self._open:
             self._open.remove(client)
-        if self._lost or client.failed:
+        if client.failed:
             return False
         if self._last is not None:
             self._last.shut()
         self._last = client
         return True
 
-    def abandon(self) -> None:
-        """Give no more signs of life, and say no farewell."""
-        self._lost = True
+    def end(self, failed: bool) -> None:
+        """Leave all stores; as one who is lost if the process has failed, so that the others notice."""
+        for client in list(self._open):
+            client.close(lost=failed)
+        if self._last is not None:
+            self._last.say_bye(lost=failed)
         pulse, self._pulse = self._pulse, None
         if pulse is not None:
             pulse.close()
-
-    def end(self, failed: bool) -> None:
-        """Leave all stores; without a word if the process has failed, so that the others notice."""
-        if failed:
-            self.abandon()
-        for client in list(self._open):
-            client.close(lost=failed)
-        if self._last is not None and not failed:
-            self._last.say_bye()
-        self.abandon()
 
 
 def worker_roles() -> Roles:

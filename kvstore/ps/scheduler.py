@@ -534,6 +534,10 @@ class Scheduler:
         store = peer.store
         if store is None or peer.rank not in store.members or not self._here(peer, store):
             return
+        if message.lost and store.started:
+            store.lose(Loss("worker", peer.rank, 0.0))
+            self._changed(store, now, actions)
+            return
         store.leave(peer.rank)
         if not store.started:
             self._try_start(store, now, actions)
@@ -557,6 +561,10 @@ class Scheduler:
     def _bye(self, peer: _Peer, message: Bye, now: float, actions: list[Action]) -> None:
         process = peer.process
         if process is None or process.state != State.HERE:
+            return
+        if message.lost:
+            self._lose(process, now, actions)
+            self._look_for_end(now, actions)
             return
         for name in list(process.peers.values()):
             one = self._peers[name]
