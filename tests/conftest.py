@@ -133,6 +133,19 @@ def job(nursery: jobs.Nursery, tmp_path: Path) -> Iterator[Callable[..., jobs.Jo
 
 
 @pytest.fixture
+def served(nursery: jobs.Nursery, tmp_path: Path) -> Iterator[Callable[..., servers.ServedJob]]:
+    """Make a job of so many workers and servers: `served(2, 1).start_all("procs_shared", "sums")`."""
+    with contextlib.ExitStack() as stack:
+
+        def make(workers: int, count: int = 1, **variables: str) -> servers.ServedJob:
+            made = servers.ServedJob(nursery, tmp_path, workers, count, **variables)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
 def kernel_settings() -> Iterator[None]:
     """Put level, threads and stream size back after a test that turns these knobs."""
     level, threads, stream = cpu.level(), cpu.threads(), cpu.stream_bytes()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from references import Array, assert_same_bits, draw, dtype_of, total
+from stores import create, held
 
 import kvstore as kv
 
@@ -66,7 +67,7 @@ class Values:
 
 def sums(name: str, seed: int) -> str:
     """Every verb and every place of an array, at every size."""
-    store = kv.create("shared")
+    store = create()
     values, digest = Values(name, store.num_workers, seed), Digest()
     sizes = sizes_of(values.dtype)
     keys = [f"k{n}" for n in sizes]
@@ -86,8 +87,8 @@ def sums(name: str, seed: int) -> str:
                 check(f"{way.__name__}, {n} elements", way(store, values, n, homes[n], expected))
         check("together", together(store, values, sizes, homes, expected))
         for n in sizes:
-            assert_same_bits(store.view(f"k{n}"), local.view(f"k{n}"))
-            digest.add(store.view(f"k{n}"))
+            assert_same_bits(held(store, f"k{n}"), local.view(f"k{n}"))
+            digest.add(held(store, f"k{n}"))
     store.barrier()
     store.close()
     return digest.hex()
@@ -238,7 +239,7 @@ def optimizers(rounds: int = 3) -> str:
     """Every optimizer on keys of each kind, beside a local store that gets the values by rank."""
     digest = Digest()
     for name, settings in OPTIMIZERS:
-        with kv.create("shared") as store, kv.create("local", processes=1) as local:
+        with create() as store, kv.create("local", processes=1) as local:
             for made in (store, local):
                 made.init(
                     [key for key, _, _ in SHAPES],
@@ -305,7 +306,7 @@ def own_rule() -> str:
             store.set_updater(what)
 
     for what in (Momentous, Unregistered, rule):
-        with kv.create("shared") as store, kv.create("local", processes=1) as local:
+        with create() as store, kv.create("local", processes=1) as local:
             prepare(store, what)
             prepare(local, what)
             train(store, local, what.__name__, 4, digest)
@@ -319,7 +320,7 @@ def own_rule() -> str:
 def golden_sums(path: str) -> str:
     """The recorded values, dealt out to the workers in order; MXNet's `device` adds in that order."""
     recorded, digest = np.load(path), Digest()
-    store = kv.create("shared")
+    store = create()
     n, rank = store.num_workers, store.rank
     for name in ("float32", "float64", "int32", "int64", "int8", "uint8"):
         values = recorded[f"{name}_values"]
@@ -337,7 +338,7 @@ def golden_sums(path: str) -> str:
     store.init("special", np.zeros_like(special[0]))
     if n == 2:
         store.push("special", special[rank])
-        np.testing.assert_array_equal(store.view("special"), recorded["special_sum"])
+        np.testing.assert_array_equal(held(store, "special"), recorded["special_sum"])
     store.barrier()
     store.close()
     return digest.hex()
@@ -351,11 +352,11 @@ def golden_rows(path: str) -> str:
         table(rows, dense[rows], (6, 4))
         for dense, rows in zip(recorded["rsp_dense_inputs"], ids, strict=True)
     ]
-    with kv.create("shared") as store:
+    with create() as store:
         store.init("w", kv.RowSparseArray.zeros((6, 4)))
         last = store.rank == store.num_workers - 1
         store.push("w", values[store.rank :] if last else values[store.rank])
-        result = store.view("w")
+        result = held(store, "w")
         np.testing.assert_array_equal(result.indices, recorded["rsp_device_idx"])
         np.testing.assert_allclose(result.data, recorded["rsp_device_data"], rtol=1e-6)
         digest.add(result.data)
@@ -370,7 +371,7 @@ def golden_optimizers(folder: str) -> str:
 
     digest = Digest()
     for name in sorted(set(recorded.DENSE) - set(recorded.DIFFERS)):
-        with kv.create("shared") as store:
+        with create() as store:
             for key in "ab":
                 store.init(key, recorded.GOLDEN[f"w0_{key}"])
             store.set_optimizer(recorded.make(name))
@@ -418,7 +419,7 @@ def rows() -> str:
     """Row-sparse pushes into row-sparse and dense keys, with and without an optimizer."""
     digest, shape = Digest(), (60, 5)
     for rule in ROW_RULES:
-        with kv.create("shared") as store, kv.create("local", processes=1) as local:
+        with create() as store, kv.create("local", processes=1) as local:
             for made in (store, local):
                 made.init(["rows", "some", "dense"], [
                     table(np.arange(shape[0]), start_of(shape, "float32", 1), shape),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from procs_shared import assert_same_bits
 from references import Array, lcg
+from stores import create
 
 import kvstore as kv
 
@@ -55,7 +56,7 @@ def gradients(key: str, r: int, workers: int) -> list[Array]:
 
 
 def opened(codec: dict[str, Any] | None, **options: Any) -> Any:
-    store = kv.create("shared", **options)
+    store = create(**options)
     store.init(list(SIZES), [lcg(n, 5) for n in SIZES.values()])
     if codec is not None:
         store.set_gradient_compression(codec)
@@ -65,7 +66,7 @@ def opened(codec: dict[str, Any] | None, **options: Any) -> Any:
 
 def rounds(codecs: list[dict[str, Any] | None], rule: str | None, verb: str) -> list[str]:
     """Train a few rounds, each worker with its own codec; beside it `local` with what arrives."""
-    rank = int(kv.create("shared", group="rank").rank)
+    rank = int(create(group="rank").rank)
     store, alone = opened(codecs[rank]), kv.create("local", processes=1)
     alone.init(list(SIZES), [lcg(n, 5) for n in SIZES.values()])
     if rule is not None:
@@ -110,7 +111,7 @@ def exchanged(store: Any, own: dict[str, Array], verb: str) -> list[Array]:
 def recorded(path: str) -> None:
     """What MXNet's dist_sync gives with two workers and one server."""
     arrays = np.load(path)
-    store = kv.create("shared")
+    store = create()
     names = [1, 15, 16, 17, 100, 1000]
     store.init([str(n) for n in names], [lcg(n, 77) for n in names])
     store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
@@ -146,7 +147,7 @@ def with_a_callable() -> None:
 
 def beside_rows() -> None:
     """One worker pushes rows of a dense key, the other a packed gradient."""
-    store = kv.create("shared")
+    store = create()
     store.init("w", np.zeros((50, 4), np.float32))
     store.barrier()
     dense = lcg(200, 3, -1.3, 1.3).reshape(50, 4)

@@ -12,6 +12,7 @@ import pytest
 from jobs import hear, tell
 from procs_shared import assert_same_bits, start_of
 from references import Array
+from stores import create, held
 
 import kvstore as kv
 
@@ -24,7 +25,7 @@ def full(key: str, value: float) -> Array:
 
 
 def opened(**options: Any) -> Any:
-    store = kv.create("shared", **options)
+    store = create(**options)
     store.init(list(SIZES), [full(key, -1) for key in SIZES])
     return store
 
@@ -84,7 +85,7 @@ def pull_gives_the_round(key: str) -> None:
         assert pulled(store, key) == 6
     else:
         hear()
-        assert pulled(store, key) == store.view(key)[-1] == 2
+        assert pulled(store, key) == held(store, key)[-1] == 2
         assert pulled(store, key) == 2
         store.push(key, full(key, 1))
         assert pulled(store, key) == 6
@@ -103,7 +104,7 @@ def reads_without_a_push() -> None:
     else:
         hear()
         for key in SIZES:
-            assert pulled(store, key) == store.view(key)[0] == -1
+            assert pulled(store, key) == held(store, key)[0] == -1
             store.push(key, full(key, 2))
             assert pulled(store, key) == 3
         tell("done")
@@ -322,28 +323,28 @@ def failing_updater() -> list[str]:
 
 def several_stores() -> None:
     """Stores are paired by group and order."""
-    made = [kv.create("shared", group=group) for group in ("a", "b", "a", "default", "b")]
+    made = [create(group=group) for group in ("a", "b", "a", "default", "b")]
     for i, store in enumerate(made):
         store.init("w", np.full(3, i, F))
     for i, store in enumerate(reversed(made)):
         store.push("w", np.full(3, 10 * i + store.rank, F))
     for i, store in enumerate(reversed(made)):
         n = store.num_workers
-        assert (store.view("w") == 10 * i * n + n * (n - 1) // 2).all()
+        assert (held(store, "w") == 10 * i * n + n * (n - 1) // 2).all()
     made[2].barrier()
     for store in made:
         store.close()
-    with kv.create("shared") as again:
+    with create() as again:
         again.init("w", np.zeros(3, F))
         again.barrier()
 
 
 def first_values() -> None:
     """The value of worker 0 counts, and is there when init returns; what does not fit it is refused."""
-    store = kv.create("shared")
+    store = create()
     for n in (3, 20_000, 300_000):
         store.init(n, np.full(n, store.rank + 5, F))
-        assert (store.view(n) == 5).all()
+        assert (held(store, n) == 5).all()
         out = np.zeros(n, F)
         store.broadcast(n + 1, np.full(n, store.rank + 7, F), out=out)
         assert (out == 7).all()
@@ -358,7 +359,7 @@ def first_values() -> None:
             with pytest.raises(error, match="worker 0"):
                 store.init(0, wrong)
         store.init(0, np.ones((2, 3), F))
-    assert not store.view(0).any()
+    assert not held(store, 0).any()
     for _ in range(2):
         with pytest.raises(kv.DuplicateKeyError):
             store.init(0, np.zeros((2, 3), F))
@@ -369,7 +370,7 @@ def first_values() -> None:
 
 def kinds_differ() -> None:
     """Worker 1 waits for a str key; worker 0 makes int keys."""
-    store = kv.create("shared")
+    store = create()
     if store.rank == 0:
         hear()
         store.init(1, np.zeros(3, F))
@@ -382,12 +383,12 @@ def kinds_differ() -> None:
 
 
 def many_keys(n: int) -> None:
-    store = kv.create("shared")
+    store = create()
     keys = [f"layer.{i}" for i in range(n)]
     store.init(keys, [np.full(2, i % 100, F) for i in range(n)])
     assert store.keys() == keys
     for i in range(0, n, n // 100 - 1):
-        assert (store.view(keys[i]) == i % 100).all()
+        assert (held(store, keys[i]) == i % 100).all()
     values = [np.full(2, i % 50 + store.rank, F) for i in range(n)]
     store.pushpull(keys, values)
     rest = store.num_workers * (store.num_workers - 1) // 2
@@ -397,13 +398,13 @@ def many_keys(n: int) -> None:
 
 def growing_table(n: int) -> None:
     """Worker 0 makes keys as fast as it can; the others find them while the table grows, and all push."""
-    store = kv.create("shared")
+    store = create()
     store.init("work", np.zeros(10, F))
     for i in range(n):
         store.init(f"k{i}", np.full(3, i, F))
-        assert store.view(f"k{i}")[0] == i
+        assert held(store, f"k{i}")[0] == i
         if i % 8 == store.rank:
-            assert store.view(f"k{i // 2}")[2] == i // 2
+            assert held(store, f"k{i // 2}")[2] == i // 2
         if i % 64 == 0:
             value = np.full(10, store.rank, F)
             store.pushpull("work", value)
@@ -476,7 +477,7 @@ def in_the_background(rounds: int) -> None:
 def pushed_and_never_pulled() -> None:
     """A push that finds the round before the last one complete carries it out."""
     for rule in ("sgd", ""):
-        with kv.create("shared") as store:
+        with create() as store:
             store.init([3, 4], [np.zeros(3, F), np.zeros((5, 3), F)])
             if rule:
                 store.set_optimizer(kv.optimizer.create(rule, learning_rate=1.0))
@@ -487,8 +488,8 @@ def pushed_and_never_pulled() -> None:
                 else:
                     store.pushpull(4, np.ones((5, 3), F))
             n = store.num_workers
-            assert (store.view(3) == (-300 * n if rule else n)).all()
-            assert store.view(4)[1, 1] == (-300 * n if rule else n)
+            assert (held(store, 3) == (-300 * n if rule else n)).all()
+            assert held(store, 4)[1, 1] == (-300 * n if rule else n)
             store.barrier()
 
 
@@ -528,7 +529,7 @@ PROGRAM_SIZES = [3, 16384, 16385, 70_001]
 def program(rule: str, steps: list[list[Any]]) -> None:
     """Any sequence of verbs, beside a local store."""
     shape = (40, 3)
-    with kv.create("shared") as store, kv.create("local", processes=1) as local:
+    with create() as store, kv.create("local", processes=1) as local:
         for made in (store, local):
             made.init(PROGRAM_SIZES, [start_of((n,), "float32", n) for n in PROGRAM_SIZES])
             made.init(9, kv.RowSparseArray(start_of(shape, "float32", 9), np.arange(shape[0]), shape))

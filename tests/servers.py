@@ -82,7 +82,9 @@ def scheduler() -> None:
 
 
 def server() -> None:
-    """Be a server of a job."""
+    """Be a server of a job, which knows the rules of own_rules.py."""
+    import own_rules  # noqa: F401
+
     from kvstore import roles
     from kvstore.backends import dist_roles
 
