@@ -16,6 +16,7 @@ the list of rounds that made it, so that every check is exact:
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -205,6 +206,7 @@ class ServerHost(Host):
         self.busy: set[tuple[int, int]] = set()
         self.defined: set[tuple[int, int]] = set()
         self.wants_snapshot = False
+        self.saves = -1  # dies just after so many snapshots, while answers to what is in the last one travel
         self.members: dict[int, dict[int, int]] = {}  # before the step
         hello = m.Hello(
             "server", rank, incarnation, self.name, JOB, m.PROTOCOL, self.name, restarted=incarnation > 1
@@ -216,7 +218,7 @@ class ServerHost(Host):
     def tick(self) -> None:
         self.take(e.Tick())
         saves = self.alive and self.job.plan.faults.return_server
-        if saves and (self.wants_snapshot or self.job.rng.random() < 0.1):
+        if saves and (self.wants_snapshot or self.saves > 0 or self.job.rng.random() < 0.1):
             self.save()
 
     def save(self) -> None:
@@ -228,6 +230,9 @@ class ServerHost(Host):
         self.job.saved[self.machine.rank] = self.job.now
         self.wants_snapshot = False
         self.take(e.Saved())
+        self.saves -= 1
+        if not self.saves:
+            self.job.at(self.job.now, self.job.kill_server, self.job.servers.index(self))
 
     def receive(self, where: Any, message: Any) -> None:
         """Take a message from the scheduler, or from a worker's data socket."""
@@ -800,8 +805,10 @@ class Job:
         self.last_fault = when
         if faults.kill_worker:
             self.at(when, self._kill_worker, rng.randrange(self.plan.workers))
-        if faults.kill_server:
-            self.at(when, self._kill_server, rng.randrange(self.plan.servers))
+        if faults.kill_server and faults.return_server and rng.random() < 0.5:
+            self.servers[rng.randrange(self.plan.servers)].saves = rng.choice((2, 3, 4))
+        elif faults.kill_server:
+            self.at(when, self.kill_server, rng.randrange(self.plan.servers))
         if faults.kill_scheduler:
             self.at(when, self._kill_scheduler)
         name = rng.choice([one for one in self.hosts if one != "scheduler" or faults.stop])
@@ -834,12 +841,13 @@ class Job:
         new = self.workers[at] = WorkerHost(self, asked, old.incarnation + 100, name, cut=True)
         new.start()
 
-    def _kill_server(self, at: int) -> None:
+    def kill_server(self, at: int) -> None:
+        """Let a server die, and come back if it may."""
         server = self.servers[at]
         if not server.alive:
             return
         if not self._known(server) or server.machine.rank < 0:
-            self.at(self.now + 0.1, self._kill_server, at)
+            self.at(self.now + 0.1, self.kill_server, at)
             return
         self.last_fault = self.now
         server.die()
@@ -909,8 +917,9 @@ class Job:
     def _check_errors(self) -> None:
         faults = self.plan.faults
         for store, failure in self.errors:
-            if store.host.incarnation >= 200 and " is over" in failure.text:
-                continue
+            late = " is over" in failure.text or (failure.role == "scheduler" and store.number < 0)
+            if store.host.incarnation >= 200 and late:
+                continue  # it came back when the others had ended
             told = f"{store}: {failure.error}: {failure.text}"
             self.check(faults.losing, told)
             self.check(failure.error in ("PeerLostError", "FencedError"), told)
@@ -957,7 +966,7 @@ class Job:
         if worker.killed or store.error is not None or payload.store in broken:
             return True
         for saved, crashed in self.crashed.values():
-            applied = self.applied.get(payload, crashed)
+            applied = self.applied.get(payload, math.inf)
             # An answer of the dead server may still be on its way for a while.
             if when <= crashed + self.straggling and not applied <= saved:
                 return True
