@@ -709,6 +709,7 @@ class Job:
         self.restarted = False
         self.crashed: dict[int, tuple[float, float]] = {}
         self.last_fault = 0.0
+        self.over = False
         self.incarnations: list[WorkerHost] = []
         self.straggling = 0.7
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -785,7 +786,9 @@ class Job:
 
     def cut(self, source: str, target: str) -> bool:
         """Whether one of them is cut off from everybody now."""
-        return any(start <= self.now < stop and name in (source, target) for start, stop, name in self._cut)
+        return bool(self._cut) and any(
+            start <= self.now < stop and name in (source, target) for start, stop, name in self._cut
+        )
 
     def _tick(self) -> None:
         for host in list(self.hosts.values()):
@@ -795,6 +798,7 @@ class Job:
             if host is not self.scheduler and listens and not self.cut(host.name, "scheduler"):
                 self.scheduler.take(e.Heard(host.name))
             host.tick()
+        self.over = not any(host.alive for host in self.hosts.values())
         self.at(self.now + TICK, self._tick)
 
     # ------------------------------------------------------------------------------------------- faults
@@ -893,7 +897,7 @@ class Job:
 
     def run(self) -> None:
         """Run until all processes have ended."""
-        while any(host.alive for host in self.hosts.values()):
+        while not self.over:
             when, count, call, arguments = heapq.heappop(self._events)
             if count > MESSAGES:
                 raise Broken(f"at {self.now:.1f}: too many messages; {self._waiting()}")
