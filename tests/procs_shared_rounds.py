@@ -282,7 +282,7 @@ def set_differently() -> None:
             store.set_optimizer(kv.optimizer.Adam())
         store.barrier()
         if store.rank > 0:
-            with pytest.raises(kv.ConfigError, match="adam"):
+            with pytest.raises(kv.ConfigError, match="adam|another optimizer"):
                 store.set_optimizer(kv.optimizer.Adam(learning_rate=0.7))
             store.set_optimizer(kv.optimizer.Adam())
         train_beside_local(store, local, range(2))
@@ -356,7 +356,7 @@ def first_values() -> None:
             (np.zeros((2, 3)), kv.DTypeError),
             (kv.RowSparseArray.zeros((2, 3)), kv.ArrayError),
         ):
-            with pytest.raises(error, match="worker 0"):
+            with pytest.raises(error, match="worker 0" if store.type == "shared" else "in this job"):
                 store.init(0, wrong)
         store.init(0, np.ones((2, 3), F))
     assert not held(store, 0).any()

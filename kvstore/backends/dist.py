@@ -374,6 +374,8 @@ class DistBackend:
             if key.sparse or all(isinstance(value, RowSparseArray) for value in values):
                 if key.sparse:
                     sparse.append((key, [self._row_source(key, value) for value in values]))
+                elif key.cut_by_rows and self.feedback is None:  # a lazy rule leaves the other rows alone
+                    sparse.append((key, [sparse_source(key, value) for value in values]))
                 else:
                     dense.append((key, [dense_source(key, value) for value in values]))
             elif cpu.first_misfit(values, key.like) < 0:

@@ -52,6 +52,12 @@ class DistKey:
         """Bytes of the value; of a table, with all its rows."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def cut_by_rows(self) -> bool:
+        """Whether the slices of a dense key begin and end with rows, so that rows can be pushed to it."""
+        width = self.row_size
+        return bool(self.shape) and self.size > 0 and not any(part.start % width for part in self.parts)
+
     def part_bytes(self, part: Part) -> int:
         """Bytes of a slice; of a table, with all its rows."""
         return (part.stop - part.start) * self.dtype.itemsize * (self.row_size if self.sparse else 1)

@@ -117,8 +117,9 @@ def _summed(key: DistKey, values: list[Array]) -> Array:
 
 
 def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Part, int, int]]:
-    """For each slice of a table, which of sorted row ids are its."""
-    bounds = np.searchsorted(ids, [part.stop for part in key.parts])
+    """For each slice, which of sorted row ids are its; a dense key must be `cut_by_rows`."""
+    unit = 1 if key.sparse else key.row_size
+    bounds = np.searchsorted(ids, [part.stop // unit for part in key.parts])
     low = 0
     for part, high in zip(key.parts, bounds.tolist(), strict=True):
         yield part, low, high

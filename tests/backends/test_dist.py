@@ -31,8 +31,8 @@ def run(job: ServedJob, module: str, function: str, *arguments: object) -> list[
         results = job.results()
         assert job.ended() == [0] * (1 + len(job.servers))
     except AssertionError as error:
-        told = "".join(one.errors() for one in (job.scheduler, *job.servers))
-        raise AssertionError(f"{error}\n{told}") from None
+        everybody = (job.scheduler, *job.servers, *job.workers)
+        raise AssertionError("\n".join([str(error), *(one.errors() for one in everybody)])) from None
     return results
 
 
@@ -54,3 +54,108 @@ def test_sums_are_those_of_local_bit_for_bit(served: Served, workers: int, serve
 @pytest.mark.parametrize("name", [name for name in DTYPES if name != "float32"])
 def test_sums_of_every_type(served: Served, name: str) -> None:
     same(served(2, 2, **SMALL), "sums", name, 1)
+
+
+def test_sums_by_frames_alone(served: Served) -> None:
+    same(served(2, 2, **BY_FRAME), "sums", "float32", 1)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
+def test_every_optimizer_gives_the_weights_of_local(served: Served, workers: int, servers: int) -> None:
+    same(served(workers, servers, **SMALL), "optimizers")
+
+
+@pytest.mark.parametrize(("workers", "servers"), LAYOUTS[1:])
+def test_rows_are_those_of_local(served: Served, workers: int, servers: int) -> None:
+    same(served(workers, servers, **{**SYNC, "KVSTORE_SLICE_BYTES": "4096"}), "rows")
+
+
+@pytest.mark.parametrize("function", ["golden_sums", "golden_rows"])
+def test_recorded_sums_of_mxnet(served: Served, function: str) -> None:
+    same(served(2, 2, **SYNC), function, str(TESTS / "data" / "aggregate.npz"))
+
+
+def test_recorded_optimizers_of_mxnet(served: Served) -> None:
+    same(served(2, 2, **SYNC), "golden_optimizers", str(TESTS / "optimizer"))
+
+
+# ---------------------------------------------------------------------------------------------------- rounds
+
+
+@pytest.mark.parametrize("key", ["small", "large"])
+def test_the_third_push_waits(served: Served, key: str) -> None:
+    made = served(2, 2, **SMALL)
+    ahead, behind = made.start_all(ROUNDS, "third_push_waits", key, False)
+    ahead.expect("waits")
+    behind.say("go")
+    made.results()
+
+
+@pytest.mark.parametrize("key", ["small", "large"])
+def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(served: Served, key: str) -> None:
+    made = served(2, 2, **SMALL)
+    behind, ahead = made.start_all(ROUNDS, "pull_gives_the_round", key)
+    ahead.expect("ahead")
+    behind.say("go")
+    made.results()
+
+
+def test_who_has_not_pushed_reads_at_once(served: Served) -> None:
+    made = served(2, 2, **SMALL)
+    pushing, reading = made.start_all(ROUNDS, "reads_without_a_push")
+    pushing.expect("pushed")
+    reading.say("go")
+    reading.expect("done")
+    pushing.say("go")
+    made.results()
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
+def test_workers_with_fewer_batches_join(served: Served, workers: int, servers: int) -> None:
+    made = served(workers, servers, **SMALL)
+    started = made.start_all(ROUNDS, "uneven")
+    for worker in started:
+        worker.expect("joined")
+    for worker in started:
+        worker.say("go")
+    made.results()
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
+    for times in zip(*run(served(4, 1, **SYNC), ROUNDS, "barriers", 20), strict=True):
+        assert max(came for came, _ in times) <= min(went for _, went in times)
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["settings_change", "set_by_one", "set_late", "set_differently", "several_stores", "first_values"],
+)
+def test_one_meaning_on_all_workers(served: Served, function: str) -> None:
+    run(served(2, 2, **SMALL), ROUNDS, function)
+
+
+def test_a_hundred_thousand_keys_are_too_many_for_nobody(served: Served) -> None:
+    run(served(2, 2, **SYNC), ROUNDS, "many_keys", 20_000)
+
+
+def test_keys_are_made_while_others_work(served: Served) -> None:
+    run(served(3, 2, **SYNC), ROUNDS, "growing_table", 300)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_worker_saves_and_any_other_loads(served: Served, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "files").mkdir()
+    run(served(workers, 2, **SMALL), ROUNDS, "saved_and_loaded", str(tmp_path / "files"))
+
+
+@pytest.mark.parametrize("variables", [SMALL, P3, BY_FRAME], ids=["small slices", "p3", "frames"])
+def test_operations_in_the_background_need_no_common_order(served: Served, variables: dict[str, str]) -> None:
+    run(served(3, 2, **variables), ROUNDS, "in_the_background", 6)
+
+
+def test_pushes_without_pulls_go_on(served: Served) -> None:
+    run(served(2, 2, **SYNC), ROUNDS, "pushed_and_never_pulled")
+
+
+def test_arrays_that_the_caller_drops_are_read_all_the_same(served: Served) -> None:
+    run(served(3, 2, **SMALL), ROUNDS, "dropped")
