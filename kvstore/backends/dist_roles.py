@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..ps import loop_scheduler, loop_server
 from ..ps.config import PsConfig, ps_config
 from ..roles import Roles
+from ..wire.options import tune_malloc
 from .dist_server import ShelvesOfServer
 
 
@@ -34,6 +35,7 @@ def scheduler(
 def server(roles: Roles, config: PsConfig | None = None) -> None:
     """Be a server; from its last snapshot on, where there is one and it is started again."""
     options = config or ps_config()
+    tune_malloc()  # the process is ours alone
     shelves = ShelvesOfServer(roles.rank, options)
     state = shelves.restore() if roles.restart and options.snapshot else None
     loop_server.run(roles, options, shelves, state)
