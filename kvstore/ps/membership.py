@@ -30,7 +30,8 @@ class Membership:
         self.over = False  # all have closed it
         self.broken = False
         self.barrier = Barrier()
-        slice_bytes = max(1, int(options.get("slice_bytes", _SLICE_BYTES)))
+        asked = options.get("slice_bytes")
+        slice_bytes = asked if isinstance(asked, int) and asked > 0 else _SLICE_BYTES
         self.keys = KeyTable(slice_bytes, loads, bool(options.get("whole_keys", False)))
         self.settings = SettingsTable(number)
         self._losses: dict[tuple[str, int], Loss] = {}
