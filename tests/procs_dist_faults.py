@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
+import os
+import resource
 import select
+import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +24,7 @@ from jobs import hear, tell
 from references import Array
 
 import kvstore as kv
+from kvstore.ps import loop_server
 
 F = np.float32
 #: One key of one slice, and one of five slices (of 64 KB) on all servers.
@@ -190,8 +199,8 @@ def going_on(phase: str) -> dict[str, Any]:
     """Work on with those who are left, until worker 0 is told to stop and says so in a key of its own."""
     tell("starts")
     load = Load(on_peer_loss="continue")
-    load.check = lambda: None  # type: ignore[method-assign]  # the sums are of those who live
     load.n = 0
+    load.check = lambda: None  # type: ignore[method-assign]  # its sums are of those who live
     store, rank, n = load.store, load.rank, load.store.num_workers
     store.init("stop", np.zeros(n + 1, F))
     t = 0
@@ -200,24 +209,22 @@ def going_on(phase: str) -> dict[str, Any]:
         t += 1
         mine = np.zeros(n + 1, F)
         mine[rank], mine[n] = t, rank == 0 and heard()
-        store.pushpull("stop", mine)
-        assert mine[rank] == t
         value = np.full(SHAPES["large"], 10**rank, F)
-        store.pushpull("large", value)
-        for total in map(int, np.unique(value)):
+        store.pushpull(["stop", "large"], [mine, value])
+        assert mine[rank] == t
+        totals = sorted(map(int, np.unique(value)))
+        for total in totals:
             assert str(total).strip("01") == "", total  # a sum over some of the workers
             assert total // 10**rank % 10 == 1
-        if phase not in ("pushpull", "settings"):
-            with contextlib.suppress(kv.DuplicateKeyError):
-                getattr(load, phase)()
         if t == 1:
             tell("working")
         if mine[n]:
             break
-    last = sorted(map(int, np.unique(value)))
+        if phase != "pushpull":
+            getattr(load, phase)()
     store.barrier()
     store.close()
-    return {"last": last, "stop": mine.tolist()[-1:]}
+    return {"last": totals, "stop": mine.tolist()[-1:]}
 
 
 def rests_after_close() -> None:
@@ -311,3 +318,337 @@ def until_fenced(phase: str = "pushpull") -> dict[str, Any]:
             load.store.pull("small", out=load.outs["small"])
     load.store.close()
     return {"error": type(error).__name__, "noticed": noticed, "text": str(error)}
+
+
+def behind() -> None:
+    """Be a server that tells the others to come to an address which the test says, once it knows ours."""
+    from servers import server
+
+    from kvstore.ps import sockets
+
+    class Behind(sockets.ServerSockets):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            tell(f"at {self.address}")
+            self.address = hear()
+
+    loop_server.ServerSockets = Behind  # type: ignore[misc]
+    server()
+
+
+# --------------------------------------------------------------------------------------------- ends and exits
+
+
+def ends(how: str, rank: int) -> dict[str, Any]:
+    """The worker of `rank` ends in some way; the others get PeerLostError."""
+    load = Load()
+    store = load.store
+    if load.rank == rank:
+        load.pushpull()
+        tell("ends")
+        if how == "_exit":
+            os._exit(0)
+        elif how == "exception":
+            raise ZeroDivisionError("on purpose")
+        elif how == "with":
+            with store:
+                raise ZeroDivisionError("on purpose")
+        elif how == "exit from with":
+            with store:
+                sys.exit(3)
+        elif how == "thread":
+            threading.Thread(target=os._exit, args=(1,)).start()
+            time.sleep(10)
+        elif how == "abort":
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.abort()
+    with pytest.raises(kv.PeerLostError) as caught:
+        while True:
+            load.pushpull()
+    noticed = time.monotonic()
+    assert caught.value.rank == rank
+    store.close()
+    return {"noticed": noticed}
+
+
+def leaves_well(how: str, rank: int) -> None:
+    """Who closes its store, or just comes to its end, is not lost: rounds go on without it."""
+    load = Load()
+    store = load.store
+    store.barrier()
+    if load.rank == rank:
+        if how == "close":
+            store.close()
+        elif how == "sys.exit":
+            sys.exit(0)
+        return
+    value = np.ones(3, F)
+    store.init("v", value)
+    end = time.monotonic() + 10
+    while value[0] != load.n - 1 and time.monotonic() < end:
+        value[...] = 1
+        store.pushpull("v", value)
+    assert value[0] == load.n - 1
+    store.barrier()
+    store.close()
+
+
+def uneven(batches: list[int]) -> dict[str, Any]:
+    """Every worker has another number of batches, and says when it has no more."""
+    load = Load(on_peer_loss="raise")
+    store = load.store
+    sums = []
+    for _ in range(batches[load.rank]):
+        value = np.full(SHAPES["large"], 10**load.rank, F)
+        store.pushpull("large", value)
+        assert (value == value[0]).all()
+        sums.append(int(value[0]))
+    store.join()
+    store.pull("large", out=load.outs["large"])
+    for want in range(max(batches)):
+        assert want >= len(sums) or sums[want] == sum(10**r for r, b in enumerate(batches) if b > want), sums
+    store.close()
+    return {"sums": sums}
+
+
+def forks() -> None:
+    """The child has no part in the job, and its end is nobody's business."""
+    load = Load()
+    store = load.store
+    for t in range(3):
+        load.pushpull()
+        child = os.fork()
+        if child == 0:
+            try:
+                calls: list[Callable[[], Any]] = [
+                    lambda: store.push("small", np.ones(SHAPES["small"], F)),
+                    lambda: store.pull("small", out=load.outs["small"]),
+                    lambda: store.pushpull("small", np.ones(SHAPES["small"], F)),
+                    store.barrier,
+                    lambda: store.init("v", np.ones(3, F)),
+                    store.join,
+                ]
+                for call in calls:
+                    with pytest.raises(kv.KVStoreError, match="fork"):
+                        call()
+                store.close()
+                if t == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            if t == 0:
+                os._exit(0)
+            sys.exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == (-9 if t == 1 else 0), (t, code)
+    load.pushpull()
+    store.barrier()
+    store.close()
+
+
+def interrupted(where: str, goes_on: bool) -> float:
+    """Ctrl-C during a wait for a worker that does not come yet."""
+    if where == "create":
+        return interrupted_at_the_start()
+    load = Load()
+    store, size = load.store, SHAPES["large"]
+    if load.rank == 1:
+        hear()
+        with contextlib.suppress(kv.PeerLostError):
+            store.push("large", np.ones(size, F))
+            if where == "barrier":
+                store.barrier()
+            store.push("large", np.ones(size, F))
+            store.pull("large", out=load.outs["large"])
+        store.close()
+        return 0.0
+    if where in ("pull", "barrier"):
+        store.push("large", np.ones(size, F))
+    out = np.zeros(size, F)
+    with pytest.raises(KeyboardInterrupt):
+        tell("waits")
+        if where == "barrier":
+            store.barrier()
+        elif where == "pull":
+            store.pull("large", out=out)
+        elif where == "pushpull":
+            store.pushpull("large", np.ones(size, F), out=out)
+        elif where == "push":
+            while True:  # the third waits
+                store.push("large", np.ones(size, F))
+    at = time.monotonic()
+    tell("interrupted")
+    if where in ("pull", "barrier") or (where == "pushpull" and goes_on):
+        value = np.ones(size, F)
+        store.pull("large", out=value)
+        assert (value == 2).all()
+        assert not out.any()  # whoever gave up gets nothing later
+        store.pushpull("large", value)
+        assert (value == 3).all()
+    else:
+        with pytest.raises(kv.KVStoreError, match="gave up"):
+            store.pull("large", out=out)
+    store.close()
+    return at
+
+
+def interrupted_at_the_start() -> float:
+    """Ctrl-C while the other worker is not there yet; it may be created once more."""
+    with pytest.raises(KeyboardInterrupt):
+        tell("waits")
+        Load()
+    tell("interrupted")
+    return time.monotonic()
+
+
+# ------------------------------------------------------------------------------------------------- strangers
+
+
+def refused(error: str, **options: Any) -> str:
+    """Creating the store must end in an error."""
+    start = time.monotonic()
+    with pytest.raises(getattr(kv, error)) as caught:
+        kv.create("dist_sync", **options)
+    assert time.monotonic() - start < 12
+    return str(caught.value)
+
+
+def refused_with(error: str, options: dict[str, Any]) -> str:
+    """The same with options."""
+    return refused(error, **options)
+
+
+def sits() -> None:
+    """Create a store, say so, and wait for the test."""
+    load = Load()
+    tell("in")
+    hear()
+    load.pushpull()
+    load.store.close()
+
+
+def of_another_version() -> str:
+    """A process of a later release."""
+    from kvstore.ps import messages, process
+
+    process.m = SimpleNamespace(**{**vars(messages), "PROTOCOL": 99})  # type: ignore[assignment]
+    return refused("ProtocolError")
+
+
+def many_stores(times: int) -> dict[str, Any]:
+    """Create and close stores; what the process holds afterwards."""
+    marks = []
+    for i in range(times):
+        with kv.create("dist_sync", group="many") as store:
+            store.init("w", np.full(5000, i, F))
+            value = np.ones(5000, F)
+            store.pushpull("w", value)
+            assert (value == store.num_workers).all()
+        if i + 1 in (times // 4, times):
+            marks.append(held())
+    return {"marks": marks}
+
+
+def held() -> list[int]:
+    """Descriptors and threads."""
+    gc.collect()
+    return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+
+
+# ---------------------------------------------------------------------------------------------------- hunger
+
+
+def starved_worker() -> str:
+    """There is no memory for what a worker wants to push; the store can be used afterwards."""
+    load = Load()
+    if load.rank == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20), used + (96 << 20)))
+        huge = np.broadcast_to(np.zeros((), F), 1 << 26)
+        with pytest.raises((MemoryError, kv.KVStoreError)) as caught:
+            load.store.init("huge", huge)
+    load.pushpull()
+    load.store.barrier()
+    load.store.close()
+    return type(caught.value).__name__ if load.rank == 0 else ""
+
+
+def starved_server() -> None:
+    """Be a server with little memory."""
+    from servers import server
+
+    used, more = int(Path("/proc/self/statm").read_text().split()[0]) * 4096, 640 << 20
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
+    server()
+
+
+def without_disk() -> None:
+    """Be a server whose files can grow until the test says something."""
+    from servers import server
+
+    def fill() -> None:
+        hear()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        tell("full")
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    threading.Thread(target=fill, daemon=True).start()
+    server()
+
+
+def first_values_on_a_full_disk() -> str:
+    """The first value of a key waits for a snapshot, which cannot be written."""
+    store = kv.create("dist_sync")
+    with pytest.raises(kv.StateFileError) as caught:
+        store.init("large", np.zeros(SHAPES["large"], F))
+    store.close()
+    return str(caught.value)
+
+
+def too_much_for_a_server() -> str:
+    """A key that does not fit into the servers' memory is an error, and nothing else."""
+    load = Load()
+    load.pushpull()
+    text = ""
+    if load.rank == 0:
+        with pytest.raises((MemoryError, kv.KVStoreError)) as caught:
+            for i in range(30):
+                load.store.init(f"huge{i}", np.ones(1 << 24, F))
+        text = f"{type(caught.value).__name__}: {caught.value}"
+    load.store.barrier()
+    for _ in range(5):
+        load.pushpull()
+    load.store.barrier()
+    load.store.close()
+    return text
+
+
+def going_through_restarts() -> dict[str, Any]:
+    """Sum and count while servers are replaced: values are those of some round, and rounds go on."""
+    load = Load()
+    store, n = load.store, load.n
+    counts = kv.create("dist_sync", group="counts", **load.options)
+    counts.init("w", np.zeros(50_001, F))
+    counts.init("stop", np.zeros(1, F))
+    counts.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))  # weights count the rounds
+    value, stop = np.empty(50_001, F), np.zeros(1, F)
+    tell("ready")
+    steps = 0
+    while not stop[0]:
+        load.pushpull()
+        steps += 1
+        value[...] = 1 / n
+        counts.pushpull("w", value)
+        for start in range(0, len(value), ELEMENTS):
+            piece = value[start : start + ELEMENTS]
+            assert (piece == piece[0]).all(), np.unique(piece)
+            assert piece[0] <= steps
+        stop[0] = load.rank == 0 and heard()
+        counts.pushpull("stop", stop)
+    counts.barrier()
+    counts.pull("w", out=value)
+    made = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
+    counts.close()
+    store.close()
+    return {"digest": made, "steps": steps, "seen": sorted(map(float, np.unique(value)))}

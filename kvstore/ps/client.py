@@ -26,7 +26,7 @@ from . import events
 from . import messages as m
 from .failures import raised
 from .losses import lost
-from .messages import Answer, Control, Failure, Record, View
+from .messages import Answer, Control, Failure, Place, Record, View
 from .process import this_process, worker_roles
 from .sockets import WorkerSockets
 from .worker import Worker
@@ -164,8 +164,8 @@ class Client:
         try:
             self._wait(lambda: operation.done, what, operation)
         except BaseException as error:
-            if not operation.done and any(request.payload for request in operation.requests):
-                self._fail(Failure("KVStoreError", f"worker {self.rank} gave up in {what}: {error!r}"))
+            if not operation.done:
+                self._give_up(operation, f"worker {self.rank} gave up in {what}: {error!r}")
             raise
         if operation.error is not None:
             raise raised(operation.error)
@@ -302,7 +302,7 @@ class Client:
             if self._waiters:
                 time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
             waited = time.monotonic() - start
-            if waited > _NOTICE_AFTER - _ANSWERED and not asked:
+            if waited > min(_NOTICE_AFTER, self._config.timeout) - _ANSWERED and not asked:
                 asked = True
                 self._inquire(operation)
             if waited > min(_NOTICE_AFTER, self._config.timeout) and not told:
@@ -347,10 +347,12 @@ class Client:
         try:
             good = request.take(request.part, action.record, action.frames)
         except (KVStoreError, ValueError, IndexError) as error:
-            operation.error = Failure(
-                "ProtocolError", f"server {request.server} sent what is no value: {error}"
-            )
-            return
+            if action.record.place != Place.SHARED:
+                operation.error = Failure(
+                    "ProtocolError", f"server {request.server} sent what is no value: {error}"
+                )
+                return
+            good = False  # its memory is gone with it, or there is no room to map it: a frame will do
         if not good:
             part = events.Part(request.server, request.record, request.payload)
             for other in [
@@ -399,6 +401,13 @@ class Client:
             raise raised(self._failure)
         if self.closed:
             raise ClosedError("this store is closed; create a new one")
+
+    def _give_up(self, operation: Operation, text: str) -> None:
+        """Write to none of the caller's arrays any more, and read none."""
+        for name in [name for name, one in self._operations.items() if one is operation]:
+            del self._operations[name]
+        if any(request.payload for request in operation.requests):
+            self._fail(Failure("KVStoreError", text))
 
     def _fail(self, failure: Failure) -> None:
         """Go no further: what is under way must not be read any more."""

@@ -102,7 +102,9 @@ class Applied(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Server: the snapshot that `Save` asked for, or a later one, is on disk."""
+    """Server: the snapshot that `Save` asked for, or a later one, is on disk; or why it is not."""
+
+    error: Failure | None = None
 
 
 class Configured(NamedTuple):

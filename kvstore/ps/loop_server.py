@@ -7,6 +7,7 @@ pile up in ZeroMQ's queues. What the values are, and where they lie, is `Shelves
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
@@ -29,6 +30,7 @@ from .sockets import ServerSockets
 
 log = logging.getLogger("kvstore.ps")
 
+_COMPLAINT = 60.0  # seconds until the same trouble is logged again
 _TICK = 0.1  # seconds between two looks at the clock
 _REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
 
@@ -94,7 +96,8 @@ class ServerLoop:
         self._ticked = self._saved = time.monotonic()
         self._due = False  # a snapshot
         self._writing: threading.Thread | None = None
-        self._written = False
+        self._unwritten: Failure | None = None  # why
+        self._complained = -math.inf
         #: What workers of this machine are told of our memory, by store and rank.
         self._memory: dict[tuple[int, int], str] = {}
         self._attaching: dict[Hashable, tuple[int, int]] = {}
@@ -152,22 +155,26 @@ class ServerLoop:
         if self._writing is not None:
             if not self._writing.is_alive():
                 self._writing = None
-                if self._written:
-                    self._step(events.Saved())
+                self._step(events.Saved(self._unwritten))
             return
         interval = self._config.snapshot_interval
         if self._config.snapshot and (self._due or now - self._saved > interval) and self._machine.quiet():
-            self._due, self._saved, self._written = False, now, False
+            self._due, self._saved = False, now
             write = self._shelves.save(self._machine.snapshot())
             self._writing = threading.Thread(target=self._write, args=(write,), name="kvstore-snapshot")
             self._writing.start()
 
     def _write(self, write: Callable[[], None]) -> None:
+        self._unwritten = None
         try:
             write()
-            self._written = True
-        except (OSError, KVStoreError) as error:
-            log.error("no snapshot could be written, the last one stays: %s", error)
+        except (OSError, KVStoreError, MemoryError) as error:
+            self._unwritten = Failure(
+                "StateFileError", f"server {self._machine.rank} has no snapshot: {error}"
+            )
+            if time.monotonic() - self._complained > _COMPLAINT:
+                self._complained = time.monotonic()
+                log.error("no snapshot could be written, the last one stays: %s", error)
 
     def _step(self, event: events.Event) -> None:
         work = [event]

@@ -127,7 +127,7 @@ class Server:
         elif kind is Configured:
             self._configured(event, now, turn)  # type: ignore[arg-type]
         elif kind is Saved:
-            self._saved(turn)
+            self._saved(event, turn)  # type: ignore[arg-type]
         elif kind is Start:
             self._heard = now
             self._write(self.hello, now, turn)
@@ -204,10 +204,14 @@ class Server:
     def _keep(self, seat: Seat, record: Record) -> None:
         self._unsaved.append((seat, record))
 
-    def _saved(self, turn: Turn) -> None:
+    def _saved(self, event: Saved, turn: Turn) -> None:
         """Answer what waited for a snapshot."""
         for seat, record in self._saving:
-            turn.answer(seat, Kind.DONE, record, 0)
+            if event.error is None:
+                turn.answer(seat, Kind.DONE, record, 0)
+            else:
+                seat.remember(record.sequence, event.error)
+                turn.fail(seat, record, 0, event.error)
         self._saving.clear()
 
     # ------------------------------------------------------------------------------------------ the scheduler

@@ -17,6 +17,7 @@ from ..wire.channel import Dealer, NotSentError, Poller, Router
 from ..wire.context import Context
 from ..wire.frames import Codec, pack
 from ..wire.pulse import Pulses
+from ..wire.refusals import Refusals
 from .messages import Batch, Control, Hello, Place
 
 log = logging.getLogger("kvstore.ps")
@@ -249,24 +250,13 @@ def _packed(message: Message) -> Message:
 
 
 def _read(codec: Codec, frames: list[Any], peer: str) -> Message | None:
-    """Read a message; what is none of this job is said once, and forgotten."""
+    """Read a message; what is none of this job is forgotten, with a line in the log."""
     try:
         return codec.decode(frames)
     except ProtocolError as error:
-        _strangers.say(peer, error)
+        _strangers.note("a message", f"{error}; it came from {peer[:120]}")
         return None
 
 
-class _Strangers:
-    """Says once for each peer what is wrong with it."""
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    def say(self, peer: str, error: ProtocolError) -> None:
-        if peer not in self._told and len(self._told) < 1000:
-            self._told.add(peer)
-            log.warning("a message from %s is dropped: %s", peer[:120], error)
-
-
-_strangers = _Strangers()
+#: One line a minute for all of them: names of strangers are theirs to choose.
+_strangers = Refusals()
