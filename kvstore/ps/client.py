@@ -388,6 +388,8 @@ class Client:
         told = self._machine.missing
         ranks = ", ".join(str(rank) for rank in told.ranks) if told is not None else ""
         whom = f"; missing: worker {ranks}" if ranks else ""
+        if not self._machine.met:
+            whom = f"; no scheduler answers at {self._roles.scheduler}: start it, or check the address"
         who = f"worker {self.rank}" if self._machine.welcome is not None else "this process"
         return f"{who} has waited {waited:.0f} s for {what}{whom}"
 

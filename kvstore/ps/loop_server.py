@@ -88,7 +88,9 @@ class ServerLoop:
             "server", roles.rank, incarnation, process, roles.job, m.PROTOCOL,
             address=self._sockets.address, restarted=state is not None,
         )  # fmt: skip
-        options = ServerOptions(dead_after=config.dead_after, saves=bool(config.snapshot))
+        options = ServerOptions(
+            dead_after=config.dead_after, saves=bool(config.snapshot), start=config.timeout
+        )
         self._machine = Server(hello, options, state)
         self._pulse: Pulse | None = None
         self._keys = roles.keys

@@ -7,6 +7,7 @@ import itertools
 import os
 import secrets
 import sys
+import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,10 @@ class Process:
     def worker_options(self, credit: int, slice_bytes: int) -> WorkerOptions:
         """Say how patient a worker's machine is to be."""
         config = self.config
+        letter = min(1.0, config.dead_after / 4)
+        # Before the scheduler has said a word the store's own deadline counts, which comes first.
         return WorkerOptions(
-            credit, slice_bytes, config.resend, min(1.0, config.dead_after / 4), config.dead_after
+            credit, slice_bytes, config.resend, letter, config.dead_after, start=threading.TIMEOUT_MAX
         )
 
     def place(self, rank: int, size: int) -> tuple[int, int]:

@@ -65,6 +65,8 @@ class ServerOptions:
         Seconds after which what goes to the scheduler is sent again.
     dead_after : float
         After twice as many seconds without a word of the scheduler it is lost, and the server ends.
+    start : float
+        Seconds that it may take until the scheduler's first word; 0: as long.
     report : int
         Bytes of requests after which a worker is told that they have come, if no answer tells it.
     saves : bool
@@ -75,6 +77,7 @@ class ServerOptions:
     dead_after: float = 5.0
     report: int = 1 << 20
     saves: bool = False
+    start: float = 0.0
 
 
 class Server:
@@ -94,6 +97,7 @@ class Server:
         self._unsaved: list[tuple[Seat, Record]] = []
         self._saving: list[tuple[Seat, Record]] = []  # in the snapshot that is being written
         self._heard = 0.0
+        self._met = False  # the scheduler has ever said a word
         self._stepped = 0.0
         self._pinged = 0.0
         self._handlers: dict[type, Callable[[Any, float, Turn], None]] = {
@@ -217,7 +221,7 @@ class Server:
     # ------------------------------------------------------------------------------------------ the scheduler
 
     def _read(self, letter: Letter, now: float, turn: Turn) -> None:
-        self._heard = now
+        self._heard, self._met = now, True
         for body in self._link.read(letter, now):
             handler = self._handlers.get(type(body))
             if handler is not None:
@@ -306,7 +310,7 @@ class Server:
         if self._unsaved:
             turn.work.append(Save())
         silent, patience = now - self._heard, self.options.dead_after
-        if silent > 2 * patience:
+        if silent > (2 * patience if self._met else self.options.start or 2 * patience):
             self._end(lost((Loss("scheduler", 0, silent),)), turn)
         elif silent > patience / 10 and now - self._pinged > patience / 10:
             self._pinged = now

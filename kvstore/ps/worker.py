@@ -77,6 +77,8 @@ class WorkerOptions:
         The same for what goes to the scheduler.
     dead_after : float
         Seconds without a word of the scheduler, while something waits, after which it is lost.
+    start : float
+        The same before its first word: it may be started after this process. 0: as `dead_after`.
     """
 
     credit: int = 32 << 20
@@ -84,6 +86,7 @@ class WorkerOptions:
     resend: float = 5.0
     letter: float = 1.0
     dead_after: float = 5.0
+    start: float = 0.0
 
 
 class _Server:
@@ -121,6 +124,8 @@ class Worker:
         self._request = 0
         self._adopts = 0  # epoch that last brought somebody back
         self._left = False
+        #: Whether the scheduler has ever said a word.
+        self.met = False
         self._heard = 0.0
         self._stepped = 0.0
         self._pinged = 0.0
@@ -329,7 +334,7 @@ class Worker:
         actions.append(Send(SCHEDULER, self._link.write(body, now)))
 
     def _read(self, letter: Letter, now: float, actions: list[Action]) -> None:
-        self._heard = now
+        self._heard, self.met = now, True
         for body in self._link.read(letter, now):
             handler = self._handlers.get(type(body))
             if handler is not None:
@@ -476,7 +481,8 @@ class Worker:
             self._heard = now
             return
         silent = now - self._heard
-        if silent > self.options.dead_after:
+        patience = self.options.dead_after if self.met else self.options.start or self.options.dead_after
+        if silent > patience:
             if self._left:
                 # It has ended, most likely, and its last word was lost.
                 actions.extend(Done(op) for op in self._delivered.values())
