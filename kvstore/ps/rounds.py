@@ -78,7 +78,7 @@ class Slot:
         while True:
             number = self.round + 1
             parts = self.parts.get(number)
-            if parts is None and not (self.skip and needed):
+            if parts is None and not self.skip:
                 return None
             if parts is not None and not self.skip:
                 return self._job(number, parts) if needed <= parts.keys() else None

@@ -399,6 +399,7 @@ class Store:
         self.entries: dict[str, m.KeyEntry] = {}
         self.names = 0
         self.barriers = 0
+        self.version = 0
         self.resting = False
         self.over = False
         self.error: m.Failure | None = None
@@ -561,6 +562,10 @@ class Store:
         if done.error is None and done.answer is not None and not self.job.plan.together:
             version = self.job.versions.setdefault((self.ordinal, at), done.answer.version)
             self.job.check(version == done.answer.version, f"step {at} has versions {version} and another")
+            self.job.check(
+                version > self.version, f"step {at} has version {version}, which is none of its own"
+            )
+            self.version = version
         self._next(done)
 
     def _push(self, keys: tuple[str, ...]) -> None:
@@ -575,6 +580,16 @@ class Store:
     def _join(self) -> None:
         self.resting = True
         self.ask(m.JoinRounds(0, 0))
+
+    def _linger(self) -> None:
+        """Stay, resting, until all others are through: they must not wait for this one."""
+        others = [one.stores[self.ordinal] for one in self.job.workers if one.alive and one is not self.host]
+        if self.over or all(one.over or one.resting for one in others):
+            self.busy.pop("linger", None)
+            self.go()
+        else:
+            self.busy["linger"] = ("*",)
+            self.job.at(self.job.now + 0.3, self._linger)
 
     def _close(self) -> None:
         self.ask(m.Leave(0), self._closed)
@@ -746,7 +761,7 @@ class Job:
         if cut:
             steps = steps[:1] + steps[rng.randint(1, len(steps)) :]
         elif rng.random() < 0.2:
-            steps = [*steps[: rng.randint(1, len(steps))], ("join",)]
+            steps = [*steps[: rng.randint(1, len(steps))], ("join",), *[("linger",)] * rng.randint(0, 1)]
         program: list[tuple[Any, ...]] = []
         for step in steps:
             if step[0] != "round":
@@ -921,7 +936,8 @@ class Job:
     def _check_errors(self) -> None:
         faults = self.plan.faults
         for store, failure in self.errors:
-            late = " is over" in failure.text or (failure.role == "scheduler" and store.number < 0)
+            late = " is over" in failure.text or " has ended" in failure.text
+            late = late or (failure.role == "scheduler" and store.number < 0)
             if store.host.incarnation >= 200 and late:
                 continue  # it came back when the others had ended
             told = f"{store}: {failure.error}: {failure.text}"

@@ -334,3 +334,13 @@ def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
     server.view(2)
     assert server.answers() == {0: [(K.DONE, 2)]}
     assert server.jobs() == []  # it waits for the one who came
+
+
+def test_a_resting_worker_reads_after_what_it_pushed_was_lost_with_the_server() -> None:
+    first = Machine(1)
+    first.start()
+    server = Machine(1, restarted=True, snapshot=first.machine.snapshot())
+    server.view(2, resting=(0,))
+    assert server.attach(0, 2, accepted=((0, 2),), met=True) is not None
+    server.ask(0, K.PULL, 2)
+    assert server.answers() == {0: [(K.VALUE, 1)]}
