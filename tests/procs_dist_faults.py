@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import hashlib
 import os
@@ -32,6 +33,7 @@ SHAPES = {"small": (101,), "large": (80_003,)}
 SLICE_BYTES = 1 << 16
 ELEMENTS = SLICE_BYTES // 4
 RATE, MOMENTUM = 0.5, 0.5
+_CLONE_NEWNET = 0x40000000
 
 
 class Load:
@@ -652,3 +654,36 @@ def going_through_restarts() -> dict[str, Any]:
     counts.close()
     store.close()
     return {"digest": made, "steps": steps, "seen": sorted(map(float, np.unique(value)))}
+
+
+# -------------------------------------------------------------------------------------------- other networks
+
+
+def enter(pid: str) -> None:
+    """Go over to the network of another process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/proc/{pid}/ns/net") as network:
+        assert libc.setns(network.fileno(), _CLONE_NEWNET) == 0
+
+
+def elsewhere(body: str, arguments: list[Any], network: str) -> Any:
+    """Run a body in another network."""
+    enter(network)
+    return globals()[body](*arguments)
+
+
+def server_elsewhere() -> None:
+    """Be a server in another network."""
+    from servers import server
+
+    enter(os.environ["TEST_NETWORK"])
+    os.environ["KVSTORE_HOST"] = os.environ["TEST_BINDS"]
+    server()
+
+
+def scheduler_elsewhere() -> None:
+    """Be a scheduler in another network."""
+    from servers import scheduler
+
+    enter(os.environ["TEST_NETWORK"])
+    scheduler()

@@ -6,9 +6,12 @@ so several run side by side.
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +23,8 @@ import jobs
 import pytest
 from faults.proxy import Proxy
 from servers import ServedJob
+
+from kvstore.launch.certificates import Certificates
 
 BODIES = "procs_dist_faults"
 DEAD_AFTER = 1.0
@@ -70,13 +75,22 @@ class Faults:
         self._count = 0
         self._lock = threading.Lock()
 
-    def job(self, workers: int, servers: int, server: str = "", **variables: str) -> _Closing:
-        """Start scheduler and servers of a job; it is closed by `with`."""
+    def job(
+        self,
+        workers: int,
+        servers: int,
+        server: str = "",
+        scheduler: str = "",
+        keys: dict[str, str] | None = None,
+        **variables: str,
+    ) -> _Closing:
+        """Start scheduler and servers of a job, perhaps with bodies of their own; for `with`."""
         with self._lock:
             self._count += 1
             folder = self.folder / str(self._count)
         folder.mkdir()
-        return _Closing(self.nursery, folder, workers, servers, server, {**TIMES, **variables})
+        bodies = {"server": server, "scheduler": scheduler}
+        return _Closing(self.nursery, folder, (workers, servers), bodies, keys or {}, {**TIMES, **variables})
 
     def run(self, body: Callable[..., None], cases: Sequence[Case], seed: int) -> None:
         """Run cases side by side, each with moments drawn from the seed and its name; say which failed."""
@@ -98,26 +112,41 @@ class _Closing(ServedJob):
         self,
         nursery: SharedNursery,
         folder: Path,
-        workers: int,
-        servers: int,
-        body: str,
-        times: dict[str, str],
+        size: tuple[int, int],
+        bodies: dict[str, str],
+        keys: dict[str, str],
+        variables: dict[str, str],
     ) -> None:
-        self._body, self.nursery = body, nursery
-        super().__init__(nursery, folder, workers, servers, **times)
+        self._bodies, self._keys, self.nursery = bodies, keys, nursery
+        self._others: list[jobs.Worker] = []
+        super().__init__(nursery, folder, *size, **variables)
 
     def _role(self, role: str, rank: int, **variables: str) -> jobs.Worker:
-        """As elsewhere, but for servers that run another body."""
-        if role != "server" or not self._body:
+        """As elsewhere, but for those that run another body, or have keys."""
+        if self._keys:
+            name = role if role == "scheduler" else f"{role}-{rank}"
+            variables["KVSTORE_KEYS_FILE"] = self._keys[name]
+        if not self._bodies[role]:
             return super()._role(role, rank, **variables)
         own = {"KVSTORE_ROLE": role, "KVSTORE_JOB": self.name, "TMPDIR": str(self.folder)}
         request = {
             "module": BODIES,
-            "function": self._body,
+            "function": self._bodies[role],
             "arguments": [],
             "variables": {**self.variables, **own, **variables},
         }
         return jobs.Worker(self.nursery, request)
+
+    def role(self, role: str, **variables: str) -> jobs.Worker:
+        """Start one process more."""
+        made = self._role(role, 0, **variables)
+        self._others.append(made)
+        return made
+
+    def close(self) -> None:
+        for one in self._others:
+            one.close()
+        super().close()
 
     def __enter__(self) -> _Closing:
         return self
@@ -733,3 +762,204 @@ def test_a_worker_that_never_comes(faults: Faults) -> None:
         worker = made.start(BODIES, "refused", "TimeoutError", rank=0)
         assert "worker 1" in finish(worker)[0]
         made.ended(20)
+
+
+def start_the_scheduler_late(faults: Faults, draw: random.Random) -> None:
+    """Servers and workers may be there long before it: nobody is lost who was never met."""
+    with faults.job(2, 1) as made:
+        port = made.variables["KVSTORE_SCHEDULER"].rpartition(":")[2]
+        made.scheduler.signal(signal.SIGKILL)
+        made.servers[0].signal(signal.SIGKILL)
+        made.ended()
+        server = made.start_server(0)
+        workers = made.start_all(BODIES, "trained", 3)
+        time.sleep(3 * DEAD_AFTER)
+        address = f"tcp://127.0.0.1:{port}"
+        scheduler = made.role("scheduler", KVSTORE_SCHEDULER=address, KVSTORE_NUM_WORKERS="2")
+        finish(*workers)
+        end = time.monotonic() + 10
+        assert (scheduler.finish(end), server.finish(end)) == (0, 0)
+
+
+def take_an_old_port(faults: Faults, draw: random.Random) -> None:
+    """A scheduler comes where another one was: those who knew that one are turned away by it."""
+    with faults.job(2, 1, KVSTORE_DEAD_AFTER="5") as made:
+        workers = made.start_all(BODIES, "until_fenced", "pushpull")
+        ready(*workers)
+        made.scheduler.signal(signal.SIGKILL)
+        made.scheduler.finish(time.monotonic() + 5)
+        address = made.variables["KVSTORE_SCHEDULER"]
+        made.role("scheduler", KVSTORE_SCHEDULER=address, KVSTORE_NUM_WORKERS="2")
+        for found in finish(*workers):
+            assert found["error"] == "FencedError", found
+        assert made.servers[0].finish(time.monotonic() + 10) == 1
+        assert "FencedError" in made.servers[0].errors()
+
+
+def test_schedulers_that_come_late(faults: Faults) -> None:
+    faults.run(start_the_scheduler_late, [()], 0)
+    faults.run(take_an_old_port, [()], 0)
+
+
+def test_addresses_that_cannot_be_had(faults: Faults) -> None:
+    with faults.job(1, 1) as made:
+        taken = made.variables["KVSTORE_SCHEDULER"]
+        for address, word in {
+            taken: "is taken by another process",
+            "tcp://203.0.113.7:0": "Error",
+        }.items():
+            second = made.role(
+                "scheduler", KVSTORE_SCHEDULER=address, KVSTORE_INSECURE="1", KVSTORE_NUM_WORKERS="1"
+            )
+            assert second.finish(time.monotonic() + 10) == 1
+            assert "ConfigError" in second.errors()
+            assert word in second.errors()
+
+
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+def test_wrong_keys(faults: Faults) -> None:
+    """Who has another job's keys, or none, is refused, with few words; the job goes on."""
+    files = [keys_of_a_job(faults.folder / name, workers=2) for name in ("ours", "theirs")]
+    ours, theirs = files
+    with faults.job(2, 1, keys=ours, KVSTORE_DEAD_AFTER="5") as made:
+        workers = [
+            made.start(BODIES, "trained", 60, 0.02, rank=rank, KVSTORE_KEYS_FILE=ours[f"worker-{rank}"])
+            for rank in (0, 1)
+        ]
+        ready(*workers)
+        stranger = made.start(BODIES, "refused", "AuthError", rank=1, KVSTORE_KEYS_FILE=theirs["worker-1"])
+        bare = made.start(BODIES, "refused", "AuthError", rank=1)
+        assert all("refuses this process" in text for text in finish(stranger, bare))
+        first, second = finish(*workers, timeout=40)
+        assert first["digest"] == second["digest"]
+        assert made.ended(10) == [0, 0]
+        assert made.scheduler.errors().count("\n") < 6, made.scheduler.errors()
+
+
+def keys_of_a_job(folder: Path, workers: int) -> dict[str, str]:
+    """Make the keys of a job with one server; return each process's file."""
+    return {path.stem: str(path) for path in Certificates(workers, 1).save(folder)}
+
+
+# ------------------------------------------------------------------------------------------------ namespaces
+
+
+def no_namespaces() -> str:
+    """Why there are none; empty: there are."""
+    if not (shutil.which("ip") and shutil.which("unshare") and shutil.which("nsenter")):
+        return "takes ip, unshare and nsenter"
+    made = subprocess.run(["unshare", "-n", "ip", "link", "add", "type", "veth"], capture_output=True)
+    return "network namespaces are not allowed here" if made.returncode else ""
+
+
+class Networks:
+    """Two namespaces, joined by a cable, in the first of which there are scheduler, servers and worker 0."""
+
+    HERE, THERE = "10.89.0.1", "10.89.0.2"
+
+    def __init__(self) -> None:
+        holder = ["unshare", "-n", "sleep", "300"]
+        self._holders = [subprocess.Popen(holder) for _ in range(2)]
+        self.pids = [one.pid for one in self._holders]
+        own = os.readlink("/proc/self/ns/net")
+        end = time.monotonic() + 5
+        while any(os.readlink(f"/proc/{pid}/ns/net") == own for pid in self.pids):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        self._do(0, f"link add here type veth peer name there netns {self.pids[1]}")
+        for at, name, address in ((0, "here", self.HERE), (1, "there", self.THERE)):
+            self._do(at, "link set lo up")
+            self._do(at, f"addr add {address}/24 dev {name}")
+            self._do(at, f"link set {name} up")
+
+    def _do(self, at: int, command: str) -> None:
+        subprocess.run(["nsenter", "-t", str(self.pids[at]), "-n", "ip", *command.split()], check=True)
+
+    def cut(self) -> None:
+        """Let packets to the second one vanish."""
+        self._do(0, f"route add blackhole {self.THERE}/32")
+
+    def heal(self) -> None:
+        self._do(0, f"route del blackhole {self.THERE}/32")
+
+    def __enter__(self) -> Networks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._holders:
+            one.kill()
+            one.wait()
+
+
+def part(faults: Faults, draw: random.Random, seconds: float) -> None:
+    """Worker 1 cannot be reached for a while. It heals in time, or the job is two that know of each other."""
+    heals = seconds < 3
+    variables = {
+        "KVSTORE_DEAD_AFTER": "6" if heals else "2",
+        "KVSTORE_INSECURE": "1",
+        "KVSTORE_SAME_HOST_SHM": "0",
+        "KVSTORE_SCHEDULER": f"tcp://{Networks.HERE}:0",
+        "TEST_BINDS": Networks.HERE,
+    }
+    with Networks() as networks:
+        here, there = ({"TEST_NETWORK": str(pid)} for pid in networks.pids)
+        with faults.job(2, 2, server="server_elsewhere", scheduler="scheduler_elsewhere",
+                        **variables, **here) as made:  # fmt: skip
+            body, arguments = ("trained", (60, 0.02)) if heals else ("until_fenced", ("pushpull",))
+            workers = [
+                made.start(BODIES, "elsewhere", body, arguments, network["TEST_NETWORK"], rank=rank)
+                for rank, network in enumerate((here, there))
+            ]
+            ready(*workers)
+            time.sleep(draw.random() * 0.3)
+            networks.cut()
+            start = time.monotonic()
+            if heals:
+                time.sleep(seconds)
+                networks.heal()
+                first, second = finish(*workers, timeout=40)
+                assert first["digest"] == second["digest"]
+                assert made.ended(20) == [0, 0, 0]
+                return
+            ready(*workers, line="noticed")
+            networks.heal()
+            first, second = finish(*workers, timeout=20)
+            assert (first["error"], second["error"]) == ("PeerLostError", "PeerLostError")
+            assert "worker 1" in first["text"]
+            assert "scheduler" in second["text"]
+            assert max(one["noticed"] for one in (first, second)) - start < 6 * 2
+            assert made.ended(20) == [0, 0, 0]
+
+
+@pytest.mark.skipif(no_namespaces() != "", reason=no_namespaces())
+def test_packets_that_vanish(faults: Faults) -> None:
+    faults.run(part, [(2.0,), (8.0,)], 0)
+
+
+# ----------------------------------------------------------------------------------------------------- night
+
+DRAWN: list[tuple[Callable[..., None], list[Case]]] = [
+    (kill_a_worker, [(phase,) for phase in PHASES]),
+    (kill_a_server, [(phase,) for phase in PHASES]),
+    (kill_the_scheduler, [(phase,) for phase in PHASES]),
+    (kill_one_at_the_start, [("raise",), ("continue",)]),
+    (kill_after_close, [()]),
+    (go_on, [(phase, False) for phase in PHASES if phase != "settings"] + [("pushpull", True)]),
+    (stop_for_a_while, [("worker",), ("server",), ("scheduler",)]),
+    (stop_for_long, [("worker",), ("server",), ("scheduler",)]),
+    (restart_a_server, [(True,), (False,)]),
+    (disturb, [("slow", False), ("cut", False), ("cut", True)]),
+    (cut_off, [("heals",), ("for good",)]),
+    (end_badly, [(how,) for how in ("_exit", "exception", "with", "exit from with", "thread", "abort")]),
+    (interrupt, [("create", True), ("push", False), ("pushpull", True), ("pull", True), ("barrier", True)]),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("body", "cases"), DRAWN, ids=[body.__name__ for body, _ in DRAWN])
+def test_fifty_seeds(faults: Faults, body: Callable[..., None], cases: list[Case]) -> None:
+    for seed in range(1000, 1050):
+        faults.run(body, cases, seed)
