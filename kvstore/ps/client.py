@@ -140,9 +140,7 @@ class Client:
         Payloads belong to the operation until it is finished. Operations on one slice are submitted one after
         the other.
         """
-        if self._late is not None:
-            late, self._late = self._late, None
-            raise raised(late)
+        self._raise_late()
         operation = Operation(requests)
         name = next(self._names)
         parts = [events.Part(r.server, r.record, r.payload) for r in requests]
@@ -181,9 +179,15 @@ class Client:
             self._released.add(operation)
 
     def settle(self) -> None:
-        """Wait until all operations that were let go are answered."""
+        """Wait until all operations that were let go are answered; raise what became of them."""
         while self._released:
             self._wait(lambda: not self._released, "pushes to be taken in")
+        self._raise_late()
+
+    def _raise_late(self) -> None:
+        if self._late is not None:
+            late, self._late = self._late, None
+            raise raised(late)
 
     def _note(self, operation: Operation) -> None:
         self._late = self._late or operation.error
@@ -230,7 +234,8 @@ class Client:
             raise raised(lost(view.losses))
 
     def barrier(self) -> None:
-        """Wait until every member that has not joined is here."""
+        """Wait until every member that has not joined is here; what they pushed has been taken in by then."""
+        self.settle()
         self.told(partial(m.Barrier, number=self._barriers + 1), f"barrier {self._barriers + 1}")
         self._barriers += 1
 
@@ -425,8 +430,10 @@ class Client:
             return
         if self._failure is None:
             if not lost:
-                with contextlib.suppress(KVStoreError):
+                try:
                     self.settle()
+                except KVStoreError as error:
+                    log.error("worker %d, as its store is closed: %s", self.rank, error)
             self._say(partial(m.Leave, lost=lost))
         self.closed = True
         if not self._process.keeps(self):

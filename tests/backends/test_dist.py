@@ -216,3 +216,77 @@ def test_any_program_of_verbs_gives_the_bits_of_local(served: Served, rule: str,
     made = served(2, 2, **{**SYNC, "KVSTORE_SLICE_BYTES": "65536"})
     run(made, ROUNDS, "program", rule, steps)
     made.close()
+
+
+# ---------------------------------------------------------------------------------------- what servers decide
+
+
+@pytest.mark.parametrize("codec", ["", "2bit"])
+def test_numbers_do_not_depend_on_the_number_of_servers(served: Served, codec: str) -> None:
+    digests = set()
+    for servers in (1, 2, 3):
+        digests |= set(run(served(2, servers, **SMALL), OWN, "digest_of_everything", codec))
+    assert len(digests) == 1
+
+
+def test_settings_that_change_at_any_time_change_for_all_alike(served: Served) -> None:
+    assert len(set(run(served(3, 2, **SMALL), OWN, "settings_at_any_time", 15))) == 1
+
+
+@pytest.mark.parametrize("kind", ["str", "int"])
+def test_keys_may_be_made_in_any_order(served: Served, kind: str) -> None:
+    run(served(4, 2, **SYNC), OWN, "keys_in_any_order", kind)
+
+
+@pytest.mark.parametrize("variables", [SMALL, P3], ids=["small slices", "p3"])
+def test_keys_are_spread_by_bytes(served: Served, variables: dict[str, str]) -> None:
+    first, other = run(served(2, 2, **variables), OWN, "placed", 2)
+    assert first == other
+
+
+@pytest.mark.parametrize("function", ["out_of_reach", "own_rule"])
+def test_rules_of_ones_own(served: Served, function: str) -> None:
+    run(served(2, 2, **SMALL), OWN, function)
+
+
+def test_an_error_of_a_rule_reaches_everybody(served: Served) -> None:
+    first, other = run(served(2, 2, **SMALL), OWN, "failing_rule")
+    assert first == other
+
+
+def test_a_wait_ends_at_the_deadline_and_says_for_whom_it_was(served: Served) -> None:
+    made = served(2, 2, **SMALL)
+    waiting, late = made.start_all(OWN, "deadline")
+    waiting.expect("late")
+    late.say("go")
+    waiting.say("go")
+    made.results()
+
+
+def test_files_go_to_a_store_of_one_process_and_back(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    run(served(2, 2, **SMALL), OWN, "files_go_to_local", str(tmp_path / "files"))
+
+
+def test_two_jobs_at_once(served: Served) -> None:
+    made = [served(2, 1, **SMALL), served(2, 2, **SMALL)]
+    for job in made:
+        job.start_all(OWN, "own_rule")
+    for job in made:
+        job.results()
+        assert job.ended() == [0] * (1 + len(job.servers))
+
+
+# ------------------------------------------------------------------------------------------------ dist_async
+
+ASYNC = {stores.NAME: "dist_async", "KVSTORE_SLICE_BYTES": "131072"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("function", ["at_once", "async_failure"])
+def test_without_rounds(served: Served, workers: int, function: str) -> None:
+    run(served(workers, 2, **ASYNC), OWN, function)
+
+
+def test_pushes_of_all_workers_at_once(served: Served) -> None:
+    run(served(3, 2, **ASYNC), OWN, "one_update_at_a_time", 30)
