@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -257,7 +257,7 @@ class DistBackend:
             rest = [(key, arrays) for key, arrays in targets.items() if arrays]
             return self.start_pull(rest, True, priority)
         later: list[Deliver] = []
-        fills = [(key, values, self._fill(key, targets[key.key], later)) for key, values in dense]
+        fills = [(key, values, self._fill(key, targets[key.key], later, values)) for key, values in dense]
         self._check_writing()
         requests = [r for key, values, into in fills for r in self._pushed(key, values, Kind.PUSHPULL, into)]
         return self._started(requests, "a pushpull", priority, later)
@@ -325,10 +325,11 @@ class DistBackend:
     def _do(self, requests: list[Request], what: str) -> None:
         self._started(requests, what)()
 
-    def _fill(self, key: DistKey, outs: list[Any], later: list[Deliver]) -> Fill:
+    def _fill(self, key: DistKey, outs: list[Any], later: list[Deliver], pushed: Sequence[Any] = ()) -> Fill:
         """Make what writes a dense key's value to outs, as far as it can while it comes in."""
         if cpu.first_misfit(outs, key.like, True) < 0:
-            return Fill(key, outs, self._memory)
+            in_place = len(outs) == len(pushed) == 1 and outs[0] is pushed[0]
+            return Fill(key, outs, self._memory, in_place)
         direct: list[Array] = []
         others: list[Array] = []
         on_gpu = []

@@ -25,6 +25,8 @@ class Home(NamedTuple):
 
     segment: int
     offset: int
+    #: Whether it is an array of the caller's, from `empty`.
+    own: bool = False
 
 
 class Memory:
@@ -46,7 +48,7 @@ class Memory:
         if self._outbox is None or key.nbytes < SHARED_BYTES or not self._client.all_read_here:
             return None
         if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
-            return Home(there.segment, there.offset)
+            return Home(there.segment, there.offset, own=True)
         block = self._block(key)
         if block is None:
             return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..kernels import cpu
-from ..ps.messages import Place, Record
+from ..ps.messages import IN_PLACE, Place, Record
 from ..sparse import RowSparseArray
 from .dist_keys import DistKey, Part
 from .entry import Array
@@ -23,14 +23,18 @@ Frames = Sequence[Any]
 class Fill:
     """Writes a dense key's value to outs of its type."""
 
-    __slots__ = ("_flat", "_key", "_memory")
+    __slots__ = ("_flat", "_key", "_memory", "in_place")
 
-    def __init__(self, key: DistKey, outs: list[Array], memory: Memory) -> None:
+    def __init__(self, key: DistKey, outs: list[Array], memory: Memory, in_place: bool = False) -> None:
         self._key, self._memory = key, memory
+        #: Whether the only out is the array that is pushed.
+        self.in_place = in_place
         self._flat = [out.reshape(-1) for out in outs]
 
     def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
         """Copy one slice; False: it changed meanwhile in the server's memory, and must be asked for again."""
+        if record.stamp == IN_PLACE and record.place == Place.NONE:
+            return True
         targets = [flat[part.start : part.stop] for flat in self._flat]
         if record.place == Place.SHARED:
             return self._memory.copy(part.server, record, targets)

@@ -15,7 +15,7 @@ from ..kernels import cpu
 from ..memory.outbox import Inbox, Values
 from ..ps import events
 from ..ps.config import PsConfig
-from ..ps.messages import BY_FRAME, Failure, Kind, Place, Record
+from ..ps.messages import BY_FRAME, IN_PLACE, Failure, Kind, Place, Record
 from .dist_memory import SHARED_BYTES
 from .dist_shelf import Job, Payload, Shelf
 
@@ -32,6 +32,8 @@ class ShelvesOfServer:
         self._shelves: dict[int, Shelf] = {}
         self._values: dict[int, Values] = {}
         self._inboxes: dict[tuple[int, int], Inbox] = {}
+        #: By store and slice, whose requests (rank and sequence) the last round has answered in their memory.
+        self._in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
         if config.threads:
             cpu.set_threads(config.threads)
 
@@ -48,14 +50,24 @@ class ShelvesOfServer:
     def apply(self, action: events.Apply) -> events.Applied | None:
         """Sum and update."""
         shelf = self.shelf(action.store)
-        ready = shelf.gather([self._job(action.store, job) for job in action.jobs])
+        ready = shelf.gather([self._job(action.store, job, shelf) for job in action.jobs])
         errors = shelf.apply(ready)
+        for job, error in zip(ready, errors, strict=True):
+            if error is not None or job.slice not in shelf.written:
+                self._in_place.pop((action.store, job.slice), None)
         done = [(job.slice, error and _failure(error)) for job, error in zip(ready, errors, strict=True)]
         return events.Applied(action.store, done) if done else None
 
-    def _job(self, store: int, job: events.Job) -> Job:
+    def _job(self, store: int, job: events.Job, shelf: Shelf) -> Job:
         parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
-        return Job(job.slice, job.round, parts, job.version, job.clock)
+        outs: list[Any] = []
+        written = set()
+        for (rank, payload), (_, record, _) in zip(parts, job.parts, strict=True):
+            if record.stamp == IN_PLACE and shelf.writes_to(job.slice, payload):
+                outs.append(payload.data)
+                written.add((rank, record.sequence))
+        self._in_place[store, job.slice] = written
+        return Job(job.slice, job.round, parts, job.version, job.clock, tuple(outs))
 
     def _payload(self, store: int, rank: int, record: Record, frames: Sequence[Any]) -> Payload:
         """Find a payload; an error in its place fails whoever looks at it."""
@@ -96,6 +108,8 @@ class ShelvesOfServer:
     ) -> tuple[Record, list[Any]]:
         """Find what is asked for."""
         shelf = self.shelf(store)
+        if request.stamp == IN_PLACE and self._was_written(store, rank, request):
+            return _READ._replace(stamp=IN_PLACE), []
         if request.kind == Kind.FETCH_STATE:
             state = shelf.fetch_state(request.slice)
             return _READ._replace(place=Place.FRAME, nbytes=len(state)), [state]
@@ -112,6 +126,13 @@ class ShelvesOfServer:
         if not steady:
             value = value.copy()
         return _READ._replace(place=Place.FRAME, nbytes=value.nbytes), [_bytes(value)]
+
+    def _was_written(self, store: int, rank: int, request: Record) -> bool:
+        """Whether the round has written its value over what was pushed; that counts for one answer."""
+        written = self._in_place.get((store, request.slice), set())
+        there = (rank, request.sequence) in written
+        written.discard((rank, request.sequence))
+        return there
 
     def _rows(self, shelf: Shelf, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
         ids = None
@@ -136,7 +157,10 @@ class ShelvesOfServer:
         """Drop slices, or a store."""
         if action.slices is not None:
             self.shelf(action.store).forget(action.slices)
+            for slice_ in action.slices:
+                self._in_place.pop((action.store, slice_), None)
             return
+        self._in_place = {key: one for key, one in self._in_place.items() if key[0] != action.store}
         shelf = self._shelves.pop(action.store, None)
         if shelf is not None:
             shelf.close()
@@ -166,7 +190,7 @@ class ShelvesOfServer:
         old = self._inboxes.pop(key, None)
         if old is not None:
             old.close()
-        inbox = Inbox.open(action.memory) if action.memory else None
+        inbox = Inbox.open(action.memory, writes=True) if action.memory else None
         if inbox is None:
             return ""
         self._inboxes[key] = inbox

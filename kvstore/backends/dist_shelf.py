@@ -62,6 +62,8 @@ class Shelf:
         self._rules = Rules()
         self._entries: dict[int, KeyEntry] = {}  # by the number of the key's first slice
         self._held: dict[int, DenseSlice | Table] = {}
+        #: Slices whose last `apply` has written its outs.
+        self.written: set[int] = set()
         self._ready: set[int] = set()
         #: Slices that are not as in the last snapshot.
         self._changed: set[int] = set()
@@ -158,6 +160,19 @@ class Shelf:
             raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
         return held.live()
 
+    def writes_to(self, slice: int, payload: Payload) -> bool:
+        """Whether a round of the slice can write its value over a payload, too: `Job.outs`."""
+        held = self._held.get(slice)
+        return (
+            isinstance(held, DenseSlice)
+            and not payload.coding
+            and payload.rows < 0
+            and isinstance(payload.data, np.ndarray)
+            and payload.data.flags.writeable
+            and payload.data.nbytes == held.size * held.of.dtype.itemsize
+            and payload.data.ctypes.data % held.of.dtype.itemsize == 0
+        )
+
     def is_table(self, slice: int) -> bool:
         """Whether a slice is one of a row-sparse key."""
         return isinstance(self._part(slice), Table)
@@ -249,6 +264,7 @@ class Shelf:
             it was, the others are through.
         """
         results: list[Exception | None] = [None] * len(jobs)
+        self.written.clear()
         batch = Batch(self._memory)
         together: dict[int, tuple[int, Rule, Any]] = {}
         whole: dict[tuple[DenseKey, int], list[int]] = {}
@@ -266,7 +282,8 @@ class Shelf:
                         self._run(batch, together, results)
                         batch, together = Batch(self._memory), {}
                     check_dtype(rule, held.of.key, held.of.dtype)
-                    batch.add(held, job, rule)
+                    if batch.add(held, job, rule) and job.outs:
+                        self.written.add(job.slice)
                     together[job.slice] = (number, rule, held.of.key)
             except Exception as error:
                 results[number] = self._explained(error, job)

@@ -195,20 +195,22 @@ class Batch:
         self._places: list[tuple[int, int]] = []
         self._counted: list[tuple[State, tuple[int, int]]] = []
 
-    def add(self, part: DenseSlice, job: Job, rule: Rule) -> None:
-        """Take in a job; if that raises, nothing has happened."""
+    def add(self, part: DenseSlice, job: Job, rule: Rule) -> bool:
+        """Take in a job; if that raises, nothing has happened. False: its outs will not be written."""
         weight = part.live()
         sources = self._sources(part, job, rule)
         if sources is None:
-            return
+            return False
+        outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
         if rule.optimizer is None:
-            self._sums.append((sources, weight, []))
+            self._sums.append((sources, weight, outs))
         else:
             kind, params, master, states, counts = part.plan(rule, job.clock)
-            self._updates.append((kind, params, sources, weight, master, states, []))
+            self._updates.append((kind, params, sources, weight, master, states, outs))
             self._counted.append((part.state, counts))
         if part.place is not None:
             self._places.append(part.place)
+        return True
 
     def _sources(self, part: DenseSlice, job: Job, rule: Rule) -> list[Array] | cpu.Coded | None:
         """Return what is to be summed; None where a few rows were pushed, which are done here."""

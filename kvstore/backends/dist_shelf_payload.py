@@ -38,6 +38,8 @@ class Job(NamedTuple):
     parts: list[tuple[int, Payload]]
     version: int = 0
     clock: int = 0
+    #: Where the value is to be written too: buffers as large as the slice's value. Some may be sources.
+    outs: tuple[Any, ...] = ()
 
 
 class Place(NamedTuple):

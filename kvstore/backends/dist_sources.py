@@ -11,11 +11,12 @@ from .. import pages
 from ..compression import Feedback
 from ..kernels import cpu
 from ..ps.client import Request, Take
-from ..ps.messages import Kind, Place, Record
+from ..ps.messages import IN_PLACE, Kind, Place, Record
 from ..sparse import RowSparseArray
 from .apply import summands
 from .dist_keys import DistKey, Part
 from .dist_memory import Home, Memory
+from .dist_results import Fill
 from .entry import Array
 from .rows import merged
 
@@ -39,7 +40,7 @@ class Sources:
         #: Bits of an element, by code.
         self._bits = {cpu.coding(name): bits for name, bits in _BITS.items()}
 
-    def dense(self, key: DistKey, values: list[Array], stamp: Stamp, take: Take | None) -> Iterator[Request]:
+    def dense(self, key: DistKey, values: list[Array], stamp: Stamp, take: Fill | None) -> Iterator[Request]:
         """Send the sum of values; they stay as they are until all is answered."""
         home = self._memory.home(key, values)
         data = None
@@ -48,7 +49,7 @@ class Sources:
         yield from self._cut(key, data, key.dtype.itemsize * 8, stamp, take, home)
 
     def packed(
-        self, key: DistKey, values: list[Array], stamp: Stamp, take: Take | None, feedback: Feedback
+        self, key: DistKey, values: list[Array], stamp: Stamp, take: Fill | None, feedback: Feedback
     ) -> Iterator[Request]:
         """Send the sum of values as the codec packs it; one without kernels packs and unpacks it here."""
         compiled = feedback.codec.compiled
@@ -70,7 +71,7 @@ class Sources:
         data: memoryview | None,
         bits: int,
         stamp: Stamp,
-        take: Take | None,
+        take: Fill | None,
         home: Home | None,
         coding: int = 0,
         threshold: float = 0.0,
@@ -78,6 +79,7 @@ class Sources:
         """Cut bytes, `bits` bits an element, at the key's slices; they are sent, or lie at `home`."""
         nbytes = key.nbytes if data is None else len(data)
         last = len(key.parts) - 1
+        flag = IN_PLACE if home is not None and home.own and take is not None and take.in_place else 0
         for index, part in enumerate(key.parts):
             start = part.start * bits // 8
             stop = nbytes if index == last else part.stop * bits // 8
@@ -86,12 +88,12 @@ class Sources:
                 place, frame, offset = Place.SHARED, home.segment, home.offset + start
             record = Record(
                 stamp.kind, part.slice, 0, stamp.round, stamp.version, stamp.clock, coding, threshold, -1,
-                place, frame, offset, stop - start,
+                place, frame, offset, stop - start, flag,
             )  # fmt: skip
             yield Request(part.server, record, () if data is None else (data[start:stop],), take, part)
 
     def rows(
-        self, key: DistKey, values: Sequence[RowSparseArray], stamp: Stamp, take: Take | None = None
+        self, key: DistKey, values: Sequence[RowSparseArray], stamp: Stamp, take: Fill | None = None
     ) -> Iterator[Request]:
         """Send the sum of row-sparse values; every slice hears of it, also of no rows."""
         total = values[0] if len(values) == 1 else merged(list(values))

@@ -176,17 +176,20 @@ class Values(Outbox):
 
 
 class Inbox:
-    """Another process's memory, read-only."""
+    """Another process's memory."""
 
     def __init__(self, file: PeerFile) -> None:
         self._file: PeerFile | None = file
         self._segments: dict[int, Bytes] = {}
 
     @classmethod
-    def open(cls, offer: str) -> Inbox | None:
-        """Open what a process offers; None where it is out of reach: another machine, user, container ..."""
+    def open(cls, offer: str, writes: bool = False) -> Inbox | None:
+        """Open what a process offers, to read it, or to write as well.
+
+        None where it is out of reach: another machine, user, container ...
+        """
         try:
-            return cls(PeerFile(offer))
+            return cls(PeerFile(offer, writes))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 

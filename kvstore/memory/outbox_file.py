@@ -108,7 +108,8 @@ class PeerFile:
         It cannot be reached, or is not what the offer says.
     """
 
-    def __init__(self, offer: str) -> None:
+    def __init__(self, offer: str, writes: bool = False) -> None:
+        self._writes = writes
         if len(offer) > _MOST_OFFER:
             raise ValueError("an offer of that length")
         told: Any = json.loads(offer)
@@ -118,7 +119,7 @@ class PeerFile:
         self._identity: tuple[int, int] | None = None
         fd = self._open()
         try:
-            self._head = _mapped(fd, 0, PAGE).view(np.uint64)
+            self._head = _mapped(fd, 0, PAGE, False).view(np.uint64)
         finally:
             os.close(fd)
         token = bytes.fromhex(str(told.get("token")))
@@ -138,7 +139,7 @@ class PeerFile:
         try:
             if start % PAGE or nbytes <= 0 or start + nbytes > os.fstat(fd).st_size:
                 raise ValueError(f"segment {number} lies beyond its file")
-            return _mapped(fd, start, nbytes)
+            return _mapped(fd, start, nbytes, self._writes)
         finally:
             os.close(fd)
 
@@ -146,7 +147,8 @@ class PeerFile:
         """Open the memory again: a descriptor for each process would be too many to keep."""
         if not stat.S_ISREG(self._path.stat().st_mode):
             raise ValueError("that is no memory")
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        access = os.O_RDWR if self._writes else os.O_RDONLY
+        fd = os.open(self._path, access | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
                 raise ValueError("memory that somebody may take away")
@@ -160,9 +162,10 @@ class PeerFile:
         return fd
 
 
-def _mapped(fd: int, start: int, nbytes: int) -> Bytes:
+def _mapped(fd: int, start: int, nbytes: int, writes: bool) -> Bytes:
     flags = mmap.MAP_SHARED | _MAP_POPULATE
-    return np.frombuffer(mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ, offset=start), np.uint8)
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
+    return np.frombuffer(mmap.mmap(fd, nbytes, flags=flags, prot=access, offset=start), np.uint8)
 
 
 def _number(value: Any) -> int:

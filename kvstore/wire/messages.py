@@ -85,6 +85,9 @@ CODED = 255
 BY_FRAME = 1
 #: `Record.stamp` of a request sent again without its payload, to learn whether it came.
 PROBE = 2
+#: `Record.stamp` of a PUSHPULL in shared memory whose value may be written over what was pushed, and of an
+#: answer that has no payload because it was.
+IN_PLACE = 3
 
 
 class Batch(NamedTuple):
