@@ -42,3 +42,16 @@ class Momentous(kv.optimizer.Optimizer):
         self._update_count(index)
         state += grad
         weight -= np.float32(self._get_lr(index)) * state
+
+
+@kv.optimizer.register
+class Added(kv.optimizer.Optimizer):
+    """What MXNet 1.9.1 calls `test`: the gradient is added to the weight."""
+
+    def create_state(self, index: Any, weight: Array) -> Any:
+        return None
+
+    def update(self, index: Any, weight: Array, grad: Any, state: Any) -> None:
+        self._update_count(index)
+        dense = grad.todense() if isinstance(grad, kv.RowSparseArray) else grad
+        weight += np.float32(self.rescale_grad) * dense
