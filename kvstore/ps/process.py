@@ -54,10 +54,9 @@ class Process:
         """Say how patient a worker's machine is to be."""
         config = self.config
         letter = min(1.0, config.dead_after / 4)
-        # Before the scheduler has said a word the store's own deadline counts, which comes first.
-        return WorkerOptions(
-            credit, slice_bytes, config.resend, letter, config.dead_after, start=threading.TIMEOUT_MAX
-        )
+        # Before this process has met the scheduler only the store's own deadline counts, which comes first.
+        start = threading.TIMEOUT_MAX if self._pulse is None else config.dead_after
+        return WorkerOptions(credit, slice_bytes, config.resend, letter, config.dead_after, start)
 
     def place(self, rank: int, size: int) -> tuple[int, int]:
         """Rank and size on this machine, as far as the launcher tells."""

@@ -35,7 +35,7 @@ TIMES = {
     "KVSTORE_RESEND": "0.5",
     "KVSTORE_TIMEOUT": "15",
 }
-AT_ONCE = 3
+AT_ONCE = 4
 
 MODULES = (
     BODIES,
@@ -195,6 +195,11 @@ def ready(*workers: jobs.Worker, line: str = "ready") -> None:
 PHASES = ["init", "push", "pushpull", "pull", "barrier", "settings", "close"]
 
 
+def drawn(phases: list[str], seed: int) -> list[Case]:
+    """Half of them; the others have their turn at night."""
+    return [(phase,) for phase in random.Random(seed).sample(phases, 4)]
+
+
 def kill(one: jobs.Worker) -> float:
     """Kill it; return when."""
     one.signal(signal.SIGKILL)
@@ -242,7 +247,7 @@ def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:
 
 @pytest.mark.parametrize("seed", [0])
 def test_a_killed_server(faults: Faults, seed: int) -> None:
-    faults.run(kill_a_server, [(phase,) for phase in PHASES], seed)
+    faults.run(kill_a_server, drawn(PHASES, seed), seed)
 
 
 def kill_the_scheduler(faults: Faults, draw: random.Random, phase: str) -> None:
@@ -260,7 +265,7 @@ def kill_the_scheduler(faults: Faults, draw: random.Random, phase: str) -> None:
 
 @pytest.mark.parametrize("seed", [0])
 def test_a_killed_scheduler(faults: Faults, seed: int) -> None:
-    faults.run(kill_the_scheduler, [(phase,) for phase in PHASES], seed)
+    faults.run(kill_the_scheduler, drawn(PHASES, seed), seed)
 
 
 def kill_one_at_the_start(faults: Faults, draw: random.Random, on_peer_loss: str) -> None:
@@ -486,7 +491,7 @@ def disturb(faults: Faults, draw: random.Random, how: str, same_host: bool) -> N
     variables = {"KVSTORE_SAME_HOST_SHM": str(int(same_host)), "KVSTORE_DEAD_AFTER": "5"}
     with faults.job(2, 2, server="behind", **variables) as made:
         with Behind(made, lambda target: Proxy(target, draw.random(), **options)) as behind:
-            workers = made.start_all(BODIES, "trained", 12)
+            workers = made.start_all(BODIES, "trained", 5)
             first, second = finish(*workers, timeout=40)
             assert how == "slow" or sum(proxy.cuts for proxy in behind.proxies) > 0
         assert first["digest"] == second["digest"]
