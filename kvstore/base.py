@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import os
 import sys
 import warnings
 from typing import Any, ClassVar, TypeVar
@@ -169,7 +170,8 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
     shared = literal in _ALONE and config.processes != 1 and _has_peers()
     module, cls = BACKENDS["shared" if shared else literal]
     if module == "dist":
-        _serve_if_told(literal, config)
+        _serve_if_told(literal)
+        cls = _van(literal, cls)
     if module == "shared" and sys.platform != "linux":
         raise MissingBackendError(
             f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of "
@@ -179,7 +181,19 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
     return KVStore(literal, backend(config), config)
 
 
-def _serve_if_told(literal: str, config: Any) -> None:
+def _van(literal: str, cls: str) -> str:
+    """Class of a store on servers: MXNet makes its stores P3 by a variable."""
+    van = os.environ.get("DMLC_PS_VAN_TYPE") or "zmq"
+    if van not in ("zmq", "p3"):
+        raise ConfigError(f"DMLC_PS_VAN_TYPE={van!r}: there are zmq and p3; unset it")
+    if van == "p3" and cls == "AsyncDistBackend":
+        raise ConfigError(
+            f"DMLC_PS_VAN_TYPE=p3 has rounds, and {literal!r} has none: create 'dist_sync', or unset it"
+        )
+    return "P3Backend" if van == "p3" else cls
+
+
+def _serve_if_told(literal: str) -> None:
     """In a process that was started as a server or scheduler: be one, and then end the process."""
     from .roles import find
 

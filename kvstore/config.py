@@ -160,6 +160,23 @@ def _typed(name: str, value: Any, source: str) -> Any:
         raise ArgumentError(f"{source} must be of type {wanted.__name__}, not {value!r}") from None
 
 
+def slice_threshold(environment: Mapping[str, str] | None = None) -> int:
+    """Elements of a slice of P3, as MXNet's variable says it.
+
+    Raises
+    ------
+    ConfigError
+        It is no positive whole number.
+    """
+    env = os.environ if environment is None else environment
+    text = env.get("MXNET_KVSTORE_SLICE_THRESHOLD") or "40000"
+    if not text.isdecimal() or not 1024 <= int(text) <= 1 << 28:
+        raise ConfigError(
+            f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is no whole number from 1024 to 2**28: correct or unset it"
+        )
+    return int(text)
+
+
 def _flag(value: Any, source: str) -> bool:
     found = {"0": False, "1": True}.get(value) if isinstance(value, str) else value
     if not isinstance(found, bool):

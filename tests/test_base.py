@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,9 @@ def registry() -> Iterator[dict[str, type]]:
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_every_native_name(name: str) -> None:
+def test_every_native_name(name: str, one_server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in one_server.items():
+        monkeypatch.setenv(variable, value)
     with kv.create(name) as store:
         assert store.type == name
         store.init("a", ones())
@@ -55,6 +57,28 @@ def test_known_names_that_are_not_built_yet(name: str) -> None:
     with pytest.raises(ImportError, match=rf"store '{name}' runs on .*local") as caught:
         kv.create(name)
     assert isinstance(caught.value, kv.MissingBackendError)
+
+
+@pytest.mark.parametrize(("van", "slices"), [("zmq", 1), ("p3", 3)])
+def test_dist_is_p3_where_the_van_is(
+    van: str, slices: int, one_server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in {**one_server, "DMLC_PS_VAN_TYPE": van}.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("MXNET_KVSTORE_SLICE_THRESHOLD", "1024")
+    with kv.create("dist_sync") as store:
+        store.init("a", np.zeros(3000, np.float32))
+        assert len(store._backend._keys.get("a").parts) == slices  # type: ignore[attr-defined]
+
+
+def test_p3_has_rounds(monkeypatch: pytest.MonkeyPatch, one_server: Mapping[str, str]) -> None:
+    for variable, value in {**one_server, "DMLC_PS_VAN_TYPE": "p3"}.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(kv.ConfigError, match=r"DMLC_PS_VAN_TYPE.*dist_sync"):
+        kv.create("dist_async")
+    monkeypatch.setenv("DMLC_PS_VAN_TYPE", "ibverbs")
+    with pytest.raises(kv.ConfigError, match=r"ibverbs.*zmq"):
+        kv.create("dist_sync")
 
 
 def test_every_name_of_the_contract_is_known() -> None:

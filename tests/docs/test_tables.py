@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kvstore import config, errors
 
 ROOT = Path(__file__).parents[2]
 README, STORES, FROM_MXNET = (ROOT / name for name in ("README.md", "docs/stores.md", "docs/from-mxnet.md"))
+SERVERS = ROOT / "docs/how-to/parameter-server.md"
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:
@@ -40,9 +42,26 @@ def test_readme_and_docs_agree_on_the_stores() -> None:
     assert states(README, "Stores") == STATES
 
 
-@pytest.mark.parametrize("name", [name for name, state in STATES.items() if state.startswith("works")])
+SERVED = [name for name, state in STATES.items() if state.startswith("works with servers")]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, state in STATES.items() if state.startswith("works") and name not in SERVED]
+)
 def test_a_store_that_works_is_made(name: str) -> None:
     assert kv.create(name.upper()).type == name
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_store_on_servers_is_made_where_there_are_some(
+    name: str, one_server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(kv.ConfigError, match=r"kvstore run .*-s"):
+        kv.create(name)
+    for variable, value in one_server.items():
+        monkeypatch.setenv(variable, value)
+    with kv.create(name.upper()) as store:
+        assert store.type == name
 
 
 @pytest.mark.parametrize("name", [name for name, state in STATES.items() if state == "not built yet"])
@@ -108,5 +127,5 @@ def test_the_options_are_those_of_create() -> None:
 def test_every_variable_that_is_read_is_documented() -> None:
     source = "".join(path.read_text() for path in ROOT.glob("kvstore/**/*.py"))
     variables = set(re.findall(r"\"((?:KVSTORE|MXNET|DMLC|PS)_[A-Z_0-9]+)\"", source))
-    documented = STORES.read_text() + FROM_MXNET.read_text()
+    documented = STORES.read_text() + FROM_MXNET.read_text() + SERVERS.read_text()
     assert {name for name in variables if f"`{name}`" not in documented} == set()
