@@ -21,7 +21,7 @@ _WITHOUT_MEANING = {
     "MXNET_KVSTORE_TREE_BACKTRACK": "device sums do not run over trees",
     "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY": "device sums do not run over trees",
     "MXNET_KVSTORE_SERIAL_PUSH": "row-sparse sums give the same bits on any number of threads",
-    "MXNET_KVSTORE_BIGARRAY_BOUND": "large keys are cut by bytes (slice_bytes), not from a number of elements on",
+    "MXNET_KVSTORE_BIGARRAY_BOUND": "large keys are cut by their bytes, see the option slice_bytes",
     "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "use the logger 'kvstore' instead",
 }
 
@@ -172,7 +172,7 @@ def slice_threshold(environment: Mapping[str, str] | None = None) -> int:
     text = env.get("MXNET_KVSTORE_SLICE_THRESHOLD") or "40000"
     if not text.isdecimal() or not 1024 <= int(text) <= 1 << 28:
         raise ConfigError(
-            f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is no whole number from 1024 to 2**28: correct or unset it"
+            f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is no whole number from 1024 to 2**28: unset it"
         )
     return int(text)
 
