@@ -129,10 +129,12 @@ class Holding:
         self.fresh.clear()
         self._count()
         for rank in ranks:
-            self._bases[rank] = tuple((slice_, round_) for slice_, round_ in bases.items() if round_)
+            # Whoever had the rank before may have left parts behind that count.
+            own = {slot.id: max(bases[slot.id], slot.last(rank)) for slot in self.slots.values()}
+            self._bases[rank] = tuple((slice_, round_) for slice_, round_ in own.items() if round_)
             for slot in self.slots.values():
-                if bases[slot.id] > slot.round:
-                    slot.skip[rank] = bases[slot.id]
+                if own[slot.id] > slot.round:
+                    slot.skip[rank] = own[slot.id]
             seat = self.seats.get(rank)
             if seat is not None:
                 seat.attached = True

@@ -107,6 +107,10 @@ class Slot:
         for rank in ranks:
             self.skip.pop(rank, None)
 
+    def last(self, rank: int) -> int:
+        """Return the last round for which there is a part of this rank, or 0."""
+        return max((number for number, parts in self.parts.items() if rank in parts), default=0)
+
     def base(self) -> int:
         """Round after which a worker that comes now begins."""
         return self.round + (self.busy == Doing.ROUND)

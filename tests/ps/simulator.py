@@ -329,6 +329,7 @@ class ServerHost(Host):
         for rank, record, frames in job.parts:
             incarnation = frames[record.frame].incarnation
             lost = processes[incarnation].state.value == "lost" and members.get(rank) != incarnation
+            lost = lost and not self.job.has_left(store, incarnation)
             self.job.check(not lost, f"round {job.round} of {store, job.slice} has a part of a lost worker")
 
     def _belongs(self, holding: Any, rank: int, job: e.Job) -> bool:
@@ -581,8 +582,20 @@ class Store:
         self.resting = True
         self.ask(m.JoinRounds(0, 0))
 
+    def _pause(self) -> None:
+        """Compute for so long that somebody else is found lost meanwhile."""
+        self.busy["pause"] = ("*",)
+        self.job.at(self.job.now + DEAD + 1.0, self._resume)
+
+    def _resume(self) -> None:
+        self.busy.pop("pause", None)
+        if self.host.alive:
+            self.go()
+
     def _linger(self) -> None:
         """Stay, resting, until all others are through: they must not wait for this one."""
+        if not self.host.alive:
+            return
         others = [one.stores[self.ordinal] for one in self.job.workers if one.alive and one is not self.host]
         if self.over or all(one.over or one.resting for one in others):
             self.busy.pop("linger", None)
@@ -773,6 +786,8 @@ class Job:
                 program.append(("pull", step[1]))
         if rng.random() < 0.5:
             program.append(("pull", tuple(key for key, _ in self.plan.keys)))
+        if self.plan.faults.kill_worker and rng.random() < 0.3:
+            program.insert(rng.randint(1, len(program)), ("pause",))
         return [*program, ("close",)]
 
     # ------------------------------------------------------------------------------------------ network
@@ -972,6 +987,11 @@ class Job:
                 or self._forgone(payload, when)
             )
             self.check(excused, f"{payload} was acknowledged at {when:.3f} and is lost")
+
+    def has_left(self, store: int, incarnation: int) -> bool:
+        """Whether a worker had closed its store before it was lost: its pushes count."""
+        worker = next(one for one in self.incarnations if one.incarnation == incarnation)
+        return any(one.number == store and one.machine._left for one in worker.stores)
 
     def _open(self, payload: Payload, value: Value | None) -> bool:
         """Whether its round never was complete, since all others closed the store without pushing."""
