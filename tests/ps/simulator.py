@@ -335,7 +335,8 @@ class ServerHost(Host):
     def _belongs(self, holding: Any, rank: int, job: e.Job) -> bool:
         """Whether a part of this worker has to be in the round: not if it came back during or after it."""
         who = (rank, holding.members[rank], holding.number, job.slice)
-        return who[1] < 200 or self.job.bases.get(who, job.round) < job.round
+        came = self.job.came_back(holding.number, who[1])
+        return self.job.bases.get(who, job.round if came else 0) < job.round
 
     def _write(self, action: e.Write) -> m.Failure | None:
         at = (action.store, action.slice)
@@ -987,6 +988,12 @@ class Job:
                 or self._forgone(payload, when)
             )
             self.check(excused, f"{payload} was acknowledged at {when:.3f} and is lost")
+
+    def came_back(self, store: int, incarnation: int) -> bool:
+        """Whether a worker took the place of a lost one, or is not even welcomed yet."""
+        worker = next(one for one in self.incarnations if one.incarnation == incarnation)
+        stores = [one.machine.welcome for one in worker.stores if one.number == store]
+        return not stores or (stores[0] is not None and stores[0].returned)
 
     def has_left(self, store: int, incarnation: int) -> bool:
         """Whether a worker had closed its store before it was lost: its pushes count."""
