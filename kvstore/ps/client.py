@@ -318,11 +318,36 @@ class Client:
 
     def _drive(self) -> None:
         """Wait a little for messages, and handle them."""
+        if self._tick():
+            self._process.look_after_others(self)
+        self._handle(_TICK)
+
+    def glance(self) -> None:
+        """Handle what has come, while this process waits in another store, unless somebody does it already.
+
+        Others may wait for a word of this store's: a server that has come back does, until it has heard of
+        every member.
+        """
+        if self.closed or self._failure is not None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(KVStoreError):  # the next call here raises it again
+                self._tick()
+                self._handle(0.0)
+        finally:
+            self._lock.release()
+
+    def _tick(self) -> bool:
+        """Let the machine look at the clock, if it is time."""
         now = time.monotonic()
-        if now - self._ticked >= _TICK:
-            self._ticked = now
-            self._carry_out(self._machine.step(events.Tick(), now))
-        for peer, message in self._sockets.receive(_TICK):
+        if now - self._ticked < _TICK:
+            return False
+        self._ticked = now
+        self._carry_out(self._machine.step(events.Tick(), now))
+        return True
+
+    def _handle(self, timeout: float) -> None:
+        for peer, message in self._sockets.receive(timeout):
             if type(message) is m.Attached:
                 self._open_memory(peer, message)
             self._carry_out(self._machine.step(events.Received(peer, message), time.monotonic()))

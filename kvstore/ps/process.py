@@ -69,6 +69,12 @@ class Process:
         if self._pulse is None:
             self._pulse = Pulse(pulse, self.name, self.roles.keys)
 
+    def look_after_others(self, waiting: Client) -> None:
+        """Handle what has come for all stores but one, whose caller waits."""
+        for client in list(self._open):
+            if client is not waiting:
+                client.glance()
+
     def keeps(self, client: Client) -> bool:
         """Note a store that is closed; True: its link to the scheduler is kept for the farewell."""
         if client in self._open:
