@@ -161,7 +161,10 @@ def uneven() -> None:
     for key in SIZES:
         with pytest.raises(kv.ConfigError, match="joined"):
             store.push(key, full(key, 1))
-        pulled(store, key)
+        if store.type == "shared":
+            pulled(store, key)
+        else:  # the others go on: slices on servers may be a round apart
+            pulled_any(store, key)
     tell("joined")
     hear()
     last = store.num_workers
