@@ -36,7 +36,7 @@ from ..ps.client import Client, Operation, Request
 from ..ps.messages import Kind
 from ..sparse import RowSparseArray
 from .dist_keys import DistKey, Keys, by_order, check_same, spec_of
-from .dist_memory import Memory
+from .dist_memory import SHARED_BYTES, Memory
 from .dist_results import Fill, Rows, States, Table
 from .dist_settings import Settings
 from .dist_shelf_rules import needs_whole_keys
@@ -57,7 +57,6 @@ log = logging.getLogger("kvstore.dist")
 
 Finish = Callable[[], None]
 
-_SMALL = 32 * 1024  # bytes of a push that is not waited for
 _OPEN = 2  # rounds of a key into which a worker may have pushed and which are not complete
 _LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been moved
 
@@ -83,7 +82,7 @@ class DistBackend:
         self.rank, self.num_workers = self._client.rank, self._client.size
         self.local_rank = self._client.local_rank
         self._keys = Keys()
-        self._memory = Memory(self._client)
+        self._memory = Memory(self._client, self.synchronous)
         self._sources = Sources(self._memory)
         self._settings = Settings(self._client)
         self._told: set[Key] = set()
@@ -186,7 +185,7 @@ class DistBackend:
         """Send; wait until the servers have it, unless it is small, and no third push that has to wait."""
         dense, sparse = self._checked(groups)
         self._check_writing()
-        small = not sparse and sum(key.nbytes for key, _ in dense) <= _SMALL
+        small = not sparse and sum(key.nbytes for key, _ in dense) < SHARED_BYTES
         operation = self._client.submit(self._pushes(dense, sparse, kept=small))
         if small and all(key.pushes - self._client.complete(key.parts) <= _OPEN for key, _ in dense):
             self._client.let_go(operation)

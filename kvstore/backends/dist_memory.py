@@ -20,6 +20,18 @@ from .entry import Array
 SHARED_BYTES = 16 * 1024
 
 
+class Lease:
+    """A block that goes back with the last reference to this."""
+
+    __slots__ = ("_block", "_outbox")
+
+    def __init__(self, outbox: Outbox, block: Block) -> None:
+        self._outbox, self._block = outbox, block
+
+    def __del__(self) -> None:
+        self._outbox.give(self._block)
+
+
 class Home(NamedTuple):
     """Where a whole value lies in shared memory."""
 
@@ -27,17 +39,20 @@ class Home(NamedTuple):
     offset: int
     #: Whether it is an array of the caller's, from `empty`.
     own: bool = False
+    #: What must live until the push is answered, where its memory is used again after that.
+    lease: Lease | None = None
 
 
 class Memory:
     """What one worker's store shares.
 
     A sum that is pushed stays where it is until its round is complete: servers read it only then. So each
-    key has a block for every push whose round is not known to be complete, and uses them again.
+    key has a block for every push whose round is not known to be complete, and uses them again. Without
+    rounds a push is answered when it has been read.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, synchronous: bool) -> None:
+        self._client, self._synchronous = client, synchronous
         self._outbox: Outbox | None = client.outbox
         self._lent: dict[int | str, deque[tuple[int, Block]]] = {}
         #: Arrays that `empty` made, by address: the block that each is.
@@ -49,12 +64,13 @@ class Memory:
             return None
         if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
             return Home(there.segment, there.offset, own=True)
-        block = self._block(key)
+        block = self._block(key) if self._synchronous else self._outbox.take(key.nbytes)
         if block is None:
             return None
         target = block.array[: key.nbytes].view(key.dtype).reshape(key.shape)
         cpu.reduce([(values, target, [])])
-        return Home(block.segment, block.offset)
+        lease = None if self._synchronous else Lease(self._outbox, block)
+        return Home(block.segment, block.offset, lease=lease)
 
     def _block(self, key: DistKey) -> Block | None:
         """Memory for the key's next push: that of a round which is complete, or new."""

@@ -79,6 +79,7 @@ class Sources:
         """Cut bytes, `bits` bits an element, at the key's slices; they are sent, or lie at `home`."""
         nbytes = key.nbytes if data is None else len(data)
         last = len(key.parts) - 1
+        lease = None if home is None else home.lease
         flag = IN_PLACE if home is not None and home.own and take is not None and take.in_place else 0
         for index, part in enumerate(key.parts):
             start = part.start * bits // 8
@@ -90,7 +91,8 @@ class Sources:
                 stamp.kind, part.slice, 0, stamp.round, stamp.version, stamp.clock, coding, threshold, -1,
                 place, frame, offset, stop - start, flag,
             )  # fmt: skip
-            yield Request(part.server, record, () if data is None else (data[start:stop],), take, part)
+            payload = (lease,) if data is None else (data[start:stop],)
+            yield Request(part.server, record, payload, take, part)
 
     def rows(
         self, key: DistKey, values: Sequence[RowSparseArray], stamp: Stamp, take: Fill | None = None
