@@ -598,9 +598,7 @@ def check(name: str, row: Row, error: Exception | None, result: Any, unchanged: 
     assert isinstance(error, kv.KVStoreError)
     for fragment in row.says:
         assert fragment in str(error)
-    assert (
-        unchanged or name == "dist_sync:broadcast_into_wrong_shape"
-    )  # others may have it
+    assert unchanged or name == "dist_sync:broadcast_into_wrong_shape"  # others may have it
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -55,7 +55,10 @@ class ShelvesOfServer:
         for job, error in zip(ready, errors, strict=True):
             if error is not None or job.slice not in shelf.written:
                 self._in_place.pop((action.store, job.slice), None)
-        done = [(job.slice, error and _failure(error)) for job, error in zip(ready, errors, strict=True)]
+        done = [
+            (job.slice, None if error is None else _failure(error))
+            for job, error in zip(ready, errors, strict=True)
+        ]
         return events.Applied(action.store, done) if done else None
 
     def _job(self, store: int, job: events.Job, shelf: Shelf) -> Job:

@@ -237,7 +237,7 @@ class ServerLoop:
         self._sockets.send(action.peer, action.batch._replace(records=records, frames=tuple(frames)))
 
     def _answer(
-        self, store: int, rank: int, kind: int, request: Record, round: int, detail: Any
+        self, store: int, rank: int, kind: Kind, request: Record, round: int, detail: Any
     ) -> tuple[Record, Sequence[Any]]:
         record = Record(kind, request.slice, request.sequence, round)
         if kind == Kind.FAILED:

@@ -68,7 +68,7 @@ def test_weights_in_the_background(served: kv.KVStore) -> None:
 def test_mixed_places_in_one_list_change_nothing(served: kv.KVStore) -> None:
     value = draw("float32", 10, 1)
     served.init("w", value)
-    with pytest.raises(kv.ArrayError, match="'w'.*GPU"):
+    with pytest.raises(kv.ArrayError, match=r"'w'.*GPU"):
         served.push("w", [value, RealArray(value)])
     out = np.empty_like(value)
     served.pull("w", out=out)
