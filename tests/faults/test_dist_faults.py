@@ -486,12 +486,16 @@ def disturb(faults: Faults, draw: random.Random, how: str, same_host: bool) -> N
     """Connections are slow, or break again and again: every push counts once, and nobody is lost."""
     options: dict[str, Any] = {
         "slow": {"delay": 0.02},
-        "cut": {"cut_after": 1 << 13 if same_host else 1 << 20, "delay": 0.001},
+        "cut": {"cut_after": 1 << 18 if same_host else 1 << 20, "delay": 0.001},
     }[how]
     variables = {"KVSTORE_SAME_HOST_SHM": str(int(same_host)), "KVSTORE_DEAD_AFTER": "5"}
     with faults.job(2, 2, server="behind", **variables) as made:
         with Behind(made, lambda target: Proxy(target, draw.random(), **options)) as behind:
-            workers = made.start_all(BODIES, "trained", 5)
+            workers = made.start_all(BODIES, "trained", 30 if same_host else 5)
+            if how == "cut":
+                ready(*workers, line="working")
+                for proxy in behind.proxies:
+                    proxy.cut()
             first, second = finish(*workers, timeout=40)
             assert how == "slow" or sum(proxy.cuts for proxy in behind.proxies) > 0
         assert first["digest"] == second["digest"]
