@@ -481,6 +481,12 @@ def interrupted(where: str, goes_on: bool) -> float:
                 store.push("large", np.ones(size, F))
     at = time.monotonic()
     tell("interrupted")
+    if where == "pushpull" and goes_on:
+        try:  # it can go on if what it pushed lies in shared memory, and else says that it cannot
+            store.pull("large", out=load.outs["large"])
+        except kv.KVStoreError as error:
+            assert "gave up" in str(error), error
+            goes_on = False
     if where in ("pull", "barrier") or (where == "pushpull" and goes_on):
         value = np.ones(size, F)
         store.pull("large", out=value)
