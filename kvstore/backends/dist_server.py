@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from ..kernels import cpu
 from ..memory.outbox import Inbox, Values
 from ..ps import events
 from ..ps.config import PsConfig
-from ..ps.messages import BY_FRAME, IN_PLACE, Failure, Kind, Place, Record
+from ..ps.messages import BY_FRAME, IN_PLACE, Batch, Failure, Kind, Place, Record
 from .dist_memory import SHARED_BYTES
 from .dist_shelf import Job, Payload, Shelf
 
@@ -80,6 +81,15 @@ class ShelvesOfServer:
         elif record.place == Place.FRAME:
             data = _of_frames(record, frames)
         return Payload(data, record.coding, record.threshold, record.rows)
+
+    def reach(self, batch: Batch) -> None:
+        """Map the segments that requests lie in; what is wrong with one is said when it is read."""
+        inbox = self._inboxes.get((batch.store, batch.rank))
+        if inbox is None:
+            return
+        for segment in {record.frame for record in batch.records if record.place == Place.SHARED}:
+            with contextlib.suppress(ProtocolError):
+                inbox.view(segment, 0, 0)
 
     def _shared(self, store: int, rank: int, record: Record) -> Any:
         inbox = self._inboxes.get((store, rank))

@@ -24,7 +24,7 @@ from . import events
 from . import messages as m
 from .config import PsConfig
 from .failures import raised
-from .messages import Failure, Kind, Place, Record
+from .messages import Batch, Failure, Kind, Place, Record
 from .server import Server, ServerOptions
 from .sockets import ServerSockets
 
@@ -40,6 +40,9 @@ class Shelves(Protocol):
 
     def apply(self, action: events.Apply) -> events.Applied | None:
         """Carry out rounds; None where all of them wait for others."""
+
+    def reach(self, batch: Batch) -> None:
+        """Get hold of the shared memory that requests speak of: their worker may die before it is read."""
 
     def write(self, action: events.Write) -> events.Applied:
         """Write a value or a state."""
@@ -145,6 +148,8 @@ class ServerLoop:
         for peer, message in self._sockets.receive(_TICK):
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
+            elif isinstance(message, Batch):
+                self._shelves.reach(message)
             self._step(events.Received(peer, message))
         now = time.monotonic()
         if now - self._ticked >= _TICK:

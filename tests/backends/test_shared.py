@@ -229,6 +229,7 @@ def mapped() -> int:
 
 
 def test_the_region_goes_when_the_last_array_does() -> None:
+    gc.collect()  # the regions of tests before
     before = mapped()
     store = kv.create("shared")
     store.init("w", np.ones(1000, np.float32))

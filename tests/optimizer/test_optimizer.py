@@ -13,7 +13,7 @@ from kvstore.errors import ConfigError, DTypeError, ShapeError
 from kvstore.optimizer import registry
 from kvstore.optimizer.lr_scheduler import FactorScheduler, LRScheduler, PolyScheduler
 
-NAMES = sorted(registry._registry)
+NAMES = sorted(name for name, rule in registry._registry.items() if rule.__module__.startswith("kvstore."))
 
 
 @pytest.fixture

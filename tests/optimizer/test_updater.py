@@ -11,8 +11,9 @@ from kvstore.optimizer.builtin import Elementwise
 from kvstore.optimizer.states import Content
 from kvstore.sparse import RowSparseArray
 
-FUSED = sorted(name for name, klass in registry._registry.items() if klass.fused)
-WHOLE = sorted(set(registry._registry) - set(FUSED))
+OURS = {name: rule for name, rule in registry._registry.items() if rule.__module__.startswith("kvstore.")}
+FUSED = sorted(name for name, rule in OURS.items() if rule.fused)
+WHOLE = sorted(set(OURS) - set(FUSED))
 
 
 def by_plan(updater, key, grads, weight):
