@@ -404,7 +404,14 @@ def wrong_memory() -> list[str]:
         value = made.array(np.ones(77, F))
         for r in range(5):
             value.set(np.ones(77, F))
-            store.pushpull("odd", value)
+            if r == 0 and store.rank == 0:  # before the other's memory is offered: it must not be opened yet
+                store.push("odd", value)
+                store.barrier()
+                store.pull("odd", out=value)
+            else:
+                if r == 0:
+                    store.barrier()
+                store.pushpull("odd", value)
             assert (value.get() == store.num_workers).all(), r
             if r == 0 and store.rank == 1:
                 gpus = store._backend._arguments.gpus
