@@ -170,7 +170,7 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
     shared = literal in _ALONE and config.processes != 1 and _has_peers()
     module, cls = BACKENDS["shared" if shared else literal]
     if module == "dist":
-        _serve_if_told(literal)
+        _serve_if_told()
         cls = _van(literal, cls)
     if module == "shared" and sys.platform != "linux":
         raise MissingBackendError(
@@ -193,17 +193,12 @@ def _van(literal: str, cls: str) -> str:
     return "P3Backend" if van == "p3" else cls
 
 
-def _serve_if_told(literal: str) -> None:
+def _serve_if_told() -> None:
     """In a process that was started as a server or scheduler: be one, and then end the process."""
     from .roles import find
 
     roles = find()
-    if roles is None:
-        raise ConfigError(
-            f"store {literal!r} needs servers, and no variable says where they are: start the program with "
-            "`kvstore run -n 2 -s 1 -- python train.py`"
-        )
-    if roles.role != "worker":
+    if roles is not None and roles.role != "worker":
         from .backends.dist_roles import serve
 
         serve(roles)

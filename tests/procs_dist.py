@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,38 @@ def settings_at_any_time(steps: int) -> str:
                 digest.add(value)
         store.barrier()
     return digest.hex()
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def _bytes_of_memfds() -> int:
+    """Memory that this process has in files without a name."""
+    total = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if str(link.readlink()).startswith("/memfd:"):
+                total += link.stat().st_size
+    return total
+
+
+def memory_of_arrays(rounds: int) -> None:
+    """Arrays of `empty` come and go, views outlive them, and what was pushed is read all the same."""
+    with opened() as store:
+        sum_of_ranks, sizes = sum(range(store.num_workers)), []
+        for step in range(rounds):
+            array = store.empty("large")
+            array[:] = store.rank + step
+            view = array[10:20]
+            store.push("large", array)
+            del array
+            out = store.empty("large")
+            store.pull("large", out=out)
+            assert (out == sum_of_ranks + store.num_workers * step).all()
+            assert (view == store.rank + step).all() or (view == out[0]).all()
+            sizes.append(_bytes_of_memfds())
+        assert sizes[-1] == sizes[9]
+        store.barrier()
 
 
 # ------------------------------------------------------------------------------------------------------ keys

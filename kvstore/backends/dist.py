@@ -49,9 +49,11 @@ from .entry import (
     fill,
     first_value,
     row_ids,
+    sparse_outs,
     sparse_source,
 )
 from .protocol import Kind as Storage
+from .rows import with_all_rows
 
 log = logging.getLogger("kvstore.dist")
 
@@ -158,7 +160,7 @@ class DistBackend:
             self._keys.learn(answer.entries)
 
     def _written(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
-        stamp = Stamp(Kind.ASSIGN, key.pushes)
+        stamp = Stamp(Kind.ASSIGN)
         if isinstance(value, RowSparseArray):
             return self._sources.rows(key, [value], stamp)
         return self._sources.dense(key, [value], stamp, None)
@@ -246,7 +248,11 @@ class DistBackend:
         requests: list[Request] = []
         for key, outs in self._by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
-            sparse = self._sparse_outs(key, outs, ignore_sparse) if len(dense) < len(outs) else []
+            sparse = (
+                sparse_outs(key, key.sparse, outs, ignore_sparse, self._told, log)
+                if len(dense) < len(outs)
+                else []
+            )
             requests += self._pulled(key, dense, sparse, later)
         return self._started(requests, "a pull", priority, later)
 
@@ -302,7 +308,7 @@ class DistBackend:
     def _stamp(self, key: DistKey, kind: Kind) -> Stamp:
         key.pushes += 1
         self._clock = max(self._clock, key.pushes)
-        return Stamp(kind, key.pushes, self._settings.version, self._clock)
+        return Stamp(kind, self._settings.version, self._clock)
 
     def _pulled(
         self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: list[Deliver]
@@ -403,22 +409,7 @@ class DistBackend:
     def _row_source(self, key: DistKey, value: Any) -> RowSparseArray:
         if isinstance(value, RowSparseArray):
             return sparse_source(key, value)
-        table = dense_source(key, value)
-        return RowSparseArray._trusted(table, np.arange(len(table), dtype=np.int64), table.shape)
-
-    def _sparse_outs(self, key: DistKey, outs: list[Any], ignore_sparse: bool) -> list[RowSparseArray]:
-        """Return the row-sparse outs of a pull, which are left alone unless asked for."""
-        if ignore_sparse:
-            if key.key not in self._told:
-                self._told.add(key.key)
-                log.info("pull of key %r leaves row-sparse outs alone; use row_sparse_pull", key.key)
-            return []
-        if not key.sparse:
-            raise ArrayError(f"key {key.key!r} holds a dense array; pull it into a dense out")
-        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
-        for out in sparse:
-            check_shape(key, out, "out")
-        return sparse
+        return with_all_rows(dense_source(key, value))
 
     def _check_outs(self, rest: list[Group]) -> None:
         """Make sure, before a push, that the pull after it will work."""

@@ -16,7 +16,7 @@ from ..config import StoreConfig
 from ..devices import arrays, driver
 from ..devices.arrays import DeviceView
 from ..devices.memory import host_copy
-from ..devices.streams import Stream, Tail
+from ..devices.streams import Stream, order
 from ..errors import ArrayError
 from .device import DeviceBackend
 from .device_calls import Streams
@@ -40,7 +40,7 @@ class Gpus:
         streams = Streams([value])
         stream = streams.of(_device(value, what))
         seen = arrays.view(value, what, stream)
-        self._order(seen.producer, stream)
+        order(self._driver, seen.producer, stream)
         if not seen.contiguous:
             seen = arrays.gathered(seen, what, stream)
         array = np.empty(seen.shape, seen.dtype)
@@ -83,22 +83,15 @@ class Gpus:
         if not view.nbytes:
             return
         content = value if value.dtype == view.dtype else value.astype(view.dtype)
-        self._order(view.producer, stream)
+        order(self._driver, view.producer, stream)
         self._driver.copy(view.address, content.ctypes.data, view.nbytes, stream.handle, view.device)
         self._driver.synchronize(stream.handle, view.device)  # the host's memory is used again
         if bring is not None:
             bring()
         if view.producer is not None:
-            self._order(stream, view.producer)
+            order(self._driver, stream, view.producer)
 
     # ---------------------------------------------------------------------------------------------- both
-
-    def _order(self, first: Stream | None, then: Stream) -> None:
-        """Let a stream wait for what is on another one now."""
-        if first is not None and (first.device, first.handle) != (then.device, then.handle):
-            tail = Tail(self._driver, first)
-            tail.moved()
-            tail.hold(then)
 
     def close(self) -> None:
         """Give the GPUs' memory back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -21,15 +22,19 @@ SHARED_BYTES = 16 * 1024
 
 
 class Lease:
-    """A block that goes back with the last reference to this."""
+    """A block that goes back with the last reference to this, or to an array that NumPy makes of it."""
 
-    __slots__ = ("_block", "_outbox")
+    __slots__ = ("__weakref__", "_outbox", "block")
 
     def __init__(self, outbox: Outbox, block: Block) -> None:
-        self._outbox, self._block = outbox, block
+        self._outbox, self.block = outbox, block
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self.block.array.__array_interface__
 
     def __del__(self) -> None:
-        self._outbox.give(self._block)
+        self._outbox.give(self.block)
 
 
 class Home(NamedTuple):
@@ -39,7 +44,7 @@ class Home(NamedTuple):
     offset: int
     #: Whether it is an array of the caller's, from `empty`.
     own: bool = False
-    #: What must live until the push is answered, where its memory is used again after that.
+    #: What must live until the push is answered.
     lease: Lease | None = None
 
 
@@ -55,15 +60,19 @@ class Memory:
         self._client, self._synchronous = client, synchronous
         self._outbox: Outbox | None = client.outbox
         self._lent: dict[int | str, deque[tuple[int, Block]]] = {}
-        #: Arrays that `empty` made, by address: the block that each is.
-        self._handed_out: dict[int, Block] = {}
+        #: Memory of the arrays that `empty` made and that are still there, by address.
+        self._handed_out: WeakValueDictionary[int, Lease] = WeakValueDictionary()
+        #: Such arrays that were pushed in rounds which are not known to be complete: they stay, if dropped.
+        self._pushed: dict[int | str, deque[tuple[int, Lease]]] = {}
 
     def home(self, key: DistKey, values: list[Array]) -> Home | None:
         """Put the sum of values where all servers can read it, as the key's next push; None: send it."""
         if self._outbox is None or key.nbytes < SHARED_BYTES or not self._client.all_read_here:
             return None
         if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
-            return Home(there.segment, there.offset, own=True)
+            if self._synchronous:
+                self._keep(key, there)
+            return Home(there.block.segment, there.block.offset, own=True, lease=there)
         block = self._block(key) if self._synchronous else self._outbox.take(key.nbytes)
         if block is None:
             return None
@@ -71,6 +80,13 @@ class Memory:
         cpu.reduce([(values, target, [])])
         lease = None if self._synchronous else Lease(self._outbox, block)
         return Home(block.segment, block.offset, lease=lease)
+
+    def _keep(self, key: DistKey, lease: Lease) -> None:
+        pushed = self._pushed.setdefault(key.key, deque())
+        complete = self._client.complete(key.parts)
+        while pushed and pushed[0][0] <= complete:
+            pushed.popleft()
+        pushed.append((key.pushes, lease))
 
     def _block(self, key: DistKey) -> Block | None:
         """Memory for the key's next push: that of a round which is complete, or new."""
@@ -104,13 +120,15 @@ class Memory:
         block = self._outbox.take(nbytes) if self._outbox is not None and nbytes else None
         if block is None:
             return pages.empty(shape, dtype)
-        array = block.array[:nbytes].view(dtype).reshape(shape)
-        self._handed_out[array.ctypes.data] = block
+        assert self._outbox is not None
+        lease = Lease(self._outbox, block)
+        array = np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
+        self._handed_out[array.ctypes.data] = lease
         return array
 
     def close(self) -> None:
         """Let the memory go with the last array that lies in it."""
         self._lent.clear()
-        self._handed_out.clear()
+        self._pushed.clear()
         if self._outbox is not None:
             self._outbox.close()

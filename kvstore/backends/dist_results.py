@@ -128,3 +128,9 @@ def hand_over(out: RowSparseArray, rows: Array, ids: Ids) -> None:
     with np.errstate(all="ignore"):
         np.copyto(block, rows, casting="unsafe")
     out.data, out.indices = block, ids.copy()
+
+
+def as_bytes(array: Array) -> memoryview:
+    """View the memory of a contiguous array, whatever its element type."""
+    flat: Any = array.reshape(-1).view(np.uint8) if array.size else b""
+    return memoryview(flat)

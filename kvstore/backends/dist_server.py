@@ -18,6 +18,7 @@ from ..ps import events
 from ..ps.config import PsConfig
 from ..ps.messages import BY_FRAME, IN_PLACE, Batch, Failure, Kind, Place, Record
 from .dist_memory import SHARED_BYTES
+from .dist_results import as_bytes
 from .dist_shelf import Job, Payload, Shelf
 
 log = logging.getLogger("kvstore.server")
@@ -138,7 +139,7 @@ class ShelvesOfServer:
         value = shelf.read(request.slice)
         if not steady:
             value = value.copy()
-        return _READ._replace(place=Place.FRAME, nbytes=value.nbytes), [_bytes(value)]
+        return _READ._replace(place=Place.FRAME, nbytes=value.nbytes), [as_bytes(value)]
 
     def _was_written(self, store: int, rank: int, request: Record) -> bool:
         """Whether the round has written its value over what was pushed; that counts for one answer."""
@@ -154,7 +155,7 @@ class ShelvesOfServer:
             ids = data.copy().view(np.int64)
         found, rows = shelf.rows(request.slice, ids)
         record = _READ._replace(place=Place.FRAME, rows=len(found), nbytes=found.nbytes + rows.nbytes)
-        return record, [_bytes(found), _bytes(rows)]
+        return record, [as_bytes(found), as_bytes(rows)]
 
     # --------------------------------------------------------------------------------------------- rest
 
@@ -278,7 +279,3 @@ def _of_frames(record: Record, frames: Sequence[Any]) -> Any:
         rest = record.nbytes - record.rows * 8
         return ids, memoryview(frames[record.frame + 1]).cast("B")[:rest]
     return first[record.offset : record.offset + record.nbytes]
-
-
-def _bytes(array: Any) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")

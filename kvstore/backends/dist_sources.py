@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ..sparse import RowSparseArray
 from .apply import summands
 from .dist_keys import DistKey, Part
 from .dist_memory import Home, Memory
-from .dist_results import Fill
+from .dist_results import Fill, as_bytes
 from .entry import Array
 from .rows import merged
 
@@ -26,10 +25,10 @@ _BITS = {"two_bit": 2, "one_bit": 1, "half": 16, "bfloat": 16}
 class Stamp:
     """What all records of one push have in common."""
 
-    __slots__ = ("clock", "kind", "round", "version")
+    __slots__ = ("clock", "kind", "version")
 
-    def __init__(self, kind: Kind, round: int, version: int = 0, clock: int = 0) -> None:
-        self.kind, self.round, self.version, self.clock = kind, round, version, clock
+    def __init__(self, kind: Kind, version: int = 0, clock: int = 0) -> None:
+        self.kind, self.version, self.clock = kind, version, clock
 
 
 class Sources:
@@ -45,7 +44,7 @@ class Sources:
         home = self._memory.home(key, values)
         data = None
         if home is None:
-            data = _bytes(_summed(key, values))
+            data = as_bytes(_summed(key, values))
         yield from self._cut(key, data, key.dtype.itemsize * 8, stamp, take, home)
 
     def packed(
@@ -63,7 +62,7 @@ class Sources:
         code, threshold = compiled
         words = np.empty(cpu.encoded_bytes(code, key.size), np.uint8)
         feedback.pack(key.key, values, words)
-        yield from self._cut(key, _bytes(words), self._bits[code], stamp, take, None, code, threshold)
+        yield from self._cut(key, as_bytes(words), self._bits[code], stamp, take, None, code, threshold)
 
     def _cut(
         self,
@@ -88,7 +87,7 @@ class Sources:
             if home is not None:
                 place, frame, offset = Place.SHARED, home.segment, home.offset + start
             record = Record(
-                stamp.kind, part.slice, 0, stamp.round, stamp.version, stamp.clock, coding, threshold, -1,
+                stamp.kind, part.slice, 0, 0, stamp.version, stamp.clock, coding, threshold, -1,
                 place, frame, offset, stop - start, flag,
             )  # fmt: skip
             payload = (lease,) if data is None else (data[start:stop],)
@@ -104,10 +103,10 @@ class Sources:
         for part, low, high in split_rows(key, ids):
             nbytes = (high - low) * (8 + key.row_size * key.dtype.itemsize)
             record = Record(
-                stamp.kind, part.slice, 0, stamp.round, stamp.version, stamp.clock,
+                stamp.kind, part.slice, 0, 0, stamp.version, stamp.clock,
                 rows=high - low, place=Place.FRAME, nbytes=nbytes,
             )  # fmt: skip
-            payload = (_bytes(ids[low:high]), _bytes(data[low:high]))
+            payload = (as_bytes(ids[low:high]), as_bytes(data[low:high]))
             yield Request(part.server, record, payload, take, part)
 
 
@@ -133,7 +132,7 @@ def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Part, int, int]]:
 def asked(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
     """Ask every slice of a key for its value or its state, after the rounds that were pushed into."""
     for part in key.parts:
-        yield Request(part.server, Record(kind, part.slice, 0, key.pushes), (), take, part)
+        yield Request(part.server, Record(kind, part.slice, 0), (), take, part)
 
 
 def put_states(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
@@ -149,13 +148,7 @@ def asked_rows(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
     for part, low, high in split_rows(key, ids):
         if high > low:
             record = Record(
-                Kind.PULL_ROWS, part.slice, 0, key.pushes,
+                Kind.PULL_ROWS, part.slice, 0,
                 rows=high - low, place=Place.FRAME, nbytes=(high - low) * 8,
             )  # fmt: skip
-            yield Request(part.server, record, (_bytes(ids[low:high]),), take, part)
-
-
-def _bytes(array: Array) -> memoryview:
-    """View the memory of a contiguous array, whatever its element type."""
-    flat: Any = array.reshape(-1).view(np.uint8) if array.size else b""
-    return memoryview(flat)
+            yield Request(part.server, record, (as_bytes(ids[low:high]),), take, part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from .. import pages
 from ..arrays import readable, same_type
-from ..errors import DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
+from ..errors import ArrayError, DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
 from ..grouping import Key
 from ..kernels import cpu
 from ..sparse import RowSparseArray, checked
@@ -95,6 +96,26 @@ def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
     """Raise DTypeError unless `dtype` is the key's, whatever its byte order."""
     if not same_type(dtype, entry.dtype):
         raise DTypeError(f"value of key {entry.key!r} has element type {dtype}, the key has {entry.dtype}")
+
+
+def sparse_outs(
+    entry: Keyed, is_table: bool, outs: list[Any], ignore_sparse: bool, told: set[Key], log: logging.Logger
+) -> list[RowSparseArray]:
+    """Return the row-sparse outs of a pull, which are left alone unless asked for.
+
+    `told` holds the keys of which `log` has been told so.
+    """
+    if ignore_sparse:
+        if entry.key not in told:
+            told.add(entry.key)
+            log.info("pull of key %r leaves row-sparse outs alone; use row_sparse_pull", entry.key)
+        return []
+    if not is_table:
+        raise ArrayError(f"key {entry.key!r} holds a dense array; pull it into a dense out")
+    sparse = [out for out in outs if isinstance(out, RowSparseArray)]
+    for out in sparse:
+        check_shape(entry, out, "out")
+    return sparse
 
 
 def sparse_source(entry: Keyed, value: RowSparseArray) -> RowSparseArray:

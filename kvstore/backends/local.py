@@ -33,6 +33,7 @@ from .entry import (
     fill,
     first_value,
     row_ids,
+    sparse_outs,
     sparse_source,
 )
 from .protocol import Kind
@@ -408,14 +409,5 @@ class LocalBackend:
     def _sparse_outs(
         self, entry: Entry, outs: list[Any], ignore_sparse: bool
     ) -> list[tuple[RowTable, RowSparseArray]]:
-        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
-        if ignore_sparse:
-            if entry.key not in self._told:
-                self._told.add(entry.key)
-                log.info("pull of key %r leaves row-sparse outs alone; use row_sparse_pull", entry.key)
-            return []
-        if entry.table is None:
-            raise ArrayError(f"key {entry.key!r} holds a dense array; pull it into a dense out")
-        for out in sparse:
-            check_shape(entry, out, "out")
-        return [(entry.table, out) for out in sparse]
+        wanted = sparse_outs(entry, entry.table is not None, outs, ignore_sparse, self._told, log)
+        return [(entry.table, out) for out in wanted if entry.table is not None]

@@ -136,3 +136,8 @@ def merged(sources: list[RowSparseArray]) -> RowSparseArray:
     data = np.empty((len(rows), *sources[0].shape[1:]), sources[0].dtype)
     cpu.reduce_rows(datas, maps, data)
     return RowSparseArray._trusted(data, rows, sources[0].shape)
+
+
+def with_all_rows(table: Array) -> RowSparseArray:
+    """Return a dense array as a row-sparse one that holds every row, those of zeros too."""
+    return RowSparseArray._trusted(table, np.arange(len(table), dtype=np.int64), table.shape)

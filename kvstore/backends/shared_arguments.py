@@ -23,8 +23,8 @@ from ..grouping import Group, Key
 from ..kernels import cpu
 from ..memory import _shared as shm
 from ..sparse import RowSparseArray
-from .entry import Array, Deliver, check_shape, dense_source, first_value, sparse_source
-from .shared_rows import with_all_rows
+from .entry import Array, Deliver, check_shape, dense_source, first_value, sparse_outs, sparse_source
+from .rows import with_all_rows
 from .shared_updates import Updates
 
 log = logging.getLogger("kvstore.shared")
@@ -258,17 +258,8 @@ class Arguments:
         self, handle: Handle, outs: list[Any], ignore_sparse: bool
     ) -> list[tuple[Handle, RowSparseArray]]:
         """Return the row-sparse outs of a pull, which are left alone unless asked for."""
-        if ignore_sparse:
-            if handle.key not in self._told:
-                self._told.add(handle.key)
-                log.info("pull of key %r leaves row-sparse outs alone; use row_sparse_pull", handle.key)
-            return []
-        if not handle.sparse:
-            raise ArrayError(f"key {handle.key!r} holds a dense array; pull it into a dense out")
-        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
-        for out in sparse:
-            check_shape(handle, out, "out")
-        return [(handle, out) for out in sparse]
+        wanted = sparse_outs(handle, handle.sparse, outs, ignore_sparse, self._told, log)
+        return [(handle, out) for out in wanted]
 
 
 def _rows_stay(handle: Handle) -> CapabilityError:

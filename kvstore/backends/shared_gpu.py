@@ -21,7 +21,7 @@ import numpy as np
 from ..devices import arrays, driver
 from ..devices.arrays import DeviceView
 from ..devices.memory import host_copy
-from ..devices.streams import Stream, Tail
+from ..devices.streams import Stream, order
 from ..errors import ArrayError
 from ..grouping import Key
 from ..memory import _shared as shm
@@ -98,7 +98,7 @@ class Gpus:
         """View a value as contiguous memory that a stream may read."""
         stream = streams.of(arrays.device_of(value))  # type: ignore[arg-type]
         seen = arrays.view(value, what, stream)
-        self._order(seen.producer, stream)
+        order(self._driver, seen.producer, stream)
         return (seen if seen.contiguous else arrays.gathered(seen, what, stream)), stream
 
     def _brought_down(self, handle: Handle, view: DeviceView, stream: Stream) -> Lease:
@@ -209,23 +209,16 @@ class Gpus:
         view, stream, bring = target
         if not view.nbytes:
             return
-        self._order(view.producer, stream)
+        order(self._driver, view.producer, stream)
         at = lease.array.ctypes.data
         self._driver.copy(view.address, at, view.nbytes, stream.handle, view.device)
         lease.buffer.mark(stream, held=view if view.kind in ("any", "own") else None)
         if bring is not None:
             bring()
         if view.producer is not None:
-            self._order(stream, view.producer)
+            order(self._driver, stream, view.producer)
 
     # ---------------------------------------------------------------------------------------------- both
-
-    def _order(self, first: Stream | None, then: Stream) -> None:
-        """Let a stream wait for what is on another one now."""
-        if first is not None and (first.device, first.handle) != (then.device, then.handle):
-            tail = Tail(self._driver, first)
-            tail.moved()
-            tail.hold(then)
 
     def close(self) -> None:
         """Wait for all copies and give everything back. A second call does nothing."""

@@ -23,7 +23,7 @@ from ..devices.arrays import DeviceView
 from ..devices.driver import Driver
 from ..devices.memory import host_copy, may_free
 from ..devices.place import Place
-from ..devices.streams import Stream, Tail
+from ..devices.streams import Stream, order
 from ..errors import KVStoreError
 from ..grouping import Key
 from ..kernels import cpu
@@ -238,7 +238,7 @@ class Ipc:
                 stream = targets[0].stream
                 key.hold(stream)
                 for target in targets:
-                    self._order(target.view.producer, stream)
+                    order(self._driver, target.view.producer, stream)
                 row = self._result(key, complete, [target.view.address for target in targets])
                 _, rows = works.setdefault((stream.device, stream.handle), (stream, []))
                 rows.append((handle.dtype, row))
@@ -266,15 +266,9 @@ class Ipc:
             if bring is not None:
                 bring()
             if view.producer is not None:
-                self._order(stream, view.producer)
+                order(self._driver, stream, view.producer)
         if held:
             key.place.keep(held, stream)
-
-    def _order(self, first: Stream | None, then: Stream) -> None:
-        if first is not None and (first.device, first.handle) != (then.device, then.handle):
-            tail = Tail(self._driver, first)
-            tail.moved()
-            tail.hold(then)
 
     def _catch_up(self, key: IpcKey) -> None:
         """Sum the last complete round into the value, if that was not done: slots are written again."""

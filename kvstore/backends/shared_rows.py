@@ -17,7 +17,7 @@ from ..kernels import cpu
 from ..memory import _shared as shm
 from ..sparse import RowSparseArray
 from .entry import Array, row_ids
-from .rows import Ids, RowTable, merge, merged
+from .rows import Ids, RowTable, merge, merged, with_all_rows
 
 if TYPE_CHECKING:
     from .shared_updates import Updates
@@ -176,11 +176,6 @@ class Rows:
         """Put the rows of `value` at the place that is not in use."""
         handle.value(other=True)[: len(value.indices)] = value.data
         self._note_rows(handle, value.indices)
-
-
-def with_all_rows(table: Array) -> RowSparseArray:
-    """Return a dense array as a row-sparse one that holds every row, those of zeros too."""
-    return RowSparseArray._trusted(table, np.arange(len(table), dtype=np.int64), table.shape)
 
 
 def _line_up(nbytes: int) -> int:

@@ -69,6 +69,14 @@ class Tail:
             self._driver.drop_event(self._event, self.stream.device)
 
 
+def order(driver: Driver, first: Stream | None, then: Stream) -> None:
+    """Let a stream wait for what is on another one now; None: for nothing."""
+    if first is not None and (first.device, first.handle) != (then.device, then.handle):
+        tail = Tail(driver, first)
+        tail.moved()
+        tail.hold(then)
+
+
 def of_torch(device: int) -> Stream:
     """PyTorch's current stream of a device; PyTorch never destroys its streams."""
     torch = sys.modules["torch"]

@@ -114,7 +114,7 @@ class ServerLoop:
             events.Write: shelves.write,
             events.Configure: self._configure,
             events.Define: shelves.define,
-            events.Forget: shelves.forget,
+            events.Forget: self._forget,
             events.Attachment: self._attach,
             events.Welcomed: self._welcomed,
             events.Save: self._wants_snapshot,
@@ -201,6 +201,12 @@ class ServerLoop:
 
     def _attach(self, action: events.Attachment) -> None:
         self._memory[action.store, action.rank] = self._shelves.attach(action)
+
+    def _forget(self, action: events.Forget) -> None:
+        self._shelves.forget(action)
+        if action.slices is None:
+            self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
+            self._attaching = {peer: key for peer, key in self._attaching.items() if key[0] != action.store}
 
     def _welcomed(self, action: events.Welcomed) -> None:
         self._shelves.seated(action.welcome.rank)

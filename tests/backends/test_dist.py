@@ -80,6 +80,13 @@ def test_recorded_optimizers_of_mxnet(served: Served) -> None:
     same(served(2, 2, **SYNC), "golden_optimizers", str(TESTS / "optimizer"))
 
 
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def test_memory_of_arrays_goes_with_the_last_of_them(served: Served) -> None:
+    run(served(2, 2, **SMALL), OWN, "memory_of_arrays", 60)
+
+
 # ---------------------------------------------------------------------------------------------------- rounds
 
 
