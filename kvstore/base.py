@@ -20,12 +20,6 @@ K = TypeVar("K", bound=type)
 _LOCAL = ("local", "LocalBackend")
 #: Stores of one process, which become `shared` where our own launcher has started several.
 _ALONE = ("local", "local_update_cpu", "local_allreduce_cpu")
-_NOT_BUILT: dict[str, str] = {
-    "NCCL": "nccl",
-    "MPI": "mpi",
-    "Horovod": "horovod",
-    "BytePS": "byteps",
-}
 #: Stores on parameter servers.
 _DIST = {
     "DistBackend": "dist dist_sync dist_device dist_device_sync dist_sync_device",
@@ -38,8 +32,14 @@ BACKENDS: dict[str, tuple[str, str]] = dict.fromkeys(_ALONE, _LOCAL)
 BACKENDS.update(dict.fromkeys(("device", "local_allreduce_device"), ("device", "DeviceBackend")))
 BACKENDS["shared"] = ("shared", "SharedBackend")
 BACKENDS.update({name: ("dist", cls) for cls, names in _DIST.items() for name in names.split()})
-#: Literal name -> what it runs on; known, and not built yet.
-PLANNED: dict[str, str] = {name: engine for engine, names in _NOT_BUILT.items() for name in names.split()}
+#: Stores on engines of others, each imported when asked for.
+_ENGINES = {
+    "mpi": "MpiBackend",
+    "horovod": "HorovodBackend",
+    "nccl": "NcclBackend",
+    "byteps": "BytePSBackend",
+}
+BACKENDS.update({name: (name, cls) for name, cls in _ENGINES.items()})
 
 
 class KVStoreBase:
@@ -144,7 +144,7 @@ def create(name: str = "local", **options: Any) -> Any:
     ConfigError
         Unknown name (the message lists the known ones and the nearest) or unknown option.
     MissingBackendError
-        The store is known by name, but what it runs on is not installed or not built yet.
+        What the store runs on is not installed, or not there on this system; the message says how to get it.
     """
     if not isinstance(name, str):
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
@@ -154,11 +154,6 @@ def create(name: str = "local", **options: Any) -> Any:
         return custom(**options)
     if literal in BACKENDS:
         return _create_native(literal, options)
-    if literal in PLANNED:
-        raise MissingBackendError(
-            f"store {literal!r} runs on {PLANNED[literal]}, which this version does not have yet; "
-            f"it has {', '.join(sorted(BACKENDS))}"
-        )
     raise ConfigError(_unknown(literal))
 
 
@@ -214,7 +209,7 @@ def _has_peers() -> bool:
 
 
 def _unknown(literal: str) -> str:
-    known = sorted({*BACKENDS, *PLANNED, *KVStoreBase.kv_registry})
+    known = sorted({*BACKENDS, *KVStoreBase.kv_registry})
     near = difflib.get_close_matches(literal, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown store {literal!r}{hint} Known are: {', '.join(known)}"
@@ -301,4 +296,4 @@ def check_capability(capability: object) -> None:
         raise ConfigError(f"unknown capability: {capability!r}; known is {KVStoreBase.OPTIMIZER!r}")
 
 
-__all__ = ["BACKENDS", "PLANNED", "KVStoreBase", "TestStore", "check_capability", "create"]
+__all__ = ["BACKENDS", "KVStoreBase", "TestStore", "check_capability", "create"]

@@ -294,7 +294,7 @@ class KVStore(KVStoreBase):
         ConfigError
             No optimizer is set, or a name or value is wrong; nothing has changed then.
         """
-        self._updater_or_raise("update_optimizer")
+        self._check_updater("update_optimizer")
         self._do_all(partial(self._backend.configure, changes))
 
     def set_learning_rate(self, lr: float) -> None:
@@ -305,7 +305,7 @@ class KVStore(KVStoreBase):
         ConfigError
             No optimizer is set, or it follows a schedule.
         """
-        self._updater_or_raise("set_learning_rate")
+        self._check_updater("set_learning_rate")
         self._do_all(partial(self._backend.set_learning_rate, lr))
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None] | None) -> None:
@@ -407,7 +407,7 @@ class KVStore(KVStoreBase):
         ConfigError
             No optimizer is set.
         """
-        self._updater_or_raise("save_optimizer_states")
+        self._check_updater("save_optimizer_states")
         self._do_all(partial(self._backend.save_states, os.fsdecode(fname), dump_optimizer))
 
     def load_optimizer_states(self, fname: PathLike) -> None:
@@ -420,7 +420,7 @@ class KVStore(KVStoreBase):
         ConfigError
             No optimizer is set.
         """
-        self._updater_or_raise("load_optimizer_states")
+        self._check_updater("load_optimizer_states")
         self._do_all(partial(self._backend.load_states, os.fsdecode(fname)))
 
     def save(self, path: PathLike) -> None:
@@ -463,7 +463,7 @@ class KVStore(KVStoreBase):
     def is_capable(self, capability: str) -> bool:  # type: ignore[override]
         """Whether the store can do that; known is ``"optimizer"``. Any other name raises ConfigError."""
         check_capability(capability)
-        return True
+        return self._backend.updates
 
     def num_dead_nodes(self, timeout: float = 60) -> int:
         """Count processes of the job not heard of for `timeout` seconds; 0 where there is one process."""
@@ -677,11 +677,9 @@ class KVStore(KVStoreBase):
                 run = partial(_raise, error)
             return self._engine.submit(keys, run, rank, what)
 
-    def _updater_or_raise(self, verb: str) -> Updater:
-        updater = self._backend.updater
-        if updater is None:
+    def _check_updater(self, verb: str) -> None:
+        if self._backend.updates and self._backend.updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
-        return updater
 
 
 def _raise(error: Exception) -> None:

@@ -69,6 +69,7 @@ class DistBackend:
     begins = True
     binds = False
     compresses = True
+    updates = True
     feedback: Feedback | None = None
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True

