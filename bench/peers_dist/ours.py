@@ -46,7 +46,11 @@ class Ours(DistPeer):
         data = self.dense(case)
         weights = data.weights()
         store.init(keys, weights)
-        self.variants = _ways(store, keys, data)
+        if self.entry.homes:
+            data.values = data.outs = [store.empty(key) for key in keys]
+            self.variants = {PUSHPULL: partial(store.pushpull, keys, data.values)}
+        else:
+            self.variants = _ways(store, keys, data)
         if self.entry.codec:
             data.write(data.seeds())
             self.call()
