@@ -229,6 +229,43 @@ def going_on(phase: str) -> dict[str, Any]:
     return {"last": totals, "stop": mine.tolist()[-1:]}
 
 
+def one_by_one(verb: str, meets: bool) -> dict[str, Any]:
+    """Work on as `going_on` does, in passes of one call for each key; of no pass see others only a part."""
+    tell("starts")
+    store = kv.create("dist_sync", on_peer_loss="continue", slice_bytes=SLICE_BYTES)
+    shapes = {**{f"w{i}": (101 + i,) for i in range(4)}, **SHAPES}
+    store.init([*shapes, "stop"], [np.zeros(shape, F) for shape in shapes.values()] + [np.zeros(1, F)])
+    tell("ready")
+    passes, stop = 0, False
+    while not stop:
+        passes += 1
+        members: set[int] = set(range(store.num_workers))
+        for at, (key, shape) in enumerate(shapes.items()):
+            value = np.full(shape, 10**store.rank, F)
+            if verb == "pushpull" or (passes + at) % 2:
+                store.pushpull(key, value)
+            else:
+                store.push(key, value)
+                store.pull(key, out=value)
+            [total] = set(value.tolist())
+            assert str(int(total)).strip("01") == "", total  # a sum over some of the workers
+            present = {rank for rank in members if int(total) // 10**rank % 10}
+            # Who is missing in the round before is dead, or has not begun: nobody comes in between.
+            assert str(int(total)).count("1") == len(present), (key, total, members)
+            assert store.rank in present
+            members = present
+        if meets:
+            store.barrier()
+        flag = np.array([store.rank == 0 and heard()], F)
+        store.pushpull("stop", flag)
+        stop = bool(flag[0])
+        if passes == 1:
+            tell("working")
+    store.barrier()
+    store.close()
+    return {"members": sorted(members), "total": total}
+
+
 def rests_after_close() -> None:
     """Close the store, and stay."""
     load = Load()

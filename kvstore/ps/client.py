@@ -222,9 +222,12 @@ class Client:
     # ---------------------------------------------------------------------------------------------- the job
 
     def founds(self) -> bool:
-        """Whether this worker's first values count: it is the lowest member."""
+        """Whether this worker's first values count: it is the lowest member of those that are not late."""
         view = self._machine.view
-        return view is not None and self.rank == min((one.rank for one in view.members), default=self.rank)
+        if view is None:
+            return False
+        ranks = {one.rank for one in view.members}
+        return self.rank == min(ranks - set(view.late) or ranks, default=self.rank)
 
     def check_writing(self) -> None:
         """Raise unless this worker may push."""

@@ -34,14 +34,13 @@ class Holding:
         self.sync = True
         self.members: dict[int, int] = {}  # incarnations by rank
         self.needed: frozenset[int] = frozenset()  # members for whose pushes rounds wait
-        #: Members that came in an epoch and whose first round is not settled yet.
-        self.fresh: dict[int, int] = {}
-        self.resting: frozenset[int] = frozenset()
+        self.late: frozenset[int] = frozenset()  # members that came back, and have not begun
+        self.gathering = False  # one of them is about to begin: `View.begin`
         self.broken: Failure | None = None
         self.seats: dict[int, Seat] = {}
         self.slots: dict[int, Slot] = {}
         self.version = 0
-        #: Of a server that has come back: what the workers said of themselves, until all have.
+        #: Of a server that has come back: what the members said of themselves, until all have.
         self.returning: dict[int, Attach] | None = None
         self.windows: dict[int, tuple[int, Window]] = {}
         #: Called with the answers that wait for a snapshot, where there are any.
@@ -64,12 +63,12 @@ class Holding:
         if seat is None:
             seat = self._seat(peer, attach, turn)
         seat.peer = peer
-        if attach.epoch >= seat.adopted:
-            seat.adopted, seat.pushed = attach.epoch, dict(attach.pushed)
+        seat.epoch = max(seat.epoch, attach.epoch)
         if seat.attached:
             self._welcome(seat, turn)
-        self._return(turn)
-        self._settle_fresh(turn)
+        elif self.returning is not None and (not attach.late or attach.rank in self.late):
+            self.returning[attach.rank] = attach
+            self._return(turn)
 
     def fence(self, rank: int) -> Fenced:
         """Say that somebody is no member."""
@@ -82,72 +81,49 @@ class Holding:
         known = self.windows.pop(attach.rank, None)
         window = known[1] if known is not None and known[0] == attach.incarnation else Window()
         seat = self.seats[attach.rank] = Seat(self.number, attach.rank, attach.incarnation, peer, window)
-        if self.returning is None:
-            seat.attached = attach.rank not in self.fresh
-        else:
-            self.returning[attach.rank] = attach
-            if self.sync and not attach.met:
-                self.fresh.setdefault(attach.rank, self.epoch)
+        seat.attached = self.returning is None
         turn.actions.append(Attachment(self.number, attach.rank, attach.incarnation, attach.memory))
         return seat
 
     def _welcome(self, seat: Seat, turn: Turn) -> None:
         bases = self._bases.get(seat.rank, ())
-        turn.actions.append(Send(seat.peer, Attached(self.incarnation, "", seat.adopted, bases)))
+        turn.actions.append(Send(seat.peer, Attached(self.incarnation, "", seat.epoch, bases)))
 
     def _return(self, turn: Turn) -> None:
         """Once all members have attached to a server that has come back, go on where they are."""
-        if self.returning is None or not self.members.keys() <= self.seats.keys():
+        if self.returning is None or not self.members.keys() <= self.returning.keys():
             return
         attaches, self.returning = self.returning, None
-        self._count()
         for rank, attach in attaches.items():
+            if not attach.met and self.sync and rank not in self.late and rank not in self._bases:
+                self._let_begin(rank, dict(attach.accepted))
+                continue
             for slice_, round_ in attach.accepted:
                 slot = self.slots.get(slice_)
                 if slot is not None and round_ > slot.round:
                     slot.skip[rank] = round_
-        for rank, seat in self.seats.items():
-            if rank not in self.fresh:
-                seat.attached = True
-                self._welcome(seat, turn)
+        for seat in self.seats.values():
+            seat.attached = True
+            self._welcome(seat, turn)
         self._go_on(turn)
 
-    def _settle_fresh(self, turn: Turn) -> None:
-        """Say in which round those begin that have come back, once all others have said where they are.
+    def _let_begin(self, rank: int, bases: dict[int, int]) -> None:
+        """Say in which rounds a worker begins that came back; nobody waits for it in those before."""
+        own = {slot.id: max(bases.get(slot.id, 0), slot.base()) for slot in self.slots.values()}
+        self._bases[rank] = tuple((slice_, round_) for slice_, round_ in own.items() if round_)
+        for slot in self.slots.values():
+            slot.lose({rank}, own[slot.id])  # what the one before it had pushed, ahead of all others
+            if own[slot.id] > slot.round:
+                slot.skip[rank] = own[slot.id]
 
-        The others' pushes up to then do not wait for them, on any server: so nobody can wait for somebody
-        who, elsewhere, waits for him.
+    def _gathered(self) -> bool:
+        """Whether one may be about to begin whom the next rounds wait for.
+
+        While one of the others has not reached where it begins, every round that it has pushed into is one of
+        those that go on without. When all have, the scheduler's word of it is on its way.
         """
-        if not self.fresh or self.returning is not None:
-            return
-        epoch = max(self.fresh.values())
-        others = [self.seats.get(rank) for rank in self.needed]
-        if self.broken is None and not all(seat is not None and seat.adopted >= epoch for seat in others):
-            return
-        bases = {slot.id: self._begun(slot, epoch) for slot in self.slots.values()}
-        ranks = list(self.fresh)
-        self.fresh.clear()
-        self._count()
-        for rank in ranks:
-            # Whoever had the rank before may have left parts behind that count.
-            own = {slot.id: max(bases[slot.id], slot.last(rank)) for slot in self.slots.values()}
-            self._bases[rank] = tuple((slice_, round_) for slice_, round_ in own.items() if round_)
-            for slot in self.slots.values():
-                if own[slot.id] > slot.round:
-                    slot.skip[rank] = own[slot.id]
-            seat = self.seats.get(rank)
-            if seat is not None:
-                seat.attached = True
-                self._welcome(seat, turn)
-        self._go_on(turn)
-
-    def _begun(self, slot: Slot, epoch: int) -> int:
-        """Last round of a slice that somebody had begun when he learned of those who have come back."""
-        told = (one.pushed.get(slot.id, 0) for one in self.seats.values() if one.adopted >= epoch)
-        return max(slot.base(), max(told, default=0))
-
-    def _count(self) -> None:
-        self.needed = frozenset(self.members.keys() - self.resting - self.fresh.keys())
+        seats = (self.seats.get(rank) for rank in self.needed)
+        return self.gathering and all(seat is not None and seat.epoch >= self.epoch for seat in seats)
 
     def _go_on(self, turn: Turn) -> None:
         for slot in list(self.slots.values()):
@@ -159,24 +135,16 @@ class Holding:
         """Take a newer view."""
         if view.epoch <= self.epoch:
             return
-        first = not self.epoch
         self.epoch, self.sync = view.epoch, view.mode == "sync"
         members = {member.rank: member.incarnation for member in view.members}
         gone = {rank for rank, seat in self.seats.items() if members.get(rank) != seat.incarnation}
         dead = {loss.rank for loss in view.losses if loss.role == "worker"}
         replaced = {rank for rank, old in self.members.items() if members.get(rank, old) != old}
-        back = (
-            ()
-            if first or not self.sync
-            else (one for one in members if self.members.get(one) != members[one])
-        )
-        self.fresh = {rank: epoch for rank, epoch in self.fresh.items() if rank in members} | dict.fromkeys(
-            back, view.epoch
-        )
-        self.members, self.resting = members, frozenset(view.resting)
-        self._count()
-        for rank in dead | replaced:
-            self._bases.pop(rank, None)
+        for rank in [rank for rank in self._bases if self.members.get(rank) != members.get(rank)]:
+            del self._bases[rank]
+        self.members, self.late = members, frozenset(view.late)
+        self.needed = frozenset(members.keys() - set(view.resting) - self.late)
+        self.gathering = view.begin >= 0
         for rank in gone:
             self._unseat(rank, turn)
         for slot in self.slots.values():
@@ -184,8 +152,9 @@ class Holding:
         if view.broken and self.broken is None:
             self.broken = lost(view.losses)
             self._break(turn)
+        if view.begun >= 0:
+            self._let_begin(view.begun, dict(view.bases))
         self._return(turn)
-        self._settle_fresh(turn)
         self._go_on(turn)
         for peer, attach in [self._early.pop(rank) for rank in list(self._early)]:
             self.attach(peer, attach, turn)
@@ -224,6 +193,7 @@ class Holding:
 
     def take(self, seat: Seat, batch: Batch, turn: Turn) -> None:
         """Handle the requests of one message."""
+        seat.epoch = max(seat.epoch, batch.epoch)
         window = seat.window
         frames = batch.frames
         for record in batch.records:
@@ -461,8 +431,8 @@ class Holding:
         """Begin the next round of the slice, if it is complete."""
         if slot.busy or not self.sync or self.returning is not None or not slot.ready:
             return
-        if self.fresh and slot.round >= self._begun(slot, max(self.fresh.values())):
-            return  # it may have to wait for somebody who has come back
+        if self._gathered():
+            return
         before = slot.round
         job = slot.due(self.needed)
         if slot.round != before:
@@ -500,7 +470,7 @@ class Holding:
         """Whom a round of a slice waits for."""
         slot = self.slots.get(slice_)
         if self.returning is not None:
-            ranks = sorted(self.members.keys() - self.seats.keys())
+            ranks = sorted(self.members.keys() - self.returning.keys())
         else:
             ranks = slot.missing(round_, self.needed) if slot is not None and round_ > slot.round else []
         return Missing(self.number, slice_, round_, tuple(ranks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from .arrivals import Arrivals, Begun
 from .barrier import Barrier
 from .keytable import KeyTable
 from .losses import lost
@@ -30,6 +31,7 @@ class Membership:
         self.over = False  # all have closed it
         self.broken = False
         self.barrier = Barrier()
+        self.arrivals = Arrivals()
         asked = options.get("slice_bytes")
         slice_bytes = asked if isinstance(asked, int) and asked > 0 else _SLICE_BYTES
         self.keys = KeyTable(slice_bytes, loads, bool(options.get("whole_keys", False)))
@@ -41,13 +43,16 @@ class Membership:
 
     @property
     def needed(self) -> frozenset[int]:
-        """Ranks that a barrier waits for."""
-        return frozenset(self.members.keys() - self.resting)
+        """Ranks that rounds and barriers wait for."""
+        return frozenset(self.members.keys() - self.resting - self.arrivals.late)
 
     @property
     def founder(self) -> int:
-        """Rank whose values count at init; -1 without members."""
-        return min(self.members, default=-1)
+        """Rank whose values count at init; -1 without members.
+
+        One that is late may wait for the others, who must not wait for its values.
+        """
+        return min(self.members.keys() - self.arrivals.late or self.members, default=-1)
 
     @property
     def failure(self) -> Failure:
@@ -65,7 +70,16 @@ class Membership:
         self.resting.discard(member.rank)
         self._losses.pop(("worker", member.rank), None)
         self.settings.forget(member.rank)
-        self.epoch += self.started
+        if self.started:
+            self.epoch += 1
+            if self.mode == "sync":
+                self.arrivals.enter(member.rank)
+
+    def begin(self) -> Begun | None:
+        """Let somebody begin who is late, if all others are there."""
+        begun = self.arrivals.due(self.needed, self.epoch)
+        self.epoch += begun is not None
+        return begun
 
     def rest(self, rank: int) -> None:
         """Let nobody wait for this worker's pushes any more."""
@@ -88,12 +102,28 @@ class Membership:
         self.broken = True
         self.epoch += 1
 
-    def view(self, servers: Iterable[Member]) -> View:
-        """Who takes part now."""
+    def view(self, servers: Iterable[Member], begun: Begun | None = None) -> View:
+        """Who takes part now; with `begun`, nobody else is to begin in this view."""
         members = tuple(self.members[rank] for rank in sorted(self.members))
         resting = tuple(sorted(self.resting))
         losses = tuple(self._losses.values())
-        return View(self.number, self.epoch, members, resting, losses, tuple(servers), self.broken, self.mode)
+        late = tuple(sorted(self.arrivals.late))
+        rank, bases = begun or (-1, ())
+        begin = -1 if begun or self.broken else self.arrivals.begin
+        return View(
+            self.number,
+            self.epoch,
+            members,
+            resting,
+            losses,
+            tuple(servers),
+            self.broken,
+            self.mode,
+            late,
+            begin,
+            rank,
+            bases,
+        )
 
     def waiting(self) -> list[tuple[int, int]]:
         """Rank and request of everybody who waits for others; they are forgotten."""
@@ -103,6 +133,7 @@ class Membership:
         del self.members[rank]
         self.resting.discard(rank)
         self.barrier.leave(rank)
+        self.arrivals.leave(rank)
         self.keys.leave(rank)
         self.settings.forget(rank)
         self.epoch += 1

@@ -90,8 +90,9 @@ class Requests:
         heapq.heappush(self._queue, (-priority, self._order, request))
 
     def pushed(self) -> tuple[tuple[int, int], ...]:
-        """Last push into each slice, as a round of the server."""
-        return tuple((slice_, count + self.bases.get(slice_, 0)) for slice_, count in self.pushes.items())
+        """Last push into each slice, as a round of the server; where there is none, the round before."""
+        own = {slice_: count + self.bases.get(slice_, 0) for slice_, count in self.pushes.items()}
+        return tuple((self.bases | own).items())
 
     def outstanding(self) -> int:
         """Bytes that have been sent and may still be on the way."""

@@ -95,10 +95,10 @@ class Slot:
         if self.skip:
             self.skip = {rank: last for rank, last in self.skip.items() if last > self.round}
 
-    def lose(self, ranks: set[int]) -> None:
-        """Drop what has come of these ranks for rounds that are not complete."""
+    def lose(self, ranks: set[int], after: int = 0) -> None:
+        """Drop what has come of these ranks for rounds that are not complete, and come after this one."""
         for number, parts in list(self.parts.items()):
-            if self.busy == Doing.ROUND and number == self.round + 1:
+            if number <= after or (self.busy == Doing.ROUND and number == self.round + 1):
                 continue
             for rank in ranks & parts.keys():
                 del parts[rank]
@@ -106,10 +106,6 @@ class Slot:
                 del self.parts[number]
         for rank in ranks:
             self.skip.pop(rank, None)
-
-    def last(self, rank: int) -> int:
-        """Return the last round for which there is a part of this rank, or 0."""
-        return max((number for number, parts in self.parts.items() if rank in parts), default=0)
 
     def base(self) -> int:
         """Round after which a worker that comes now begins."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .admission import Process, State, free_rank, unfit
+from .arrivals import Begun
 from .events import Action, End, Event, Heard, Received, Send, Tick
 from .link import Link
 from .membership import Membership
 from .messages import (
     Answer,
     Barrier,
+    Begin,
     Bye,
     Command,
     Drop,
@@ -33,6 +35,7 @@ from .messages import (
     Over,
     Ping,
     Pong,
+    Reached,
     Ready,
     Refused,
     Settings,
@@ -121,6 +124,8 @@ class Scheduler:
             Bye: self._bye,
             Leave: self._leave,
             JoinRounds: self._join,
+            Begin: self._begin,
+            Reached: self._reached,
             Barrier: self._barrier,
             Found: self._found,
             Ready: self._ready,
@@ -227,7 +232,7 @@ class Scheduler:
         actions.append(Send(peer.name, peer.link.aside(Pong(message.number))))
 
     def _who(self, peer: _Peer, message: Who, now: float, actions: list[Action]) -> None:
-        """Say whom the store's start, its barrier, or a worker's keys wait for."""
+        """Say whom the store's start, its barrier, or a worker's keys or first push wait for."""
         store = peer.store
         if store is None:
             ranks = list(range(self.options.num_workers))
@@ -235,6 +240,8 @@ class Scheduler:
             ranks = sorted(set(range(self.options.num_workers)) - store.members.keys())
         elif store.keys.waits(peer.rank):
             ranks = [store.founder]
+        elif store.arrivals.waits(peer.rank):
+            ranks = store.arrivals.missing(store.needed, store.epoch)
         else:
             ranks = store.barrier.missing(store.needed) if store.barrier.waiting else []
         told = Missing(message.store, message.slice, message.round, tuple(ranks))
@@ -444,12 +451,20 @@ class Scheduler:
     ) -> None:
         members = tuple(store.members[rank] for rank in sorted(store.members))
         size, servers = self.options.num_workers, tuple(self._members())
-        welcome = Welcome(store.number, peer.rank, size, store.epoch, members, servers, returned)
+        late = tuple(sorted(store.arrivals.late))
+        welcome = Welcome(store.number, peer.rank, size, store.epoch, members, servers, returned, late=late)
         self._write(peer, welcome, now, actions)
 
-    def _show(self, store: Membership, now: float, actions: list[Action], but: int = -1) -> None:
+    def _show(
+        self,
+        store: Membership,
+        now: float,
+        actions: list[Action],
+        but: int = -1,
+        begun: Begun | None = None,
+    ) -> None:
         """Tell everybody in the store who takes part now."""
-        view = store.view(self._members())
+        view = store.view(self._members(), begun)
         for rank in sorted(store.members):
             peer = self._peer_of(store, rank)
             if peer is not None and rank != but:
@@ -522,7 +537,8 @@ class Scheduler:
             self._go_on(store, now, actions)
 
     def _go_on(self, store: Membership, now: float, actions: list[Action]) -> None:
-        """After somebody has left: perhaps the others need not wait any more."""
+        """After somebody has left or begun: perhaps the others need not wait any more."""
+        self._let_begin(store, now, actions)
         opened = [(rank, Answer(request)) for rank, request in store.barrier.open(store.needed)]
         answers, new = store.keys.promote(store.founder)
         self._place(store, new, now, actions)
@@ -616,6 +632,28 @@ class Scheduler:
             self._show(store, now, actions)
         self._write(peer, Answer(message.request), now, actions)
         self._go_on(store, now, actions)
+
+    def _begin(self, peer: _Peer, message: Begin, now: float, actions: list[Action]) -> None:
+        store = peer.store
+        if store is None or not self._here(peer, store) or not store.arrivals.ask(peer.rank, message.slice):
+            return
+        store.epoch += 1
+        self._show(store, now, actions)
+        self._go_on(store, now, actions)
+
+    def _reached(self, peer: _Peer, message: Reached, now: float, actions: list[Action]) -> None:
+        store = peer.store
+        if store is not None and self._here(peer, store):
+            store.arrivals.reached(peer.rank, message.epoch, message.pushed)
+            self._go_on(store, now, actions)
+
+    def _let_begin(self, store: Membership, now: float, actions: list[Action]) -> None:
+        """Once all others are where somebody begins who came back, tell all; then the next one may."""
+        while not store.broken and (begun := store.begin()) is not None:
+            self._show(store, now, actions, begun=begun)
+            if store.arrivals.begin >= 0:
+                store.epoch += 1
+                self._show(store, now, actions)
 
     def _barrier(self, peer: _Peer, message: Barrier, now: float, actions: list[Action]) -> None:
         store = self._member(peer, message, now, actions)

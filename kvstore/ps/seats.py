@@ -16,14 +16,13 @@ class Seat:
     """A worker that has attached."""
 
     __slots__ = (
-        "adopted",
         "answers",
         "attached",
+        "epoch",
         "failures",
         "gone",
         "incarnation",
         "peer",
-        "pushed",
         "rank",
         "received",
         "replayed",
@@ -43,8 +42,7 @@ class Seat:
         #: Requests up to here may be in the window since before the server was restarted.
         self.replayed = max(window.above, default=window.low)
         self.attached = False
-        self.adopted = 0  # epoch that it knows of
-        self.pushed: dict[int, int] = {}  # last push into each slice, as somebody came back
+        self.epoch = 0  # of a view that it knew, and whose `begin` it had reached if there is one
         self.gone = False
         self.received = 0
         self.reported = 0

@@ -34,6 +34,7 @@ from .messages import (
     Attach,
     Attached,
     Batch,
+    Begin,
     Failure,
     Fenced,
     Hello,
@@ -46,6 +47,7 @@ from .messages import (
     Ping,
     Place,
     Pong,
+    Reached,
     Record,
     Refused,
     View,
@@ -55,6 +57,7 @@ from .messages import (
 from .requests import Operation, Request, Requests
 
 _PULL, _PUSH, _PUSHPULL, _INIT = Kind.PULL, Kind.PUSH, Kind.PUSHPULL, Kind.INIT
+_PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
 _VALUE, _FAILED = Kind.VALUE, Kind.FAILED
 _new = tuple.__new__
 
@@ -92,7 +95,7 @@ class WorkerOptions:
 class _Server:
     """One server as this worker knows it."""
 
-    __slots__ = ("adopted", "attached", "attempted", "incarnation", "lost", "met", "pushed", "requests")
+    __slots__ = ("attached", "attempted", "begun", "incarnation", "lost", "met", "requests")
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
@@ -100,8 +103,7 @@ class _Server:
         self.attached = False
         self.met = False  # attached to it or to one whose place it has taken
         self.attempted = 0.0
-        self.adopted = 0  # epoch that the server knows of
-        self.pushed: tuple[tuple[int, int], ...] = ()  # when somebody came back
+        self.begun = 0  # epoch in which this worker began, of which the server has told the rounds
         self.lost: Failure | None = None
 
 
@@ -122,7 +124,11 @@ class Worker:
         self._asks: dict[int, Hashable] = {}
         self._delivered: dict[int, Hashable] = {}  # by number of the letter: done when it has come
         self._request = 0
-        self._adopts = 0  # epoch that last brought somebody back
+        self._epoch = 0  # of the view that is known and, if somebody begins in it, reached
+        self._late = False  # took a lost worker's place, and has not begun
+        self._held: list[Submit] = []  # until it has
+        self._begun = 0  # epoch in which it did
+        self._bases: tuple[tuple[int, int], ...] = ()  # as the scheduler has told them
         self._left = False
         #: Whether the scheduler has ever said a word.
         self.met = False
@@ -142,7 +148,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether something has no answer yet."""
-        return bool(self._operations or self._asks or self._delivered)
+        return bool(self._operations or self._asks or self._delivered or self._held)
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
@@ -187,12 +193,15 @@ class Worker:
     # ------------------------------------------------------------------------------------ requests to servers
 
     def _submit(self, event: Submit, now: float, actions: list[Action]) -> None:
-        operation = Operation(event.op, len(event.parts))
         error = self._cannot(event.parts)
         if error or not event.parts:
             actions.append(Done(event.op, error))
             return
-        self._operations[event.op] = operation
+        if self._late and self._waits(event.parts):
+            self._hold(event, now, actions)
+            return
+        self._look_where(event.parts, now, actions)
+        operation = self._operations[event.op] = Operation(event.op, len(event.parts))
         servers = self._servers
         touched = set()
         for index, part in enumerate(event.parts):
@@ -203,6 +212,28 @@ class Worker:
             touched.add(part.server)
         for rank in touched:
             self._pump(rank, now, actions)
+
+    def _waits(self, parts: Iterable[Part]) -> bool:
+        """Whether these come after the first push of a worker that came back, or are it."""
+        held = {part.record.slice for event in self._held for part in event.parts}
+        return any(part.record.kind in _PUSHES or part.record.slice in held for part in parts)
+
+    def _hold(self, event: Submit, now: float, actions: list[Action]) -> None:
+        """Wait until the others are where this worker begins."""
+        if not self._held and self.welcome is not None:
+            first = next(part.record.slice for part in event.parts if part.record.kind in _PUSHES)
+            self._write(Begin(self.welcome.store, first), now, actions)
+        self._held.append(event)
+
+    def _look_where(self, parts: Iterable[Part], now: float, actions: list[Action]) -> None:
+        """Say what was pushed so far, if this is where somebody else begins."""
+        view = self.view
+        if view is None or self._epoch == view.epoch or self._late:
+            return
+        if any(part.record.slice == view.begin and part.record.kind in _PUSHES for part in parts):
+            self._epoch = view.epoch
+            pushed = tuple(one for at in self._servers.values() for one in at.requests.pushed())
+            self._write(Reached(view.store, view.epoch, pushed), now, actions)
 
     def _cannot(self, parts: Iterable[Part]) -> Failure | None:
         """Why the requests cannot be made."""
@@ -245,14 +276,14 @@ class Worker:
 
     def _pump(self, rank: int, now: float, actions: list[Action]) -> None:
         at = self._servers[rank]
-        if at.attached:
+        if at.attached and at.begun >= self._begun:
             self._send(rank, at.requests.pump(now), actions)
 
     def _send(self, rank: int, batches: list[tuple[list[Record], list[Any]]], actions: list[Action]) -> None:
-        welcome, view = self.welcome, self.view
-        if welcome is None or view is None:
+        welcome = self.welcome
+        if welcome is None:
             return
-        head = (welcome.store, welcome.rank, self.hello.incarnation, view.epoch)
+        head = (welcome.store, welcome.rank, self.hello.incarnation, self._epoch)
         for records, frames in batches:
             actions.append(Send(rank, Batch(*head, records, tuple(frames))))
 
@@ -294,12 +325,12 @@ class Worker:
         at = self._servers.get(rank)
         if at is None or message.incarnation != at.incarnation:
             return
-        at.adopted = max(at.adopted, message.epoch)
-        if at.attached:
-            return
-        if not at.met:
+        begins = at.begun < self._begun <= message.epoch
+        if begins or not at.met:
             at.requests.bases.update(message.bases)
             at.requests.accepted.update(message.bases)
+        if begins:
+            at.begun = self._begun
         at.attached = at.met = True
         self._pump(rank, now, actions)
 
@@ -329,6 +360,7 @@ class Worker:
         for at in self._servers.values():
             at.lost = at.lost or closed
             self._end(at.requests.drop(), closed, actions)
+        self._drop_held(closed, actions)
 
     def _write(self, body: Any, now: float, actions: list[Action]) -> None:
         actions.append(Send(SCHEDULER, self._link.write(body, now)))
@@ -362,7 +394,10 @@ class Worker:
         if self.welcome is not None:
             return
         self.welcome = message
-        self.view = View(message.store, message.epoch, message.members, (), (), message.servers)
+        self.view = View(
+            message.store, message.epoch, message.members, (), (), message.servers, late=message.late
+        )
+        self._epoch, self._late = message.epoch, message.rank in message.late
         actions.append(Welcomed(message))
         self._meet(message.servers, now, actions)
 
@@ -370,26 +405,32 @@ class Worker:
         if self.welcome is None or self.view is None or view.epoch <= self.view.epoch or self.failure:
             return
         was_broken = self.view.broken
-        here = {(member.rank, member.incarnation) for member in self.view.members}
-        back = any((member.rank, member.incarnation) not in here for member in view.members)
         self.view = view
         actions.append(ViewChanged(view))
-        if back:
-            self._adopt(view.epoch, now, actions)
+        if self._late or view.begin < 0:
+            self._epoch = view.epoch
         self._meet(view.servers, now, actions)
+        if self._late and view.begun == self.welcome.rank:
+            self._start_pushing(view, now, actions)
         for loss in view.losses:
             if loss.role == "server":
                 self._lose(loss, actions)
         if view.broken and not was_broken:
             self._give_up(self._broken(), actions)
 
-    def _adopt(self, epoch: int, now: float, actions: list[Action]) -> None:
-        """Tell the servers where this worker is as somebody comes back."""
-        self._adopts = epoch
+    def _start_pushing(self, view: View, now: float, actions: list[Action]) -> None:
+        """All others are where this worker begins: ask the servers in which rounds, and go on."""
+        self._late, self._begun, self._bases = False, view.epoch, view.bases
         for rank, at in self._servers.items():
-            at.pushed = at.requests.pushed()
             if at.lost is None:
                 self._attach(rank, now, actions)
+        held, self._held = self._held, []
+        for event in held:
+            self._submit(event, now, actions)
+
+    def _drop_held(self, failure: Failure, actions: list[Action]) -> None:
+        held, self._held = self._held, []
+        actions.extend(Done(event.op, failure) for event in held)
 
     def _meet(self, servers: Iterable[Member], now: float, actions: list[Action]) -> None:
         """Connect to servers that are new, or in place of old ones."""
@@ -402,7 +443,6 @@ class Worker:
             if at.incarnation != member.incarnation:
                 at.incarnation = member.incarnation
                 at.attached = False
-                at.adopted = 0
                 at.requests.begin_again()
                 actions.append(Connect(member.rank, member.address, member.incarnation))
                 self._attach(member.rank, now, actions)
@@ -410,11 +450,11 @@ class Worker:
     def _attach(self, rank: int, now: float, actions: list[Action]) -> None:
         at = self._servers[rank]
         at.attempted = now
-        if self.welcome is not None and self.view is not None:
-            known = tuple(at.requests.accepted.items()) if at.met and not at.attached else ()
-            who = (self.welcome.store, self.welcome.rank, self.hello.incarnation, self.view.epoch)
-            attach = Attach(*who, self.hello.job, known, at.met, at.pushed, self.memory)
-            actions.append(Send(rank, attach))
+        if self.welcome is not None:
+            known = tuple((dict(self._bases) | at.requests.accepted).items()) if not at.attached else ()
+            who = (self.welcome.store, self.welcome.rank, self.hello.incarnation, self._epoch)
+            met = at.met and at.begun >= self._begun
+            actions.append(Send(rank, Attach(*who, self.hello.job, known, met, self._late, self.memory)))
 
     def _lose(self, loss: Loss, actions: list[Action]) -> None:
         at = self._servers.get(loss.rank)
@@ -429,6 +469,7 @@ class Worker:
         """Nobody will complete what is under way at the servers."""
         for at in self._servers.values():
             self._end(at.requests.disown(), failure, actions)
+        self._drop_held(failure, actions)
 
     def _end(self, operations: Iterable[Operation], failure: Failure, actions: list[Action]) -> None:
         known = [one for one in operations if self._operations.pop(one.name, None) is not None]
@@ -448,6 +489,7 @@ class Worker:
         self.failure = failure
         for at in self._servers.values():
             self._end(at.requests.drop(), failure, actions)
+        self._drop_held(failure, actions)
         self._end(list(self._operations.values()), failure, actions)
         waiting = [*self._asks.values(), *self._delivered.values()]
         self._asks.clear()
@@ -465,7 +507,7 @@ class Worker:
         for rank, at in self._servers.items():
             if at.lost is not None:
                 continue
-            told = at.attached and at.adopted >= self._adopts
+            told = at.attached and at.begun >= self._begun
             if not told and now - at.attempted >= self.options.letter:
                 self._attach(rank, now, actions)
             if not at.attached:

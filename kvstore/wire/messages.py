@@ -22,7 +22,7 @@ Shape = Annotated[tuple[Annotated[int, _SIZE], ...], msgspec.Meta(max_length=16)
 Option = str | int | float | bool
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Kind(enum.IntEnum):
@@ -211,6 +211,22 @@ class JoinRounds(msgspec.Struct, frozen=True, tag=True):
     store: int
 
 
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """A worker that took the place of a lost one is about to push for the first time: into this slice."""
+
+    store: int
+    slice: int
+
+
+class Reached(msgspec.Struct, frozen=True, tag=True):
+    """The worker is about to push into the slice that `View.begin` names, in the view of this epoch."""
+
+    store: int
+    epoch: int
+    pushed: tuple[tuple[int, int], ...]
+    """(slice, round): its last push into each slice until then."""
+
+
 class Barrier(msgspec.Struct, frozen=True, tag=True):
     """Worker at its `number`-th barrier."""
 
@@ -304,6 +320,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """This worker takes the place of a lost one."""
     pulse: str = ""
     """Where the scheduler listens for signs of life."""
+    late: tuple[int, ...] = ()
+    """As in `View`."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -332,6 +350,14 @@ class View(msgspec.Struct, frozen=True, tag=True):
     """on_peer_loss is "raise" and somebody is lost, or a server is for good: rounds end, writes raise."""
     mode: str = "sync"
     """``"sync"`` or ``"async"``; never changes."""
+    late: tuple[int, ...] = ()
+    """Members that took the place of lost ones and have not begun to push: no round and no barrier waits."""
+    begin: int = -1
+    """Slice into which one of them will push first. Whoever else is about to push into it says `Reached`."""
+    begun: int = -1
+    """Rank that is late no more, since all others have reached where it begins."""
+    bases: tuple[tuple[int, int], ...] = ()
+    """(slice, round): the last round of each slice that goes on without `begun`."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
@@ -380,6 +406,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 class Attach(msgspec.Struct, frozen=True, tag=True):
     """First message of a worker to a server, and again after either was replaced: who I am, what I have.
 
+    A worker that came back says it once more when it has begun, to learn in which rounds.
     `accepted` lists (slice, round): its last push that was answered, for a server that comes back. What the
     server has forgotten of these is lost with the interval since its snapshot, and nobody waits for it.
     """
@@ -391,10 +418,9 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     job: str
     accepted: tuple[tuple[int, int], ...] = ()
     met: bool = False
-    """Attached before, to this server or to the one whose place it has taken: `accepted` is all there is."""
-    pushed: tuple[tuple[int, int], ...] = ()
-    """(slice, round): the last push that was made when this worker learned of `epoch`, which brought somebody
-    back. Those who come back begin after what the others had begun then."""
+    """Knows its bases, of this server or of the one whose place it has taken: `accepted` is all there is."""
+    late: bool = False
+    """As far as the worker knows it has not begun; see `View.late`."""
     memory: str = ""
     """Where this process's shared memory is, if it offers any; see `kvstore.memory.outbox`."""
 
@@ -406,9 +432,9 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     memory: str = ""
     """Where the server's values are, if it could read the worker's memory."""
     epoch: int = 0
-    """As in the `Attach` that it answers."""
+    """Of a view that the worker knew when it attached, or later."""
     bases: tuple[tuple[int, int], ...] = ()
-    """(slice, round): begun before this worker came; its first push belongs to the next."""
+    """(slice, round): these rounds go on without this worker; its first push belongs to the next."""
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):
@@ -440,6 +466,8 @@ ToScheduler = (
     | Bye
     | Leave
     | JoinRounds
+    | Begin
+    | Reached
     | Barrier
     | Found
     | Ready

@@ -363,9 +363,33 @@ def go_on(faults: Faults, draw: random.Random, phase: str, back: bool) -> None:
         assert made.ended(10) == [0] * (1 + len(made.servers))
 
 
+def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets: bool) -> None:
+    """The others push key after key: who comes back is in all rounds of a pass, or in none."""
+    size = draw.choice([2, 3])
+    with faults.job(size, draw.choice([1, 2])) as made:
+        workers = made.start_all(BODIES, "one_by_one", verb, meets)
+        ready(*workers, line="working")
+        for _ in range(2):
+            rank = draw.randrange(1, size)
+            time.sleep(draw.random() * 0.1)
+            kill(workers[rank])
+            time.sleep(draw.random() * 2 * DEAD_AFTER)
+            workers[rank] = made.start(BODIES, "one_by_one", verb, meets, rank=rank)
+            workers[rank].expect("working", 20)
+        workers[0].say("stop")
+        found = finish(*workers)
+        assert found == [{"members": list(range(size)), "total": sum(10**one for one in range(size))}] * size
+        assert made.ended(10) == [0] * (1 + len(made.servers))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_who_comes_back_into_a_pass(faults: Faults, seed: int) -> None:
+    cases = [(verb, meets) for verb in ("pushpull", "push") for meets in (False, True)]
+    faults.run(come_back_into_a_pass, cases, seed)
+
+
 @pytest.mark.parametrize("seed", [0])
 def test_the_living_go_on(faults: Faults, seed: int) -> None:
-    # Who comes back into a pass over several keys may wait for ever: see README.md.
     cases = [("pushpull", False), ("push", False), ("pushpull", True), ("barrier", False), ("close", False)]
     faults.run(go_on, cases, seed)
 
@@ -955,6 +979,7 @@ DRAWN: list[tuple[Callable[..., None], list[Case]]] = [
     (kill_one_at_the_start, [("raise",), ("continue",)]),
     (kill_after_close, [()]),
     (go_on, [(phase, False) for phase in PHASES if phase != "settings"] + [("pushpull", True)]),
+    (come_back_into_a_pass, [("pushpull", False), ("push", False), ("push", True)]),
     (stop_for_a_while, [("worker",), ("server",), ("scheduler",)]),
     (stop_for_long, [("worker",), ("server",), ("scheduler",)]),
     (restart_a_server, [(True,), (False,)]),

@@ -9,6 +9,8 @@ the list of rounds that made it, so that every check is exact:
 * what was acknowledged is applied in the end, unless its worker is lost, or it falls into the interval that a
   server loses with its memory;
 * a pull has the round promised, with every push of this worker before it;
+* all workers that read a round of a slice see the same value;
+* who comes back begins at one and the same pass in all slices, wherever the others are in theirs;
 * a barrier opens when all members that are there have arrived; epochs only grow;
 * every call ends, within bounded time after the last fault, and only with errors that the faults explain.
 """
@@ -75,6 +77,7 @@ class Faults(NamedTuple):
     double: float = 0.0
     kill_worker: bool = False
     return_worker: bool = False
+    kill_more: int = 0  # workers besides, or the one that came back
     kill_server: bool = False
     return_server: bool = False
     kill_scheduler: bool = False
@@ -104,22 +107,41 @@ class Plan:
         self.batch = rng.choice((1, 3, 1000))
         self.shared = rng.random() < 0.2
         self.faults = _faults(rng) if faults is None else faults
-        # Whoever comes back pushes all keys at once: nobody can know where the others are in their program.
-        self.together = self.faults.return_worker and self.on_peer_loss == "continue"
+        # Whoever comes back begins a pass; nobody can know where the others are in a program of another kind.
+        self.passes = self.faults.return_worker and self.on_peer_loss == "continue"
         self.keys = [(f"k{at}", rng.choice((1, 1, 2, 3))) for at in range(rng.choice((1, 2, 3)))]
-        self.script = [self._script(rng) for _ in range(self.stores)]
+        draw = self._passes if self.passes else self._script
+        self.script = [draw(rng) for _ in range(self.stores)]
+
+    def _passes(self, rng: random.Random) -> list[tuple[Any, ...]]:
+        """Passes over all keys, all alike: keys in one call, in one call each, or between."""
+        names = [key for key, _ in self.keys]
+        calls: list[list[str]] = [[]]
+        for name in rng.sample(names, len(names)):
+            if calls[-1] and rng.random() < 0.7:
+                calls.append([])
+            calls[-1].append(name)
+        one: list[tuple[Any, ...]] = [("round", tuple(call)) for call in calls]
+        if rng.random() < 0.3:
+            one.insert(rng.randint(0, len(one)), ("barrier",))
+        script: list[tuple[Any, ...]] = [("init", tuple(names))]
+        for at in range(rng.randint(2, 8)):
+            script.append(("pass",))
+            if rng.random() < 0.1:
+                script.append(("configure", rng.choice("ab"), at))
+            script += one
+        return script
 
     def _script(self, rng: random.Random) -> list[tuple[Any, ...]]:
         names = [key for key, _ in self.keys]
         script: list[tuple[Any, ...]] = [("init", tuple(names))]
         for at in range(rng.randint(2, 6)):
             what = rng.random()
-            if what < 0.12 and not self.together:
+            if what < 0.12:
                 script.append(("barrier",))
             elif what < 0.22:
                 script.append(("configure", rng.choice("ab"), at))
-            chosen = names if self.together else rng.sample(names, rng.randint(1, len(names)))
-            script.append(("round", tuple(chosen)))
+            script.append(("round", tuple(rng.sample(names, rng.randint(1, len(names))))))
         return script
 
 
@@ -136,9 +158,10 @@ def _faults(rng: random.Random) -> Faults:
         return Faults(**noisy, bad=rng.random() < 0.2)
     if kind < 0.50:
         return Faults(**noisy, kill_worker=True)
-    if kind < 0.63:
-        return Faults(**noisy, kill_worker=True, return_worker=True)
-    if kind < 0.68:
+    if kind < 0.65:
+        more = rng.choice((0, 0, 1, 2))
+        return Faults(**noisy, kill_worker=True, return_worker=True, kill_more=more)
+    if kind < 0.69:
         return Faults(**noisy, kill_server=True)
     if kind < 0.83:
         return Faults(**noisy, kill_server=True, return_server=True)
@@ -333,10 +356,8 @@ class ServerHost(Host):
             self.job.check(not lost, f"round {job.round} of {store, job.slice} has a part of a lost worker")
 
     def _belongs(self, holding: Any, rank: int, job: e.Job) -> bool:
-        """Whether a part of this worker has to be in the round: not if it came back during or after it."""
-        who = (rank, holding.members[rank], holding.number, job.slice)
-        came = self.job.came_back(holding.number, who[1])
-        return self.job.bases.get(who, job.round if came else 0) < job.round
+        """Whether a part of this worker has to be in the round: not if it came back and began after it."""
+        return dict(holding._bases.get(rank, ())).get(job.slice, 0) < job.round
 
     def _write(self, action: e.Write) -> m.Failure | None:
         at = (action.store, action.slice)
@@ -450,6 +471,7 @@ class Store:
             elif kind is e.ViewChanged:
                 self.job.check(action.view.epoch > self.epoch, "an epoch went back")
                 self.epoch = action.view.epoch
+                self._check_begin(action.view)
             elif kind is e.Failed:
                 self.fail(action.failure)
 
@@ -458,16 +480,13 @@ class Store:
         if where[0] == "scheduler":
             self.take(e.Received("scheduler", message))
         elif self.connections.get(where[0]) == where[1]:
-            self._learn(where[0], message)
+            if isinstance(message, m.Batch):
+                self._acknowledge(where[0], message)
             self.take(e.Received(where[0], message))
-
-    def _learn(self, server: int, message: Any) -> None:
-        """Note what the checks need."""
-        if isinstance(message, m.Batch):
-            self._acknowledge(server, message)
-        elif isinstance(message, m.Attached) and not self.machine._servers[server].met:
-            who = (self.host.rank, self.host.incarnation, self.number)
-            self.job.bases.update({(*who, slice_): base for slice_, base in message.bases})
+            if isinstance(message, m.Attached):
+                who = (self.host.rank, self.host.incarnation, self.number)
+                bases = self.machine._servers[where[0]].requests.bases
+                self.job.bases.update({(*who, slice_): base for slice_, base in bases.items()})
 
     def _send(self, action: e.Send) -> None:
         job = self.job
@@ -561,7 +580,7 @@ class Store:
         self.ask(m.Settings(0, 0, "configure", 0, text), lambda done: self._configured(text, at, done))
 
     def _configured(self, text: str, at: int, done: e.Done) -> None:
-        if done.error is None and done.answer is not None and not self.job.plan.together:
+        if done.error is None and done.answer is not None and not self.job.plan.passes:
             version = self.job.versions.setdefault((self.ordinal, at), done.answer.version)
             self.job.check(version == done.answer.version, f"step {at} has versions {version} and another")
             self.job.check(
@@ -590,6 +609,16 @@ class Store:
 
     def _resume(self) -> None:
         self.busy.pop("pause", None)
+        if self.host.alive:
+            self.go()
+
+    def _nap(self, seconds: float) -> None:
+        """Compute for a moment."""
+        self.busy["nap"] = ("*",)
+        self.job.at(self.job.now + seconds, self._wake)
+
+    def _wake(self) -> None:
+        self.busy.pop("nap", None)
         if self.host.alive:
             self.go()
 
@@ -650,6 +679,16 @@ class Store:
             if done and request is not None and isinstance(request.payload, Payload):
                 self.job.acknowledged[request.payload] = self.job.now
 
+    def _check_begin(self, view: m.View) -> None:
+        """Who begins does so after the same pass in all slices, unless there was nobody to meet."""
+        if view.begun != self.host.rank:
+            return
+        rounds = {round_ for _, round_ in view.bases}
+        self.job.met = self.job.met and bool(rounds)
+        self.job.begun += len(rounds) > 0
+        told = f"{self} begins after different passes: {view.bases}"
+        self.job.check(len(rounds) <= 1 or not self.job.met, told)
+
     def _got(self, action: e.Got) -> None:
         if action.op not in self.calls:
             return
@@ -662,11 +701,15 @@ class Store:
         mine = {one for one in value.payloads() if one[:2] == (self.host.rank, self.host.incarnation)}
         wanted = {one for one in sent if one not in self.job.failed}
         check = self.job.check
+        if self.job.plan.mode == "sync" and not self.job.restarted:
+            seen = self.job.seen.setdefault((self.number, slice_, value.round), value)
+            check(seen is value, f"slice {slice_} has two values of round {value.round}")
         excused = self.job.restarted or (self.machine.view is not None and self.machine.view.broken)
         told = f"slice {slice_}"
         if not excused:
             check(mine == wanted, f"{self} pulled {told} with {sorted(mine)} and not {sorted(wanted)}")
-        if self.job.plan.mode == "sync" and not excused and not self.resting and not self.job.plan.faults.bad:
+        counts = self.job.plan.mode == "sync" and not self.resting and not self.machine._late
+        if counts and not excused and not self.job.plan.faults.bad:
             base = self.job.bases.get((self.host.rank, self.host.incarnation, self.number, slice_), 0)
             promised = len(sent) + base
             check(value.round == promised, f"{self} pulled round {value.round}, not {promised}, of {told}")
@@ -735,6 +778,9 @@ class Job:
         self.gone: dict[tuple[int, int], Value] = {}
         self.snapshots: dict[int, Any] = {}
         self.saved: dict[int, float] = {}
+        self.seen: dict[tuple[int, int, int], Value] = {}  # values that were read, by store, slice and round
+        self.begun = 0  # workers that came back and met others
+        self.met = True  # each that began has met others, and learned from them where they are
         self.restarted = False
         self.crashed: dict[int, tuple[float, float]] = {}
         self.last_fault = 0.0
@@ -773,11 +819,16 @@ class Job:
         rng = self.rng
         steps = list(script)
         if cut:
-            steps = steps[:1] + steps[rng.randint(1, len(steps)) :]
+            starts = [at for at, step in enumerate(steps) if step[0] == "pass" or not self.plan.passes]
+            steps = steps[:1] + steps[max(1, rng.choice([*starts, len(steps)])) :]
         elif rng.random() < 0.2:
             steps = [*steps[: rng.randint(1, len(steps))], ("join",), *[("linger",)] * rng.randint(0, 1)]
         program: list[tuple[Any, ...]] = []
         for step in steps:
+            if self.plan.passes and rng.random() < 0.1:
+                program.append(("nap", rng.random() * 0.5))
+            if step[0] == "pass":
+                continue
             if step[0] != "round":
                 program.append(step)
                 continue
@@ -840,6 +891,8 @@ class Job:
         self.last_fault = when
         if faults.kill_worker:
             self.at(when, self._kill_worker, rng.randrange(self.plan.workers))
+        for _ in range(faults.kill_more):
+            self.at(when + rng.random() * 6.0, self._kill_one_more)
         if faults.kill_server and faults.return_server and rng.random() < 0.5:
             self.servers[rng.randrange(self.plan.servers)].saves = rng.choice((2, 3, 4))
         elif faults.kill_server:
@@ -865,6 +918,12 @@ class Job:
             self.last_fault = self.now + delay
             self.at(self.now + delay, self._return_worker, at)
 
+    def _kill_one_more(self) -> None:
+        """Let another worker die, or one that came back; somebody has to go on."""
+        there = [at for at, one in enumerate(self.workers) if one.alive and not one.saying_bye]
+        if len(there) > 1:
+            self._kill_worker(self.rng.choice(there))
+
     def _known(self, host: Host) -> bool:
         """Whether the scheduler has heard of a process: else nobody can know that it is lost."""
         return host.name in self.scheduler.machine._processes
@@ -872,7 +931,7 @@ class Job:
     def _return_worker(self, at: int) -> None:
         old = self.workers[at]
         name = f"{old.name}again"
-        asked = old.rank if self.rng.random() < 0.8 or not self.plan.given_ranks else old.asked
+        asked = self.scheduler.machine._processes[old.name].rank
         new = self.workers[at] = WorkerHost(self, asked, old.incarnation + 100, name, cut=True)
         new.start()
 

@@ -50,8 +50,10 @@ class Machine:
         if sequence is None:
             sequence = self.numbers[rank] = self.numbers.get(rank, 0) + 1
         place = m.Place.FRAME if kind in (K.PUSH, K.PUSHPULL, K.INIT) else m.Place.NONE
+        epoch = more.pop("epoch", 1)
         record = m.Record(kind, 0, sequence, round_, **{"place": place, "nbytes": 4, **more})
-        self.step(e.Received(rank, m.Batch(0, rank, self.members[rank], 1, [record], (f"{rank}:{round_}",))))
+        batch = m.Batch(0, rank, self.members[rank], epoch, [record], (f"{rank}:{round_}",))
+        self.step(e.Received(rank, batch))
 
     def start(self) -> None:
         for rank in self.members:
@@ -213,21 +215,77 @@ def test_an_old_process_is_fenced() -> None:
     assert isinstance(server.attach(1, 2), m.Fenced)
 
 
-def test_whoever_comes_back_begins_after_what_the_others_had_begun() -> None:
+def test_whoever_comes_back_reads_at_once_and_is_waited_for_when_it_has_begun() -> None:
     server = Machine()
     server.start()
     server.ask(0, K.PUSH, 1)
-    server.ask(1, K.PUSH, 1)
-    server.applied()
-    server.ask(0, K.PUSH, 2)
     server.members[1] = 201
-    server.view(2)
-    assert server.attach(1, 2) is None  # worker 0 has not said yet where it is
-    attached = server.attach(0, 2, met=True, pushed=((0, 3),))
-    assert server.jobs() == [(2, ["0:2"])]
-    told = [one.message for one in server.actions if isinstance(one, e.Send) and one.peer == 1]
+    server.view(2, late=(1,))
+    assert server.jobs() == [(1, ["0:1"])]
+    server.applied()
+    attached = server.attach(1, 2, late=True)
     assert isinstance(attached, m.Attached)
-    assert [one.bases for one in told] == [((0, 3),)]  # type: ignore[union-attr]
+    assert attached.bases == ()
+    server.ask(1, K.PULL, 0)
+    assert server.answers() == {1: [(K.VALUE, 1)]}
+    server.view(3, late=(1,), begin=0)
+    server.view(4, begun=1, bases=((0, 2),))
+    attached = server.attach(1, 4)
+    assert isinstance(attached, m.Attached)
+    assert (attached.epoch, attached.bases) == (4, ((0, 2),))
+    server.ask(0, K.PUSH, 2, epoch=4)
+    assert server.jobs() == [(2, ["0:2"])]
+    server.applied()
+    server.ask(0, K.PUSH, 3, epoch=4)
+    assert server.jobs() == []
+    server.ask(1, K.PUSH, 3, epoch=4)
+    assert server.jobs() == [(3, ["0:3", "1:3"])]
+
+
+def test_rounds_go_on_until_all_others_are_where_somebody_begins() -> None:
+    server = Machine(3)
+    server.start()
+    server.members[2] = 202
+    server.view(2, late=(2,), begin=0)
+    server.ask(0, K.PUSH, 1, epoch=2)  # it has reached the slice, and waits for nobody who has not
+    server.ask(1, K.PUSH, 1)
+    assert server.jobs() == [(1, ["0:1", "1:1"])]
+    server.applied()
+    server.ask(0, K.PUSH, 2, epoch=2)
+    server.ask(1, K.PUSH, 2, epoch=2)  # now both have: this round may be the first that waits
+    assert server.jobs() == []
+    server.view(3, begun=2, bases=((0, 1),))
+    assert server.jobs() == []
+    assert isinstance(server.attach(2, 3), m.Attached)
+    server.ask(2, K.PUSH, 2, epoch=3)
+    assert server.jobs() == [(2, ["0:2", "1:2", "2:2"])]
+
+
+def test_whoever_begins_with_nobody_to_meet_follows_the_rounds_of_the_server() -> None:
+    server = Machine(1)
+    server.start()
+    server.ask(0, K.PUSH, 1)
+    server.members[0] = 200
+    server.view(2, late=(0,))
+    server.applied()
+    server.view(3, begun=0)
+    attached = server.attach(0, 3)
+    assert isinstance(attached, m.Attached)
+    assert attached.bases == ((0, 1),)
+
+
+def test_a_server_that_comes_back_asks_one_that_has_begun_for_its_rounds() -> None:
+    first = Machine(2)
+    first.start()
+    server = Machine(2, restarted=True, snapshot=first.machine.snapshot())
+    assert server.attach(0, accepted=((0, 3),), met=True) is None
+    assert server.attach(1, late=True) is None  # it does not know yet that it has begun
+    assert server.attach(0, accepted=((0, 3),), met=True) is None
+    attached = server.attach(1, accepted=((0, 2),))
+    assert isinstance(attached, m.Attached)
+    assert attached.bases == ((0, 2),)
+    server.ask(1, K.PUSH, 3)
+    assert server.jobs() == [(3, ["1:3"])]
 
 
 def test_an_early_attach_waits_for_its_view() -> None:

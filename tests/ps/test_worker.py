@@ -191,19 +191,79 @@ def test_a_new_server_gets_what_the_old_one_has_not_answered() -> None:
     assert [(one.slice, one.sequence) for one in store.sent(0)[0].records] == [(5, 2)]
 
 
-def test_it_tells_where_it_is_when_somebody_comes_back() -> None:
+def letters(store: Store) -> list[Any]:
+    return [one.body for one in store.sent("scheduler") if one.body is not None]
+
+
+def test_it_says_where_it_is_when_it_reaches_the_slice_that_somebody_begins_with() -> None:
     store = Store()
-    store.submit("a", (0, K.PUSH, 0))
-    store.view(members=(MEMBERS[0], m.Member(1, 201)))
-    assert store.sent(0)[0].pushed == ((0, 1),)
-    store.submit("b", (0, K.PUSH, 0))
-    again = [one.message for one in store.pass_time(1.0) if isinstance(one, e.Send) and one.peer == 0]
-    told = [one for one in again if isinstance(one, m.Attach)]
-    assert told[0].pushed == ((0, 1),)
+    store.submit("a", (0, K.PUSH, 0), (1, K.PUSH, 5))
+    store.view(2, begin=5)
+    assert letters(store) == []
+    store.submit("b", (0, K.PUSH, 0), (1, K.PULL, 5))
+    assert letters(store) == []
+    assert [one.epoch for one in store.sent(0)] == [1]
+    store.submit("c", (1, K.PUSHPULL, 5))
+    assert letters(store) == [m.Reached(3, 2, ((0, 2), (5, 1)))]
+    assert [one.epoch for one in store.sent(1)] == [2]
+    store.submit("d", (1, K.PUSHPULL, 5))
+    assert letters(store) == []
+    store.view(3, begin=5)  # once more: somebody else is lost
+    store.submit("e", (1, K.PUSHPULL, 5))
+    assert letters(store) == [m.Reached(3, 3, ((0, 2), (5, 3)))]
+
+
+def returned() -> Store:
+    """A worker that took the place of a lost one."""
+    store = Store.__new__(Store)
+    store.machine = Worker(m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL), WorkerOptions(letter=0.5))
+    store.now, store.letters, store.actions = 0.0, 0, []
+    store.step(e.Start())
+    store.letter(m.Welcome(3, 0, 2, 4, MEMBERS, SERVERS, True, late=(0,)))
+    assert [one.late for one in store.sent(0)] == [True]
     for rank in (0, 1):
-        store.step(e.Received(rank, m.Attached(1, epoch=2)))
-    later = [one.message for one in store.pass_time(2.0) if isinstance(one, e.Send)]
-    assert not any(isinstance(one, m.Attach) for one in later)
+        store.step(e.Received(rank, m.Attached(1, epoch=4)))
+    return store
+
+
+def test_its_pushes_wait_until_the_others_are_where_it_begins() -> None:
+    store = returned()
+    store.submit("a", (0, K.PULL, 0))
+    assert [one.kind for one in store.sent(0)[0].records] == [K.PULL]
+    store.submit("b", (0, K.PUSH, 7), (1, K.PUSH, 5))
+    assert (letters(store), store.sent(0)) == ([m.Begin(3, 7)], [])
+    store.submit("c", (1, K.PULL, 5))
+    store.submit("d", (0, K.PUSH, 7))
+    assert store.actions == []
+    store.submit("e", (1, K.ASSIGN, 6))  # others may wait for it
+    assert [one.slice for one in store.sent(1)[0].records] == [6]
+    store.view(5, late=(0,), begin=7)
+    store.view(6, begun=0, bases=((7, 3), (5, 2)))
+    assert [(one.epoch, one.late, one.met) for one in store.sent(0)] == [(6, False, False)]
+    store.step(e.Received(0, m.Attached(1, epoch=4)))  # to what it said before
+    assert store.sent(0) == []
+    store.step(e.Received(0, m.Attached(1, epoch=6, bases=((7, 3),))))
+    assert [(one.slice, one.round) for one in store.sent(0)[0].records] == [(7, 4), (7, 5)]
+    assert store.sent(0)[0].epoch == 6
+    store.step(e.Received(1, m.Attached(1, epoch=6, bases=((5, 2),))))
+    found = [(one.kind, one.round) for one in store.sent(1)[0].records]
+    assert found == [(K.PUSH, 3), (K.PULL, 3)]
+
+
+def test_pushes_that_wait_for_the_others_end_with_the_store() -> None:
+    ends: list[Any] = [
+        lambda store: store.view(5, losses=(m.Loss("server", 1, 6.0),), broken=True),
+        lambda store: store.letter(m.Fenced(4, "gone")),
+        lambda store: store.step(e.Ask("l", m.Leave(0))),
+    ]
+    for end in ends:
+        store = returned()
+        store.submit("a", (0, K.PUSH, 0))
+        assert store.machine.busy
+        end(store)
+        [done] = store.done()
+        assert done.op == "a"
+        assert done.error is not None
 
 
 def test_a_silent_scheduler_is_lost_only_to_those_who_wait() -> None:
