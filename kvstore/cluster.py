@@ -1,8 +1,8 @@
 """Where this process stands in its job, read from the variables that launchers set.
 
 Each launcher has one class, which says when its variables count and how it names the job. The tables were
-recorded from torchrun 2.x, Open MPI 5 (4 and older: their documentation), MPICH 5 and Intel MPI 2021; those
-of Slurm come from its manual.
+recorded from torchrun 2.x, Open MPI 5 (4 and older: their documentation), MPICH 5, Intel MPI 2021 and
+horovodrun 0.28; those of Slurm come from its manual.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Placement:
     Attributes
     ----------
     launcher : str
-        Who started the job: ``"kvstore"``, ``"torchrun"``, ``"openmpi"``, ``"mpich"``, ``"slurm"``, or
-        ``"none"`` for a process on its own.
+        Who started the job: ``"kvstore"``, ``"torchrun"``, ``"openmpi"``, ``"mpich"``, ``"horovodrun"``,
+        ``"slurm"``, or ``"none"`` for a process on its own.
     job : str
         Names the job: the same text in all its processes, and in no other job that runs beside it.
     rank, size : int
@@ -185,6 +185,24 @@ class _Mpich(_Launcher):
         raise _nameless("PMI_RANK", "I_MPI_HYDRA_UUID", "mpiexec -genv KVSTORE_JOB ...")
 
 
+class _Horovodrun(_Launcher):
+    """Over Gloo; with ``--mpi`` it leaves the variables to MPI. Ray and Spark set the same ones for Horovod.
+
+    The server where the processes meet is the launcher's own, so its address is no other job's meanwhile.
+    """
+
+    name = "horovodrun"
+    signs = ("HOROVOD_RANK", "HOROVOD_SIZE")
+    rank, size = ("HOROVOD_RANK",), ("HOROVOD_SIZE",)
+    local_rank, local_size = ("HOROVOD_LOCAL_RANK",), ("HOROVOD_LOCAL_SIZE",)
+
+    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+        address, port = (env.get(f"HOROVOD_GLOO_RENDEZVOUS_{what}") for what in ("ADDR", "PORT"))
+        if address and port:
+            return f"horovodrun:{address}:{port}"
+        raise _nameless("HOROVOD_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "KVSTORE_JOB=... horovodrun")
+
+
 class _Slurm(_Launcher):
     """A step that srun started.
 
@@ -226,14 +244,14 @@ class _Slurm(_Launcher):
         raise ConfigError(f"{name}={text!r} has no entry for SLURM_NODEID={env['SLURM_NODEID']}: correct it")
 
 
-_LAUNCHERS: tuple[_Launcher, ...] = (_Own(), _Torchrun(), _OpenMpi(), _Mpich(), _Slurm())
+_LAUNCHERS: tuple[_Launcher, ...] = (_Own(), _Torchrun(), _OpenMpi(), _Mpich(), _Horovodrun(), _Slurm())
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Placement:
     """Find the place of this process in its job. Reads variables only; nothing is opened or sent.
 
     The first of these that left its variables wins: ``kvstore run`` and `kvstore.spawn`, torchrun, Open MPI,
-    MPICH or Intel MPI, Slurm's srun. KVSTORE_JOB, where set, names the job, whoever launched it.
+    MPICH or Intel MPI, horovodrun, Slurm's srun. KVSTORE_JOB, where set, names the job, whoever launched it.
 
     Parameters
     ----------

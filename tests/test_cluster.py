@@ -72,6 +72,21 @@ INTEL = {
     "MPI_LOCALNRANKS": "2",
     "I_MPI_HYDRA_UUID": "ab220000-e281-3e60-c660-0600b27f6224",
 }
+# Recorded: horovodrun -np 2, Horovod 0.28.1
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "0",
+    "HOROVOD_CROSS_SIZE": "1",
+    "HOROVOD_HOSTNAME": "localhost",
+    "HOROVOD_CONTROLLER": "gloo",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+    "HOROVOD_GLOO_IFACE": "lo",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "41517",
+}
 # The manual of srun: six tasks on three nodes, the sixth task.
 SLURM = {
     "SLURM_JOB_ID": "42",
@@ -96,7 +111,14 @@ INTERACTIVE = {
     "SLURM_TASKS_PER_NODE": "8",
 }
 BATCH = {"SLURM_JOB_ID": "42", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}
-ALL = {"kvstore": OWN, "torchrun": STANDALONE, "openmpi": OPENMPI, "mpich": INTEL, "slurm": SLURM}
+ALL = {
+    "kvstore": OWN,
+    "torchrun": STANDALONE,
+    "openmpi": OPENMPI,
+    "mpich": INTEL,
+    "horovodrun": HOROVODRUN,
+    "slurm": SLURM,
+}
 
 
 def numbers(found: Placement) -> tuple[int, int, int, int]:
@@ -112,6 +134,7 @@ def numbers(found: Placement) -> tuple[int, int, int, int]:
         (OPENMPI, "openmpi", (1, 2, 1, 2)),
         (MPICH, "mpich", (1, 2, 1, 2)),
         (INTEL, "mpich", (1, 2, 1, 2)),
+        (HOROVODRUN, "horovodrun", (1, 2, 1, 2)),
         (SLURM, "slurm", (5, 6, 0, 1)),
         ({}, "none", (0, 1, 0, 1)),
         (INTERACTIVE, "none", (0, 1, 0, 1)),
@@ -161,6 +184,8 @@ def test_all_processes_of_a_job_name_it_alike(environment: dict[str, str]) -> No
         (UNNAMED, {"MASTER_PORT": "29778"}),
         (OPENMPI, {"PMIX_NAMESPACE": "prterun-vm-8813@1"}),
         (INTEL, {"I_MPI_HYDRA_UUID": "b2220000-fea5-3f60-c660-0600c5c62d75"}),
+        (HOROVODRUN, {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41518"}),
+        (HOROVODRUN, {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.2"}),
         (SLURM, {"SLURM_STEP_ID": "4"}),
         (SLURM, {"SLURM_JOB_ID": "43"}),
         (SLURM, {"SLURM_RESTART_COUNT": "1"}),
@@ -223,6 +248,8 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, ["KVSTORE_JOB"]),
         (without(OPENMPI, "PMIX_NAMESPACE"), ["PMIX_NAMESPACE", "KVSTORE_JOB"]),
         ({**MPICH, "PMI_SIZE": "4"}, ["I_MPI_HYDRA_UUID", "KVSTORE_JOB"]),
+        (without(HOROVODRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT"), ["RENDEZVOUS_ADDR", "KVSTORE_JOB"]),
+        (without(HOROVODRUN, "HOROVOD_LOCAL_SIZE"), ["HOROVOD_LOCAL_SIZE is not", "as horovodrun does"]),
         (without(SLURM, "SLURM_JOB_ID"), ["SLURM_JOB_ID"]),
         (without(SLURM, "SLURM_PROCID"), ["SLURM_PROCID is not"]),
         ({**SLURM, "SLURM_STEP_ID": "x"}, ["SLURM_STEP_ID='x'"]),
@@ -252,7 +279,7 @@ def test_a_pmi_rank_from_srun_is_slurm_s() -> None:
 
 def test_alternatives_say_why_they_lost() -> None:
     others = dict(alternatives({**STANDALONE, **SLURM, "OMPI_COMM_WORLD_RANK": "1"}))
-    assert list(others) == ["kvstore", "openmpi", "mpich", "slurm"]
+    assert list(others) == ["kvstore", "openmpi", "mpich", "horovodrun", "slurm"]
     assert "KVSTORE_RANK" in others["kvstore"]
     assert "OMPI_COMM_WORLD_SIZE is not" in others["openmpi"]
     assert "srun" in others["mpich"]

