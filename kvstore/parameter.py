@@ -1,0 +1,229 @@
+"""`Parameter`: one array of a model, as many times as there are devices, with a gradient beside each."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from .arrays import readable, writable
+from .errors import ArgumentError, ArrayError, ConfigError, ShapeError
+from .sparse import RowSparseArray
+
+_REQUESTS = ("write", "add", "null")
+
+
+class Trainable(Protocol):
+    """What a trainer asks of a parameter; anything that answers so can be trained.
+
+    It may also have ``lr_mult`` and ``wd_mult`` (else 1), and ``fresh``, see `Parameter`.
+    """
+
+    name: str
+    grad_req: str
+
+    def list_data(self) -> list[Any]:
+        """Return one array for each replica; an empty list as long as the shape is not known."""
+
+    def list_grad(self) -> list[Any]:
+        """Return the gradient of each replica."""
+
+
+class Parameter:
+    """One array of a model: replicas of it, one for each device, and a gradient beside each.
+
+    Parameters
+    ----------
+    name : str
+    data : array or list of arrays, optional
+        The replicas, of one shape; arrays of any library that stores take, or `RowSparseArray` for a table of
+        which each batch needs some rows. They are used in place. None: `set_data` brings them later.
+    grad : array or list of arrays, optional
+        One for each replica. None makes NumPy arrays of zeros beside NumPy arrays, and is an error beside
+        others, unless `grad_req` is ``"null"``. `RowSparseArray` where gradients have few rows.
+    grad_req : {"write", "add", "null"}
+        ``"null"``: no gradient, never updated. The other two say what a backward pass does; to a trainer they
+        are the same.
+    lr_mult, wd_mult : float
+        Factors on the learning rate and on the weight decay. May be changed while training.
+
+    Attributes
+    ----------
+    fresh : list of bool, or None
+        Whether each gradient was written since the last step. `set_grad` notes it, and each step takes it
+        back; where nobody notes it (None), all count as written.
+
+    Raises
+    ------
+    ConfigError, ShapeError, ArgumentError
+        The parts do not fit together.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: Any = None,
+        grad: Any = None,
+        grad_req: str = "write",
+        lr_mult: float = 1.0,
+        wd_mult: float = 1.0,
+    ) -> None:
+        if grad_req not in _REQUESTS:
+            raise ConfigError(f"parameter {name!r}: grad_req is one of {_REQUESTS}, not {grad_req!r}")
+        self.name, self.grad_req = name, grad_req
+        self.lr_mult, self.wd_mult = lr_mult, wd_mult
+        self.fresh: list[bool] | None = None
+        self._data: list[Any] = []
+        self._grad: list[Any] = []
+        #: The trainer whose store has the weight; told when the data are set.
+        self._trainer: Any = None
+        if data is not None:
+            self._adopt(_listed(data), grad)
+
+    def _adopt(self, data: list[Any], grad: Any) -> None:
+        if len({tuple(array.shape) for array in data}) != 1:
+            raise ShapeError(f"parameter {self.name!r} needs one replica or more, all of one shape")
+        self._data = data
+        if self.grad_req != "null":
+            self._grad = [self._zeros(array) for array in data] if grad is None else _listed(grad)
+            self._check_grads(self._grad)
+
+    def _zeros(self, array: Any) -> Any:
+        if not isinstance(array, np.ndarray):
+            raise ArgumentError(
+                f"parameter {self.name!r} holds a {type(array).__name__}: pass `grad`, or grad_req='null'"
+            )
+        return np.zeros_like(array)
+
+    def _check_grads(self, grads: list[Any]) -> None:
+        shapes = [tuple(grad.shape) for grad in grads]
+        if shapes != [tuple(array.shape) for array in self._data]:
+            raise ShapeError(
+                f"parameter {self.name!r} has {len(self._data)} replicas of shape {self.shape}, and "
+                f"gradients of shapes {shapes}; give one for each"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of each replica; None as long as it is not known."""
+        return tuple(self._data[0].shape) if self._data else None
+
+    def list_data(self) -> list[Any]:
+        """Return the replicas; an empty list before there are data."""
+        return list(self._data)
+
+    def list_grad(self) -> list[Any]:
+        """Return the gradient of each replica.
+
+        Raises
+        ------
+        ConfigError
+            `grad_req` is ``"null"``.
+        """
+        if self.grad_req == "null":
+            raise ConfigError(f"parameter {self.name!r} has no gradient: its grad_req is 'null'")
+        return list(self._grad)
+
+    def data(self, replica: int = 0) -> Any:
+        """Return one replica."""
+        self._check_there()
+        return self._data[replica]
+
+    def grad(self, replica: int = 0) -> Any:
+        """Return the gradient of one replica."""
+        self._check_there()
+        return self.list_grad()[replica]
+
+    def set_data(self, value: Any, grad: Any = None) -> None:
+        """Copy `value` to every replica; the first time, where there were none, take over the arrays given.
+
+        A trainer that keeps the weights in a store begins anew with these: it makes another store, with fresh
+        states of the optimizer. All workers of a job do the same then.
+
+        Raises
+        ------
+        CapabilityError
+            The trainer's store is on servers, or was handed to it ready-made. Nothing has changed then.
+        ShapeError
+        """
+        if not self._data:
+            self._adopt(_listed(value), grad)
+            return
+        new = _checked(self, value)
+        if self._trainer is not None:
+            self._trainer._data_change()
+        for array in self._data:
+            _overwrite(array, new)
+
+    def set_grad(self, grads: Any) -> None:
+        """Put other arrays in the place of the gradients, and note that they are fresh.
+
+        Raises
+        ------
+        ShapeError
+            Not as many as there are replicas, or of another shape.
+        """
+        self._check_there()
+        new = _listed(grads)
+        self._check_grads(new)
+        self._grad, self.fresh = new, [True] * len(new)
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero."""
+        for grad in self._grad:
+            _overwrite(grad, RowSparseArray.zeros(grad.shape, grad.dtype) if _is_rows(grad) else 0)
+
+    def row_sparse_data(self, row_ids: Any) -> RowSparseArray:
+        """Return these rows of a row-sparse parameter, as the trainer's store has them.
+
+        Raises
+        ------
+        ConfigError
+            The parameter is dense, or no trainer has it.
+        RowIndexError
+            An id lies outside the table.
+        """
+        array = self.data()
+        if not _is_rows(array) or self._trainer is None:
+            raise ConfigError(
+                f"parameter {self.name!r} is {'dense' if not _is_rows(array) else 'in no trainer yet'}: "
+                "row_sparse_data reads row-sparse weights from the store of a trainer"
+            )
+        rows = RowSparseArray.zeros(array.shape, array.dtype)
+        self._trainer.row_sparse_pull(self, rows, row_ids)
+        return rows
+
+    def _check_there(self) -> None:
+        if not self._data:
+            raise ArrayError(f"parameter {self.name!r} has no data yet; call set_data first")
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name!r}, shape={self.shape}, replicas={len(self._data)})"
+
+
+def _listed(arrays: Any) -> list[Any]:
+    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+
+
+def _is_rows(array: Any) -> bool:
+    return isinstance(array, RowSparseArray)
+
+
+def _checked(parameter: Parameter, value: Any) -> Any:
+    """Return `value` as what can be copied to the replicas."""
+    new = value if _is_rows(value) else readable(value, f"data of parameter {parameter.name!r}")
+    if _is_rows(parameter.data()) and not _is_rows(new):
+        new = RowSparseArray.from_dense(new)
+    if tuple(new.shape) != parameter.shape:
+        raise ShapeError(f"parameter {parameter.name!r} has shape {parameter.shape}, the data {new.shape}")
+    return new
+
+
+def _overwrite(array: Any, value: Any) -> None:
+    if _is_rows(array):
+        array.data, array.indices = value.data.copy(), value.indices.copy()
+        return
+    memory, deliver = writable(array, "array of a parameter")
+    memory[...] = value
+    if deliver is not None:
+        deliver()

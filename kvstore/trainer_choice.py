@@ -1,0 +1,208 @@
+"""Which store a trainer works with, and whether that store updates the weights; the rules are Gluon's."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .base import BACKENDS, KVStoreBase, _has_peers, create
+from .cluster import detect
+from .errors import ArgumentError, CapabilityError, ConfigError
+from .parameter import Trainable
+from .sparse import RowSparseArray
+from .store import KVStore
+
+log = logging.getLogger("kvstore.trainer")
+
+#: Elements above which weights that are only `local` are updated by the trainer, as Gluon does.
+_LARGE = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a trainer works with.
+
+    Attributes
+    ----------
+    store : KVStore, KVStoreBase or None
+    made : bool
+        Whether it was made here, so that it is the trainer's to close.
+    updates : bool
+        Whether the store updates the weights.
+    distributed : bool
+        Whether other workers take part.
+    """
+
+    store: Any
+    made: bool
+    updates: bool
+    distributed: bool
+
+    def close(self) -> None:
+        """Close the store, if it was made here."""
+        close = getattr(self.store, "close", None)
+        if self.made and close is not None:
+            close()
+
+
+def choose(kvstore: Any, update: bool | None, params: Sequence[Trainable], replicas: int) -> Choice:
+    """Choose a store and who updates.
+
+    Parameters
+    ----------
+    kvstore : KVStoreBase, str or None
+    update : bool or None
+        As the caller wants it; None: the environment says (MXNET_UPDATE_ON_KVSTORE), else the store updates
+        where it can.
+    params : sequence of Trainable
+    replicas : int
+        Number of replicas of each.
+
+    Raises
+    ------
+    ArgumentError
+        `kvstore` is none of these.
+    ConfigError, CapabilityError
+        The store cannot do what the parameters or the caller need.
+    """
+    sparse_weights = any(_is_sparse(param.list_data()) for param in params)
+    sparse_grads = any(_is_sparse(param.list_grad()) for param in params if param.grad_req != "null")
+    needed = sparse_weights or bool(update)
+    store = _selected(kvstore, replicas, needed)
+    made = isinstance(kvstore, str) and store is not None
+    try:
+        updates = _by_default(store, kvstore, params)
+        distributed = store is not None and _is_distributed(store)
+        if sparse_weights:
+            updates = _checked_for_sparse_weights(store, update)
+        elif sparse_grads:
+            updates = _decided_for_sparse_grads(store, update, distributed)
+        else:
+            updates = _decided(store, update, updates, distributed)
+        return Choice(store, made, updates, distributed)
+    except BaseException:
+        Choice(store, made, False, False).close()
+        raise
+
+
+def _is_sparse(arrays: list[Any]) -> bool:
+    return bool(arrays) and isinstance(arrays[0], RowSparseArray)
+
+
+# --------------------------------------------------------------------------------------------- the store
+
+
+def _selected(kvstore: Any, replicas: int, needed: bool) -> Any:
+    if isinstance(kvstore, str):
+        alone = _stays_here(kvstore.lower())
+        return None if alone and replicas == 1 and not needed else create(kvstore)
+    if kvstore is None and needed:
+        raise ConfigError(
+            "row-sparse weights and update_on_kvstore=True need a store, and kvstore is None: name one"
+        )
+    if kvstore is not None and not isinstance(kvstore, KVStoreBase):
+        raise ArgumentError(f"kvstore must be a store, the name of one, or None, not {kvstore!r}")
+    return kvstore
+
+
+def _stays_here(name: str) -> bool:
+    """Whether a store of this name has one worker, this process, so that one replica needs no store."""
+    module = "" if name in KVStoreBase.kv_registry else BACKENDS.get(name, ("",))[0]
+    alone = module == "device" or (module == "local" and not _has_peers()) or name == "teststore"
+    if alone:
+        _tell_of_others(name)
+    return alone
+
+
+def _tell_of_others(name: str) -> None:
+    """Say so if a launcher has started this process among others, which this store does not see."""
+    try:
+        place = detect()
+    except ConfigError:  # whoever needs to know the job will say what is missing
+        return
+    if place.size > 1:
+        log.warning(
+            "worker %d of %d trains on its own: the store %r stays in its process; name 'shared', or 'local' "
+            "under `kvstore run`, to train together",
+            place.rank,
+            place.size,
+            name,
+        )
+
+
+def _is_distributed(store: Any) -> bool:
+    return "dist" in store.type or (isinstance(store, KVStore) and store.num_workers > 1)
+
+
+# ------------------------------------------------------------------------------------------- who updates
+
+
+def _by_default(store: Any, kvstore: Any, params: Sequence[Trainable]) -> bool:
+    """Say who updates where the caller does not."""
+    wanted = _wanted_by_environment()
+    if store is None:
+        return False
+    if kvstore == "local" and max(map(_size, params), default=0) > _LARGE:
+        wanted = False
+    return bool(store.is_capable(KVStoreBase.OPTIMIZER)) and wanted
+
+
+def _wanted_by_environment() -> bool:
+    text = os.environ.get("MXNET_UPDATE_ON_KVSTORE") or "1"
+    if not text.isdecimal():
+        raise ConfigError(f"MXNET_UPDATE_ON_KVSTORE={text!r} must be 1 or 0")
+    return bool(int(text))
+
+
+def _size(param: Trainable) -> int:
+    arrays = param.list_data()
+    return math.prod(arrays[0].shape) if arrays else 0
+
+
+def _decided(store: Any, update: bool | None, default: bool, distributed: bool) -> bool:
+    if distributed and "async" in store.type:
+        if update is False:
+            raise ConfigError(
+                f"store {store.type!r} has no rounds, so there is no sum to update with: leave "
+                "update_on_kvstore=False out"
+            )
+        default = True
+    updates = default if update is None else update
+    if updates and not store.is_capable(KVStoreBase.OPTIMIZER):
+        raise ConfigError(
+            f"store {store.type!r} ({type(store).__name__}) updates no weights: pass update_on_kvstore=False"
+        )
+    return updates
+
+
+def _checked_for_sparse_weights(store: Any, update: bool | None) -> bool:
+    if update is False:
+        raise ConfigError("row-sparse weights are updated where they are: leave update_on_kvstore=False out")
+    _check_takes_rows(store)
+    if not store.is_capable(KVStoreBase.OPTIMIZER):
+        raise CapabilityError(
+            f"store {store.type!r} updates no weights, and row-sparse weights are updated where they are: "
+            "use 'local', 'shared' or 'dist_sync'"
+        )
+    return True
+
+
+def _decided_for_sparse_grads(store: Any, update: bool | None, distributed: bool) -> bool:
+    """Leave updates to the trainer where no other worker takes part, as Gluon does."""
+    if store is not None:
+        _check_takes_rows(store)
+    return distributed if update is None else update
+
+
+def _check_takes_rows(store: Any) -> None:
+    if not isinstance(store, KVStore):
+        raise ConfigError(
+            f"{type(store).__name__} has no verbs for row-sparse arrays; use a store of kvstore.create"
+        )
+
+
+__all__ = ["Choice", "choose"]
