@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from .events import Attachment, Forget, Job, Send, Write
 from .losses import lost
 from .messages import PROBE, Attach, Attached, Batch, Failure, Fenced, Kind, Missing, Record, View
@@ -149,6 +151,7 @@ class Holding:
             self._unseat(rank, turn)
         for slot in self.slots.values():
             slot.lose(dead | replaced)
+            slot.forget(gone)
         if view.broken and self.broken is None:
             self.broken = lost(view.losses)
             self._break(turn)
@@ -287,16 +290,17 @@ class Holding:
         return record[3] <= slot.round or not self.sync
 
     def _value(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
-        if slot.failure is None or not self._tell_failure(seat, slot, record, turn):
+        if not slot.failures or not self._tell_failure(seat, slot, record, turn):
             turn.answer(seat, _VALUE, record, slot.round, frames)
 
     def _tell_failure(self, seat: Seat, slot: Slot, record: Record, turn: Turn) -> bool:
-        """Answer that the round failed, once to each worker that pushed into it; then it may read."""
-        assert slot.failure is not None
-        number, failure, told = slot.failure
-        if not self.sync or number != record[3] or record[0] == Kind.FETCH_STATE or seat.rank in told:
+        """Answer that a round failed, of each once to each worker that pushed into it; then it may read."""
+        told = slot.tell(seat.rank, record[3]) if record[0] != Kind.FETCH_STATE else None
+        if told is None:
             return False
-        told.add(seat.rank)
+        number, failure = told
+        if number < record[3]:
+            failure = msgspec.structs.replace(failure, text=f"{failure.text}; that was in round {number}")
         seat.remember(record[2], failure)
         turn.fail(seat, record, slot.round, failure)
         return True
@@ -376,8 +380,9 @@ class Holding:
             self._advance(slot, turn)
 
     def _rounded(self, slot: Slot, failure: Failure | None, turn: Turn) -> None:
+        if failure is not None and self.sync:
+            slot.fail(failure)
         slot.complete()
-        slot.failure = None if failure is None else (slot.round, failure, set())
         current, slot.current = slot.current, None
         if current is None:
             return

@@ -14,6 +14,9 @@ from .seats import Seat
 #: Rounds after the complete one whose parts are accepted; a push into a later one waits.
 OPEN = 2
 
+#: Failed rounds of a slice that are kept for workers which have not been told; the oldest are dropped.
+_FAILED = 64
+
 _PartOf = tuple[int, Record, Sequence[Any]]
 
 
@@ -32,7 +35,7 @@ class Slot:
         "busy",
         "current",
         "defined",
-        "failure",
+        "failures",
         "held",
         "id",
         "parts",
@@ -54,8 +57,8 @@ class Slot:
         self.pulls: list[tuple[Seat, Record, Sequence[Any]]] = []  # wait for a round, or until it is free
         self.held: list[tuple[Seat, Record]] = []  # pushes that are ahead of the rounds
         self.queue: deque[tuple[Seat, Record, Sequence[Any]]] = deque()  # wait until it is free
-        #: Why the last round failed, if it did, and which workers have been told.
-        self.failure: tuple[int, Failure, set[int]] | None = None
+        #: Why rounds failed, and which of the workers that had pushed into them have not been told.
+        self.failures: dict[int, tuple[Failure, set[int]]] = {}
         self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost, with a server's memory
 
     def put(self, round: int, part: _PartOf) -> bool:
@@ -94,6 +97,34 @@ class Slot:
         self.parts.pop(self.round, None)
         if self.skip:
             self.skip = {rank: last for rank, last in self.skip.items() if last > self.round}
+
+    def fail(self, failure: Failure) -> None:
+        """Keep why the next round failed, until all that have pushed into it are told."""
+        untold = set(self.parts.get(self.round + 1, ()))
+        if untold:
+            self.failures[self.round + 1] = (failure, untold)
+        if len(self.failures) > _FAILED:
+            del self.failures[min(self.failures)]
+
+    def tell(self, rank: int, round: int) -> tuple[int, Failure] | None:
+        """Return the first failed round up to this one of which a worker has to be told; now it has been."""
+        for number in sorted(self.failures):
+            failure, untold = self.failures[number]
+            if number <= round and rank in untold:
+                self._told(number, {rank})
+                return number, failure
+        return None
+
+    def forget(self, ranks: set[int]) -> None:
+        """Have nothing to tell to these any more: they are gone."""
+        for number in list(self.failures):
+            self._told(number, ranks)
+
+    def _told(self, number: int, ranks: set[int]) -> None:
+        untold = self.failures[number][1]
+        untold -= ranks
+        if not untold:
+            del self.failures[number]
 
     def lose(self, ranks: set[int], after: int = 0) -> None:
         """Drop what has come of these ranks for rounds that are not complete, and come after this one."""

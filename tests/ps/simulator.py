@@ -10,6 +10,7 @@ the list of rounds that made it, so that every check is exact:
   server loses with its memory;
 * a pull has the round promised, with every push of this worker before it;
 * all workers that read a round of a slice see the same value;
+* every failed round is told once to each worker that pushed into it, before it reads a later value;
 * who comes back begins at one and the same pass in all slices, wherever the others are in theirs;
 * a barrier opens when all members that are there have arrived; epochs only grow;
 * every call ends, within bounded time after the last fault, and only with errors that the faults explain.
@@ -160,7 +161,8 @@ def _faults(rng: random.Random) -> Faults:
         return Faults(**noisy, kill_worker=True)
     if kind < 0.65:
         more = rng.choice((0, 0, 1, 2))
-        return Faults(**noisy, kill_worker=True, return_worker=True, kill_more=more)
+        bad = rng.random() < 0.2
+        return Faults(**noisy, kill_worker=True, return_worker=True, kill_more=more, bad=bad)
     if kind < 0.69:
         return Faults(**noisy, kill_server=True)
     if kind < 0.83:
@@ -324,7 +326,10 @@ class ServerHost(Host):
         check(before.round < job.round or self.job.plan.mode == "async", "a round is done twice")
         if any(part.bad for part in parts):
             self.job.failed.update(parts)
-            return m.Failure("UpdaterError", "bad gradient")
+            if self.job.plan.mode == "sync":
+                for part in parts:
+                    self.job.untold.setdefault((part.incarnation, *at), set()).add(job.round)
+            return m.Failure("UpdaterError", f"bad gradient; that was in round {job.round}")
         values[at] = Value(before, job.round, parts)
         for part in parts:
             self.job.applied[part] = self.job.now
@@ -383,7 +388,9 @@ class ServerHost(Host):
                 self.job.check(at not in self.busy, f"{at} is read while it is written")
                 place, nbytes = m.Place.FRAME, 1
                 frames.append(self.values[at])
+                self._check_told(action.batch, request)
             elif kind == m.Kind.FAILED:
+                self._note_told(action.batch, request, detail)
                 place = m.Place.FRAME
                 frames.append(msgspec.msgpack.encode(detail))
                 nbytes = len(frames[-1])
@@ -403,6 +410,24 @@ class ServerHost(Host):
             )
         batch = action.batch._replace(records=records, frames=tuple(frames))
         self._send(e.Send(action.peer, batch))
+
+    def _note_told(self, batch: m.Batch, request: m.Record, failure: m.Failure) -> None:
+        """Note that a failed round is told, by one request, however often that is answered."""
+        if failure.error != "UpdaterError" or self.job.plan.mode != "sync":
+            return
+        at = (batch.incarnation, batch.store, request.slice)
+        round_ = int(failure.text.split()[-1])
+        asked = (self.name, request.sequence)
+        by = self.job.told.setdefault((*at, round_), asked)
+        self.job.check(by == asked, f"round {round_} of {at} has failed, and is told twice")
+        self.job.untold[at].discard(round_)
+
+    def _check_told(self, batch: m.Batch, request: m.Record) -> None:
+        """Whoever gets a value has been told of all its failed rounds before."""
+        at = (batch.incarnation, batch.store, request.slice)
+        left = {round_ for round_ in self.job.untold.get(at, ()) if round_ <= request.round}
+        excused = self.job.restarted or request.kind == m.Kind.FETCH_STATE
+        self.job.check(excused or not left, f"rounds {left} of {at} have failed, and it reads a later one")
 
 
 class Store:
@@ -772,6 +797,8 @@ class Job:
         self.bases: dict[Any, int] = {}
         self.applied: dict[Payload, float] = {}
         self.failed: set[Payload] = set()
+        self.untold: dict[tuple[int, int, int], set[int]] = {}  # failed rounds, by worker, store and slice
+        self.told: dict[tuple[int, int, int, int], tuple[str, int]] = {}  # by which request
         self.acknowledged: dict[Payload, float] = {}
         self.arrived: dict[Any, int] = {}
         self.versions: dict[Any, int] = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvstore.ps import events as e
 from kvstore.ps import messages as m
+from kvstore.ps.rounds import Slot
 from kvstore.ps.server import Server, ServerOptions
 
 ENTRY = m.KeyEntry(m.KeySpec("w", (8,), "float32"), 0, (m.Slice(0, 0, 0, 8),), ready=False)
@@ -71,6 +72,18 @@ class Machine:
             if isinstance(action, e.Reply) and action.answers:
                 found[action.peer] = [(one[0], one[1].sequence) for one in action.answers]
         return found
+
+    def failures(self) -> dict[Any, list[str]]:
+        """What has failed, as each worker is told."""
+        found: dict[Any, list[str]] = {}
+        for action in self.actions:
+            for kind, _, _, detail in action.answers if isinstance(action, e.Reply) else ():
+                if kind == K.FAILED:
+                    found.setdefault(action.peer, []).append(detail.text)  # type: ignore[union-attr]
+        return found
+
+    def slot(self) -> Slot:
+        return self.machine._stores[0].slots[0]
 
     def jobs(self) -> list[tuple[int, list[str]]]:
         """Round and payloads of what is to be summed."""
@@ -147,6 +160,64 @@ def test_a_failed_round_fails_its_requests_and_counts() -> None:
     server.ask(0, K.PUSH, 2)
     server.ask(1, K.PUSHPULL, 2)
     assert server.jobs() == [(2, ["0:2", "1:2"])]
+
+
+BAD, WORSE = m.Failure("UpdaterError", "bad"), m.Failure("UpdaterError", "worse")
+
+
+def test_every_failed_round_is_told_once_to_each_who_pushed_into_it() -> None:
+    server = Machine()
+    server.start()
+    for round_, failure in ((1, BAD), (2, WORSE), (3, None)):
+        for rank in (0, 1):
+            server.ask(rank, K.PUSH, round_)
+        server.applied(failure)
+    for rank in (1, 0):
+        for round_, text in ((1, "bad; that was in round 1"), (2, "worse; that was in round 2")):
+            server.ask(rank, K.PULL, 3)
+            assert server.failures() == {rank: [text]}, round_
+        server.ask(rank, K.PULL, 3)
+        assert server.answers() == {rank: [(K.VALUE, server.numbers[rank])]}
+    assert server.slot().failures == {}
+
+
+def test_a_pull_is_not_told_of_later_rounds_nor_of_rounds_of_others() -> None:
+    server = Machine(3)
+    server.start()
+    server.view(2, resting=(2,))
+    server.ask(0, K.PULL, 0)
+    for rank in (0, 1):
+        server.ask(rank, K.PUSH, 1)
+    server.applied(BAD)
+    for rank in (0, 2):
+        server.ask(rank, K.PULL, 0)
+        assert [kind for kind, _ in server.answers()[rank]] == [K.VALUE]
+    server.ask(2, K.PULL, 1)  # of the same round, into which it has not pushed
+    assert [kind for kind, _ in server.answers()[2]] == [K.VALUE]
+    server.ask(0, K.PUSHPULL, 2)
+    server.ask(1, K.PUSH, 2)
+    server.applied(WORSE)
+    assert server.failures() == {0: ["bad; that was in round 1"]}
+    server.ask(0, K.PULL, 2)
+    assert server.failures() == {0: ["worse"]}
+
+
+def test_failed_rounds_are_forgotten_with_those_who_leave_and_are_never_too_many() -> None:
+    server = Machine()
+    server.start()
+    for round_ in range(1, 101):
+        for rank in (0, 1):
+            server.ask(rank, K.PUSH, round_)
+        server.applied(m.Failure("UpdaterError", str(round_)))
+    assert list(server.slot().failures) == list(range(37, 101))
+    for round_ in range(37, 100):
+        server.ask(0, K.PULL, round_)
+        assert server.failures() == {0: [str(round_)]}
+    del server.members[1]
+    server.view(2)
+    assert list(server.slot().failures) == [100]
+    server.ask(0, K.PULL, 100)
+    assert server.slot().failures == {}
 
 
 def test_async_pushes_are_applied_one_at_a_time() -> None:
