@@ -1,0 +1,179 @@
+"""What happens when a process of a job over an engine dies, never calls, or leaves by an error.
+
+    LAUNCHER python tests/engines/faults.py ENGINE FOLDER BODY [DEADLINE]
+
+Each process runs one of the functions below, and writes what it saw to FOLDER/RANK.json; its process id to
+FOLDER/RANK.pid before that. The last rank is the one to whom it happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import conformance
+import numpy as np
+
+import kvstore as kv
+
+
+class Witness:
+    """A process of the job with a store, which has worked once."""
+
+    def __init__(self, engine: str, folder: Path, deadline: float) -> None:
+        self.engine, self.folder = engine, folder
+        self.store = kv.create(engine, timeout=deadline)
+        self.victim = self.store.rank == self.store.num_workers - 1
+        (folder / f"{self.store.rank}.pid").write_text(str(os.getpid()))
+        self.weight = np.full(1000, self.store.rank, np.float32)
+        self.store.init(["a", "b"], [self.weight, self.weight])
+        self.store.pushpull("a", self.weight)
+        self.sum = self.weight[0]
+
+    def tell(self, **seen: Any) -> None:
+        part = self.folder / f"{self.store.rank}.part"
+        part.write_text(json.dumps(seen))
+        part.rename(part.with_suffix(".json"))
+
+    def meet(self, call: Callable[[], Any]) -> dict[str, Any]:
+        """Call what cannot end well; the error and the seconds until it came."""
+        start = time.monotonic()
+        try:
+            call()
+        except kv.KVStoreError as error:
+            return {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}
+        return {"error": None}
+
+    def still_reads(self) -> bool:
+        out = np.empty_like(self.weight)
+        self.store.pull("a", out=out)
+        return bool((out == self.sum).all() and (self.store.view("a") == self.sum).all())
+
+
+def killed(here: Witness) -> None:
+    """The victim dies in the middle of a sum, of which the others wait for the end."""
+    if here.victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    first = here.meet(lambda: here.store.pushpull(["a", "b"], [here.weight, here.weight]))
+    later = here.meet(lambda: here.store.push("a", here.weight))
+    reads = here.still_reads()
+    here.store.close()
+    here.tell(first=first, later=later, reads=reads)
+
+
+def absent(here: Witness) -> None:
+    """The victim is alive, and never calls."""
+    if here.victim:
+        time.sleep(6)
+        here.tell()
+        return
+    first = here.meet(lambda: here.store.pushpull("a", here.weight))
+    later = here.meet(here.store.barrier)
+    reads = here.still_reads()
+    here.store.close()
+    here.tell(first=first, later=later, reads=reads)
+
+
+def absent_from_init(here: Witness) -> None:
+    if here.victim:
+        time.sleep(6)
+        return
+    here.tell(first=here.meet(lambda: here.store.init("late", here.weight)))
+
+
+def absent_from_barrier(here: Witness) -> None:
+    if here.victim:
+        time.sleep(6)
+        return
+    here.tell(first=here.meet(here.store.barrier))
+
+
+def other_key(here: Witness) -> None:
+    """The victim pushes another key than the others."""
+    key = "b" if here.victim else "a"
+    here.tell(first=here.meet(lambda: here.store.push(key, here.weight)))
+
+
+def leaves_by_an_error(here: Witness) -> None:
+    """An exception takes the victim out of the with block."""
+    with here.store:
+        if here.victim:
+            raise RuntimeError("an error of the training loop")
+        here.tell(first=here.meet(lambda: here.store.push("a", here.weight)))
+
+
+def interrupted(here: Witness) -> None:
+    """Ctrl-C while the others are waited for; what was begun completes when they come."""
+    folder = here.folder
+    if here.victim:
+        _until((folder / "again").exists)
+    else:
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        seen = None
+        try:
+            here.store.push("a", here.weight)
+        except KeyboardInterrupt:
+            seen = "KeyboardInterrupt"
+        (folder / "again").touch()
+    if here.victim:
+        here.store.push("a", here.weight)
+        seen = "KeyboardInterrupt"
+    mine = np.ones(1000, np.float32)
+    here.store.pushpull("b", mine)
+    here.store.close()
+    here.tell(seen=seen, works=bool((mine == here.store.num_workers).all()))
+
+
+def _until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not ready() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+BODIES = {
+    body.__name__: body
+    for body in (
+        *(killed, absent, absent_from_init, absent_from_barrier),
+        *(other_key, leaves_by_an_error, interrupted),
+    )
+}
+
+
+def alone(engine: str, folder: Path) -> None:
+    """One process without a launcher."""
+    with kv.create(engine, timeout=10) as store:
+        assert (store.rank, store.num_workers, store.local_rank) == (0, 1, 0)
+        weight = np.arange(6, dtype=np.float32)
+        store.init("a", weight)
+        store.pushpull("a", [weight, weight])
+        store.barrier()
+        assert (weight == 2 * np.arange(6)).all()
+    (folder / "0.json").write_text("{}")
+
+
+def launched_by_others(engine: str, folder: Path) -> None:
+    """A launcher that the engine knows nothing of has started two."""
+    try:
+        kv.create(engine, timeout=10)
+    except kv.ConfigError as error:
+        (folder / "0.json").write_text(json.dumps({"text": str(error)}))
+
+
+def main() -> None:
+    engine, folder, body, *rest = sys.argv[1:]
+    conformance.prepare(engine)
+    if body in BODIES:
+        BODIES[body](Witness(engine, Path(folder), float(rest[0])))
+    else:
+        {"alone": alone, "launched_by_others": launched_by_others}[body](engine, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

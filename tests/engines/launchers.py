@@ -1,0 +1,181 @@
+"""Engines of collective operations as the tests start them: which are there, and a job on one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+_OF_LAUNCHERS = ("KVSTORE_", "PMI", "MPI_LOCAL", "OMPI_", "HOROVOD_", "HYDRA", "HYDI")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine, and how its jobs are started.
+
+    Attributes
+    ----------
+    title : str
+        For people; several engines may be of the same name.
+    name : str
+        As in `kvstore.create`.
+    python : str
+        Where the engine is installed; empty if it is not there.
+    missing : str
+        Why not.
+    launcher : sequence of str
+        Before the number of processes, a Python and a script.
+    patient : sequence of str
+        The same, for jobs in which a process dies; it lets the others go on, where there is such a thing.
+    ends_jobs : bool
+        Whether the engine ends all processes if one dies.
+    """
+
+    title: str
+    name: str
+    python: str
+    missing: str = ""
+    launcher: Sequence[str] = ()
+    patient: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    ends_jobs: bool = False
+
+    def __str__(self) -> str:
+        return self.title
+
+
+def _mpi(title: str, variable: str) -> Engine:
+    """MPI of an environment that a variable names, or of this one."""
+    python = os.environ.get(variable, "") if variable else sys.executable
+    starter = Path(python).parent / "mpiexec"
+    missing = ""
+    if not python:
+        missing = f"{variable} names no Python with mpi4py and {title}"
+    elif not variable and importlib.util.find_spec("mpi4py") is None:
+        missing = "there is no mpi4py: pip install '.[test]'"
+    elif not starter.exists():
+        missing = f"there is no {starter}"
+    extra, variables = [], {}
+    if title == "openmpi":
+        extra = ["--oversubscribe"]
+        variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    launcher = (str(starter), *extra, "-n")
+    return Engine(title, "mpi", python, missing, launcher, launcher, variables, ends_jobs=True)
+
+
+def _gloo() -> Engine:
+    python = os.environ.get("KVSTORE_TEST_TORCH", "")
+    missing = "" if python else "KVSTORE_TEST_TORCH names no Python with PyTorch"
+    start = (sys.executable, str(HERE / "start.py"))
+    return Engine("gloo", "gloo", python, missing, start, start)
+
+
+def _horovod() -> Engine:
+    python = os.environ.get("KVSTORE_TEST_HOROVOD", "")
+    missing = "" if python else "KVSTORE_TEST_HOROVOD names no Python with Horovod: build_horovod.py torch"
+    run = (python, "-m", "horovod.runner.launch", "--gloo", "-np")
+    return Engine("horovod", "horovod", python, missing, run, (python, str(HERE / "horovod_start.py")))
+
+
+def _horovod_core() -> Engine:
+    folder = os.environ.get("KVSTORE_TEST_HOROVOD_CORE", "")
+    missing = "" if folder else "KVSTORE_TEST_HOROVOD_CORE names no folder: build_horovod.py core"
+    variables = {"KVSTORE_TEST_HOROVOD_CORE": folder, "PYTHONPATH": str(Path(folder) / "site")}
+    start = (sys.executable, str(HERE / "horovod_start.py"))
+    return Engine("horovod-core", "horovod", sys.executable, missing, start, start, variables)
+
+
+ENGINES = (_mpi("mpich", ""), _mpi("openmpi", "KVSTORE_TEST_OPENMPI"), _gloo(), _horovod(), _horovod_core())
+
+
+@dataclass
+class Ended:
+    """What a job has left: exit code of the launcher, what was printed, what each process has told."""
+
+    code: int
+    output: str
+    told: dict[int, Any]
+    seconds: float
+    pids: list[int]
+
+
+def run(
+    engine: Engine,
+    size: int,
+    folder: Path,
+    script: str,
+    *arguments: str,
+    patient: bool = False,
+    timeout: float = 90,
+    variables: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run a script of this folder in so many processes, to its end; none of them stays, whatever happens.
+
+    A size of 0 is one process without a launcher.
+    """
+    command = [engine.python, str(HERE / script), engine.name, str(folder), *arguments]
+    if size:
+        command = [*(engine.patient if patient else engine.launcher), str(size), *command]
+    start_time = time.monotonic()
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env={**_environment(engine, folder), **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = -1
+        seconds = time.monotonic() - start_time
+        pids = [int(path.read_text()) for path in folder.glob("*.pid")]
+        left = [pid for pid in pids if not _ends(pid)]
+        _kill(process, left)
+    text = (folder / "output").read_text(errors="replace")
+    assert code != -1, f"the job did not end in {timeout} s:\n{text}"
+    assert not left, f"processes {left} stayed after the job's end:\n{text}"
+    told = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
+    return Ended(code, text, told, seconds, pids)
+
+
+def _environment(engine: Engine, folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
+    small = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "KVSTORE_NUM_THREADS": "1"}
+    return {**kept, **small, "GLOO_FILE": str(folder / "gloo"), **engine.variables}
+
+
+def _ends(pid: int, patience: float = 5.0) -> bool:
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _kill(process: subprocess.Popen[bytes], pids: list[int]) -> None:
+    """End what is left of the job: the launcher's group, and processes that have groups of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def find(title: str) -> Engine:
+    return next(engine for engine in ENGINES if engine.title == title)

@@ -1,0 +1,106 @@
+"""A process of a job dies, never calls, or fails: the others get an error in time, and nothing stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import launchers
+
+DEADLINE = 2.0
+SLACK = 8.0  # seconds of a slow machine, and of the engine's own notice
+
+ENGINES = [
+    pytest.param(engine, id=str(engine), marks=[pytest.mark.skip(engine.missing)] if engine.missing else [])
+    for engine in launchers.ENGINES
+]
+engines = pytest.mark.parametrize("engine", ENGINES)
+
+
+def job(engine: launchers.Engine, folder: Path, body: str, size: int = 2, **options: Any) -> launchers.Ended:
+    return launchers.run(
+        engine, size, folder, "faults.py", body, str(DEADLINE), patient=True, timeout=60, **options
+    )
+
+
+@engines
+def test_the_death_of_a_process_is_noticed(engine: launchers.Engine, tmp_path: Path) -> None:
+    ended = job(engine, tmp_path, "killed", size=3)
+    assert len(ended.pids) == 3
+    assert ended.code != 0
+    if engine.ends_jobs:
+        assert not ended.told, "MPI ends all processes when one dies"
+        assert ended.seconds < DEADLINE + SLACK
+        return
+    assert sorted(ended.told) == [0, 1], ended.output
+    for told in ended.told.values():
+        assert told["first"]["error"] == "PeerLostError", told
+        assert told["first"]["seconds"] < DEADLINE + SLACK
+        assert told["later"]["error"] in ("KVStoreError", "PeerLostError"), told
+        assert "start the job again" in told["later"]["text"] or engine.name == "gloo"
+        assert told["reads"]
+
+
+@engines
+@pytest.mark.parametrize("body", ["absent", "absent_from_init", "absent_from_barrier", "other_key"])
+def test_a_wait_for_who_never_calls_ends_at_the_deadline(
+    engine: launchers.Engine, body: str, tmp_path: Path
+) -> None:
+    ended = job(engine, tmp_path, body)
+    told = ended.told[0]
+    if body == "other_key" and engine.name != "horovod":
+        assert [ended.told[rank]["first"]["error"] for rank in range(2)] == ["ConfigError"] * 2
+        assert ended.code == 0, ended.output
+        return
+    assert told["first"]["error"] == "TimeoutError", told
+    assert DEADLINE <= told["first"]["seconds"] < DEADLINE + SLACK
+    if engine.name != "gloo":
+        assert "all workers must call it" in told["first"]["text"]
+    if body == "absent":
+        assert told["later"]["error"] in ("KVStoreError", "TimeoutError", "PeerLostError")
+        assert told["reads"]
+    if engine.ends_jobs:
+        assert ended.code != 0, "MPI has memory of what never completed, so the job cannot end well"
+
+
+@engines
+def test_an_error_that_leaves_the_store_is_the_loss_of_a_peer(
+    engine: launchers.Engine, tmp_path: Path
+) -> None:
+    ended = job(engine, tmp_path, "leaves_by_an_error")
+    assert ended.code != 0
+    assert "an error of the training loop" in ended.output
+    if not engine.ends_jobs:
+        assert ended.told[0]["first"]["error"] in ("PeerLostError", "TimeoutError"), ended.told
+    assert ended.seconds < DEADLINE + 2 * SLACK
+
+
+@engines
+def test_after_ctrl_c_in_a_push_the_job_goes_on(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.name == "gloo":
+        pytest.skip("torch.distributed cannot be interrupted")
+    ended = job(engine, tmp_path, "interrupted")
+    assert ended.code == 0, ended.output
+    assert ended.told == {rank: {"seen": "KeyboardInterrupt", "works": True} for rank in range(2)}
+
+
+@engines
+def test_one_process_without_a_launcher_is_a_job(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.name == "gloo":
+        pytest.skip("the reference engine takes its place from torchrun's variables")
+    ended = job(engine, tmp_path, "alone", size=0)
+    assert (ended.code, list(ended.told)) == (0, [0]), ended.output
+
+
+@engines
+def test_the_wrong_launcher_is_an_error_that_names_the_right_one(
+    engine: launchers.Engine, tmp_path: Path
+) -> None:
+    if engine.name == "gloo":
+        pytest.skip("the reference engine does not ask")
+    place = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": "1"}
+    ended = job(engine, tmp_path, "launched_by_others", size=0, variables=place)
+    right = "mpiexec -n 4" if engine.name == "mpi" else "horovodrun -np 4"
+    assert "torchrun has started 4 processes" in ended.told[0]["text"]
+    assert f"`{right} python train.py`" in ended.told[0]["text"]
