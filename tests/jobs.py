@@ -34,13 +34,13 @@ class Nursery:
     `modules` are imported once, so that no worker has to: of many that start at once it is most of the work.
     """
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules: str, python: str = sys.executable) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = (
             "import importlib, sys; sys.path.insert(0, sys.argv[1]); import jobs; "
             "list(map(importlib.import_module, sys.argv[3:])); jobs.nurse(int(sys.argv[2]))"
         )
-        command = [sys.executable, "-c", code, str(HERE), str(theirs.fileno()), *modules]
+        command = [python, "-c", code, str(HERE), str(theirs.fileno()), *modules]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
         variables["OPENBLAS_NUM_THREADS"] = "1"
         self._process = subprocess.Popen(

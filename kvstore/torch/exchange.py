@@ -1,0 +1,175 @@
+"""What becomes of a gradient: the sum comes back, or the weight that the store has updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import CapabilityError, ConfigError
+from ..optimizer import Optimizer
+from ..sparse import RowSparseArray
+from ..store import KVStore
+from .slots import Slot
+from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked
+
+
+class Gradients:
+    """Sums of gradients, which come back to where the gradients were."""
+
+    def __init__(self, store: KVStore, model: list[Slot], divisor: int) -> None:
+        self._store, self._divisor = store, divisor
+        tables = [slot for slot in model if slot.sparse]
+        for slot in tables:  # rows, beside the dense weight
+            slot.key += ".rows"
+        if tables:
+            store.init([slot.key for slot in tables], [no_rows(slot.parameter) for slot in tables])
+
+    def start(self, slot: Slot) -> None:
+        """Push what there is."""
+        slot.absent = slot.parameter.grad is None
+        if slot.sparse:
+            rows = divided(_pushed_rows(slot), self._divisor)
+            slot.work = self._store.push(slot.key, rows, priority=slot.priority, async_op=True)
+        else:
+            slot.gradient = _nothing(slot.parameter) if slot.absent else _something(slot)
+            if self._divisor > 1:
+                slot.gradient.div_(self._divisor)
+            value = array(walked(slot.gradient, slot.order))
+            slot.work = self._store.pushpull(slot.key, value, priority=slot.priority, async_op=True)
+        slot.pushed = True
+
+    def finish(self, taking_part: list[Slot]) -> None:
+        """Wait for the sums."""
+        for slot in taking_part:
+            slot.wait()
+        _raise_first(taking_part)
+        for slot in taking_part:
+            if slot.sparse:
+                self._finish_rows(slot)
+            elif slot.absent and _is_nothing(slot.gradient):
+                slot.parameter.grad = None
+            else:
+                slot.parameter.grad = slot.gradient
+
+    def _finish_rows(self, slot: Slot) -> None:
+        rows = no_rows(slot.parameter)
+        self._store.pull(slot.key, out=rows, ignore_sparse=False)
+        slot.parameter.grad = None if slot.absent and not rows.nnz_rows else sparse_tensor(rows)
+
+
+class Weights:
+    """Gradients go to the store, and weights come back."""
+
+    def __init__(self, store: KVStore, optimizer: OnStore, divisor: int) -> None:
+        self._store, self._optimizer = store, optimizer
+        optimizer.rule.rescale_grad = optimizer.rule.rescale_grad / divisor
+        store.set_optimizer(optimizer.rule)
+
+    def start(self, slot: Slot) -> None:
+        """Push what there is."""
+        self._optimizer.tell_rate(self._store)
+        if slot.sparse:
+            value: Any = _pushed_rows(slot)
+        else:
+            absent = slot.parameter.grad is None
+            slot.gradient = torch.zeros_like(slot.parameter) if absent else _something(slot)
+            value = array(walked(slot.gradient, slot.order))
+        slot.work = self._store.push(slot.key, value, priority=slot.priority, async_op=True)
+        slot.pushed = True
+
+    def finish(self, taking_part: list[Slot]) -> None:
+        """Wait for the weights, and write them to the parameters."""
+        for slot in taking_part:
+            slot.wait()
+        _raise_first(taking_part)
+        if taking_part:
+            outs = [array(walked(slot.parameter, slot.order)) for slot in taking_part]
+            self._store.pull([slot.key for slot in taking_part], out=outs)
+
+
+class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
+    """What torch sees of an optimizer that runs in the store: one group, with the learning rate."""
+
+    def __init__(self, rule: Optimizer, parameters: list[Tensor]) -> None:
+        self.rule = rule
+        self._told = rule.learning_rate
+        super().__init__(parameters, {"lr": self._told})
+
+    def tell_rate(self, store: KVStore) -> None:
+        """Hand on the rate that a schedule of torch has set."""
+        rate = float(self.param_groups[0]["lr"])
+        if rate != self._told:
+            store.set_learning_rate(rate)
+            self._told = rate
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do what the store has left to do: nothing."""
+        return None if closure is None else closure()
+
+    def state_dict(self) -> Any:
+        """Refuse."""
+        raise CapabilityError("the states are in the store: store.save_optimizer_states(path), on one worker")
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Refuse."""
+        raise CapabilityError("the states are in the store: store.load_optimizer_states(path)")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take the first group, which has all parameters."""
+        if self.param_groups:
+            raise CapabilityError(
+                "an optimizer in the store has one group; set_lr_mult and set_wd_mult are for single keys"
+            )
+        super().add_param_group(param_group)
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+def _something(slot: Slot) -> Tensor:
+    """Return the gradient, in the parameter's own memory order, such that it differs from `_nothing`."""
+    gradient = slot.parameter.grad
+    if gradient.is_sparse:
+        raise ConfigError(
+            f"parameter {slot.name!r} has a sparse gradient: name it in sparse=[{slot.name!r}], on all "
+            "workers, or build the layer with sparse=False"
+        )
+    memory = walked(gradient, slot.order)
+    if not memory.is_contiguous():
+        gradient = torch.empty_like(slot.parameter, requires_grad=False).copy_(gradient.detach())
+        memory = walked(gradient, slot.order)
+    memory.view(-1)[:1].add_(0.0)
+    return gradient.detach()
+
+
+def _nothing(parameter: Tensor) -> Tensor:
+    """Return zeros below zero, which change no sum, and are the sum only where nobody adds another thing.
+
+    For -0.0 + 0.0 is 0.0, and a gradient that begins with -0.0 begins with 0.0 after `_something`.
+    """
+    return torch.full_like(parameter, -0.0, requires_grad=False)
+
+
+def _is_nothing(total: Any) -> bool:
+    first = total[(0,) * total.ndim] if total.numel() else None
+    return first is None or bool(first == 0 and torch.signbit(first))
+
+
+def _pushed_rows(slot: Slot) -> RowSparseArray:
+    gradient = slot.parameter.grad
+    if gradient is None:
+        return no_rows(slot.parameter)
+    if not gradient.is_sparse:
+        raise ConfigError(
+            f"parameter {slot.name!r} stands in `sparse` and has a dense gradient: take it out there, or "
+            "build the layer with sparse=True"
+        )
+    return rows_of(gradient, repr(slot.name))
+
+
+def _raise_first(taking_part: list[Slot]) -> None:
+    for slot in taking_part:
+        if slot.error is not None:
+            raise slot.error

@@ -1,0 +1,161 @@
+"""The parameters of a model beside a store: what is known of each, and whether all workers mean the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..cluster import detect
+from ..engine import Work
+from ..errors import ArgumentError, CapabilityError, ConfigError
+from ..store import KVStore
+from .tensors import Order, Tensor, check, order, share
+
+log = logging.getLogger("kvstore.torch")
+
+_CHECK = "kvstore.torch"  # key of the marks by which models are compared
+_MARKS = 1024
+
+
+@dataclass(eq=False)
+class Slot:
+    """A parameter, and where its gradient of this step is."""
+
+    name: str
+    key: str
+    parameter: Tensor
+    #: What the model uses first has the highest: its weights are needed first in the next step.
+    priority: int
+    order: Order
+    sparse: bool
+    hook: Any = field(default=None, repr=False)
+    #: Backward passes since the last step.
+    passes: int = 0
+    #: It may be pushed when its turn comes, where all workers must push in one order.
+    ready: bool = False
+    pushed: bool = False
+    #: The push, until it is over, and how it failed.
+    work: Work | None = None
+    error: Exception | None = None
+    #: The gradient that is on its way, and whether it stands for none.
+    gradient: Tensor | None = field(default=None, repr=False)
+    absent: bool = False
+
+    def wait(self) -> None:
+        """Wait for the push, if it is not over."""
+        work = self.work
+        if work is None:
+            return
+        try:
+            work.wait()
+        except Exception as error:
+            if work.done():
+                self.work, self.error = None, error
+            raise
+        self.work = None
+
+    def reset(self) -> None:
+        """Begin another step."""
+        self.passes = 0
+        self.ready = self.pushed = self.absent = False
+        self.error = self.gradient = None
+
+
+def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str]) -> list[Slot]:
+    """Make a slot for each parameter; of tied weights the first name counts.
+
+    Raises
+    ------
+    ConfigError
+        There are no parameters, two have one name, or a name in `sparse` is no parameter's.
+    ArrayError, DTypeError
+        A parameter that no store takes.
+    """
+    rows = {sparse} if isinstance(sparse, str) else set(sparse)
+    found: dict[Tensor, Slot] = {}
+    names: set[str] = set()
+    for name, parameter in named:
+        check(name, parameter)
+        if parameter in found:
+            continue
+        if name in names:
+            raise ConfigError(f"named_parameters: {name!r} is the name of two parameters")
+        names.add(name)
+        found[parameter] = Slot(name, prefix + name, parameter, -len(found), order(parameter), name in rows)
+    if not found:
+        raise ConfigError("named_parameters: there are none; an iterator can be used only once")
+    if rows - names:
+        raise ConfigError(f"sparse: {min(rows - names)!r} is the name of no parameter")
+    return list(found.values())
+
+
+def agree(store: KVStore, model: list[Slot], prefix: str) -> None:
+    """Make rank 0's parameters everyone's.
+
+    Raises
+    ------
+    ConfigError
+        This worker's model is not that of rank 0.
+    """
+    if store.is_capable("optimizer"):  # engines of collectives compare by themselves
+        _compare(store, model, prefix)
+    share(store, [(slot.key, slot.name, slot.parameter.detach()) for slot in model])
+
+
+def _compare(store: KVStore, model: list[Slot], prefix: str) -> None:
+    mine = np.zeros(1 + _MARKS, np.int64)
+    mine[0] = len(model)
+    for place, slot in enumerate(model):
+        about = (slot.name, str(slot.parameter.dtype), tuple(slot.parameter.shape), slot.order, slot.sparse)
+        mine[1 + place % _MARKS] ^= zlib.crc32(repr(about).encode())
+    first = np.empty_like(mine)
+    store.broadcast(prefix + _CHECK, mine, out=first)
+    if (first == mine).all():
+        return
+    differing = set(np.flatnonzero(first[1:] != mine[1:]))
+    names = [repr(slot.name) for place, slot in enumerate(model) if place % _MARKS in differing]
+    raise ConfigError(
+        f"worker {store.rank} has another model than worker 0: {len(model)} parameters, and {first[0]} "
+        "there; the first that differs in name, shape, type, memory order or sparseness is "
+        f"{(names or ['missing here'])[0]}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ stores
+
+
+def check_store(store: Any) -> None:
+    """Raise unless the store can sum gradients, and warn where it may not be the one that was meant."""
+    if not isinstance(store, KVStore):
+        raise ArgumentError(f"store must be one that kvstore.create has made, not {store!r}")
+    if store.is_capable("optimizer") and store._updater is not None:
+        raise ConfigError(
+            f"this {store.type!r} store has an optimizer already, which would take gradients for updates: "
+            "use a store of its own, or leave set_optimizer to update_on_kvstore=True"
+        )
+    place = detect()
+    if store.num_workers < place.size:
+        log.warning(
+            "%s has started %d processes, and store %r has %d: gradients are averaged over these only; the "
+            "store of all processes of a machine is 'shared'",
+            place.launcher,
+            place.size,
+            store.type,
+            store.num_workers,
+        )
+
+
+def check_not_late(store: KVStore) -> None:
+    """Raise in a worker that came back: it would take the last sum of gradients for its weights."""
+    again = os.environ.get("KVSTORE_RESTART", "0") not in ("", "0")
+    if again and store._config.on_peer_loss == "continue":
+        raise CapabilityError(
+            f"worker {store.rank} was started again, and the store has gradients to offer, not weights: use "
+            "update_on_kvstore=True, or on_peer_loss='raise' and a checkpoint"
+        )

@@ -1,0 +1,140 @@
+"""Tensors as a store takes them: in the order of their memory, and rows where they are sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ArrayError, DTypeError, MissingBackendError
+from ..sparse import RowSparseArray
+from ..store import KVStore
+
+Tensor = Any
+Order = tuple[int, ...] | None
+
+
+def broadcast(
+    store: KVStore, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], prefix: str = ""
+) -> None:
+    """Make rank 0's tensors everyone's: the buffers of a model, for instance, or what was read from a file.
+
+    Parameters
+    ----------
+    store : KVStore
+    tensors : mapping, or pairs of a name and a tensor
+        ``model.named_buffers()``, ``model.state_dict()``; overwritten in place. All workers pass the same
+        names, shapes and types.
+    prefix : str
+        Goes before the names to make the keys, which must be new to the store.
+
+    Raises
+    ------
+    DuplicateKeyError
+        A key is in the store already; give another prefix.
+    ArrayError, DTypeError, MissingBackendError
+        A tensor that the store cannot take; the message names it.
+    """
+    pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    for name, tensor in pairs:
+        check(name, tensor)
+    share(store, [(prefix + name, name, _bytes_of_bool(tensor.detach())) for name, tensor in pairs])
+
+
+def share(store: KVStore, named: list[tuple[str, str, Tensor]]) -> None:
+    """Broadcast tensors by their keys; the names are for errors."""
+    arrays = [array(walked(tensor, order(tensor))) for _, _, tensor in named]
+    try:
+        store.broadcast([key for key, _, _ in named], arrays, out=arrays)
+    except MissingBackendError as error:
+        away = [(name, tensor.device) for _, name, tensor in named if tensor.device.type != "cpu"]
+        if not away:
+            raise
+        raise MissingBackendError(
+            f"{away[0][0]!r} lies on {away[0][1]}, and store {store.type!r} of worker {store.rank} takes "
+            "host arrays only: create 'shared' for several processes or 'device' for one, or move the model "
+            "to the host"
+        ) from error
+
+
+def check(name: str, tensor: Tensor) -> None:
+    """Raise for a tensor that no store takes."""
+    if torch.nn.parameter.is_lazy(tensor) or tensor.device.type == "meta":
+        raise ArrayError(f"{name!r} has no memory yet: run a batch through the model, or load it, before")
+    if tensor.is_complex() or tensor.is_quantized:
+        raise DTypeError(
+            f"{name!r} is {tensor.dtype}, which stores do not sum; of complex numbers hand over "
+            "torch.view_as_real"
+        )
+    if tensor.layout != torch.strided:
+        raise ArrayError(f"{name!r} is {tensor.layout}; stores take strided parameters")
+
+
+# ----------------------------------------------------------------------------------------------- memory
+
+
+def order(tensor: Tensor) -> Order:
+    """Order of the dimensions in which memory is walked from front to end; None where it is theirs."""
+    if tensor.is_contiguous():
+        return None
+    return tuple(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+
+
+def walked(tensor: Tensor, order: Order) -> Tensor:
+    """View a tensor with its dimensions in this order, outside of any graph."""
+    tensor = tensor.detach()
+    return tensor if order is None else tensor.permute(order)
+
+
+def array(tensor: Tensor) -> Any:
+    """Return NumPy's view where there is one, which stores take with fewer questions; else the tensor."""
+    if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    return tensor
+
+
+def _bytes_of_bool(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+# ------------------------------------------------------------------------------------------------- rows
+
+
+def rows_of(gradient: Tensor, what: str) -> RowSparseArray:
+    """Rows of a sparse gradient, repeated ones summed."""
+    gradient = gradient.detach()
+    if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
+        raise ArrayError(f"the gradient of {what} is not sparse by rows ({gradient.layout}); make it dense")
+    if gradient.device.type != "cpu":
+        raise MissingBackendError(
+            f"the sparse gradient of {what} lies on {gradient.device}, and rows stay on the host: move the "
+            "table to the host, or make its gradient dense"
+        )
+    gradient = gradient.coalesce()
+    return RowSparseArray(array(gradient.values()), gradient.indices()[0].numpy(), tuple(gradient.shape))
+
+
+def no_rows(like: Tensor) -> RowSparseArray:
+    """Return a table of a tensor's shape and type, without rows."""
+    return RowSparseArray(array(like.detach()[:0].contiguous()), np.zeros(0, np.int64), tuple(like.shape))
+
+
+def divided(rows: RowSparseArray, divisor: int) -> RowSparseArray:
+    """Return new rows, each divided."""
+    if divisor == 1:
+        return rows
+    return RowSparseArray((rows.data / divisor).astype(rows.dtype), rows.indices, rows.shape)
+
+
+def sparse_tensor(rows: RowSparseArray) -> Tensor:
+    """Return a sparse tensor with memory of its own."""
+    ids = torch.from_numpy(np.array(rows.indices))
+    return torch.sparse_coo_tensor(ids[None], _copied(rows.data), rows.shape, is_coalesced=True)
+
+
+def _copied(data: Any) -> Tensor:
+    if data.dtype.name == "bfloat16":  # torch does not know NumPy's
+        return torch.from_numpy(np.array(data).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(data))

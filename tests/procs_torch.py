@@ -1,0 +1,519 @@
+"""Bodies of workers with PyTorch; test_torch.py starts them in an environment that has it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import kvstore as kv
+from kvstore.torch import DistributedOptimizer, HookState, allreduce_hook, broadcast
+
+RATE, MOMENTUM, BATCH = 0.1, 0.9, 32
+RANK, SIZE = (int(os.environ.get(f"KVSTORE_{name}", number)) for name, number in (("RANK", 0), ("SIZE", 1)))
+
+
+def place() -> None:
+    """Workers are forked: the module was imported before they had a rank."""
+    global RANK, SIZE
+    RANK, SIZE = (int(os.environ[f"KVSTORE_{name}"]) for name in ("RANK", "SIZE"))
+    torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def gloo(folder: str) -> Iterator[None]:
+    """Be in a process group of all workers, which meet at a file."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=30)
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def network(seed: int | None = None) -> nn.Sequential:
+    torch.manual_seed(RANK if seed is None else seed)
+    return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def weights(model: nn.Module) -> list[float]:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()]).tolist()
+
+
+def gradient(model: nn.Module) -> list[list[float] | None]:
+    return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
+
+
+# ----------------------------------------------------------------------------------------- digits, in all ways
+
+
+def learn(how: str, store_name: str, folder: str, steps: int) -> list[float]:
+    """Train on digits, each worker with its part of each batch, and return the weights at the end."""
+    place()
+    data = np.load(f"{folder}/digits.npz")
+    images, labels = torch.from_numpy(data["images"]), torch.from_numpy(data["labels"])
+    with _trained(how, store_name, folder) as (model, own, optimizer):
+        for step in range(steps):
+            start = step * BATCH % (len(images) - BATCH)
+            part = slice(start + RANK * BATCH // SIZE, start + (RANK + 1) * BATCH // SIZE)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[part]), labels[part]).backward()
+            optimizer.step()
+        return weights(own)
+
+
+@contextlib.contextmanager
+def _trained(how: str, store_name: str, folder: str) -> Iterator[tuple[nn.Module, nn.Module, Any]]:
+    """Yield what to call, what has the weights, and the optimizer."""
+    own = network()
+    sgd: Any = torch.optim.SGD(own.parameters(), lr=RATE, momentum=MOMENTUM)
+    if how == "gloo":
+        with gloo(folder):
+            yield DistributedDataParallel(own), own, sgd
+    elif how == "hook":
+        with gloo(folder), kv.create(store_name) as store:
+            model = DistributedDataParallel(own, bucket_cap_mb=0.003)  # several buckets, cut anew after a step
+            model.register_comm_hook(HookState(store), allreduce_hook)
+            yield model, own, sgd
+            assert len(store.keys()) == 4  # though buckets have changed
+    else:
+        with kv.create(store_name) as store:
+            there = how == "store"
+            rule = kv.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM) if there else sgd
+            yield own, own, DistributedOptimizer(rule, own.named_parameters(), store, update_on_kvstore=there)
+
+
+# --------------------------------------------------------------------------------------- parts of a step
+
+
+def wrapped(model: nn.Module, store: kv.KVStore, **options: Any) -> DistributedOptimizer:
+    sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=0.1)
+    return DistributedOptimizer(sgd, model.named_parameters(), store, **options)
+
+
+def parts_of_a_model(store_name: str) -> dict[str, Any]:
+    """In each step other parameters have gradients: on all workers, on one, on none."""
+    place()
+    model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("all", "one", "none", "cold")})
+    model["cold"].requires_grad_(False)
+    one = torch.ones(1, 2)
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store)
+        before = weights(model)
+        loss = model["all"](one * (RANK + 1)).sum()
+        if RANK == SIZE - 1:
+            loss = loss + model["one"](-0.0 * one).sum() + model["one"](one).sum() * 4
+        loss.backward()
+        optimizer.synchronize()
+        found = gradient(model)
+        optimizer.step()
+        after = weights(model)
+        optimizer.zero_grad()
+
+        model["cold"].requires_grad_(True)  # thawed, on all workers
+        model["all"].requires_grad_(False)
+        model["cold"](one * (RANK + 1)).sum().backward()
+        optimizer.synchronize()
+        thawed = gradient(model)
+        optimizer.step()
+        return {"before": before, "after": after, "found": found, "thawed": thawed}
+
+
+def minus_zero(store_name: str) -> list[Any]:
+    """A gradient that is -0.0 everywhere on the one worker that has it: a gradient, for both."""
+    place()
+    model = nn.Linear(2, 1, bias=False)
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store)
+        if RANK == 0:
+            (model(torch.ones(1, 2)) * -0.0).sum().backward()
+        optimizer.step()
+        return [gradient(model), weights(model)]
+
+
+def passes(store_name: str) -> list[Any]:
+    """Gradients are summed over passes, then over workers; the last step has a pass less."""
+    place()
+    model = network(0)
+    found = []
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store, backward_passes_per_step=3, average=False)
+        for count in (3, 3, 2):
+            optimizer.zero_grad()
+            for number in range(count):
+                model(torch.full((1, 64), RANK + number + 1.0)).sum().backward()
+            optimizer.synchronize()
+            optimizer.synchronize()  # nothing is left to do
+            found.append(gradient(model)[0][:64] if gradient(model)[0] else None)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    return [found, weights(model)]
+
+
+def one_pass_too_many(store_name: str) -> str:
+    place()
+    model = network(0)
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store)
+        data = torch.ones(1, 64)
+        model(data).sum().backward()
+        try:
+            model(data).sum().backward()
+        except kv.KVStoreError as error:
+            store.barrier()
+            try:
+                optimizer.zero_grad()
+            except kv.KVStoreError as second:
+                return f"{error} | {second}"
+    return ""
+
+
+def twice_in_a_pass(store_name: str, overlap: bool) -> list[Any]:
+    """The same weight is used twice: autograd adds up by itself; reentrant checkpoints come back."""
+    from torch.utils.checkpoint import checkpoint
+
+    place()
+    model = nn.Linear(3, 3)
+    data = torch.eye(3) * (RANK + 1)
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store, overlap=overlap)
+        if overlap:
+            model(model(data)).sum().backward()
+        else:
+            data.requires_grad_(True)
+            once = checkpoint(model, data, use_reentrant=True)
+            checkpoint(model, once, use_reentrant=True).sum().backward()
+        optimizer.synchronize()
+        return [gradient(model), weights(model)]
+
+
+def closures(store_name: str) -> list[Any]:
+    place()
+    model = network(0)
+    calls = []
+    with kv.create(store_name) as store:
+        inner = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, tolerance_grad=0, tolerance_change=0)
+        optimizer = DistributedOptimizer(inner, model.named_parameters(), store)
+
+        def closure() -> Any:
+            calls.append(1)
+            optimizer.zero_grad()
+            loss = model(torch.full((1, 64), RANK + 1.0)).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return [len(calls), weights(model)]
+
+
+def schedules(store_name: str, on_store: bool) -> list[float]:
+    """A schedule of torch, on torch's optimizer or on the store's."""
+    place()
+    model = network(0)
+    with kv.create(store_name) as store:
+        rule: Any = torch.optim.SGD(model.parameters(), lr=0.5)
+        if on_store:
+            rule = kv.optimizer.SGD(learning_rate=0.5)
+        optimizer = DistributedOptimizer(rule, model.named_parameters(), store, update_on_kvstore=on_store)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.full((1, 64), RANK + 1.0)).sum().backward()
+            optimizer.step()
+            schedule.step()
+    return weights(model)
+
+
+def states(store_name: str) -> list[Any]:
+    """A state that was saved goes on as if nothing had been."""
+    place()
+    found = []
+    data = torch.full((1, 64), RANK + 1.0)
+    for cut in (False, True):
+        model = network(0)
+        with kv.create(store_name) as store:
+            optimizer = wrapped(model, store, prefix=f"{cut}.")
+            for step in range(4):
+                if cut and step == 2:
+                    kept = optimizer.state_dict()
+                    optimizer.close()
+                    optimizer = wrapped(model, store, prefix="again.")
+                    optimizer.load_state_dict(kept)
+                optimizer.zero_grad()
+                model(data).square().sum().backward()
+                optimizer.step()
+        found.append(weights(model))
+    return found
+
+
+# ------------------------------------------------------------------------------------ types and layouts
+
+
+def types(store_name: str, name: str) -> list[Any]:
+    """Parameters of a 16-bit type; sums are rounded once."""
+    place()
+    model = nn.Linear(3, 2).to(getattr(torch, name))
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store, average=False)
+        model(torch.full((1, 3), 1.0 + RANK / 64, dtype=getattr(torch, name))).sum().backward()
+        optimizer.synchronize()
+        found = [gradient(model), str(model.weight.grad.dtype)]
+        optimizer.step()
+        return [*found, weights(model)]
+
+
+def layouts(store_name: str) -> list[Any]:
+    """Convolutions with channels last: memory in another order, and nothing is copied."""
+    place()
+    torch.manual_seed(RANK)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 2), nn.Flatten(), nn.Linear(8, 1))
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store)
+        torch.manual_seed(0)
+        data = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
+        model(data[RANK : RANK + 1]).sum().backward()
+        where = [p.grad.data_ptr() for p in model.parameters()]  # type: ignore[union-attr]
+        optimizer.synchronize()
+        assert where == [p.grad.data_ptr() for p in model.parameters()]  # type: ignore[union-attr]
+        found = [p.grad.contiguous().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
+        model[0].weight.grad = model[0].weight.grad.contiguous()  # a layout of its own
+        optimizer.zero_grad(set_to_none=False)
+        model[0].weight.grad = torch.ones_like(model[0].weight.grad).contiguous() * (RANK + 1)
+        optimizer.synchronize()
+        return [found, model[0].weight.grad.flatten().tolist(), weights(model)]
+
+
+class Bag(nn.Module):
+    """A table of rows, and a layer."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(RANK)
+        self.table = nn.EmbeddingBag(9, 4, sparse=sparse, mode="sum")
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.table(ids))
+
+
+#: Rows of each step and worker; in the last step none.
+ROWS = [[[1, 1, 3], [3, 8, 8]], [[0, 2, 4], [5, 6, 7]], [[], []]]
+
+
+def rows(store_name: str, sparse: bool, on_store: bool) -> list[Any]:
+    """Gradients of a table, sparse or dense, give the same weights."""
+    place()
+    model = Bag(sparse)
+    with kv.create(store_name) as store:
+        rule: Any = kv.optimizer.SGD(learning_rate=RATE)
+        if not on_store:
+            rule = torch.optim.SGD(model.parameters(), lr=RATE)
+        optimizer = DistributedOptimizer(
+            rule,
+            model.named_parameters(),
+            store,
+            sparse=["table.weight"] if sparse else [],
+            update_on_kvstore=on_store,
+        )
+        for step in ROWS:
+            optimizer.zero_grad()
+            if step[RANK]:
+                model(torch.tensor([step[RANK]])).sum().backward()
+            optimizer.synchronize()
+            if sparse and not on_store and step[RANK]:
+                there = model.table.weight.grad
+                assert there is not None
+                assert there.is_sparse
+                assert sorted({*step[0], *step[1]}) == there.indices()[0].tolist()
+            optimizer.step()
+    return weights(model)
+
+
+def rows_by_hook(store_name: str, folder: str, hook: bool) -> list[Any]:
+    place()
+    model = Bag(True)
+    with gloo(folder), kv.create(store_name) as store:
+        whole = DistributedDataParallel(model)
+        if hook:
+            whole.register_comm_hook(HookState(store), allreduce_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        for step in ROWS[:2]:
+            optimizer.zero_grad()
+            whole(torch.tensor([step[RANK]])).sum().backward()
+            optimizer.step()
+    return weights(model)
+
+
+# ----------------------------------------------------------------------------------------------- errors
+
+
+def refused(what: Callable[[], Any]) -> str:
+    """Return the error of something that must raise."""
+    try:
+        what()
+    except kv.KVStoreError as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("nothing was raised")
+
+
+def mistakes() -> dict[str, str]:
+    """What is refused in a process of its own."""
+    place()
+    model, sgd = network(0), torch.optim.SGD
+    found = {}
+
+    def make(*arguments: Any, **options: Any) -> Callable[[], Any]:
+        return lambda: DistributedOptimizer(*arguments, **options)
+
+    named = dict(model.named_parameters())
+    good = sgd(model.parameters(), lr=0.1)
+    with kv.create("local") as store, kv.create("local") as other:
+        rule = kv.optimizer.SGD()
+        found["kind"] = refused(make(rule, named.items(), store))
+        found["kind on store"] = refused(make(good, named.items(), store, update_on_kvstore=True))
+        found["store"] = refused(make(good, named.items(), kv.TestStore()))
+        found["passes"] = refused(make(good, named.items(), store, backward_passes_per_step=0))
+        found["none"] = refused(make(good, [], store))
+        found["names"] = refused(make(good, list(named.items())[:2], store))
+        found["twice"] = refused(make(good, [("w", p) for p in model.parameters()], store))
+        found["sparse"] = refused(make(good, named.items(), store, sparse=["nobody"]))
+        complex_ = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        found["complex"] = refused(make(sgd([complex_], 0.1), [("c", complex_)], store))
+        empty = nn.Parameter(torch.ones(2, device="meta"))
+        found["meta"] = refused(make(sgd([empty], 0.1), [("e", empty)], store))
+        lazy = nn.LazyLinear(3)
+        found["lazy"] = refused(make(sgd(lazy.parameters(), 0.1), lazy.named_parameters(), store))
+        found["away"] = refused(lambda: broadcast(store, {"far": _Away()}))
+        other.set_optimizer(rule)
+        found["optimizer"] = refused(make(good, named.items(), other))
+
+        bag = Bag(True)
+        optimizer = wrapped(bag, store)
+        found["sparse gradient"] = refused(lambda: bag(torch.tensor([[1, 2]])).sum().backward())
+        bag = Bag(False)
+        optimizer = wrapped(bag, store, prefix="2.", sparse=["table.weight"])
+        found["dense gradient"] = refused(lambda: bag(torch.tensor([[1, 2]])).sum().backward())
+        optimizer = make(kv.optimizer.SGD(), named.items(), store, prefix="3.", update_on_kvstore=True)()
+        found["states"] = refused(optimizer.state_dict)
+        found["group"] = refused(lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}))
+    return found
+
+
+class _Away(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.ones(2).as_subclass(cls)
+
+    @property
+    def device(self) -> Any:
+        return torch.device("cuda", 0)
+
+    def __dlpack_device__(self) -> Any:
+        return (2, 0)
+
+
+def other_models(store_name: str) -> str:
+    """The second worker has another layer."""
+    place()
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2 + RANK))
+    with kv.create(store_name) as store:
+        if RANK:
+            return refused(lambda: wrapped(model, store))
+        wrapped(model, store)
+        return ""
+
+
+def a_loss(store_name: str, how: str, folder: str) -> str:
+    """A worker dies in the backward pass of another; the other is told from step, or from backward."""
+    place()
+    own = network(0)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(kv.create(store_name))
+        model: Any = own
+        if how == "hook":
+            stack.enter_context(gloo(folder))
+            model = DistributedDataParallel(own)
+            model.register_comm_hook(HookState(store), allreduce_hook)
+        else:
+            optimizer = wrapped(own, store)
+        model(torch.ones(1, 64)).sum().backward()
+        if how != "hook":
+            optimizer.step()
+            optimizer.zero_grad()
+        before = weights(own)
+        if RANK:
+            jobs.tell("here")
+            os.kill(os.getpid(), 9)
+        loss = model(torch.ones(1, 64)).sum()
+        try:
+            loss.backward()
+            optimizer.step()
+        except kv.PeerLostError as error:
+            assert weights(own) == before
+            return f"worker {error.rank}"
+    return ""
+
+
+def worlds_differ(folder: str) -> str:
+    place()
+    with gloo(folder), kv.create("local", processes=1) as store:
+        return refused(lambda: HookState(store))
+
+
+def came_back() -> str:
+    """As a worker that the launcher has started again, in a store that goes on without the lost."""
+    place()
+    os.environ["KVSTORE_RESTART"] = "1"
+    model = network(0)
+    with kv.create("shared", on_peer_loss="continue") as store:
+        return refused(lambda: wrapped(model, store))
+
+
+def buffers(store_name: str) -> list[Any]:
+    place()
+    model = nn.BatchNorm1d(3)
+    model.running_mean += RANK  # type: ignore[operator]
+    model.register_buffer("flag", torch.tensor([RANK == 0, True]))
+    with kv.create(store_name) as store:
+        broadcast(store, model.named_buffers())
+        return [b.tolist() for b in model.buffers()]
+
+
+def compressed(store_name: str) -> list[Any]:
+    """With a codec: residuals belong to parameters, and a parameter that nobody uses gets zeros."""
+    place()
+    model = nn.ModuleList([nn.Linear(4, 1, bias=False), nn.Linear(4, 1, bias=False)])
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store, average=False)
+        store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        found = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model[0](torch.ones(1, 4)) * 0.3).sum().backward()
+            optimizer.synchronize()
+            found.append(gradient(model))
+        return found
+
+
+def digits(folder: Path) -> None:
+    """Write the data of `learn`; needs scikit-learn, not torch."""
+    from kvstore.launch.demo.digits import load
+
+    data = load()
+    np.savez(folder / "digits.npz", images=data.images, labels=data.labels)
