@@ -125,6 +125,19 @@ def demo(workers: int, replicas: int | None, **options: Any) -> None:
     type=click.IntRange(min=0),
     help="Failed servers that are started again from their snapshot, in all.  [default: 0]",
 )
+@click.option("--hosts", metavar="A:4,B:4", help="Hosts to run on, by ssh, and how many workers each takes.")
+@click.option("--hostfile", metavar="FILE", help="File with a host a line, `slots=4` behind it or not.")
+@click.option(
+    "--ssh-command", metavar="COMMAND", help="In the place of ssh; name and command are added.  [KVSTORE_SSH]"
+)
+@click.option("--python", metavar="PATH", help="Python on the hosts.  [default: the path of this one]")
+@click.option(
+    "--export",
+    "exports",
+    metavar="NAME[=VALUE]",
+    multiple=True,
+    help="Variable that hosts get too, beside KVSTORE_*, DMLC_* and their like; may be given several times.",
+)
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -133,22 +146,30 @@ def run(
     restarts: int,
     module: bool,
     no_prefix: bool,
+    hosts: str | None,
+    hostfile: str | None,
+    ssh_command: str | None,
+    python: str | None,
+    exports: tuple[str, ...],
     program: str,
     arguments: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Run PROGRAM in several processes of this machine, which find each other through kvstore.
+    """Run PROGRAM in several processes, which find each other through kvstore.
+
+    They run on this machine, or on those that --hosts names.
 
     A PROGRAM whose name ends with .py runs in this Python. The first process that fails ends the others, and
     its exit code is that of the command. `--` ends the options, and may be left out.
     """
+    from kvstore.launch import fleet, service
     from kvstore.launch.run import command_of
     from kvstore.launch.run import run as start
-    from kvstore.launch.service import wanted
 
-    command = command_of(program, arguments, module)
-    service = wanted(servers, program, options)
-    raise SystemExit(start(command, workers, restarts, prefix=not no_prefix, service=service))
+    there = fleet.wanted(workers, servers, hosts, hostfile, ssh_command, python, exports)
+    command = command_of(program, arguments, module, there.python if there else None)
+    parts = service.wanted(servers, program, options, there)
+    raise SystemExit(start(command, workers, restarts, not no_prefix, parts, there))
 
 
 @main.command()

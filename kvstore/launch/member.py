@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from kvstore.errors import ConfigError
 
-from .output import Lines, Sink
+from .output import Lines, Writes
 from .process import GRACE, tied_to, told
 
-_TAIL = 20
-_UNKILLABLE = 5.0  # seconds after which a process that even SIGKILL does not end is given up
+TAIL = 20  # lines of stderr that are told again at the end
+UNKILLABLE = 5.0  # seconds after which a process that even SIGKILL does not end is given up
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Member:
         part: Part,
         command: Sequence[str],
         environment: Mapping[str, str],
-        sinks: tuple[Sink, Sink],
-        mark: bool,
+        sinks: tuple[Writes, Writes],
+        mark: bytes = b"",
         descriptors: Sequence[int] = (),
     ) -> None:
         self.part = part
@@ -64,9 +64,8 @@ class Member:
         self._started = time.monotonic()
         self._kill_at: float | None = None
         self._process = _start(command, environment, descriptors)
-        prefix = part.mark if mark else b""
-        self.out = Lines(self._process.stdout, sinks[0], prefix)
-        self.err = Lines(self._process.stderr, sinks[1], prefix, keep=_TAIL)
+        self.out = Lines(self._process.stdout, sinks[0], mark)
+        self.err = Lines(self._process.stderr, sinks[1], mark, keep=TAIL)
 
     @property
     def group(self) -> int:
@@ -77,6 +76,11 @@ class Member:
     def how(self) -> str:
         """Say who it is and how it ended."""
         return f"{self.part.name} {told(self.code or 0)} after {self.seconds:.1f} s"
+
+    @property
+    def tail(self) -> Sequence[bytes]:
+        """The last lines of its stderr."""
+        return self.err.tail
 
     def ended(self) -> bool:
         """Whether the process has ended. What it left running is then asked to end too."""
@@ -97,7 +101,7 @@ class Member:
             self._signal(signal.SIGKILL)
         self._reap_adopted()
         # Processes that cannot die, or that no parent reaps, are not worth waiting for.
-        return over > _UNKILLABLE or (self.ended() and not self._signal(0))
+        return over > UNKILLABLE or (self.ended() and not self._signal(0))
 
     def _signal(self, number: int) -> bool:
         """Signal the group and return whether there was anybody."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import select
-from typing import IO
+from typing import IO, Protocol
 
 _CHUNK = 1 << 16
 _PIPE = 1 << 20  # bytes that a pipe can hold at most
@@ -13,6 +13,13 @@ _PIPE_BUF = 4096  # what a pipe that is ready takes without blocking
 _FULL = 1 << 20  # bytes that may wait for the reader before the workers have to
 _LONGEST = 1 << 23  # bytes of a line; what is longer is passed on in pieces
 _KEPT = 4096  # bytes of a line that the tail remembers
+
+
+class Writes(Protocol):
+    """What takes lines."""
+
+    def write(self, data: bytes) -> None:
+        """Take a line, with what marks it and its newline."""
 
 
 class Sink:
@@ -52,7 +59,7 @@ class Sink:
 class Lines:
     """One stream of a worker, cut into lines; each goes to the sink with a prefix."""
 
-    def __init__(self, stream: IO[bytes] | None, sink: Sink, prefix: bytes, keep: int = 0) -> None:
+    def __init__(self, stream: IO[bytes] | None, sink: Writes, prefix: bytes, keep: int = 0) -> None:
         assert stream is not None
         os.set_blocking(stream.fileno(), False)
         self.stream = stream

@@ -19,14 +19,20 @@ def new_job() -> str:
     return secrets.token_hex(16)
 
 
-def variables(job: str, rank: int, size: int, restart: int = 0) -> dict[str, str]:
-    """Make the variables by which `kvstore.cluster.detect` knows a worker of one machine."""
+def variables(
+    job: str, rank: int, size: int, restart: int = 0, local: tuple[int, int] | None = None
+) -> dict[str, str]:
+    """Make the variables by which `kvstore.cluster.detect` knows a worker.
+
+    `local` is its rank and their number on its machine, where there are several machines.
+    """
+    local_rank, local_size = local or (rank, size)
     return {
         "KVSTORE_JOB": job,
         "KVSTORE_RANK": str(rank),
         "KVSTORE_SIZE": str(size),
-        "KVSTORE_LOCAL_RANK": str(rank),
-        "KVSTORE_LOCAL_SIZE": str(size),
+        "KVSTORE_LOCAL_RANK": str(local_rank),
+        "KVSTORE_LOCAL_SIZE": str(local_size),
         "KVSTORE_RESTART": str(restart),
     }
 

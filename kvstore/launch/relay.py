@@ -20,10 +20,15 @@ class Relay:
         Signals to wait for, apart from those that this process was started to ignore.
     on_signal : callable
         Called with the number of each.
+    out : Sink, optional
+        In the place of our stdout.
     """
 
-    def __init__(self, numbers: Iterable[signal.Signals], on_signal: Callable[[int], None]) -> None:
-        self.out, self.err = Sink(1), Sink(2)
+    def __init__(
+        self, numbers: Iterable[signal.Signals], on_signal: Callable[[int], None], out: Sink | None = None
+    ) -> None:
+        self.out, self.err = out or Sink(1), Sink(2)
+        self._sinks = [self.out, self.err]
         self._streams: set[Lines] = set()
         self._selector = selectors.PollSelector()
         self._on_signal = on_signal
@@ -53,6 +58,15 @@ class Relay:
         """Stop watching; to be called before the descriptor is closed."""
         self._set(descriptor, 0, lambda: None)
 
+    def feed(self, sink: Sink) -> None:
+        """Write what `sink` holds whenever it can be written."""
+        self._sinks.append(sink)
+
+    def starve(self, sink: Sink) -> None:
+        """Stop that; to be called before the descriptor is closed."""
+        self._sinks.remove(sink)
+        self._set(sink.fd, 0, sink.flush)
+
     def turn(self, timeout: float | None, first: Callable[[], None]) -> None:
         """Wait until something can be done or `timeout` is over; call `first`, then do it."""
         ready = self._selector.select(timeout)
@@ -70,6 +84,11 @@ class Relay:
         return self.out.empty and self.err.empty
 
     @property
+    def full(self) -> bool:
+        """Whether so much waits for our readers that no more should be read."""
+        return self.out.full or self.err.full
+
+    @property
     def broken(self) -> bool:
         """Whether one of our own readers is gone."""
         return self.out.broken or self.err.broken
@@ -82,10 +101,10 @@ class Relay:
 
     def _choose(self) -> None:
         """Write what can be written, and read on unless too much waits already."""
-        for sink in (self.out, self.err):
+        for sink in self._sinks:
             sink.flush()
             self._set(sink.fd, 0 if sink.empty else selectors.EVENT_WRITE, sink.flush)
-        reading = 0 if self.out.full or self.err.full else selectors.EVENT_READ
+        reading = 0 if self.full else selectors.EVENT_READ
         for lines in self._streams:
             self._set(lines.stream.fileno(), reading, lines.read)
 

@@ -1,7 +1,7 @@
-"""``kvstore run``: start the processes of a job on one machine, pass their output on, leave nothing behind.
+"""``kvstore run``: start the processes of a job, pass their output on, leave nothing behind.
 
 One thread and one selector: it sleeps until a process writes, a reader of our output is ready, or a signal
-comes. Ends of processes are signals too (SIGCHLD).
+comes. Ends of processes are signals too (SIGCHLD), or messages of another host.
 
 A job with servers starts with the scheduler. When that has said where it is, servers and workers follow. The
 job is what its workers are: it ends when they have ended, and servers and scheduler go last, so that workers
@@ -11,32 +11,47 @@ which are asked to end still have whom to take leave of.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from enum import Enum, auto
 from pathlib import Path
 
 from kvstore.errors import ConfigError
 
+from .fleet import Fleet, Hosts
+from .here import Here
 from .keeper import Keeper
-from .member import Member, Part
+from .member import Part
 from .process import adopt_orphans, new_job, signal_name, variables
 from .relay import Relay
-from .report import Report
 from .service import Cast, Service
+from .site import Running, Site
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
 _LOOK = 0.05  # seconds between two looks at groups that are about to end
 _FIRST_WORD = 60.0  # seconds after which a scheduler must have said where it is
+_BEAT = 1.0  # seconds between two looks at the way to other hosts
 _LEAVE = 2.0  # seconds in which servers and scheduler end by themselves after the last worker
 _SERVICE_GRACE = 3.0  # seconds between asking them to end and killing them
 
 
-def command_of(program: str, arguments: Sequence[str], module: bool = False) -> list[str]:
-    """Make the command line of a worker: modules and ``.py`` files run in this Python, the rest as it is.
+class _Stage(Enum):
+    """How far a job has come."""
+
+    REACHING = auto()  # its hosts
+    OPENING = auto()  # the scheduler
+    RUNNING = auto()
+
+
+def command_of(
+    program: str, arguments: Sequence[str], module: bool = False, python: str | None = None
+) -> list[str]:
+    """Make the command line of a worker: modules and ``.py`` files run in Python, the rest as it is.
+
+    `python` is that of other hosts, which look for the script themselves.
 
     Raises
     ------
@@ -44,12 +59,12 @@ def command_of(program: str, arguments: Sequence[str], module: bool = False) -> 
         The script is not there.
     """
     if module:
-        return [sys.executable, "-m", program, *arguments]
+        return [python or sys.executable, "-m", program, *arguments]
     if not program.endswith(".py"):
         return [program, *arguments]
-    if not Path(program).is_file():
+    if python is None and not Path(program).is_file():
         raise ConfigError(f"there is no file {program!r} in {Path.cwd()}; give the path of the script")
-    return [sys.executable, program, *arguments]
+    return [python or sys.executable, program, *arguments]
 
 
 def run(
@@ -58,6 +73,7 @@ def run(
     restarts: int = 0,
     prefix: bool = True,
     service: Service | None = None,
+    hosts: Hosts | None = None,
 ) -> int:
     """Run `command` in `workers` processes and wait for all of them. Call it from the main thread.
 
@@ -73,6 +89,8 @@ def run(
         Mark each line of output with the process it comes from.
     service : Service, optional
         Servers and a scheduler for the job.
+    hosts : Hosts, optional
+        Where its processes run; on this machine where None.
 
     Returns
     -------
@@ -83,15 +101,16 @@ def run(
     Raises
     ------
     ConfigError
-        A program cannot be started, or the servers cannot be as `service` says.
+        A program cannot be started, or servers or hosts cannot be as `service` and `hosts` say.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     name = new_job()
-    cast = Cast(service, workers, name) if service else None
+    layout = hosts.layout if hosts else None
+    cast = Cast(service, workers, name, layout.address if layout else None) if service else None
     adopt_orphans()
     with contextlib.closing(Keeper()) as keeper:
-        return _Job(name, command, workers, restarts, prefix, keeper, cast).run()
+        return _Job(name, command, workers, restarts, prefix, keeper, cast, hosts).run()
 
 
 class _Job:
@@ -104,101 +123,92 @@ class _Job:
         prefix: bool,
         keeper: Keeper,
         cast: Cast | None,
+        hosts: Hosts | None,
     ) -> None:
-        self._command, self._prefix, self._keeper, self._cast = command, prefix, keeper, cast
+        self._command, self._cast = command, cast
         self._name, self._size = name, workers
         self._most_restarts = {"worker": restarts, "server": cast.service.restarts if cast else 0}
         self._restarts: dict[Part, int] = {}
-        self._running: list[Member] = []
-        self._left: list[Member] = []  # of whose group there may be something left
+        self._running: list[Running] = []
+        self._left: list[Running] = []  # of which there may be something left
         self._failure: str | None = None
-        self._failed: Member | None = None
+        self._failed: Running | None = None
+        self._tail: Sequence[bytes] | None = None  # last words of what failed and was no process of the job
         self._signal: int | None = None
         self._leaving: float | None = None  # when the last worker was gone
         self._asked = False  # servers and scheduler, to end
-        self._report: Report | None = None
+        self._stage = _Stage.REACHING
         self._first_word = 0.0  # when the scheduler must have said where it is
         self._relay = Relay((signal.SIGCHLD, *_ENDING), self._on_signal)
+        self._far = hosts is not None
+        self._site: Site = (
+            Fleet(hosts, self._relay, keeper, prefix) if hosts else Here(self._relay, keeper, prefix)
+        )
 
     def run(self) -> int:
         with contextlib.closing(self._relay):
             try:
                 self._begin()
-                while self._left:
+                while self._left or not (self._ending or self._stage is _Stage.RUNNING):
                     self._turn()
                 self._tell_the_end()
                 self._write_out()
             finally:
                 self._end(self._left, signal.SIGKILL)
-                self._close_report()
+                self._site.close()
         return self._exit_code()
 
     # ------------------------------------------------------------------------------------------ starting
 
     def _begin(self) -> None:
+        """Start the first processes, as soon as there is a way to their hosts."""
+        if self._stage is not _Stage.REACHING or self._ending or not self._site.ready:
+            return
         if self._cast is None:
+            self._stage = _Stage.RUNNING
             self._start_workers()
             return
-        self._report = Report()
-        self._relay.watch(self._report.ours, self._on_report)
+        self._stage = _Stage.OPENING
         self._first_word = time.monotonic() + _FIRST_WORD
         self._start(Part("scheduler", 0))
-        self._report.sent()
 
-    def _on_report(self) -> None:
-        if self._cast is None or self._report is None or (address := self._report.read()) is None:
-            return
-        if not address:  # it closed the pipe, or ended: then SIGCHLD says more
-            self._relay.forget(self._report.ours)
+    def _on_address(self, address: str) -> None:
+        if not address:  # it closed the pipe, or ended: then we are told of that too
             self._first_word = min(self._first_word, time.monotonic() + _LAST_WORDS)
             return
-        self._close_report()
-        if not self._ending:
-            self._cast.address = address
-            for rank in range(self._cast.service.servers):
-                self._start(Part("server", rank))
-            self._start_workers()
-
-    def _close_report(self) -> None:
-        if self._report is not None:
-            self._relay.forget(self._report.ours)
-            self._report.close()
-            self._report = None
+        if self._cast is None or self._ending:
+            return
+        self._stage = _Stage.RUNNING
+        self._cast.address = address
+        for rank in range(self._cast.service.servers):
+            self._start(Part("server", rank))
+        self._start_workers()
 
     def _start_workers(self) -> None:
         for rank in range(self._size):
             self._start(Part("worker", rank))
 
     def _start(self, part: Part) -> None:
-        sinks = self._relay.out, self._relay.err
-        environment, descriptors = self._environment(part), []
-        with contextlib.ExitStack() as stack:
-            if self._report is not None:
-                descriptors.append(self._report.theirs)
-            if self._cast and (keys := self._cast.keys(part)) is not None:
-                stack.callback(os.close, keys)
-                environment["KVSTORE_KEYS_FD"] = str(keys)
-                descriptors.append(keys)
-            member = Member(part, self._command_of(part), environment, sinks, self._prefix, descriptors)
-        self._keeper.add(member.group)
+        keys = self._cast.keys(part) if self._cast else None
+        told = self._on_address if part.role == "scheduler" else None
+        member = self._site.start(part, self._command_of(part), self._environment(part), keys, told)
         self._running.append(member)
         self._left.append(member)
-        self._relay.add(member.out)
-        self._relay.add(member.err)
 
     def _environment(self, part: Part) -> dict[str, str]:
-        chosen = {"PYTHONUNBUFFERED": "1", **os.environ}
+        chosen = {"PYTHONUNBUFFERED": "1", **self._site.variables}
         if self._cast:
             chosen = self._cast.environment(part, chosen)
         restart = self._restarts.get(part, 0)
         if part.role == "worker":
-            return chosen | variables(self._name, part.rank, self._size, restart)
+            local = self._site.local(part.rank)
+            return chosen | variables(self._name, part.rank, self._size, restart, local)
         return chosen | {"KVSTORE_RESTART": str(restart)}
 
     def _command_of(self, part: Part) -> Sequence[str]:
         if self._cast is None or part.role == "worker":
             return self._command
-        return self._cast.command(part, self._report.theirs if self._report else None)
+        return self._cast.command(part)
 
     # ------------------------------------------------------------------------------------------- waiting
 
@@ -209,10 +219,15 @@ class _Job:
     def _turn(self) -> None:
         if self._ending or len(self._running) < len(self._left) or self._leaving is not None:
             timeout: float | None = _LOOK
+        elif self._far:
+            timeout = _BEAT
         else:
-            timeout = None if self._report is None else max(0.0, self._first_word - time.monotonic())
+            opening = self._stage is _Stage.OPENING
+            timeout = max(0.0, self._first_word - time.monotonic()) if opening else None
         # The processes come first: a flood of output must not hide which of them died first.
         self._relay.turn(timeout, self._look_after_members)
+        if self._far:  # what happens there is told in the course of a turn
+            self._look_after_members()
         if self._relay.broken and not self._signal:
             self._on_signal(signal.SIGPIPE)
 
@@ -222,23 +237,33 @@ class _Job:
         # server not because of a worker.
         for member in sorted(ended, key=lambda one: ((one.code or 0) >= 0, one.part.role == "worker")):
             self._running.remove(member)
-            too_early = self._report is not None  # a scheduler, before there is anybody else
+            too_early = self._stage is not _Stage.RUNNING  # a scheduler, before there is anybody else
             if (member.code or too_early) and not (self._ending or self._asked):
                 self._on_failure(member)
         for member in [member for member in self._left if member.gone()]:
             self._left.remove(member)
-            self._keeper.forget(member.group)
-            self._relay.drop(member.out)
-            self._relay.drop(member.err)
+            self._site.forget(member)
+        self._look_after_site()
         self._look_after_service()
+
+    def _look_after_site(self) -> None:
+        """Begin when there is a way to all hosts; end where there is none any more."""
+        loss = self._site.look()
+        if self._ending:
+            return
+        if loss is not None and not self._asked:
+            self._tail = loss.tail
+            self._fail(loss.text)
+        elif self._stage is _Stage.REACHING:
+            self._begin()
+        elif self._stage is _Stage.OPENING and time.monotonic() > self._first_word:
+            self._fail("the scheduler did not say where it is")
 
     def _look_after_service(self) -> None:
         """Let servers and scheduler go when no worker is left."""
         if self._cast is None:
             return
-        if self._report is not None and not self._ending:
-            if time.monotonic() > self._first_word:
-                self._fail("the scheduler did not say where it is")
+        if self._stage is not _Stage.RUNNING and not self._ending:
             return
         if any(member.part.role == "worker" for member in self._left):
             return
@@ -251,7 +276,7 @@ class _Job:
 
     # -------------------------------------------------------------------------------------------- ending
 
-    def _on_failure(self, member: Member) -> None:
+    def _on_failure(self, member: Running) -> None:
         role, most = member.part.role, self._most_restarts.get(member.part.role, 0)
         done = sum(count for part, count in self._restarts.items() if part.role == role)
         if done < most and self._leaving is None:
@@ -276,18 +301,18 @@ class _Job:
         else:
             self._end(self._workers_or_all(), signal.SIGTERM if number == signal.SIGPIPE else number)
 
-    def _workers_or_all(self) -> list[Member]:
+    def _workers_or_all(self) -> list[Running]:
         """Those to be ended first: the workers, where there are any."""
         return [member for member in self._left if member.part.role == "worker"] or self._left
 
-    def _end(self, members: Sequence[Member], number: int) -> None:
+    def _end(self, members: Sequence[Running], number: int) -> None:
         for member in members:
             member.end(number)
 
     def _tell_the_end(self) -> None:
         """Say at the very end, where it is seen, what ended the job."""
         if self._failure:
-            lines = self._failed.err.tail if self._failed else ()
+            lines = self._failed.tail if self._failed else self._tail or ()
             how = "; its stderr ended with:" if lines else ", with an empty stderr" if self._failed else ""
             self._say(self._failure + how)
             for line in lines:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from kvstore import addresses, roles
 from kvstore.errors import ConfigError
 from kvstore.ps.config import ps_config
+from kvstore.wire.keys import Keys
 
 from .certificates import Certificates, written
+from .fleet import Hosts
 from .member import Part
 
 #: Variables that give a process its place among the workers: a server must not take itself for one.
@@ -27,7 +30,7 @@ _LEFT_BEHIND = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "KVSTORE_KEYS_FD", "KVS
 
 @dataclass(frozen=True)
 class Service:
-    """Servers and a scheduler on this machine.
+    """Servers and a scheduler, on this machine or on the hosts of a list.
 
     Attributes
     ----------
@@ -104,6 +107,9 @@ class Cast:
         Number of workers.
     job : str
         Name of the job.
+    address_of : callable, optional
+        Address of the host on which a process runs, where there are several; the scheduler's is that of the
+        service.
 
     Raises
     ------
@@ -111,18 +117,20 @@ class Cast:
         The scheduler could not start like this, or a variable of the environment is wrong.
     """
 
-    def __init__(self, service: Service, workers: int, job: str) -> None:
+    def __init__(
+        self, service: Service, workers: int, job: str, address_of: Callable[[Part], str] | None = None
+    ) -> None:
         self.service = service
-        self._workers, self._job = workers, job
+        self._workers, self._job, self._address_of = workers, job, address_of
         #: Where the scheduler is, once it has said so.
         self.address = ""
         self._certificates = Certificates(workers, service.servers) if service.encrypted else None
         self._check()
 
-    def command(self, part: Part, report: int | None = None) -> list[str]:
-        """Command line of the scheduler, which writes its address to `report`, or of a server."""
+    def command(self, part: Part) -> list[str]:
+        """Command line of the scheduler or of a server."""
         if part.role == "scheduler":
-            return [*self.service.program, "scheduler", "--report-fd", str(report)]
+            return [*self.service.program, "scheduler"]
         imports = [word for name in self.service.imports for word in ("--import", name)]
         return [*self.service.program, "server", *imports]
 
@@ -133,26 +141,28 @@ class Cast:
             kept = {name: value for name, value in kept.items() if name not in _PLACE}
         return {**_MALLOC, **kept, **self._ours(part), **self._mxnet_s(part), **self._options(part, base)}
 
-    def keys(self, part: Part) -> int | None:
-        """Open a descriptor with the keys of a process, for the caller to close; None without keys."""
-        return written(self._certificates.of(part.role, part.rank)) if self._certificates else None
+    def keys(self, part: Part) -> Keys | None:
+        """Keys of a process; None without keys."""
+        return self._certificates.of(part.role, part.rank) if self._certificates else None
 
     def _check(self) -> None:
         """Find what is wrong before anything is started, with the eyes of the scheduler."""
         part = Part("scheduler", 0)
         environment = self.environment(part, os.environ)
         ps_config(environment)
+        if self._address_of is not None:  # the scheduler runs elsewhere, and looks for itself
+            return
         if addresses.resolved(self.service.host) in ("0.0.0.0", "::"):
             raise ConfigError(
                 f"--host {self.service.host} is no address at which others can find the servers; "
                 f"there are {addresses.told(addresses.interfaces())}"
             )
-        keys = self.keys(part)
-        try:
-            roles.find(environment | ({} if keys is None else {"KVSTORE_KEYS_FD": str(keys)}))
-        finally:
-            if keys is not None:
-                os.close(keys)
+        with contextlib.ExitStack() as stack:
+            if (keys := self.keys(part)) is not None:
+                descriptor = written(keys)
+                stack.callback(os.close, descriptor)
+                environment["KVSTORE_KEYS_FD"] = str(descriptor)
+            roles.find(environment)
 
     def _ours(self, part: Part) -> dict[str, str]:
         service = self.service
@@ -162,7 +172,7 @@ class Cast:
             "KVSTORE_SCHEDULER": self.address or self._first_address(),
             "KVSTORE_NUM_WORKERS": str(self._workers),
             "KVSTORE_NUM_SERVERS": str(service.servers),
-            "KVSTORE_HOST": service.host,
+            "KVSTORE_HOST": self._address_of(part) if self._address_of else service.host,
             "KVSTORE_PORT": "0",
             "KVSTORE_INSECURE": str(int(service.insecure)),
         }
@@ -199,13 +209,15 @@ class Cast:
         return found
 
 
-def wanted(servers: int, program: str, options: Mapping[str, Any]) -> Service | None:
+def wanted(
+    servers: int, program: str, options: Mapping[str, Any], hosts: Hosts | None = None
+) -> Service | None:
     """Make the service that options of `kvstore run` describe; None where they want no servers.
 
     Raises
     ------
     ConfigError
-        An option is about servers, and there are none.
+        An option is about servers, and there are none; or it says where they run, as the hosts do.
     """
     given = {name: value for name, value in options.items() if value not in (None, False, ())}
     if servers == 0:
@@ -215,9 +227,19 @@ def wanted(servers: int, program: str, options: Mapping[str, Any]) -> Service | 
                 f"--{name} is about parameter servers, and there are none: say how many with -s"
             )
         return None
+    if hosts is not None:
+        given |= _on_hosts(given, hosts)
     given["restarts"] = given.pop("server_restarts", 0)
     if os.environ.get("KVSTORE_INSECURE") == "1" and not given.get("secure"):
         given["insecure"] = True
     if program.endswith(".py"):
         given["import_path"] = str(Path(program).absolute().parent)
     return Service(servers, **given)
+
+
+def _on_hosts(given: Mapping[str, Any], hosts: Hosts) -> dict[str, Any]:
+    """Say what other hosts make of a service."""
+    for name, value in (("transport", "ipc"), ("host", given.get("host"))):
+        if name in given and given[name] == value:
+            raise ConfigError(f"--{name} {value} is for one machine: --hosts says where servers run")
+    return {"host": hosts.layout.addresses[0], "program": (hosts.python, "-m", "kvstore.launch")}

@@ -1,0 +1,173 @@
+"""What `kvstore run` and its far side on another host say to each other, over the pipes of ssh.
+
+A message is its length in four bytes and a msgpack array. Text of environment and command line goes as bytes,
+as the system has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from kvstore.errors import ProtocolError
+
+#: The far side's first bytes. What comes before them was written by the far login shell.
+MAGIC = b"\nkvstore far side 1\n"
+#: Seconds between two signs of life.
+PING = 5.0
+
+_MOST = 1 << 25  # bytes of a message: four times those of the longest line
+_MOST_GREETING = 1 << 16  # bytes that a login shell may say
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    pass
+
+
+class Job(_Message):
+    """First message to the far side: folder to run in, seconds of silence after which it ends all."""
+
+    folder: bytes
+    patience: float
+
+
+class Start(_Message):
+    """Start a process, with variables beside those of the far side; `tells`: it will tell its address."""
+
+    number: int
+    role: str
+    rank: int
+    command: list[bytes]
+    variables: dict[bytes, bytes]
+    keys: bytes
+    tells: bool
+
+
+class End(_Message):
+    """Send a signal to a process, and kill what is there of it `grace` seconds later."""
+
+    number: int
+    signal: int
+    grace: float
+
+
+class Credit(_Message):
+    """So many bytes of output were passed on."""
+
+    size: int
+
+
+class Ping(_Message):
+    """A sign of life, both ways."""
+
+
+class Hello(_Message):
+    """First message of the far side."""
+
+    version: str
+
+
+class Ready(_Message):
+    """The far side is in the folder of the job."""
+
+
+class Output(_Message):
+    """A line that a process has written to its stdout (1) or stderr (2)."""
+
+    number: int
+    stream: int
+    line: bytes
+
+
+class Address(_Message):
+    """What the process that `tells` has told; empty: it will tell nothing."""
+
+    number: int
+    text: str
+
+
+class Ended(_Message):
+    """A process has ended."""
+
+    number: int
+    code: int
+    seconds: float
+
+
+class Gone(_Message):
+    """Nothing is left of a process and of what it started; its output was all sent."""
+
+    number: int
+
+
+class Refused(_Message):
+    """What was asked for cannot be done."""
+
+    text: str
+
+
+To = Job | Start | End | Credit | Ping
+From = Hello | Ready | Output | Address | Ended | Gone | Refused | Ping
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def packed(message: To | From) -> bytes:
+    """Make the bytes of a message."""
+    data = _encoder.encode(message)
+    return len(data).to_bytes(4, "big") + data
+
+
+class Reader:
+    """Finds the messages in a stream of bytes.
+
+    Parameters
+    ----------
+    kinds : union of messages
+        Those that may come.
+    greeting : bool
+        The stream begins with `MAGIC`, perhaps after something else.
+    """
+
+    def __init__(self, kinds: Any, greeting: bool = False) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+        self._data = bytearray()
+        self._greeting = greeting
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Take bytes in, and give the messages that are complete.
+
+        Raises
+        ------
+        ProtocolError
+            These bytes are no messages.
+        """
+        self._data += data
+        if self._greeting and not self._greeted():
+            return
+        while len(self._data) >= 4:
+            size = int.from_bytes(self._data[:4], "big")
+            if size > _MOST:
+                raise ProtocolError(f"a message of {size} bytes between kvstore run and its far side")
+            if len(self._data) < 4 + size:
+                return
+            message = bytes(self._data[4 : 4 + size])
+            del self._data[: 4 + size]
+            yield self._decoded(message)
+
+    def _greeted(self) -> bool:
+        start = self._data.find(MAGIC)
+        if start < 0 and len(self._data) > _MOST_GREETING:
+            raise ProtocolError("what answers is not kvstore's far side")
+        if start >= 0:
+            del self._data[: start + len(MAGIC)]
+            self._greeting = False
+        return start >= 0
+
+    def _decoded(self, message: bytes) -> Any:
+        try:
+            return self._decoder.decode(message)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"between kvstore run and its far side: {error}") from error
