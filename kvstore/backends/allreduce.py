@@ -237,7 +237,9 @@ def check_launched(engine: str, size: int, command: str, remark: str = "") -> No
 
 def told(names: list[str]) -> str:
     """Name some keys for people."""
-    return f"key {names[0]}" if len(names) == 1 else f"{len(names)} keys ({', '.join(names[:3])}, ...)"
+    if len(names) < 2:
+        return f"key {names[0]}" if names else "no keys"
+    return f"{len(names)} keys ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
 __all__ = ["AllReduceBackend", "Collective", "Item", "check_launched", "told"]
