@@ -176,6 +176,7 @@ def afterwards(load: Load, role: str, folder: str) -> Any:
         else:
             raise AssertionError(f"{name} went well, without the {role}")
         assert time.monotonic() - start < 3, name
+    assert store.num_dead_nodes() == 1
     if role != "worker":
         with pytest.raises(kv.PeerLostError, match=role):
             store.pull(list(SHAPES), out=list(load.outs.values()))

@@ -580,7 +580,7 @@ class DistBackend:
         return found
 
     def num_dead_nodes(self, timeout: float) -> int:
-        """Count the processes that are lost, as far as the scheduler knows."""
+        """Count the processes that are lost, or that the scheduler has not heard of for so long."""
         return self._client.num_lost(timeout)
 
     # --------------------------------------------------------------------------------------- the job

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..config import StoreConfig
-from ..errors import ClosedError, KVStoreError, TimeoutError
+from ..errors import ClosedError, KVStoreError, PeerLostError, TimeoutError
 from ..memory.outbox import Inbox, Outbox
 from . import events
 from . import messages as m
@@ -204,10 +204,12 @@ class Client:
         operation = Operation()
         name = next(self._names)
         self._operations[name] = operation
-        self._step_in(events.Ask(name, make(request=0, store=0)))
-        self._wait(lambda: operation.done or (until is not None and until()), what)
+        try:
+            self._step_in(events.Ask(name, make(request=0, store=0)))
+            self._wait(lambda: operation.done or (until is not None and until()), what)
+        finally:
+            self._operations.pop(name, None)
         if not operation.done:
-            del self._operations[name]
             return None
         if operation.error is not None:
             raise raised(operation.error)
@@ -248,7 +250,13 @@ class Client:
         self.told(m.JoinRounds, "the others to know that this worker has joined")
 
     def num_lost(self, timeout: float) -> int:
-        """Count the processes that are lost, as far as this one knows."""
+        """Count the processes that are lost, or of which the scheduler has not heard for so many seconds.
+
+        Without the scheduler: those of which this process knows that they are lost.
+        """
+        if self._failure is None:
+            with contextlib.suppress(PeerLostError):
+                return self.told(partial(m.Count, seconds=timeout), "the number of dead processes").count
         view = self._machine.view
         losses = () if view is None else view.losses
         return len(losses) + (self._machine.failure is not None and not losses)

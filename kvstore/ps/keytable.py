@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ class _Waiting(NamedTuple):
     request: int
     keys: tuple[Key, ...]
     specs: tuple[KeySpec, ...]  # of a worker that would found them; else none
+    missing: set[Key]  # not ready; perhaps others, too, if they have been dropped
 
 
 class KeyTable:
@@ -45,8 +48,8 @@ class KeyTable:
         if error is not None:
             return Answer(request, error=error), ()
         keys = tuple(spec.key for spec in specs)
-        if rank != founder and not self._ready(keys):
-            self._waiting.append(_Waiting(rank, request, keys, specs))
+        if rank != founder and (missing := self._missing(keys)):
+            self._waiting.append(_Waiting(rank, request, keys, specs, missing))
             return None, ()
         new = tuple(self._placed(spec) for spec in specs if spec.key not in self.entries)
         return Answer(request, self._entries(keys)), new
@@ -54,8 +57,8 @@ class KeyTable:
     def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
         """Answer with the entries of keys once all are ready, or with those that are; no keys: with all."""
         wanted = keys or tuple(self.entries)
-        if wait and keys and not self._ready(keys):
-            self._waiting.append(_Waiting(rank, request, keys, ()))
+        if wait and (missing := self._missing(keys)):
+            self._waiting.append(_Waiting(rank, request, keys, (), missing))
             return None
         known = (self.entries.get(key) for key in wanted)
         return Answer(request, tuple(entry for entry in known if entry is not None and entry.ready))
@@ -66,8 +69,12 @@ class KeyTable:
             entry = self.entries.get(key)
             if entry is not None:
                 self.entries[key] = msgspec.structs.replace(entry, ready=True)
-        done = [one for one in self._waiting if self._ready(one.keys)]
-        self._waiting = [one for one in self._waiting if not self._ready(one.keys)]
+        for one in self._waiting:
+            one.missing.difference_update(keys)
+            if not one.missing:
+                one.missing.update(self._missing(one.keys))
+        done = [one for one in self._waiting if not one.missing]
+        self._waiting = [one for one in self._waiting if one.missing]
         return [(one.rank, self._late(one)) for one in done]
 
     def promote(self, founder: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
@@ -103,8 +110,10 @@ class KeyTable:
         """Whether this worker waits for keys."""
         return any(one.rank == rank for one in self._waiting)
 
-    def _ready(self, keys: Sequence[Key]) -> bool:
-        return all((entry := self.entries.get(key)) is not None and entry.ready for key in keys)
+    def _missing(self, keys: Sequence[Key]) -> set[Key]:
+        """Those of the keys that have no value."""
+        entries = self.entries
+        return {key for key in keys if (entry := entries.get(key)) is None or not entry.ready}
 
     def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
         return tuple(self.entries[key] for key in keys)
@@ -141,7 +150,7 @@ class KeyTable:
         return [(one.server, size) for one, (_, _, size) in zip(entry.slices, cuts, strict=True)]
 
     def _check(self, specs: Sequence[KeySpec]) -> Failure | None:
-        kinds = {type(key) for key in self.entries} | {type(spec.key) for spec in specs}
+        kinds = {type(spec.key) for spec in specs} | {type(key) for key in itertools.islice(self.entries, 1)}
         if len(kinds) > 1:
             return Failure("KeyKindError", "a store's keys are all int or all str, on all workers")
         for spec in specs:
@@ -172,6 +181,7 @@ class KeyTable:
         return None
 
 
+@functools.lru_cache(maxsize=64)
 def itemsize(dtype: str) -> int:
     """Bytes of an element; 0 if there is no such type."""
     try:

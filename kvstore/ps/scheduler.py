@@ -17,6 +17,7 @@ from .messages import (
     Begin,
     Bye,
     Command,
+    Count,
     Drop,
     Failure,
     Fenced,
@@ -130,6 +131,7 @@ class Scheduler:
             Found: self._found,
             Ready: self._ready,
             Lookup: self._lookup,
+            Count: self._count,
             Drop: self._drop,
             Settings: self._settings,
             Command: self._command,
@@ -614,7 +616,7 @@ class Scheduler:
         store = peer.store
         if store is None or not store.started or not self._here(peer, store):
             return None
-        if store.broken and type(message) is not Lookup:
+        if store.broken and type(message) not in (Lookup, Count):
             self._write(peer, Answer(message.request, error=store.failure), now, actions)
             return None
         if peer.rank not in store.members:
@@ -688,6 +690,16 @@ class Scheduler:
         answer = store.keys.lookup(peer.rank, message.request, message.keys, wait)
         if answer is not None:
             self._write(peer, answer, now, actions)
+
+    def _count(self, peer: _Peer, message: Count, now: float, actions: list[Action]) -> None:
+        if self._member(peer, message, now, actions) is None:
+            return
+        processes = [*self._workers.values(), *self._servers.there.values()]
+        silent = [one for one in processes if one.state == State.HERE and now - one.heard > message.seconds]
+        lost_workers = [one for one in self._workers.values() if one.state == State.LOST]
+        lost_servers = self.options.num_servers - len(self._servers.there)
+        count = len(silent) + len(lost_workers) + lost_servers
+        self._write(peer, Answer(message.request, count=count), now, actions)
 
     def _drop(self, peer: _Peer, message: Drop, now: float, actions: list[Action]) -> None:
         store = self._member(peer, message, now, actions)

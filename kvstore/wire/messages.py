@@ -261,6 +261,14 @@ class Lookup(msgspec.Struct, frozen=True, tag=True):
     """Answer when all of them are ready; else at once, with those that are."""
 
 
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """Ask how many processes of the job are lost, or have not been heard of for so many seconds."""
+
+    request: int
+    store: int
+    seconds: float
+
+
 class Drop(msgspec.Struct, frozen=True, tag=True):
     """Forget keys whose broadcast failed."""
 
@@ -368,6 +376,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     version: int = 0
     text: str = ""
     error: Failure | None = None
+    count: int = 0
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):
@@ -472,6 +481,7 @@ ToScheduler = (
     | Found
     | Ready
     | Lookup
+    | Count
     | Drop
     | Settings
     | Command

@@ -389,3 +389,31 @@ def test_nobody_waits_at_a_barrier_or_an_init_for_one_that_is_late() -> None:
     job.say("w1", m.Reached(0, job.last("w1", m.View).epoch, ()))
     job.say(again, m.Who(0, -1, 0))
     assert job.last(again, m.Missing).ranks == (2,)
+
+
+def count(job: Job, peer: str, seconds: float) -> int:
+    job.say(peer, m.Count(9, 0, seconds))
+    found: int = job.last(peer, m.Answer).count
+    return found
+
+
+def test_the_dead_are_those_that_are_silent_or_lost_and_not_replaced() -> None:
+    job = Job(3, 2, server_grace=60.0)
+    job.start(on_peer_loss="continue")
+    assert count(job, "w0", 1.0) == 0
+    job.pass_time(3.0, "w0", "s0.1")
+    assert (count(job, "w0", 4.0), count(job, "w0", 2.0)) == (0, 3)
+    job.pass_time(3.0, "w0", "w1", "s0.1")
+    assert count(job, "w0", 100.0) == 2  # a worker and a server are lost
+    job.worker(2, "w2again", 2, options={"mode": "sync", "on_peer_loss": "continue"})
+    assert count(job, "w0", 100.0) == 1
+    job.say("w1", m.Bye("w1"))
+    job.server(1, 2, restarted=True)
+    assert count(job, "w0", 100.0) == 0
+
+
+def test_the_dead_are_counted_in_a_broken_store() -> None:
+    job = Job(2)
+    job.start(on_peer_loss="raise")
+    job.pass_time(6.0, "w0", "s0.1")
+    assert count(job, "w0", 60.0) == 1
