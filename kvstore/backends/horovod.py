@@ -39,6 +39,8 @@ _numbers: dict[str, Iterator[int]] = {}
 class HorovodBackend(AllReduceBackend):
     """See `kvstore.backends.protocol.Backend`. Verbs of optimizers do nothing, as in MXNet."""
 
+    engine: Horovod
+
     def __init__(self, config: StoreConfig) -> None:
         super().__init__(config, Horovod(config.timeout, config.group))
         self._ignored: set[str] = set()
@@ -54,6 +56,10 @@ class HorovodBackend(AllReduceBackend):
     def load_states(self, path: str) -> None:
         """Do nothing."""
         self._ignore("load_optimizer_states")
+
+    def abandon(self) -> None:
+        """Wait for nobody; the others notice when this process ends."""
+        self.engine.abandon()
 
     def _ignore(self, verb: str) -> None:
         if verb not in self._ignored:
@@ -100,12 +106,20 @@ class Horovod:
         self._turns: dict[str, Iterator[int]] = {}
         self._last: dict[str, _Operation] = {}  # by the whole name
         self._broken: str | None = None
-        if not self._hvd.is_initialized():
-            self._hvd.init()
+        self._initialise()
         self.rank, self.size = int(self._hvd.rank()), int(self._hvd.size())
         self.local_rank = int(self._hvd.local_rank())
         check_launched(self.name, self.size, "horovodrun -np")
         self._prefix = f"kvstore.{group}.{next(_numbers.setdefault(group, itertools.count()))}"
+
+    def _initialise(self) -> None:
+        """Start Horovod, once in a process, whoever comes first."""
+        if self._hvd.is_initialized():
+            return
+        try:
+            self._hvd.init()
+        except ValueError as error:
+            raise KVStoreError(f"Horovod did not start: {error}; its own lines above say why") from error
 
     # --------------------------------------------------------------------------------------- operations
 
@@ -168,7 +182,7 @@ class Horovod:
             self._broken = "the store is closed"
 
     def abandon(self) -> None:
-        """Let `close` wait for nobody; the others notice when this process ends."""
+        """Let `close` wait for nobody."""
         self._broken = "the store was left by an error"
 
     # ------------------------------------------------------------------------------------------ waiting

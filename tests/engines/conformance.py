@@ -351,6 +351,23 @@ def large_arrays(here: Here) -> None:
 
 
 @case
+def arrays_larger_than_a_message(here: Here) -> None:
+    if here.engine != "mpi":
+        return  # MPI counts with 31 bits; the others have no such limit
+    from kvstore.backends import mpi
+
+    limit, mpi._MOST = mpi._MOST, 3 * 4096
+    try:
+        here.store.init("w", value(here.rank, 100_001, np.float64))
+        same(here.store.view("w"), value(0, 100_001, np.float64))
+        mine = value(here.rank, 100_001, np.float64, salt=1)
+        here.store.pushpull("w", mine)
+        same(mine, total(here, 100_001, np.float64, salt=1))
+    finally:
+        mpi._MOST = limit
+
+
+@case
 def all_workers_get_the_same_bits(here: Here) -> None:
     here.store.init("w", np.zeros(100_003, np.float32))
     mine = np.random.default_rng([5, here.rank]).standard_normal(100_003).astype(np.float32)

@@ -1,0 +1,48 @@
+"""Parts of the store on MPI that need no MPI."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import kvstore as kv
+from kvstore.backends import mpi
+
+
+def test_without_mpi4py_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(kv.MissingBackendError, match=r"pip install mpi4py mpich.*mpiexec -n 2 python"):
+        kv.create("mpi")
+
+
+def test_small_arrays_of_a_type_travel_together_and_large_ones_do_not_move() -> None:
+    large = np.arange(mpi._SMALL // 8 + 1, dtype=np.float64)
+    small = [np.full(shape, i, np.float64) for i, shape in enumerate([(), (2, 3), (5,)])]
+    single = np.zeros(4, np.int32)
+    arrays = [large, small[0], single, np.zeros((0, 3), np.float32), *small[1:]]
+    buffers, back = mpi._packed([(str(i), array) for i, array in enumerate(arrays)])
+    assert [buffer is array for buffer, array in zip(buffers, (large, None, single), strict=True)] == [
+        True,
+        False,
+        True,
+    ]
+    ((packed, places),) = back
+    assert packed is buffers[1]
+    assert packed.tolist() == [0] + 6 * [1] + 5 * [2]
+    packed *= 10
+    mpi._unpack(packed, places)
+    assert [array.ravel().tolist() for array in small] == [[0], 6 * [10], 5 * [20]]
+    assert small[1].shape == (2, 3)
+
+
+def test_pieces_cover_an_array_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "_MOST", 64)
+    array = np.zeros((3, 7), np.float64)
+    pieces = list(mpi._pieces(array))
+    assert [piece.size for piece in pieces] == [8, 8, 5]
+    for piece in pieces:
+        piece += 1
+    assert (array == 1).all()
+    assert list(mpi._pieces(np.zeros((0, 2)))) == []
