@@ -230,6 +230,8 @@ class Worker:
         view = self.view
         if view is None or self._epoch == view.epoch or self._late:
             return
+        if any(at.begun < self._begun for at in self._servers.values()):
+            return  # it has just begun itself, and cannot say it in rounds: the next time, then
         if any(part.record.slice == view.begin and part.record.kind in _PUSHES for part in parts):
             self._epoch = view.epoch
             pushed = tuple(one for at in self._servers.values() for one in at.requests.pushed())

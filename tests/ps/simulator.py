@@ -161,8 +161,9 @@ def _faults(rng: random.Random) -> Faults:
         return Faults(**noisy, kill_worker=True)
     if kind < 0.65:
         more = rng.choice((0, 0, 1, 2))
-        bad = rng.random() < 0.2
-        return Faults(**noisy, kill_worker=True, return_worker=True, kill_more=more, bad=bad)
+        back = Faults(**noisy, kill_worker=True, return_worker=True, kill_more=more, bad=rng.random() < 0.2)
+        server = rng.random() < 0.3
+        return back._replace(kill_server=server, return_server=server)
     if kind < 0.69:
         return Faults(**noisy, kill_server=True)
     if kind < 0.83:
@@ -923,6 +924,7 @@ class Job:
         if faults.kill_server and faults.return_server and rng.random() < 0.5:
             self.servers[rng.randrange(self.plan.servers)].saves = rng.choice((2, 3, 4))
         elif faults.kill_server:
+            when += rng.random() * 5.0 * faults.kill_worker
             self.at(when, self.kill_server, rng.randrange(self.plan.servers))
         if faults.kill_scheduler:
             self.at(when, self._kill_scheduler)
@@ -1052,6 +1054,7 @@ class Job:
             returned = (
                 faults.kill_server
                 and faults.return_server
+                and not faults.kill_worker
                 and all(server.incarnation == 1 or server.machine.failure is None for server in self.servers)
             )
             self.check(not returned, told)

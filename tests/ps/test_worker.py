@@ -250,6 +250,18 @@ def test_its_pushes_wait_until_the_others_are_where_it_begins() -> None:
     assert found == [(K.PUSH, 3), (K.PULL, 3)]
 
 
+def test_who_has_just_begun_says_where_it_is_once_it_knows_its_rounds() -> None:
+    store = returned()
+    store.view(5, begun=0, bases=((0, 3),))
+    store.view(6, late=(1,), begin=0)
+    store.step(e.Received(0, m.Attached(1, epoch=5, bases=((0, 3),))))
+    store.submit("a", (0, K.PUSH, 0))
+    assert (letters(store), store.sent(0)[0].epoch) == ([], 5)
+    store.step(e.Received(1, m.Attached(1, epoch=5, bases=((7, 2),))))
+    store.submit("b", (0, K.PUSH, 0))
+    assert letters(store) == [m.Reached(3, 6, ((0, 4), (7, 2)))]
+
+
 def test_pushes_that_wait_for_the_others_end_with_the_store() -> None:
     ends: list[Any] = [
         lambda store: store.view(5, losses=(m.Loss("server", 1, 6.0),), broken=True),
