@@ -168,11 +168,12 @@ class Horovod:
         self._finish(operation)
 
     def versions(self) -> dict[str, str]:
-        """Horovod, what it was built for, and what it runs on here."""
+        """Horovod, the PyTorch that it was built for, and what it runs on here."""
         import horovod
+        import torch
 
         controller = "MPI" if self._hvd.mpi_enabled() else "Gloo"
-        return {"horovod": horovod.__version__, "controller": controller}
+        return {"horovod": horovod.__version__, "torch": torch.__version__, "controller": controller}
 
     def close(self) -> None:
         """Finish what is under way; Horovod itself goes on until the process ends."""

@@ -640,6 +640,21 @@ def a_push_that_differs_is_an_error_for_all(here: Here) -> None:
 
 
 @case
+def engines_compare_shapes_by_themselves(here: Here) -> None:
+    """Below the store, which has compared them at init: under the same names, at another place of a list."""
+    engine = here.store._backend.engine
+    for odd in (0, 1):
+        arrays = [np.ones(3 + (here.rank if i == odd else 0), np.float32) for i in range(2)]
+        if here.engine in COMPARING:
+            finish = engine.allreduce([(f"{odd}{i}", array) for i, array in enumerate(arrays)])
+            raises(kv.ConfigError, "other workers", finish)
+        else:  # in a list they would wait for each other
+            raises(kv.ConfigError, "Mismatched", engine.allreduce([(f"{odd}", arrays[odd])]))
+    here.store.init("w", value(0))
+    here.store.pushpull("w", value(here.rank))
+
+
+@case
 def options_that_have_no_meaning_here(here: Here) -> None:
     raises(kv.ConfigError, "on_peer_loss", kv.create, here.engine, on_peer_loss="continue")
     raises(kv.ConfigError, "unknown option", kv.create, here.engine, tension=3)

@@ -101,7 +101,7 @@ def hvd(monkeypatch: pytest.MonkeyPatch) -> Told:
     package.torch = told
     package.__version__ = "0"
     framework: Any = types.ModuleType("torch")
-    framework.from_numpy = lambda array: array
+    framework.from_numpy, framework.__version__ = lambda array: array, "1"
     for name, module in {"horovod": package, "horovod.torch": told, "torch": framework}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(horovod, "_numbers", {})
@@ -121,6 +121,7 @@ def test_horovod_is_started_once(hvd: Told) -> None:
     hvd.places = (3, 4, 1)
     with kv.create("horovod") as store, kv.create("horovod"):
         assert (store.rank, store.num_workers, store.local_rank) == (3, 4, 1)
+        assert store._backend.engine.versions() == {"horovod": "0", "torch": "1", "controller": "Gloo"}
     assert hvd.started == 1
 
 
