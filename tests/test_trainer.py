@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -828,6 +830,26 @@ def test_asynchronous_workers(served: Callable[..., ServedJob]) -> None:
     made = served(2, 1)
     made.start_all("procs_trainer", "train_async")
     assert made.results() == ["trained"] * 2
+
+
+def test_workers_of_mpi(tmp_path: Path) -> None:
+    """Sums come from the engine, and each worker updates."""
+    pytest.importorskip("mpi4py", reason="there is no mpi4py")
+    starter = Path(sys.executable).parent / "mpiexec"
+    if not starter.exists():
+        pytest.skip("there is no mpiexec beside this Python")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import procs_trainer; "
+    code += "print(procs_trainer.train('mpi', False, 3))"
+    ended = subprocess.run(
+        [str(starter), "-n", "2", sys.executable, "-c", code, str(Path(__file__).parent)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["trained", "trained"]
 
 
 @pytest.mark.parametrize("function", ["settings", "stale", "resume", "rows"])

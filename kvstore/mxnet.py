@@ -1,0 +1,350 @@
+"""Our stores in MXNet 1.9.1: under Gluon's Trainer, under Module, and by name in MXNet's own registry.
+
+``kvstore.mxnet.create("shared")`` makes a store that MXNet takes for one of its own. Importing this module
+imports MXNet, and registers every store with it under the name ``kvstore_<name>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .base import BACKENDS
+from .base import create as create_ours
+from .errors import ArgumentError, CapabilityError
+from .grouping import group
+from .mxnet_arrays import Outs, is_rows, lent, lent_gradient, put_rows, taken
+from .mxnet_import import mx
+from .mxnet_optimizer import Foreign, Translated, indices_of, keeps_states_only, obstacle
+from .optimizer import Optimizer, Updater, states
+from .optimizer.optimizer import Index
+from .sparse import RowSparseArray
+from .store import KVStore as OurKVStore
+
+log = logging.getLogger("kvstore.mxnet")
+
+PathLike = str | os.PathLike[str]
+
+
+class _Held(NamedTuple):
+    """What MXNet's trainer asks for as `_updater`."""
+
+    optimizer: Any
+    states: Any
+
+
+class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
+    """One of our stores, as MXNet sees it.
+
+    MXNet's arrays are used in place, once MXNet is done with them, and results are there when a call returns:
+    nothing of a call is left to MXNet's engine. Arrays on the CPU only.
+
+    Parameters
+    ----------
+    store : kvstore.KVStore
+        It stays the caller's to close, unless this object came from `create`.
+
+    Attributes
+    ----------
+    store : kvstore.KVStore
+        Has the verbs that MXNet's stores lack: save, load, statistics and others.
+    """
+
+    def __init__(self, store: OurKVStore) -> None:
+        # MXNet's constructor would make a native store.
+        self.store = store
+        self.handle = None
+        self._is_p3 = False
+        self._made = False
+        self._tables: set[Index] = set()  # keys of row-sparse weights
+        self._rule: Translated | Foreign | None = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_made", False):
+            with contextlib.suppress(Exception):  # the interpreter may be on its way out
+                self.store.close()
+
+    # ------------------------------------------------------------------------------------------ verbs
+
+    def init(self, key: Any, value: Any) -> None:
+        """Initialise keys; see `kvstore.KVStore.init`."""
+        self.store.init(key, taken(value))
+        self._note_tables(key, value)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Initialise keys with rank 0's values, and write these to `out`."""
+        self.store.broadcast(key, taken(value), Outs(out).arrays, priority)
+        self._note_tables(key, value)
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Sum the values of each key, then update the stored weight with the sum, or replace it."""
+        values = taken(value)
+        self._follow(key, values)
+        self.store.push(key, values, priority=priority)
+        self._count(key, values)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Write the stored values to `out`; row-sparse outs only if not `ignore_sparse`."""
+        if ignore_sparse or out is None:
+            self.store.pull(key, out if out is None else Outs(out).arrays, priority)
+            return
+        for name, outs in group(key, out, "out"):
+            self._pull_all(name, outs, priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Push, and write the result to `out`, or where None to the values; dense ones only."""
+        values = taken(value)
+        self._follow(key, values)
+        self.store.pushpull(key, values, None if out is None else Outs(out).arrays, priority)
+        self._count(key, values)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Write these rows of row-sparse keys to `out`, sorted and unique."""
+        outs = Outs(out)
+        self.store.row_sparse_pull(key, outs.arrays, priority, row_ids)
+        outs.deliver()
+
+    def _pull_all(self, key: Index, outs: list[Any], priority: int) -> None:
+        """Write a key's value to outs, also to row-sparse ones, whatever the key is."""
+        rows = [out for out in outs if is_rows(out)]
+        dense = [out for out in outs if not is_rows(out)]
+        if dense:
+            self.store.pull(key, dense, priority)
+        if rows:
+            value = self._table(key, rows[0], priority)
+            for out in rows:
+                put_rows(value, out)
+
+    def _table(self, key: Index, like: Any, priority: int) -> RowSparseArray:
+        if key in self._tables:
+            table = RowSparseArray.zeros(like.shape, np.dtype(like.dtype))
+            self.store.pull(key, table, priority, ignore_sparse=False)
+            return table
+        dense = np.empty(like.shape, like.dtype)
+        self.store.pull(key, dense, priority)
+        return RowSparseArray.from_dense(dense)
+
+    def _note_tables(self, key: Any, value: Any) -> None:
+        self._tables.update(name for name, values in group(key, value) if values and is_rows(values[0]))
+
+    # ---------------------------------------------------------------------------------------- updates
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Update stored weights with an optimizer of MXNet, or of ours, on every push from now on.
+
+        One of MXNet whose formula is ours is translated; what is then changed in it (its rate, ``wd``,
+        ``rescale_grad``, multipliers) is taken over at the next step. Any other is called itself, which is
+        slower and works in stores of this machine only: `local`, `device` and, where all it remembers lies in
+        its states, `shared`.
+
+        Raises
+        ------
+        CapabilityError
+            The store cannot run it, and it cannot be translated; the message says why.
+        ArgumentError
+            No optimizer.
+        """
+        if isinstance(optimizer, Optimizer):
+            self.store.set_optimizer(optimizer)
+            self._rule = None
+            return
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise ArgumentError(f"set_optimizer takes an optimizer of MXNet or of kvstore, not {optimizer!r}")
+        why = obstacle(optimizer)
+        rule = self._foreign(optimizer, why) if why else Translated(optimizer)
+        self.store.set_optimizer(rule.ours if isinstance(rule, Translated) else rule)
+        self._rule = rule
+
+    def _foreign(self, optimizer: Any, why: str) -> Foreign:
+        name = type(optimizer).__name__
+        if self._runs_code_of(optimizer):
+            log.info("%s is run by MXNet's own code: %s", name, why)
+            return Foreign.of(optimizer, self._tables)
+        raise CapabilityError(
+            f"{name} cannot be translated ({why}), and a store of type {self.type!r} cannot run MXNet's code "
+            "for it: pass update_on_kvstore=False to the Trainer, so that MXNet updates in the workers, or "
+            "set one of kvstore.optimizer"
+        )
+
+    def _runs_code_of(self, optimizer: Any) -> bool:
+        if "dist" in self.type or "p3" in self.type:
+            return False
+        return self.num_workers == 1 or keeps_states_only(optimizer)
+
+    def _follow(self, key: Any, values: Any) -> None:
+        """Tell the store what has been changed in MXNet's optimizer."""
+        if isinstance(self._rule, Translated):
+            changes = self._rule.changes(_keys(key, values))
+            if changes:
+                self.store.update_optimizer(**changes)
+
+    def _count(self, key: Any, values: Any) -> None:
+        if isinstance(self._rule, Translated):
+            self._rule.count(_keys(key, values))
+
+    def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
+        """Compress gradients; see `kvstore.KVStore.set_gradient_compression`."""
+        self.store.set_gradient_compression(compression_params)
+
+    def _set_updater(self, updater: Any) -> None:
+        """Call ``updater(key, merged, stored)`` with MXNet's arrays on each push."""
+        if isinstance(updater, mx.optimizer.Updater):
+            self.set_optimizer(updater.optimizer)
+            return
+        self._rule = None
+        self.store.set_updater(updater if updater is None else _with_their_arrays(updater))
+
+    @property
+    def _updater(self) -> _Held | Updater | None:
+        """What has the optimizer: MXNet's trainer looks for it here after it has loaded states."""
+        ours = self.store._updater
+        if self._rule is None or ours is None:
+            return ours
+        return _Held(self._rule.theirs, ours.states)
+
+    # ----------------------------------------------------------------------------------------- states
+
+    def save_optimizer_states(self, fname: PathLike, dump_optimizer: bool = False) -> None:
+        """Write states and counts to a safetensors file, on every kind of store.
+
+        With `dump_optimizer` also the settings of a translated optimizer; those of one that MXNet's code runs
+        are in MXNet's object only.
+        """
+        self.store.save_optimizer_states(fname, dump_optimizer and not isinstance(self._rule, Foreign))
+
+    def load_optimizer_states(self, fname: PathLike) -> None:
+        """Read what `save_optimizer_states` wrote; MXNet's object takes over the settings, too.
+
+        Raises
+        ------
+        StateFileError
+            The file is damaged or foreign; a pickle of MXNet, for instance.
+        """
+        self.store.load_optimizer_states(fname)
+        if not isinstance(self._rule, Translated):
+            return
+        content = states.read(fname)
+        theirs, counts = self._rule.theirs, dict(content.counts)
+        theirs._all_index_update_counts, theirs._index_update_count = {0: counts}, counts
+        theirs.num_update = content.num_update
+        if content.optimizer is not None:
+            self._rule.adopt(content.optimizer)
+
+    # ---------------------------------------------------------------------------------------- the job
+
+    @property
+    def type(self) -> str:
+        """Name of the store, without the prefix of MXNet's registry."""
+        return self.store.type
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker, from 0."""
+        return self.store.rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this worker on its machine, from 0."""
+        return self.store.local_rank
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self.store.num_workers
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store can do that; known is ``"optimizer"``."""
+        return self.store.is_capable(capability)
+
+    def _barrier(self) -> None:
+        """Wait until every worker has called it."""
+        self.store.barrier()
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        """Send a command to every server; without servers nothing happens."""
+        self.store.send_command_to_servers(head, body)
+
+    def close(self) -> None:
+        """Give back what the store holds. A second call does nothing."""
+        self.store.close()
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close; where an error leaves the block, the other workers of a job see this one as lost."""
+        self.store.__exit__(*error)
+
+    def __repr__(self) -> str:
+        return f"<kvstore.mxnet of {self.store!r}>"
+
+
+def create(name: str = "local", **options: Any) -> KVStore:
+    """Create one of our stores for MXNet.
+
+    Parameters
+    ----------
+    name : str
+        As `kvstore.create` takes it; ``kvstore_<name>`` is the same.
+    **options
+        As there.
+
+    Returns
+    -------
+    KVStore
+        An ``mxnet.kvstore.KVStore``: Gluon's ``Trainer(params, "sgd", kvstore=...)`` and Module take it.
+
+    Raises
+    ------
+    As `kvstore.create`; ArgumentError for a class that was registered here, and for ``"teststore"``.
+    """
+    store = create_ours(_without_prefix(name), **options)
+    if not isinstance(store, OurKVStore):
+        raise ArgumentError(
+            f"{name!r} is a class of its own: register it by mxnet.kvstore.KVStoreBase.register"
+        )
+    made = KVStore(store)
+    made._made = True
+    return made
+
+
+_PREFIX = "kvstore_"
+
+
+def _without_prefix(name: Any) -> Any:
+    """Name as `kvstore.create` takes it, or says what is wrong with it."""
+    return name[len(_PREFIX) :] if isinstance(name, str) and name.lower().startswith(_PREFIX) else name
+
+
+def _register(name: str) -> None:
+    """Have ``mxnet.kvstore.create("kvstore_<name>")`` make one of ours."""
+
+    def __init__(self: KVStore) -> None:  # noqa: N807 - the constructor of the class below
+        KVStore.__init__(self, create_ours(name))
+        self._made = True
+
+    mx.kvstore.KVStoreBase.register(type(_PREFIX + name, (KVStore,), {"__init__": __init__}))
+
+
+def _keys(key: Any, values: Any) -> list[Index]:
+    return list(indices_of(group(key, values)))
+
+
+def _with_their_arrays(updater: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    def call(key: Any, merged: Any, stored: Any) -> None:
+        weight = lent(stored)
+        updater(key, lent_gradient(merged), weight)
+        weight.wait_to_read()
+
+    return call
+
+
+for _name in BACKENDS:
+    _register(_name)
+
+__all__ = ["KVStore", "create"]

@@ -1,0 +1,39 @@
+"""`mx`: MXNet 1.9.1, imported in spite of NumPy's age and of what the environment says."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import numpy as np
+
+from .errors import MissingBackendError
+
+#: Names that NumPy had when MXNet was last released.
+_GONE = {"bool": bool, "int": int, "float": float, "object": object}
+
+
+def _imported() -> Any:
+    """Import MXNet.
+
+    Where NumPy lacks names that it needs, they are put back. A process that was started as a server of a
+    job must not become MXNet's server by the import; what it serves is decided when a store is made.
+    """
+    for name, kind in _GONE.items():
+        if name not in vars(np):
+            setattr(np, name, kind)
+    role = os.environ.pop("DMLC_ROLE", None)
+    try:
+        return importlib.import_module("mxnet")
+    except (ImportError, AttributeError, OSError) as error:
+        raise MissingBackendError(
+            f"MXNet 1.9.1 cannot be imported ({error}); it needs NumPy before 2: "
+            "pip install 'mxnet==1.9.1' 'numpy<2'"
+        ) from error
+    finally:
+        if role is not None:
+            os.environ["DMLC_ROLE"] = role
+
+
+mx = _imported()

@@ -1,0 +1,347 @@
+"""MXNet's optimizers in our stores: as ours where the formulas are the same, else by MXNet's own code.
+
+Ours follow the master branch, whose formulas differ from those of 1.9.1 in places (docs/from-mxnet.md). A
+rule that would give other weights is not translated: MXNet's own code then updates, in the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import ConfigError
+from .mxnet_arrays import lent, lent_gradient, rows_of
+from .optimizer import Optimizer, create, lr_scheduler
+from .optimizer.lr_scheduler import LRScheduler
+from .optimizer.optimizer import Array, Index, State, dense
+
+#: Settings that all of them have, by the same names.
+_COMMON = ("rescale_grad", "wd", "clip_gradient", "multi_precision", "begin_num_update")
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """One of ours that can stand for one of MXNet's.
+
+    Attributes
+    ----------
+    name : str
+        Ours.
+    settings : dict
+        MXNet's attribute -> our keyword.
+    differs : callable
+        Says what would differ with these settings; empty where nothing would.
+    fixed : dict
+        Our keywords that MXNet's has no attribute for.
+    """
+
+    name: str
+    settings: Mapping[str, str]
+    differs: Callable[[Any], str]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _agrees(optimizer: Any) -> str:
+    return ""
+
+
+def _clips_late(optimizer: Any) -> str:
+    both = optimizer.wd and optimizer.clip_gradient
+    return "1.9.1 adds the weight decay before it clips" if both else ""
+
+
+def _nag_differs(optimizer: Any) -> str:
+    both = optimizer.wd and optimizer.momentum
+    return "1.9.1 takes the decay of the momentum from the new weight" if both else ""
+
+
+def _lars_differs(optimizer: Any) -> str:
+    both = optimizer.momentum and optimizer.momentum_correction
+    return "1.9.1 corrects the momentum when the rate changes" if both else ""
+
+
+def _rmsprop_differs(optimizer: Any) -> str:
+    return _clips_late(optimizer) if optimizer.centered else "1.9.1 has epsilon inside the root"
+
+
+def _dcasgd_differs(optimizer: Any) -> str:
+    return "1.9.1 leaves the weight decay out of the squared gradient" if optimizer.wd else ""
+
+
+_MOMENTS = _same("beta1", "beta2", "epsilon")
+_SGD = _Rule("sgd", _same("momentum", "lazy_update"), _agrees)
+_RULES = {
+    "SGD": _SGD,
+    "ccSGD": _SGD,
+    "NAG": _Rule("nag", _same("momentum"), _nag_differs),
+    "Adam": _Rule("adam", {**_MOMENTS, **_same("lazy_update")}, _clips_late),
+    # 1.9.1 has no epsilon and makes 0/0 a NaN; this one is too small to be seen otherwise.
+    "Adamax": _Rule("adamax", _same("beta1", "beta2"), _clips_late, {"epsilon": 1e-30}),
+    "FTML": _Rule("ftml", _MOMENTS, _clips_late),
+    "Ftrl": _Rule("ftrl", _same("lamda1", "beta"), _agrees),
+    "Signum": _Rule("signum", _same("momentum", "wd_lh"), _agrees),
+    "SGLD": _Rule("sgld", {}, _agrees),
+    "LAMB": _Rule("lamb", {**_MOMENTS, **_same("lower_bound", "upper_bound", "bias_correction")}, _agrees),
+    "LARS": _Rule("lars", {"eps": "epsilon", **_same("momentum", "lazy_update", "eta")}, _lars_differs),
+    "DCASGD": _Rule("dcasgd", _same("momentum", "lamda"), _dcasgd_differs),
+    "RMSProp": _Rule(
+        "rmsprop",
+        {"gamma1": "rho", "gamma2": "momentum", **_same("epsilon", "centered", "clip_weights")},
+        _rmsprop_differs,
+    ),
+}
+#: MXNet's own classes whose updates leave something in the optimizer itself, beside the states.
+_KEEPS = ("Nadam", "LARS", "LBSGD")
+
+
+def rule_of(optimizer: Any) -> _Rule | None:
+    """Return the rule that stands for exactly this class, if there is one."""
+    kind = type(optimizer)
+    return _RULES.get(kind.__name__) if kind.__module__.startswith("mxnet.") else None
+
+
+def obstacle(optimizer: Any) -> str:
+    """Say why an optimizer cannot be translated; empty where it can."""
+    rule = rule_of(optimizer)
+    if rule is None:
+        return "there is no such rule here, or it is another"
+    try:
+        _schedule(optimizer)
+    except ConfigError as error:
+        return str(error)
+    return rule.differs(optimizer)
+
+
+def keeps_states_only(optimizer: Any) -> bool:
+    """Whether all that an update remembers lies in the states, so that any worker can do the next."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("mxnet.") and kind.__name__ not in _KEEPS
+
+
+# ------------------------------------------------------------------------------------------ translation
+
+
+@dataclass
+class Translated:
+    """An optimizer of MXNet and ours that stands for it; what is changed in the first is told to the second.
+
+    Attributes
+    ----------
+    theirs : mxnet.optimizer.Optimizer
+    ours : Optimizer
+    """
+
+    theirs: Any
+    ours: Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._scheduler = self.theirs.lr_scheduler
+        self._schedule = _schedule(self.theirs)
+        self._told = self._settings()
+        rule = rule_of(self.theirs)
+        if rule is None:
+            raise ConfigError(f"{type(self.theirs).__name__}: {obstacle(self.theirs)}")
+        self.ours = create(rule.name, **self._told)
+        self._seen: set[Index] = set()
+
+    def changes(self, keys: list[Index]) -> dict[str, Any]:
+        """Return settings that have changed, before these keys are pushed; looked at once in each step."""
+        if not self._seen.isdisjoint(keys) or not self._seen:
+            self._seen.clear()
+            changed = self._changed()
+        else:
+            changed = {}
+        self._seen.update(keys)
+        return changed
+
+    def _changed(self) -> dict[str, Any]:
+        if self.theirs.lr_scheduler is not self._scheduler:
+            self._scheduler, self._schedule = self.theirs.lr_scheduler, _schedule(self.theirs)
+        now = self._settings()
+        changed = {name: value for name, value in now.items() if value != self._told[name]}
+        if "lr_scheduler" in changed:
+            changed.setdefault("learning_rate", now["learning_rate"])
+        self._told = now
+        return changed
+
+    def count(self, keys: list[Index]) -> None:
+        """Count an update of each key, as MXNet's object would have."""
+        self.theirs._update_count(keys)
+
+    def adopt(self, loaded: Optimizer) -> None:
+        """Take over the settings of an optimizer that came from a file."""
+        rule = rule_of(self.theirs)
+        assert rule is not None
+        for theirs, ours in {**_same(*_COMMON), **rule.settings}.items():
+            setattr(self.theirs, theirs, getattr(loaded, ours))
+        if loaded.lr_scheduler != self._schedule:
+            self.theirs.lr_scheduler = loaded.lr_scheduler
+        if loaded.lr_scheduler is None:
+            self.theirs.lr = loaded.lr
+        self._seen.clear()
+        self._changed()
+        # What the file says of these is the store's; what the parameters say is told at the next step.
+        self._told.update(lr_mult=loaded.lr_mult, wd_mult=loaded.wd_mult, param_idx2name=loaded.idx2name)
+
+    def _settings(self) -> dict[str, Any]:
+        theirs = self.theirs
+        rule = rule_of(theirs)
+        assert rule is not None
+        settings = {name: getattr(theirs, name) for name in _COMMON}
+        settings.update({ours: getattr(theirs, name) for name, ours in rule.settings.items()})
+        settings.update(rule.fixed)
+        settings["lr_scheduler"] = self._schedule
+        settings["learning_rate"] = None if self._schedule else theirs.lr
+        settings["param_idx2name"] = dict(theirs.idx2name)
+        settings["lr_mult"], settings["wd_mult"] = _factors(theirs, "lr_mult"), _factors(theirs, "wd_mult")
+        return settings
+
+
+def _factors(optimizer: Any, name: str) -> dict[Index, float]:
+    """Return multipliers by key or name; those of Gluon's parameters go first."""
+    own = {key: float(getattr(parameter, name)) for key, parameter in optimizer.param_dict.items()}
+    return {**getattr(optimizer, name), **own}
+
+
+_SCHEDULES = {
+    "FactorScheduler": _same("step", "factor", "stop_factor_lr", "base_lr"),
+    "MultiFactorScheduler": _same("step", "factor", "base_lr"),
+    "PolyScheduler": {"power": "pwr", "base_lr_orig": "base_lr", **_same("max_update", "final_lr")},
+    "CosineScheduler": {"base_lr_orig": "base_lr", **_same("max_update", "final_lr")},
+}
+
+
+def _schedule(optimizer: Any) -> LRScheduler | None:
+    """Return the schedule of an optimizer as one of ours.
+
+    Raises
+    ------
+    ConfigError
+        It is of a class of its own, or has been in use: MXNet's schedules forget where they began.
+    """
+    theirs = optimizer.lr_scheduler
+    if theirs is None or isinstance(theirs, LRScheduler):
+        return theirs
+    name = type(theirs).__name__
+    if name not in _SCHEDULES or not type(theirs).__module__.startswith("mxnet."):
+        raise ConfigError(f"the schedule {name} is none of {', '.join(_SCHEDULES)}")
+    if getattr(theirs, "count", 0):
+        raise ConfigError(f"the schedule {name} has been in use; make a new one")
+    if theirs.warmup_steps and theirs.warmup_final_lr != getattr(theirs, "base_lr_orig", theirs.base_lr):
+        raise ConfigError(f"the schedule {name} warms up to another rate than the optimizer's learning_rate")
+    settings = {ours: getattr(theirs, attribute) for attribute, ours in _SCHEDULES[name].items()}
+    settings.update(_warmup(theirs))
+    made: LRScheduler = getattr(lr_scheduler, name)(**settings)
+    return made
+
+
+def _warmup(schedule: Any) -> dict[str, Any]:
+    return {name: getattr(schedule, name) for name in ("warmup_steps", "warmup_begin_lr", "warmup_mode")}
+
+
+# ------------------------------------------------------------------------------------- MXNet's own code
+
+
+class Foreign(Optimizer):
+    """An optimizer of MXNet as a rule of ours: MXNet's code updates our memory.
+
+    Parameters
+    ----------
+    theirs : mxnet.optimizer.Optimizer
+        Used and counted on as it is: what is changed in it holds from the next update on.
+    tables : set
+        Keys of row-sparse weights, which MXNet's rules want to see as such.
+
+    Notes
+    -----
+    States are NumPy arrays, so they can be saved, and lie wherever a store wants them.
+    """
+
+    def __init__(self, theirs: Any, tables: set[Index]) -> None:
+        super().__init__(begin_num_update=theirs.begin_num_update)
+        self.theirs, self._tables = theirs, tables
+
+    @staticmethod
+    def of(theirs: Any, tables: set[Index]) -> Foreign:
+        """Return one whose states are known in files by the name of MXNet's class."""
+        name = f"MXNet{type(theirs).__name__}"
+        made: Foreign = type(name, (Foreign,), {"__doc__": Foreign.__doc__})(theirs, tables)
+        return made
+
+    @property
+    def learning_rate(self) -> float:
+        """The current rate of MXNet's object."""
+        return float(self.theirs.learning_rate)
+
+    def create_state_multi_precision(self, index: Index, weight: Array) -> State:
+        """Return what MXNet's rule remembers, as NumPy arrays."""
+        array = np.ascontiguousarray(weight)
+        shown = rows_of(array) if index in self._tables else lent(array)
+        return _kept(self.theirs.create_state_multi_precision(index, shown))
+
+    def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
+        """Have MXNet update, and wait until it has."""
+        loan = _Loan(index in self._tables)
+        shown, states = loan.lend(weight), loan.lend(state)
+        gradient = lent_gradient(grad)
+        if index in self._tables and gradient.stype == "default":
+            gradient = rows_of(dense(grad))
+        self._share_counts()
+        if self.theirs.aggregate_num > 0:
+            self.theirs.update_multi_precision([index], [shown], [gradient], [states])
+        else:
+            self.theirs.update_multi_precision(index, shown, gradient, states)
+        loan.bring_back()
+        self.num_update = self.theirs.num_update
+
+    def _share_counts(self) -> None:
+        theirs, counts = self.theirs, self._index_update_count
+        theirs._all_index_update_counts, theirs._index_update_count = {0: counts}, counts
+        theirs.num_update = self.num_update
+
+
+class _Loan:
+    """Arrays that MXNet works on."""
+
+    def __init__(self, as_rows: bool) -> None:
+        self._as_rows = as_rows
+        self._out: list[tuple[Array, Any]] = []
+
+    def lend(self, state: Any) -> Any:
+        """Return MXNet's view of an array, or of a nested state."""
+        if state is None:
+            return None
+        if isinstance(state, tuple):
+            return tuple(self.lend(part) for part in state)
+        shown = rows_of(state) if self._as_rows else lent(state)
+        self._out.append((state, shown))
+        return shown
+
+    def bring_back(self) -> None:
+        """Wait until MXNet has written all; raises what went wrong there."""
+        for array, shown in self._out:
+            shown.wait_to_read()
+            if self._as_rows:
+                array[...] = shown.asnumpy()
+
+
+def _kept(state: Any) -> State:
+    """Copy a state of MXNet's, however nested, to NumPy."""
+    if state is None:
+        return None
+    if isinstance(state, (tuple, list)):
+        return tuple(_kept(part) for part in state)
+    copied: Array = np.ascontiguousarray(state.asnumpy())
+    return copied
+
+
+def indices_of(groups: list[tuple[Any, Any]]) -> Iterator[Index]:
+    """Keys that something is pushed to."""
+    return (key for key, values in groups if values)

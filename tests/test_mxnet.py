@@ -1,0 +1,98 @@
+"""Our stores under MXNet 1.9.1, where an environment that has it is named; its own stores give the weights.
+
+KVSTORE_TEST_MXNET is a Python that can import both: MXNet wants NumPy before 2.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PYTHON = os.environ.get("KVSTORE_TEST_MXNET", "")
+needs_mxnet = pytest.mark.skipif(
+    not PYTHON, reason="set KVSTORE_TEST_MXNET to a Python that has mxnet 1.9.1 and numpy<2"
+)
+#: Bodies that need one process.
+ALONE = (
+    "names", "arrays", "updaters", "local", "trainer_updates", "settings_change", "schedules", "own_rules",
+    "float16", "sparse_verbs", "sparse_rules", "sparse_gluon", "compression", "resume",
+    "foreign_files", "module",
+)  # fmt: skip
+
+
+def run(*command: str) -> None:
+    """Run Python with MXNet; it must end well."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+    ended = subprocess.run(
+        [PYTHON, *command],
+        env={**variables, "OMP_NUM_THREADS": "1", "KVSTORE_TIMEOUT": "60"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "well" in ended.stdout
+
+
+def body(*arguments: str) -> None:
+    run(str(TESTS / "procs_mxnet.py"), *arguments)
+
+
+def job(servers: int, *arguments: str) -> None:
+    launch = ["-m", "kvstore.launch", "run", "-n", "2", *(["-s", str(servers)] if servers else [])]
+    run(*launch, str(TESTS / "procs_mxnet.py"), *arguments)
+
+
+@needs_mxnet
+@pytest.mark.parametrize("function", ALONE)
+def test_in_one_process(function: str) -> None:
+    body(function)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of MXNet's own store."""
+    folder = tmp_path_factory.mktemp("weights")
+    body("leave", str(folder), "sgd", "adam", "lamb", "adagrad")
+    return folder
+
+
+@needs_mxnet
+@pytest.mark.parametrize("kind", ["shared", "local"])
+def test_two_workers_of_one_machine(weights: Path, kind: str) -> None:
+    job(0, "worker", str(weights), kind, "sgd", "adam", "lamb", "adagrad")
+
+
+@needs_mxnet
+@pytest.mark.parametrize("servers", [1, 2])
+def test_two_workers_with_servers(weights: Path, servers: int) -> None:
+    job(servers, "worker", str(weights), "dist_sync", "sgd", "adam", "lamb")
+
+
+@needs_mxnet
+@pytest.mark.parametrize(("servers", "kind"), [(0, "shared"), (1, "dist_sync")])
+def test_two_workers_resume(weights: Path, servers: int, kind: str) -> None:
+    job(servers, "worker_resumes", str(weights), kind)
+
+
+@needs_mxnet
+@pytest.mark.parametrize(("servers", "kind"), [(0, "shared"), (1, "dist_sync")])
+def test_what_a_job_cannot_run(servers: int, kind: str) -> None:
+    job(servers, "refused", kind)
+
+
+def test_without_mxnet_the_front_door_says_what_to_install() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['mxnet'] = None\nimport kvstore.mxnet"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "MissingBackendError" in ended.stderr
+    assert "pip install 'mxnet==1.9.1'" in ended.stderr
