@@ -20,13 +20,15 @@ def _imported() -> Any:
     Where NumPy lacks names that it needs, they are put back. A process that was started as a server of a
     job must not become MXNet's server by the import; what it serves is decided when a store is made.
     """
-    for name, kind in _GONE.items():
-        if name not in vars(np):
-            setattr(np, name, kind)
+    missing = {name: kind for name, kind in _GONE.items() if name not in vars(np)}
+    for name, kind in missing.items():
+        setattr(np, name, kind)
     role = os.environ.pop("DMLC_ROLE", None)
     try:
         return importlib.import_module("mxnet")
     except (ImportError, AttributeError, OSError) as error:
+        for name in missing:
+            delattr(np, name)
         raise MissingBackendError(
             f"MXNet 1.9.1 cannot be imported ({error}); it needs NumPy before 2: "
             "pip install 'mxnet==1.9.1' 'numpy<2'"

@@ -120,6 +120,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "nag-wd": ("nag", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1}),
     "adam-clip-wd": ("adam", {"learning_rate": 0.01, "clip_gradient": 0.02, "wd": 0.1}),
     "dcasgd-wd": ("dcasgd", {"learning_rate": 0.1, "wd": 0.1}),
+    "test": ("test", {}),
 }
 #: The same, with something to remember beside the states.
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -378,6 +379,8 @@ def sparse_rules() -> None:
         ("adam", {"learning_rate": 0.1}, False),
         ("ftrl", {"learning_rate": 0.1}, True),
         ("adagrad", {"learning_rate": 0.1}, True),
+        ("groupadagrad", {"learning_rate": 0.1}, True),
+        ("groupadagrad", {"learning_rate": 0.1}, False),
     ]
     for name, settings, sparse_weight in cases:
         theirs = run(mx.kv.create("device"), mx.optimizer.create(name, **settings), sparse_weight)
