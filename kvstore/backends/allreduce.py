@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import pages
 from ..arrays import same_type
 from ..cluster import detect
 from ..compression import Codec
@@ -29,6 +28,7 @@ from .entry import Array, Entry
 from .local import LocalBackend
 
 _CHECK = "kvstore.init"
+_SUM = "sum"
 
 
 class AllReduceBackend(LocalBackend):
@@ -71,12 +71,12 @@ class AllReduceBackend(LocalBackend):
         """Sum over all workers, and write the sums to the outs."""
         self.start_pushpull(groups, outs)()
 
-    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Callable[[], None]:
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
         """Hand sums to the engine at once, in the order of the calls; what is left is to wait."""
         if verb == "push":
-            return self.start_push(arguments[0], priority)
+            return self.start_push(arguments[0], priority or 0)
         if verb == "pushpull":
-            return self.start_pushpull(arguments[0], arguments[1], priority)
+            return self.start_pushpull(arguments[0], arguments[1], priority or 0)
         return partial(getattr(self, verb), *arguments)
 
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
@@ -152,13 +152,20 @@ class AllReduceBackend(LocalBackend):
         return np.dtype(np.int32) if narrow else dtype.newbyteorder("=")
 
     def _sums(self, groups: list[Group]) -> list[tuple[Entry, Array]]:
-        """Sum the values of this worker into new memory, wide enough for the engine's sum."""
+        """Sum the values of this worker into memory of the store, wide enough for the engine's sum."""
         dense, sparse = self._sources(groups)
         if sparse:
             raise self._refused(f"row-sparse arrays (key {sparse[0][0].key!r})")
-        totals = [(entry, pages.empty(entry.shape, entry.dtype)) for entry, _ in dense]
+        totals = [(entry, entry.take(_SUM)) for entry, _ in dense]
         cpu.reduce([(srcs, total, []) for (_, srcs), (_, total) in zip(dense, totals, strict=True)])
-        return [(entry, total.astype(self._wide(total.dtype), copy=False)) for entry, total in totals]
+        return [(entry, self._widened(entry, total)) for entry, total in totals]
+
+    def _widened(self, entry: Entry, total: Array) -> Array:
+        wide = self._wide(total.dtype)
+        if wide == total.dtype:
+            return total
+        entry.give(_SUM, total)
+        return total.astype(wide)
 
     # ------------------------------------------------------------------------------------ what is not
 
@@ -219,10 +226,14 @@ class AllReduceBackend(LocalBackend):
 
 
 def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:
-    """Keep the sums in the place of the old values, whose views keep their memory."""
+    """Keep the sums. Those of an operation that fails are dropped: the engine may still write to them."""
     finish()
     for entry, total in sums:
-        entry.value = total if same_type(total.dtype, entry.dtype) else total.astype(entry.dtype)
+        if same_type(total.dtype, entry.dtype):
+            entry.give(_SUM, entry.value)  # views of it are good until the next push
+            entry.value = total
+        else:
+            np.copyto(entry.value, total, casting="unsafe")
 
 
 def check_launched(engine: str, size: int, command: str, remark: str = "") -> None:

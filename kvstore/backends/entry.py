@@ -67,13 +67,20 @@ class Entry:
     @contextmanager
     def scratch(self, name: str) -> Iterator[Array]:
         """Lend memory of the key's shape and type; a call within the call gets its own."""
-        memory = self._spare.pop(name, None)
-        if memory is None:
-            memory = pages.empty(self.shape, self.dtype)
+        memory = self.take(name)
         try:
             yield memory
         finally:
-            self._spare[name] = memory
+            self.give(name, memory)
+
+    def take(self, name: str) -> Array:
+        """Return memory of the key's shape and type; what was given under this name, if it is there."""
+        memory = self._spare.pop(name, None)
+        return pages.empty(self.shape, self.dtype) if memory is None else memory
+
+    def give(self, name: str, memory: Array) -> None:
+        """Keep memory for the next `take` of this name."""
+        self._spare[name] = memory
 
 
 def first_value(key: Key, values: list[Any], taken: bool) -> Array | RowSparseArray:
