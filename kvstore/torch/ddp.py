@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ..averaging import check_store
 from ..engine import Work
 from ..errors import ConfigError
 from ..store import KVStore
-from .slots import check_store
 from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from ..averaging import check_not_late, check_store
 from ..errors import ArgumentError, ConfigError, KVStoreError
 from ..optimizer import Optimizer
 from ..store import KVStore
 from .exchange import Gradients, OnStore, Weights
-from .slots import Slot, agree, check_not_late, check_store, slots
+from .slots import Slot, agree, slots
 from .tensors import Tensor
 
 
@@ -262,10 +263,14 @@ def _check_kind(optimizer: Any, update_on_kvstore: bool) -> None:
     if update_on_kvstore and not isinstance(optimizer, Optimizer):
         raise ArgumentError(
             "with update_on_kvstore the store runs the optimizer: pass one of kvstore.optimizer, such as "
-            f"kv.optimizer.SGD(learning_rate=0.1), not {type(optimizer).__name__}"
+            f"kv.optimizer.SGD(learning_rate=0.1), not {_kind(optimizer)}"
         )
     if not update_on_kvstore and not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(
-            f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}; one of "
-            "kvstore.optimizer goes with update_on_kvstore=True"
+            f"optimizer must be a torch.optim.Optimizer, not {_kind(optimizer)}; one of kvstore.optimizer "
+            "goes with update_on_kvstore=True"
         )
+
+
+def _kind(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..cluster import detect
 from ..engine import Work
-from ..errors import ArgumentError, CapabilityError, ConfigError
+from ..errors import ConfigError
 from ..store import KVStore
 from .tensors import Order, Tensor, check, order, share
-
-log = logging.getLogger("kvstore.torch")
 
 _CHECK = "kvstore.torch"  # key of the marks by which models are compared
 _MARKS = 1024
@@ -125,37 +120,3 @@ def _compare(store: KVStore, model: list[Slot], prefix: str) -> None:
         "there; the first that differs in name, shape, type, memory order or sparseness is "
         f"{(names or ['missing here'])[0]}"
     )
-
-
-# ------------------------------------------------------------------------------------------------ stores
-
-
-def check_store(store: Any) -> None:
-    """Raise unless the store can sum gradients, and warn where it may not be the one that was meant."""
-    if not isinstance(store, KVStore):
-        raise ArgumentError(f"store must be one that kvstore.create has made, not {store!r}")
-    if store.is_capable("optimizer") and store._updater is not None:
-        raise ConfigError(
-            f"this {store.type!r} store has an optimizer already, which would take gradients for updates: "
-            "use a store of its own, or leave set_optimizer to update_on_kvstore=True"
-        )
-    place = detect()
-    if store.num_workers < place.size:
-        log.warning(
-            "%s has started %d processes, and store %r has %d: gradients are averaged over these only; the "
-            "store of all processes of a machine is 'shared'",
-            place.launcher,
-            place.size,
-            store.type,
-            store.num_workers,
-        )
-
-
-def check_not_late(store: KVStore) -> None:
-    """Raise in a worker that came back: it would take the last sum of gradients for its weights."""
-    again = os.environ.get("KVSTORE_RESTART", "0") not in ("", "0")
-    if again and store._config.on_peer_loss == "continue":
-        raise CapabilityError(
-            f"worker {store.rank} was started again, and the store has gradients to offer, not weights: use "
-            "update_on_kvstore=True, or on_peer_loss='raise' and a checkpoint"
-        )

@@ -1,0 +1,57 @@
+"""What a store must be for gradients to be averaged over its workers by a front door."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from .cluster import detect
+from .errors import ArgumentError, CapabilityError, ConfigError
+from .store import KVStore
+
+log = logging.getLogger("kvstore")
+
+
+def check_store(store: Any) -> None:
+    """Make sure that a store sums what is pushed; warn where it may not be the store that was meant.
+
+    Raises
+    ------
+    ArgumentError
+        It was not made by `kvstore.create`, or has not all verbs.
+    ConfigError
+        It has an optimizer.
+    """
+    if not isinstance(store, KVStore):
+        raise ArgumentError(f"store must be one that kvstore.create has made, not {store!r}")
+    if has_optimizer(store):
+        raise ConfigError(
+            f"this {store.type!r} store has an optimizer already, which would take gradients for updates: "
+            "use a store of its own for sums, or let the front door give the store its optimizer"
+        )
+    place = detect()
+    if store.num_workers < place.size:
+        log.warning(
+            "%s has started %d processes, and store %r has %d: gradients are averaged over these only; the "
+            "store of all processes of a machine is 'shared'",
+            place.launcher,
+            place.size,
+            store.type,
+            store.num_workers,
+        )
+
+
+def has_optimizer(store: KVStore) -> bool:
+    """Whether a push is an update."""
+    return store.is_capable("optimizer") and store._updater is not None
+
+
+def check_not_late(store: KVStore) -> None:
+    """Raise CapabilityError in a worker that came back: there is nothing that could tell it the weights."""
+    again = os.environ.get("KVSTORE_RESTART", "0") not in ("", "0")
+    if again and store._config.on_peer_loss == "continue":
+        raise CapabilityError(
+            f"worker {store.rank} was started again, and the store has gradients to offer, not weights: let "
+            "the store update the weights, or use on_peer_loss='raise' and a checkpoint"
+        )

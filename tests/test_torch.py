@@ -1,0 +1,335 @@
+"""The front door for PyTorch. Needs torch: here, or in the environment of $KVSTORE_TEST_TORCH."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+import servers
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "how-to" / "pytorch.md"
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """An interpreter that has torch and kvstore."""
+    named = os.environ.get("KVSTORE_TEST_TORCH", "")
+    if not named and importlib.util.find_spec("torch") is None:
+        pytest.skip(
+            "PyTorch is not here: pip install torch, or name a python that has it in KVSTORE_TEST_TORCH"
+        )
+    return named or sys.executable
+
+
+@pytest.fixture(scope="module")
+def torches(python: str) -> Iterator[jobs.Nursery]:
+    """Forks workers that have torch already."""
+    made = jobs.Nursery("procs_torch", python=python)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def work(torches: jobs.Nursery, tmp_path: Path) -> Callable[..., list[Any]]:
+    """Run a function of procs_torch.py in each worker of a job; return what they return."""
+
+    def run(function: str, *arguments: Any, workers: int = 2) -> list[Any]:
+        served = any(str(argument).startswith("dist_") for argument in arguments)
+        kind = partial(servers.ServedJob, servers=1) if served else jobs.Job
+        made = kind(torches, tmp_path, workers)
+        try:
+            made.start_all("procs_torch", function, *arguments)
+            return made.results()
+        finally:
+            made.close()
+            (tmp_path / "meeting").unlink(missing_ok=True)
+
+    return run
+
+
+@pytest.fixture
+def same(work: Callable[..., list[Any]]) -> Callable[..., Any]:
+    """The same, where all workers must return the same."""
+
+    def run(function: str, *arguments: Any, **options: Any) -> Any:
+        first, *others = work(function, *arguments, **options)
+        assert all(other == first for other in others)
+        return first
+
+    return run
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> str:
+    """A folder with the images that torch's workers learn from."""
+    pytest.importorskip("sklearn")
+    from kvstore.launch.demo.digits import load
+
+    data = load()
+    np.savez(tmp_path / "digits.npz", images=data.images, labels=data.labels)
+    return str(tmp_path)
+
+
+SERVED = pytest.param("dist_sync", marks=pytest.mark.nightly)
+
+# ------------------------------------------------------------------------------------------- training
+
+
+WAYS = [("hook", "shared"), ("optimizer", "shared"), ("store", "shared"), ("optimizer", "dist_sync")]
+MORE_WAYS = [("hook", "dist_sync"), ("store", "dist_sync"), ("hook", "dist_p3"), ("optimizer", "dist_p3")]
+
+
+@pytest.mark.parametrize(
+    ("how", "name"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.nightly) for way in MORE_WAYS)]
+)
+def test_digits_are_learned_as_with_ddp_and_gloo(
+    how: str, name: str, same: Callable[..., Any], digits: str
+) -> None:
+    expected = np.array(same("learn", "gloo", "shared", digits, 60))
+    found = np.array(same("learn", how, name, digits, 60))
+    if how == "store":  # another formula of momentum, equal but for rounding
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("how", ["hook", "optimizer", "store"])
+def test_one_worker_learns_what_it_would_learn_alone(how: str, same: Callable[..., Any], digits: str) -> None:
+    expected = same("learn", "gloo", "local", digits, 20, workers=1)
+    found = same("learn", how, "local", digits, 20, workers=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def under_mpi(tmp_path: Path) -> Callable[..., list[Any]]:
+    """Run a function of procs_torch.py under mpiexec, where there is an MPI beside torch."""
+    python = os.environ.get("KVSTORE_TEST_OPENMPI", "")
+    if not python or subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
+        pytest.skip("KVSTORE_TEST_OPENMPI names no python with mpi4py, Open MPI and torch")
+
+    def run(function: str, *arguments: Any) -> list[Any]:
+        code = (
+            "import json, sys; sys.path.insert(0, sys.argv[1]); import procs_torch; "
+            "found = getattr(procs_torch, sys.argv[2])(*json.loads(sys.argv[3])); "
+            "open(f'{sys.argv[4]}/found-{procs_torch.RANK}', 'w').write(json.dumps(found))"
+        )
+        command = [str(Path(python).parent / "mpiexec"), "-n", "2", "--oversubscribe", "--bind-to", "none"]
+        command += [python, "-c", code, str(ROOT / "tests"), function, json.dumps(arguments), str(tmp_path)]
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=100, env={**os.environ, **root}, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in (0, 1)]
+
+    return run
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["hook", "optimizer"])
+def test_mpi_learns_the_same(
+    how: str, under_mpi: Callable[..., list[Any]], same: Callable[..., Any], digits: str
+) -> None:
+    first, second = under_mpi("learn", how, "mpi", digits, 60)
+    assert first == second
+    np.testing.assert_array_equal(first, same("learn", "gloo", "shared", digits, 60))
+
+
+@pytest.mark.nightly
+def test_workers_of_mpi_push_in_one_order_whatever_they_have(under_mpi: Callable[..., list[Any]]) -> None:
+    first, second = under_mpi("parts_of_a_model", "mpi")
+    assert first == second
+    check_parts(first)
+
+
+# -------------------------------------------------------------------------------------- parts of a step
+
+
+def check_parts(found: dict[str, Any]) -> None:
+    assert found["found"] == [[1.5, 1.5], [2.0, 2.0], None, None]
+    assert found["thawed"] == [None, None, None, [1.5, 1.5]]
+    moved = np.array(found["before"]) != np.array(found["after"])
+    assert moved.reshape(4, 2).tolist() == [[True] * 2, [True] * 2, [False] * 2, [False] * 2]
+
+
+@pytest.mark.parametrize("name", ["shared", SERVED])
+def test_a_parameter_that_nobody_uses_stays_as_it_is(name: str, same: Callable[..., Any]) -> None:
+    """Weight decay would move it, if it had a gradient of zeros."""
+    check_parts(same("parts_of_a_model", name))
+
+
+@pytest.mark.parametrize("name", ["shared", SERVED])
+def test_a_gradient_of_zeros_below_zero_is_one(name: str, same: Callable[..., Any]) -> None:
+    (found,), moved = same("minus_zero", name)
+    assert found == [0.0, 0.0]
+    assert len(moved) == 2
+
+
+def test_gradients_add_up_over_passes_and_may_be_clipped(same: Callable[..., Any]) -> None:
+    found, _ = same("passes", "shared")
+    # passes 0, 1, 2 of worker 0 and 10, 11, 12 of worker 1; the bias counts passes
+    assert found == [[[36.0] * 3, [6.0]], [[36.0] * 3, [6.0]], [[22.0] * 3, [4.0]]]
+
+
+def test_a_pass_too_many_is_told_and_so_is_zero_grad_too_soon(work: Callable[..., list[Any]]) -> None:
+    for rank, text in enumerate(work("one_pass_too_many", "shared")):
+        assert re.match(rf"worker {rank}: parameter '2\.bias' .* backward_passes_per_step is 1", text)
+        assert "zero_grad between backward and step" in text
+
+
+def test_a_parameter_may_be_used_twice_in_a_pass(same: Callable[..., Any]) -> None:
+    expected = same("twice_in_a_pass", "shared", True)
+    assert same("twice_in_a_pass", "shared", False) == expected
+
+
+def test_closures_are_evaluated_with_averages(same: Callable[..., Any]) -> None:
+    calls, weights = same("closures", "shared")
+    assert calls == 3
+    assert np.isfinite(weights).all()
+
+
+@pytest.mark.parametrize("name", ["shared", SERVED])
+def test_schedules_of_torch_reach_the_store(name: str, same: Callable[..., Any]) -> None:
+    expected = same("schedules", name, False)
+    np.testing.assert_allclose(same("schedules", name, True), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_goes_on_where_it_was_saved(same: Callable[..., Any]) -> None:
+    whole, cut = same("states", "shared")
+    assert whole == cut
+
+
+# --------------------------------------------------------------------------------- types, layouts, rows
+
+
+@pytest.mark.parametrize("name", ["shared", SERVED])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_types(dtype: str, name: str, same: Callable[..., Any]) -> None:
+    found, kept, _ = same("types", name, dtype)
+    assert found == [[2.015625] * 6, [2.0] * 2]
+    assert kept == f"torch.{dtype}"
+
+
+def test_channels_last(same: Callable[..., Any]) -> None:
+    found, mixed, _ = same("layouts", "shared")
+    assert [len(part) for part in found] == [108, 4, 32, 2, 8, 1]
+    assert mixed == (np.arange(108.0) * 1.5).tolist()
+
+
+@pytest.mark.parametrize("name", ["shared", SERVED])
+@pytest.mark.parametrize("on_store", [False, True])
+def test_sparse_gradients_are_sums_of_rows(name: str, on_store: bool, same: Callable[..., Any]) -> None:
+    expected = same("rows", name, False, on_store)
+    np.testing.assert_allclose(same("rows", name, True, on_store), expected, rtol=1e-6)
+
+
+def test_sparse_gradients_by_hook(same: Callable[..., Any], tmp_path: Path) -> None:
+    expected = same("rows_by_hook", "shared", str(tmp_path), False)
+    np.testing.assert_allclose(same("rows_by_hook", "shared", str(tmp_path), True), expected, rtol=1e-6)
+
+
+def test_compression_keeps_residuals_of_parameters(same: Callable[..., Any]) -> None:
+    assert same("compressed", "shared") == [[[0.0] * 4] * 2, [[1.0] * 4, [0.0] * 4]]
+
+
+def test_buffers_are_those_of_rank_0(same: Callable[..., Any]) -> None:
+    assert same("buffers", "shared") == [[0.0] * 3, [1.0] * 3, 0, [True, True]]
+
+
+# ----------------------------------------------------------------------------------------------- errors
+
+MISTAKES = {
+    "kind": r"ArgumentError: .*torch\.optim\.Optimizer, not kvstore\.optimizer\.sgd\.SGD.*update_on_kvstore",
+    "kind on store": r"ArgumentError: .*kv\.optimizer\.SGD\(.*not torch\.optim\.sgd\.SGD",
+    "store": r"ArgumentError: .*kvstore\.create",
+    "passes": r"ConfigError: backward_passes_per_step",
+    "none": r"ConfigError: .*there are none",
+    "names": r"ConfigError: .*shape \(10, 24\).*model\.named_parameters\(\)",
+    "twice": r"ConfigError: .*'w' is the name of two",
+    "sparse": r"ConfigError: .*'nobody'",
+    "complex": r"DTypeError: 'c' is torch\.complex64.*view_as_real",
+    "meta": r"ArrayError: 'e' has no memory yet",
+    "lazy": r"ArrayError: 'weight' has no memory yet: run a batch",
+    "away": r"MissingBackendError: 'far' lies on cuda:0, and store 'local'.*create 'shared'",
+    "optimizer": r"ConfigError: this 'local' store has an optimizer already",
+    "sparse gradient": r"ConfigError: parameter 'table\.weight' has a sparse.*sparse=\['table\.weight'\]",
+    "dense gradient": r"ConfigError: parameter 'table\.weight' stands in `sparse`",
+    "states": r"CapabilityError: .*save_optimizer_states",
+    "group": r"CapabilityError: .*set_lr_mult",
+}
+
+
+def test_mistakes_are_told(work: Callable[..., list[Any]]) -> None:
+    (found,) = work("mistakes", workers=1)
+    assert found.keys() == MISTAKES.keys()
+    for name, pattern in MISTAKES.items():
+        assert re.match(pattern, found[name]), found[name]
+
+
+@pytest.mark.parametrize("name", ["shared", SERVED])
+def test_models_that_differ_are_told_apart(name: str, work: Callable[..., list[Any]]) -> None:
+    first, second = work("other_models", name)
+    assert first == ""
+    assert re.match(r"ConfigError: worker 1 has another model than worker 0.*'1\.weight'", second)
+
+
+@pytest.mark.parametrize("how", ["optimizer", "hook"])
+def test_a_lost_worker_is_told_from_step_or_backward(how: str, torches: jobs.Nursery, tmp_path: Path) -> None:
+    with contextlib.closing(jobs.Job(torches, tmp_path, 2)) as job:
+        first, second = job.start_all("procs_torch", "a_loss", "shared", how, str(tmp_path))
+        second.expect("here")
+        assert job.finish() == [0, -9]
+        assert first.result() == "worker 1"
+
+
+def test_a_store_of_another_size_than_the_process_group(same: Callable[..., Any], tmp_path: Path) -> None:
+    assert re.match(r"ConfigError: the process group has 2 .*'local' 1", same("worlds_differ", str(tmp_path)))
+
+
+def test_a_worker_that_came_back_is_not_given_gradients_for_weights(work: Callable[..., list[Any]]) -> None:
+    for rank, text in enumerate(work("came_back")):
+        assert re.match(rf"CapabilityError: worker {rank} was started again.*checkpoint", text)
+
+
+def test_without_torch_the_door_says_how_to_get_it() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+import kvstore
+assert not any(name.startswith("kvstore.torch") for name in sys.modules)
+try:
+    import kvstore.torch
+except kvstore.MissingBackendError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert re.match(r"kvstore\.torch needs PyTorch: pip install torch", done.stdout)
+
+
+# ------------------------------------------------------------------------------------------------- docs
+
+
+def test_examples_of_the_page_run_with_torch(python: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    for code in blocks:
+        done = subprocess.run(
+            [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "learned" in done.stdout
