@@ -139,7 +139,7 @@ class Trainer:
             already. The same in all workers; it may change from step to step.
         ignore_stale_grad : bool
             Leave gradients out that were not written since the last step. A parameter without any is not
-            touched; where there are other workers, this one adds nothing to its sum.
+            touched; where other workers wait for its sum, this one adds nothing to it.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Trainer:
                     f"the gradient of parameter {one.param.name!r}, replica {one.fresh.index(False)}, was "
                     "not written since the last step; if not every batch uses it, pass ignore_stale_grad=True"
                 )
-        return [one for one in work if any(one.fresh) or self._choice.distributed]
+        return [one for one in work if any(one.fresh) or self._choice.awaited]
 
     # ------------------------------------------------------------------------------------------- sums
 
@@ -290,13 +290,15 @@ class Trainer:
 
     def _prepare(self) -> None:
         """Have a store, and all parameters in it whose shape is known."""
+        replicas = _count_replicas(self._params) if self._new else 0
         if not self._decided:
-            self._decide()
+            self._decide(replicas)
         if self._new:
             self._new = self._init(self._new)
 
-    def _decide(self) -> None:
-        replicas = _count_replicas(self._params)
+    def _decide(self, replicas: int) -> None:
+        if not any(param.list_data() for param in self._params):
+            raise ConfigError("no parameter has data yet: give them some before the first step")
         choice = choose(*self._wanted, self._params, replicas)
         try:
             if choice.store is not None and self._compression:
@@ -312,20 +314,21 @@ class Trainer:
 
     def _init(self, keys: list[int]) -> list[int]:
         """Give the store its first values; return the keys of parameters that have none yet."""
-        there = [key for key in keys if self._params[key].list_data()]
-        if self._choice.store is None:
-            return []
+        data = {key: arrays for key in keys if (arrays := self._params[key].list_data())}
+        if self._choice.store is not None and data:
+            self._init_store(data)
+        return [key for key in keys if key not in data]
+
+    def _init_store(self, data: dict[int, list[Any]]) -> None:
         together = isinstance(self._choice.store, KVStore)
-        data = {key: self._params[key].list_data() for key in there}
-        dense = [key for key in there if not isinstance(data[key][0], RowSparseArray)]
+        dense = [key for key, arrays in data.items() if not isinstance(arrays[0], RowSparseArray)]
         if together and dense:
             self._choice.store.broadcast(dense, [data[key][0] for key in dense], [data[key] for key in dense])
-        for key in there:
-            if key not in dense:
-                self._choice.store.init(key, data[key][0])
+        for key, arrays in data.items():
+            if isinstance(arrays[0], RowSparseArray):
+                self._choice.store.init(key, arrays[0])
             elif not together:
-                self._choice.store.broadcast(key, data[key][0], data[key])
-        return [key for key in keys if key not in data]
+                self._choice.store.broadcast(key, arrays[0], arrays)
 
     def _data_change(self) -> None:
         """Before a parameter gets other data: begin anew with another store, if this one has the weights."""
@@ -341,6 +344,11 @@ class Trainer:
         self._forget_store()
 
     # -------------------------------------------------------------------------------------- settings
+
+    @property
+    def kvstore(self) -> Any:
+        """The store in use; None before the first step, and where there is none."""
+        return self._choice.store
 
     @property
     def optimizer(self) -> Optimizer:

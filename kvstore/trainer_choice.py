@@ -42,6 +42,11 @@ class Choice:
     updates: bool
     distributed: bool
 
+    @property
+    def awaited(self) -> bool:
+        """Whether other workers wait for this one's part of each sum."""
+        return self.distributed and "async" not in self.store.type
+
     def close(self) -> None:
         """Close the store, if it was made here."""
         close = getattr(self.store, "close", None)

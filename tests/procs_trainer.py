@@ -84,7 +84,7 @@ def train_async() -> str:
         for _ in range(10):
             param.grad()[:] = -1
             trainer.step(1)
-        store = trainer._choice.store
+        store = trainer.kvstore
         store.barrier()
         store.pull(0, out=param.data())
         assert (param.data() == 10 * store.num_workers).all()
@@ -110,7 +110,7 @@ def settings(name: str, folder: str) -> list[float]:
         step(1)
         found = [float(param.data()[0]) for param in params]
         assert found == [-0.75, -1.25], found
-        trainer._choice.store.barrier()
+        trainer.kvstore.barrier()
     return found
 
 
@@ -120,13 +120,13 @@ def stale(name: str, folder: str) -> list[float]:
     with Trainer([param], "sgd", {"learning_rate": 1}, kvstore=name) as trainer:
         param.set_grad(np.ones(3, F))
         trainer.step(1)
-        if trainer._choice.store.rank == 0:
+        if trainer.kvstore.rank == 0:
             param.set_grad(np.ones(3, F))
         trainer.step(1, ignore_stale_grad=True)
         trainer.step(1, ignore_stale_grad=True)
         found: list[float] = param.data().tolist()
         assert found == [-2, -2, -2], found
-        trainer._choice.store.barrier()
+        trainer.kvstore.barrier()
     return found
 
 
@@ -141,7 +141,7 @@ def resume(name: str, folder: str) -> list[float]:
             trainer.step(1)
 
         step()  # momentum -1, weight 0
-        store = trainer._choice.store
+        store = trainer.kvstore
         if store.rank == 0:
             trainer.save_states(path)
         store.barrier()
@@ -169,13 +169,13 @@ def rows(name: str, folder: str) -> list[Any]:
     dense = Parameter("dense", np.ones(shape, F), some(0))
     with Trainer([table, dense], "sgd", {"learning_rate": 1}, kvstore=name) as trainer:
         trainer._prepare()
-        rank = trainer._choice.store.rank
+        rank = trainer.kvstore.rank
         for param in (table, dense):
             param.set_grad(some(rank, 4))
         trainer.step(1)
         found = [table.row_sparse_data([0, 1, 2, 4]).data[:, 0].tolist(), dense.data()[:, 0].tolist()]
         assert found == [[0, 0, 1, -1], [0, 0, 1, 1, -1, 1]], found
-        trainer._choice.store.barrier()
+        trainer.kvstore.barrier()
     return found
 
 

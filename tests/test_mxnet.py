@@ -55,6 +55,20 @@ def test_in_one_process(function: str) -> None:
     body(function)
 
 
+ROLE = """
+import os
+os.environ["DMLC_ROLE"] = "server"  # which makes MXNet serve, when it is imported
+import kvstore.mxnet
+assert os.environ["DMLC_ROLE"] == "server"
+print("well")
+"""
+
+
+@needs_mxnet
+def test_an_import_serves_nobody() -> None:
+    run("-c", ROLE)
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights of MXNet's own store."""
