@@ -29,7 +29,9 @@ Value = Array | RowSparseArray
 def save(backend: Backend, path: str) -> None:
     """Write the values of all keys."""
     tensors: dict[str, Array] = {}
-    manifest = [_describe(key, backend.fetch(key), tensors) for key in backend.keys()]  # noqa: SIM118 - no mapping
+    keys = backend.keys()
+    values = backend.fetch_all(keys)
+    manifest = [_describe(key, value, tensors) for key, value in zip(keys, values, strict=True)]
     tensor_file.write(path, _FORMAT, json.dumps(manifest), tensors, field="keys")
 
 

@@ -117,7 +117,7 @@ class KVStore(KVStoreBase):
         self._pushes += 1
         if async_op:
             return self._start("push", groups, priority, groups)
-        self._do(groups, self._backend.push, groups)
+        self._run("push", groups, groups)
         return None
 
     def pull(
@@ -147,7 +147,7 @@ class KVStore(KVStoreBase):
         self._pulls += 1
         if async_op:
             return self._start("pull", groups, priority, groups, ignore_sparse)
-        self._do(groups, self._backend.pull, groups, ignore_sparse)
+        self._run("pull", groups, groups, ignore_sparse)
         return None
 
     def pushpull(
@@ -180,7 +180,7 @@ class KVStore(KVStoreBase):
         self._pulls += 1
         if async_op:
             return self._start("pushpull", groups, priority, groups, outs)
-        self._do(groups, self._backend.pushpull, groups, outs)
+        self._run("pushpull", groups, groups, outs)
         return None
 
     def bind(self, key: Any, value: Any, out: Any = None) -> Plan:
@@ -260,7 +260,7 @@ class KVStore(KVStoreBase):
         keys: list[Group] = [(name, []) for name, _ in wanted]
         if async_op:
             return self._start("row_sparse_pull", keys, priority, wanted)
-        self._do(keys, self._backend.row_sparse_pull, wanted)
+        self._run("row_sparse_pull", keys, wanted)
         return None
 
     # ---------------------------------------------------------------------------------------- updates
@@ -611,6 +611,13 @@ class KVStore(KVStoreBase):
         if self._engine.busy:
             self._engine.wait_for(key for key, _ in groups)
         return self._exclusively(run, *args)
+
+    def _run(self, verb: str, groups: list[Group], *arguments: Any) -> None:
+        """Do a verb; where several threads may wait at the same time, outside of the lock."""
+        if self._backend.parallel and not self._engine.exclusive._is_owned():  # type: ignore[attr-defined]
+            self._do(groups, self._backend.begin, verb, arguments, None)()
+        else:
+            self._do(groups, getattr(self._backend, verb), *arguments)
 
     def _quickly(self, key: Any, value: Any, out: Any) -> bool:
         """Do a usual `pushpull` in few steps, if nothing is under way and no other thread is inside."""

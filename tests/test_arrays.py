@@ -242,7 +242,7 @@ def test_scalars_are_no_arrays(store: kv.KVStore) -> None:
 @pytest.mark.parametrize(
     "obj",
     [None, "text", b"bytes", [1.0], (1.0,), {"a": 1}, {1.0}, range(3), object(), Exception(), type, len],
-    ids=repr,
+    ids=lambda given: type(given).__name__,
 )
 def test_what_is_no_array(obj: Any) -> None:
     assert not is_array(obj)

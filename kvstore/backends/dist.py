@@ -67,6 +67,7 @@ class DistBackend:
     """See `kvstore.backends.protocol.Backend`."""
 
     begins = True
+    parallel = True
     binds = False
     compresses = True
     updates = True
@@ -185,15 +186,19 @@ class DistBackend:
     # ------------------------------------------------------------------------------------------ verbs
 
     def push(self, groups: list[Group]) -> None:
-        """Send; wait until the servers have it, unless it is small, and no third push that has to wait."""
+        """Send, and wait until the servers have it."""
+        self._start_plain_push(groups)()
+
+    def _start_plain_push(self, groups: list[Group]) -> Finish:
+        """Send; small pushes are waited for by nobody, unless it is a third one that has to wait."""
         dense, sparse = self._checked(groups)
         self._check_writing()
         small = not sparse and sum(key.nbytes for key, _ in dense) < SHARED_BYTES
         operation = self._client.submit(self._pushes(dense, sparse, kept=small))
         if small and all(key.pushes - self._client.complete(key.parts) <= _OPEN for key, _ in dense):
             self._client.let_go(operation)
-        else:
-            self._client.finish(operation, "a push")
+            return _nothing
+        return partial(self._client.finish, operation, "a push")
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Wait for the rounds that this worker has pushed into, and receive."""
@@ -203,15 +208,17 @@ class DistBackend:
         """Send, and receive what becomes of it."""
         self.start_pushpull(groups, outs)()
 
-    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Finish:
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Send at once; what is left is to wait."""
+        if verb == "push" and priority is None:
+            return self._start_plain_push(*arguments)
         starts: dict[str, Callable[..., Finish]] = {
             "push": self.start_push,
             "pull": self.start_pull,
             "pushpull": self.start_pushpull,
             "row_sparse_pull": self.start_row_sparse_pull,
         }
-        return starts[verb](*arguments, priority=priority)
+        return starts[verb](*arguments, priority=priority or 0)
 
     def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Operations begin at the call."""
@@ -479,7 +486,7 @@ class DistBackend:
         self._check_writing()
         names = tuple(key.key for key in spread)
         if self._client.founds():
-            values = [(key.key, self.fetch(key.key)) for key in spread]
+            values = list(zip(names, self.fetch_all(list(names)), strict=True))
             self._client.told(partial(m.Drop, keys=names), "keys to be moved")
             self._keys.drop(names)
             self._found(values, whole=True)
@@ -538,16 +545,13 @@ class DistBackend:
 
     def fetch(self, key: Key) -> Array | RowSparseArray:
         """Pull."""
-        found = self._find_or_raise(key)
-        if found.sparse:
-            table = RowSparseArray._trusted(
-                np.empty((0, *found.shape[1:]), found.dtype), np.empty(0, np.int64), found.shape
-            )
-            self.pull([(key, [table])], ignore_sparse=False)
-            return table
-        out = np.empty(found.shape, found.dtype)
-        self.pull([(key, [out])], ignore_sparse=True)
-        return out
+        return self.fetch_all([key])[0]
+
+    def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
+        """Pull all together."""
+        outs = [_empty_like(self._find_or_raise(key)) for key in keys]
+        self.pull([(key, [out]) for key, out in zip(keys, outs, strict=True)], ignore_sparse=False)
+        return outs
 
     def kind(self, key: Key) -> Storage:
         """As the key was made."""
@@ -625,6 +629,17 @@ class P3Backend(DistBackend):
     def usual_slice_bytes() -> int:
         """As MXNet's P3 has them, counted in elements of four bytes."""
         return 4 * slice_threshold()
+
+
+def _empty_like(key: DistKey) -> Array | RowSparseArray:
+    if not key.sparse:
+        return np.empty(key.shape, key.dtype)
+    rows = np.empty((0, *key.shape[1:]), key.dtype)
+    return RowSparseArray._trusted(rows, np.empty(0, np.int64), key.shape)
+
+
+def _nothing() -> None:
+    """Nothing is left to do."""
 
 
 def _convert(result: Array, out: Array) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from ..arrays import dtype_named
 from ..errors import ArrayError, DTypeError, KeyKindError, ShapeError
 from ..grouping import Key
+from ..ps import messages as m
 from ..ps.messages import KeyEntry, KeySpec
 from ..sparse import RowSparseArray
 from .entry import Array
@@ -88,7 +89,9 @@ class Keys:
             self._known.pop(key, None)
 
     def check_kind(self, key: Key) -> None:
-        """Raise KeyKindError if the store's keys are of the other kind."""
+        """Raise KeyKindError if a key cannot travel, or the store's keys are of the other kind."""
+        if isinstance(key, str):
+            _check_text(key)
         for other in self._known:
             if isinstance(other, str) != isinstance(key, str):
                 there = "str" if isinstance(other, str) else "int"
@@ -98,6 +101,17 @@ class Keys:
     def __iter__(self) -> Iterator[DistKey]:
         """In the order of their init."""
         return iter(sorted(self._known.values(), key=lambda known: known.number))
+
+
+def _check_text(key: str) -> None:
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise KeyKindError(f"key {key!r} is no text that can be sent: it has half of a character") from None
+    if size > m.KEY_BYTES:
+        raise KeyKindError(
+            f"key {key[:40]!r}... has {size} bytes as UTF-8; stores on servers take up to {m.KEY_BYTES}"
+        )
 
 
 def by_order(pairs: list[tuple[DistKey, list[object]]]) -> list[tuple[DistKey, list[object]]]:

@@ -49,6 +49,7 @@ class LocalBackend:
     local_rank = 0
     num_workers = 1
     begins = False
+    parallel = False
     binds = True
     compresses = False
     updates = True
@@ -141,7 +142,7 @@ class LocalBackend:
         if rest:
             self.pull(rest, ignore_sparse=True)
 
-    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Callable[[], None]:
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
         """Not asked for: operations of one process wait for nobody."""
         raise NotImplementedError
 
@@ -271,6 +272,10 @@ class LocalBackend:
     def fetch(self, key: Key) -> Array | RowSparseArray:
         """As `view`."""
         return self.view(key)
+
+    def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
+        """One by one."""
+        return [self.fetch(key) for key in keys]
 
     def kind(self, key: Key) -> Kind:
         """As the value is."""

@@ -27,6 +27,9 @@ class Backend(Protocol):
     num_workers: int
     #: Whether asynchronous operations begin at the call; else all of one runs in the background.
     begins: bool
+    #: Whether calls of several threads wait at the same time: `begin`, with None for the priority, is then
+    #: called under the lock, and what it returns outside of it.
+    parallel: bool
     #: Whether calls can be bound; see `bind`.
     binds: bool
     #: Whether gradients move, so that compressing them has a meaning.
@@ -58,7 +61,7 @@ class Backend(Protocol):
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, then pull into `outs`, or where that is None into the values themselves."""
 
-    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Callable[[], None]:
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
         """Begin an operation that is to end in the background; where `begins`.
 
         Returns what is left to do, which needs no lock.
@@ -114,6 +117,9 @@ class Backend(Protocol):
 
     def fetch(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
         """Return the value on the host, for a file; live memory where it lies there."""
+
+    def fetch_all(self, keys: list[Key]) -> list[npt.NDArray[Any] | RowSparseArray]:
+        """Return the values of many keys, as `fetch` does."""
 
     def kind(self, key: Key) -> Kind:
         """Storage ("dense" or "row-sparse"), name of the element type, and shape of a key."""

@@ -56,6 +56,7 @@ class SharedBackend:
     """See `kvstore.backends.protocol.Backend`."""
 
     begins = True
+    parallel = False
     binds = False
     compresses = True
     updates = True
@@ -145,7 +146,7 @@ class SharedBackend:
         """Not asked for."""
         raise NotImplementedError
 
-    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int) -> Finish:
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other.
 
         A result that is still to be delivered is so before the key's next round may begin.
@@ -427,6 +428,10 @@ class SharedBackend:
     def fetch(self, key: Key) -> Array | RowSparseArray:
         """As `view`."""
         return self.view(key)
+
+    def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
+        """One by one."""
+        return [self.fetch(key) for key in keys]
 
     def kind(self, key: Key) -> Kind:
         """As the key's handle says."""

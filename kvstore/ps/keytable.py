@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from .messages import Answer, Failure, Key, KeyEntry, KeySpec, Slice
+from .messages import DIMENSIONS, KEY_BYTES, Answer, Failure, Key, KeyEntry, KeySpec, Slice
 from .placement import count, place, release, sizes
 
-#: A key is at most this long, in bytes of UTF-8, and has at most so many dimensions; a table so many slices.
-_LONGEST, _DEEPEST, _MOST_SLICES = 1024, 16, 1 << 24
+#: A store has at most so many.
+_MOST_SLICES = 1 << 24
 
 
 class _Waiting(NamedTuple):
@@ -164,8 +164,8 @@ class KeyTable:
         if entry is not None:
             return _differs(entry.spec, spec)
         if (
-            len(str(spec.key).encode()) > _LONGEST
-            or len(spec.shape) > _DEEPEST
+            len(str(spec.key).encode()) > KEY_BYTES
+            or len(spec.shape) > DIMENSIONS
             or min(spec.shape, default=0) < 0
         ):
             return Failure(

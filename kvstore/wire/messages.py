@@ -16,8 +16,10 @@ import msgspec
 _INT64 = msgspec.Meta(ge=-(2**63), le=2**63 - 1)
 _SIZE = msgspec.Meta(ge=0, le=2**63 - 1)
 
-Key = Annotated[int, _INT64] | Annotated[str, msgspec.Meta(max_length=1024)]
-Shape = Annotated[tuple[Annotated[int, _SIZE], ...], msgspec.Meta(max_length=16)]
+#: Most bytes of a key as UTF-8, and most dimensions of its shape.
+KEY_BYTES, DIMENSIONS = 1024, 64
+Key = Annotated[int, _INT64] | Annotated[str, msgspec.Meta(max_length=KEY_BYTES)]
+Shape = Annotated[tuple[Annotated[int, _SIZE], ...], msgspec.Meta(max_length=DIMENSIONS)]
 #: Value of an option. Nothing nested: what is read takes some 30 times the bytes it came in at most.
 Option = str | int | float | bool
 
