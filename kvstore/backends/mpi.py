@@ -102,11 +102,12 @@ class Mpi:
             raise ConfigError(
                 "MPI was initialised for one thread only: let mpi4py do it, or ask for MPI_THREAD_SERIALIZED"
             )
-        near = world.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self.local_rank = near.Get_rank()
-        near.Free()
         self._order = self._duplicate(world)
         self._data = self._duplicate(world)
+        # A split has no deadline, but now all are here.
+        near = self._order.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self.local_rank = near.Get_rank()
+        near.Free()
 
     # --------------------------------------------------------------------------------------- operations
 

@@ -456,6 +456,24 @@ def calls_that_wait_may_come_between(here: Here) -> None:
 
 
 @case
+def an_init_may_come_while_sums_are_under_way(here: Here) -> None:
+    sizes = [10, 100_000]
+    here.store.init(["a", "b"], [np.zeros(size, np.float32) for size in sizes])
+    for late in here.ranks:
+        mine = [value(here.rank, size, salt=late) for size in sizes]
+        if here.rank == late:
+            time.sleep(0.1)
+        works = [here.store.pushpull(key, mine[i], async_op=True) for i, key in enumerate("ab")]
+        if here.rank != late:
+            time.sleep(0.02)
+        here.store.init(f"c{late}", np.full(1000, here.rank, np.float32))
+        same(here.store.view(f"c{late}"), np.zeros(1000, np.float32))
+        for work, found, size in zip(works, mine, sizes, strict=True):
+            work.wait()
+            same(found, total(here, size, salt=late))
+
+
+@case
 def wait_and_close_wait_for_all(here: Here) -> None:
     here.store.init(["a", "b"], [np.zeros(5, np.float32)] * 2)
     a, b = value(here.rank, 5, salt=1), value(here.rank, 5, salt=2)

@@ -8,6 +8,7 @@ FOLDER/RANK.pid before that. The last rank is the one to whom it happens.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ class Witness:
     """A process of the job with a store, which has worked once."""
 
     def __init__(self, engine: str, folder: Path, deadline: float) -> None:
-        self.engine, self.folder = engine, folder
+        self.engine, self.folder, self.deadline = engine, folder, deadline
         self.store = kv.create(engine, timeout=deadline)
         self.victim = self.store.rank == self.store.num_workers - 1
         (folder / f"{self.store.rank}.pid").write_text(str(os.getpid()))
@@ -69,6 +70,8 @@ def killed(here: Witness) -> None:
 
 def absent(here: Witness) -> None:
     """The victim is alive, and never calls."""
+    if here.engine != "gloo":
+        importlib.import_module(f"kvstore.backends.{here.engine}")._NOTICE_AFTER = here.deadline / 2
     if here.victim:
         time.sleep(6)
         here.tell()
@@ -85,6 +88,13 @@ def absent_from_init(here: Witness) -> None:
         time.sleep(6)
         return
     here.tell(first=here.meet(lambda: here.store.init("late", here.weight)))
+
+
+def absent_from_create(here: Witness) -> None:
+    if here.victim:
+        time.sleep(6)
+        return
+    here.tell(first=here.meet(lambda: kv.create(here.engine, timeout=here.deadline)))
 
 
 def absent_from_barrier(here: Witness) -> None:
@@ -115,7 +125,7 @@ def interrupted(here: Witness) -> None:
         _until((folder / "again").exists)
     else:
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        signal.setitimer(signal.ITIMER_REAL, 1.5)  # by then it waits
         seen = None
         try:
             here.store.push("a", here.weight)
@@ -140,7 +150,7 @@ def _until(ready: Callable[[], bool]) -> None:
 BODIES = {
     body.__name__: body
     for body in (
-        *(killed, absent, absent_from_init, absent_from_barrier),
+        *(killed, absent, absent_from_create, absent_from_init, absent_from_barrier),
         *(other_key, leaves_by_an_error, interrupted),
     )
 }

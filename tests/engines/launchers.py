@@ -87,15 +87,23 @@ def _horovod() -> Engine:
     return Engine("horovod", "horovod", python, missing, run, (python, str(HERE / "horovod_start.py")))
 
 
-def _horovod_core() -> Engine:
-    folder = os.environ.get("KVSTORE_TEST_HOROVOD_CORE", "")
+def horovod_core(folder: str) -> Engine:
+    """Horovod without a framework, as build_horovod.py has built it into a folder."""
     missing = "" if folder else "KVSTORE_TEST_HOROVOD_CORE names no folder: build_horovod.py core"
-    variables = {"KVSTORE_TEST_HOROVOD_CORE": folder, "PYTHONPATH": str(Path(folder) / "site")}
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(Path(folder) / "site"), *([before] if before else [])])
+    variables = {"KVSTORE_TEST_HOROVOD_CORE": folder, "PYTHONPATH": path}
     start = (sys.executable, str(HERE / "horovod_start.py"))
     return Engine("horovod-core", "horovod", sys.executable, missing, start, start, variables)
 
 
-ENGINES = (_mpi("mpich", ""), _mpi("openmpi", "KVSTORE_TEST_OPENMPI"), _gloo(), _horovod(), _horovod_core())
+ENGINES = (
+    _mpi("mpich", ""),
+    _mpi("openmpi", "KVSTORE_TEST_OPENMPI"),
+    _gloo(),
+    _horovod(),
+    horovod_core(os.environ.get("KVSTORE_TEST_HOROVOD_CORE", "")),
+)
 
 
 @dataclass
@@ -175,7 +183,3 @@ def _kill(process: subprocess.Popen[bytes], pids: list[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def find(title: str) -> Engine:
-    return next(engine for engine in ENGINES if engine.title == title)

@@ -18,10 +18,16 @@ ENGINES = [
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
-def job(engine: launchers.Engine, folder: Path, body: str, size: int = 2, **options: Any) -> launchers.Ended:
-    return launchers.run(
-        engine, size, folder, "faults.py", body, str(DEADLINE), patient=True, timeout=60, **options
-    )
+def job(
+    engine: launchers.Engine,
+    folder: Path,
+    body: str,
+    size: int = 2,
+    deadline: float = DEADLINE,
+    **options: Any,
+) -> launchers.Ended:
+    arguments = ("faults.py", body, str(deadline))
+    return launchers.run(engine, size, folder, *arguments, patient=True, timeout=60, **options)
 
 
 @engines
@@ -58,10 +64,21 @@ def test_a_wait_for_who_never_calls_ends_at_the_deadline(
     if engine.name != "gloo":
         assert "all workers must call it" in told["first"]["text"]
     if body == "absent":
+        if engine.name != "gloo":
+            assert "worker 0 has waited 1 s for the sum of key a; all workers must call it" in ended.output
         assert told["later"]["error"] in ("KVStoreError", "TimeoutError", "PeerLostError")
         assert told["reads"]
     if engine.ends_jobs:
         assert ended.code != 0, "MPI has memory of what never completed, so the job cannot end well"
+
+
+@engines
+def test_a_store_that_not_all_create_is_not_created(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.name != "mpi":
+        pytest.skip("a process can create a store without the others")
+    first = job(engine, tmp_path, "absent_from_create").told[0]["first"]
+    assert first["error"] == "TimeoutError"
+    assert "all workers to create the store" in first["text"]
 
 
 @engines
@@ -80,7 +97,7 @@ def test_an_error_that_leaves_the_store_is_the_loss_of_a_peer(
 def test_after_ctrl_c_in_a_push_the_job_goes_on(engine: launchers.Engine, tmp_path: Path) -> None:
     if engine.name == "gloo":
         pytest.skip("torch.distributed cannot be interrupted")
-    ended = job(engine, tmp_path, "interrupted")
+    ended = job(engine, tmp_path, "interrupted", deadline=20)
     assert ended.code == 0, ended.output
     assert ended.told == {rank: {"seen": "KeyboardInterrupt", "works": True} for rank in range(2)}
 
