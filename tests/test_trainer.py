@@ -896,6 +896,13 @@ def test_workers_agree(job: Callable[..., Job], function: str, tmp_path: Path) -
     assert first == second
 
 
+def test_workers_agree_by_the_name_of_a_store_of_one_process(job: Callable[..., Job], tmp_path: Path) -> None:
+    made = job(2)
+    made.start_all("procs_trainer", "settings", "local", str(tmp_path))
+    first, second = made.results()
+    assert first == second
+
+
 def test_workers_agree_with_servers(served: Callable[..., ServedJob], tmp_path: Path) -> None:
     made = served(2, 1)
     made.start_all("procs_trainer", "one_after_the_other", "dist_sync", str(tmp_path))
