@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
-from .errors import ClosedError, KVStoreError, TimeoutError
+from .errors import ArgumentError, ClosedError, KVStoreError, TimeoutError
 
 log = logging.getLogger("kvstore.engine")
 
@@ -50,10 +50,12 @@ class Work:
         ------
         TimeoutError
             The operation is not complete yet. It goes on, and `wait` may be called again.
+        ArgumentError
+            `timeout` is no number from 0 on.
         Exception
             What the operation itself raised.
         """
-        limit = min(self._timeout if timeout is None else timeout, threading.TIMEOUT_MAX)
+        limit = self._timeout if timeout is None else _seconds(timeout)
         if not self._wait_loudly(limit):
             raise TimeoutError(f"{self._what} is not complete after {limit:g} s; it goes on, wait again")
         self._seen = True
@@ -303,3 +305,9 @@ def finish_all() -> None:
 
 os.register_at_fork(after_in_child=_reset_in_child)
 atexit.register(finish_all)
+
+
+def _seconds(timeout: float) -> float:
+    if not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ArgumentError(f"timeout must be a number of seconds from 0 on, not {timeout!r}")
+    return min(timeout, threading.TIMEOUT_MAX)

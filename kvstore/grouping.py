@@ -65,7 +65,7 @@ def plain_key(key: Any) -> Key:
 
 def _in_range(key: Key) -> Key:
     if type(key) is int and not -_INT64 <= key < _INT64:
-        raise KeyKindError(f"an int key must fit 64 bits, got {key}")
+        raise KeyKindError(f"an int key must fit 64 bits, this one needs {key.bit_length() + 1}")
     return key
 
 

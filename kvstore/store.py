@@ -114,9 +114,10 @@ class KVStore(KVStoreBase):
             The updater raised; the key it raised on is unchanged.
         """
         groups = group(key, value)
+        rank = _whole(priority)
         self._pushes += 1
         if async_op:
-            return self._start("push", groups, priority, groups)
+            return self._start("push", groups, rank, groups)
         self._run("push", groups, groups)
         return None
 
@@ -143,10 +144,10 @@ class KVStore(KVStoreBase):
         """
         if out is None:
             raise ArrayError("pull needs `out`, the array or arrays to write to")
-        groups = group(key, out, "out")
+        groups, rank = group(key, out, "out"), _whole(priority)
         self._pulls += 1
         if async_op:
-            return self._start("pull", groups, priority, groups, ignore_sparse)
+            return self._start("pull", groups, rank, groups, ignore_sparse)
         self._run("pull", groups, groups, ignore_sparse)
         return None
 
@@ -172,6 +173,7 @@ class KVStore(KVStoreBase):
         UpdaterError
             The updater raised; the key it raised on is unchanged.
         """
+        rank = priority if type(priority) is int else _whole(priority)
         if not async_op and self._quickly(key, value, out):
             return None
         groups = group(key, value)
@@ -179,7 +181,7 @@ class KVStore(KVStoreBase):
         self._pushes += 1
         self._pulls += 1
         if async_op:
-            return self._start("pushpull", groups, priority, groups, outs)
+            return self._start("pushpull", groups, rank, groups, outs)
         self._run("pushpull", groups, groups, outs)
         return None
 
@@ -255,11 +257,11 @@ class KVStore(KVStoreBase):
         ShapeError
             Numbers of outs and row_ids do not match, or shapes do not.
         """
-        wanted = pair_rows(key, out, row_ids)
+        wanted, rank = pair_rows(key, out, row_ids), _whole(priority)
         self._pulls += 1
         keys: list[Group] = [(name, []) for name, _ in wanted]
         if async_op:
-            return self._start("row_sparse_pull", keys, priority, wanted)
+            return self._start("row_sparse_pull", keys, rank, wanted)
         self._run("row_sparse_pull", keys, wanted)
         return None
 
@@ -674,17 +676,17 @@ class KVStore(KVStoreBase):
         run: Callable[[], Any] = partial(self._exclusively, getattr(self._backend, verb), *arguments)
         if self._engine.inside():
             return self._engine.run_now(run, what)
-        rank = _whole(priority)
         if not self._backend.begins:
-            return self._engine.submit(keys, run, rank, what)
+            return self._engine.submit(keys, run, priority, what)
         with self._engine.announced(what):  # what has begun cannot be taken back
             try:
-                run = self._exclusively(self._backend.begin, verb, arguments, rank)
+                run = self._exclusively(self._backend.begin, verb, arguments, priority)
             except Exception as error:
                 run = partial(_raise, error)
-            return self._engine.submit(keys, run, rank, what)
+            return self._engine.submit(keys, run, priority, what)
 
     def _check_updater(self, verb: str) -> None:
+        self._check_open()
         if self._backend.updates and self._backend.updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
 

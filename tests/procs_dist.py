@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,50 @@ def memory_of_arrays(rounds: int) -> None:
         store.barrier()
 
 
+# --------------------------------------------------------------------------------------------------- threads
+
+
+def threads_in_opposite_order() -> None:
+    """Two threads of each worker wait for rounds that the other worker begins the other way round."""
+    with create(timeout=30) as store:
+        names = ["a", "b"][:: 1 if store.rank else -1]
+        store.init(names, [np.zeros(4, F)] * 2)
+        sums: dict[str, float] = {}
+
+        def train(name: str) -> None:
+            for _ in range(20):
+                out = np.full(4, store.rank + 1, F)
+                store.pushpull(name, out)
+                sums[name] = sums.get(name, 0) + float(out[0])
+
+        first, second = (threading.Thread(target=train, args=(name,)) for name in names)
+        first.start()
+        time.sleep(0.2)  # the first is inside a round which the other worker begins later
+        second.start()
+        first.join()
+        second.join()
+        assert sums == dict.fromkeys(names, 20 * sum(range(1, store.num_workers + 1)))
+
+
 # ------------------------------------------------------------------------------------------------------ keys
+
+
+def keys_that_cannot_travel() -> None:
+    """They are refused at the door, and nothing of them is left behind."""
+    with create() as store:
+        for key in ("x" * 1025, "ä" * 513, "\ud800"):
+            for call in (
+                lambda key=key: store.init(key, np.ones(1, F)),
+                lambda key=key: store.push(key, np.ones(1, F)),
+            ):
+                with pytest.raises(kv.KeyKindError):
+                    call()
+        deep = np.ones((1,) * 30 + (2,), F)
+        store.init(["y" * 1024, "deep"], [np.ones(1, F), deep])
+        assert sorted(store.keys()) == ["deep", "y" * 1024]
+        out = np.zeros_like(deep)
+        store.pull("deep", out=out)
+        assert (out == 1).all()
 
 
 def keys_in_any_order(kind: str) -> None:

@@ -352,7 +352,9 @@ def test_what_is_no_key(store: kv.KVStore, key: Any) -> None:
             call()
 
 
-@pytest.mark.parametrize("key", [2**63, -(2**63) - 1, np.uint64(2**63)])
+@pytest.mark.parametrize(
+    "key", [2**63, -(2**63) - 1, np.uint64(2**63), 10**5000], ids=["63", "-63", "np", "huge"]
+)
 def test_integers_of_more_than_64_bits_are_no_keys(store: kv.KVStore, key: Any) -> None:
     with pytest.raises(kv.KeyKindError, match="64 bits"):
         store.init(key, full(1))
@@ -600,7 +602,18 @@ def test_ids_out_of_range(store: kv.KVStore, ids: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "ids", [["a"], [True, False], np.array([True, False]), [[1, 2], 3], [[1, [2]]], [2**70], "ab", None]
+    "ids",
+    [
+        ["a"],
+        [True, False],
+        np.array([True, False]),
+        [[1, 2], 3],
+        [[1, [2]]],
+        [2**70],
+        "ab",
+        None,
+        np.uint64([2**63]),
+    ],
 )
 def test_what_is_no_list_of_ids(store: kv.KVStore, ids: Any) -> None:
     store.init("t", rows(list(range(6)), 1))
@@ -1012,6 +1025,9 @@ def test_async_verbs_return_work(store: kv.KVStore) -> None:
         store.pushpull("a", both, out=both, async_op=True),
         store.row_sparse_pull("t", out=got, row_ids=[0], async_op=True),
     ]
+    for timeout in ("1", -1, float("nan")):
+        with pytest.raises(kv.ArgumentError, match="number of seconds"):
+            works[0].wait(timeout)
     for work in works:
         assert isinstance(work, kv.Work)
         work.wait()

@@ -416,7 +416,7 @@ class DeviceBackend(LocalBackend):
         some = next(iter(self._order), key)
         if isinstance(some, str) != isinstance(key, str):
             raise KeyKindError(
-                f"key {key!r} is a {type(key).__name__}, this store's keys are {type(some).__name__}"
+                f"key {key!r} is a {type(key).__name__} key, this store has {type(some).__name__} keys"
             )
 
     def _entry(self, key: Key) -> Entry:

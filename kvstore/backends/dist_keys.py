@@ -95,7 +95,7 @@ class Keys:
         for other in self._known:
             if isinstance(other, str) != isinstance(key, str):
                 there = "str" if isinstance(other, str) else "int"
-                raise KeyKindError(f"key {key!r} is a {type(key).__name__}, this store's keys are {there}")
+                raise KeyKindError(f"key {key!r} is a {type(key).__name__} key, this store has {there} keys")
             return
 
     def __iter__(self) -> Iterator[DistKey]:

@@ -185,4 +185,6 @@ def _whole_numbers(ids: Any, what: str) -> Array:
         raise DTypeError(f"{what} must be numbers that fit 64 bits, not {given.dtype}")
     if given.dtype.kind == "f" and not (np.abs(given) < 2.0**63).all():
         raise RowIndexError(f"{what} are not all finite, or beyond any table")
+    if given.dtype.kind == "u" and given.size and given.max() >= 2**63:
+        raise RowIndexError(f"{what} reach {given.max()}, beyond any table")
     return given.astype(np.int64).ravel()

@@ -63,7 +63,7 @@ class Arguments:
         kind = self._keys.kind
         if kind and (kind == 2) != isinstance(key, str):
             raise KeyKindError(
-                f"key {key!r} is a {type(key).__name__}, this store's keys are {('int', 'str')[kind - 1]}"
+                f"key {key!r} is a {type(key).__name__} key, this store has {('int', 'str')[kind - 1]} keys"
             )
 
     def check_same(self, handle: Handle, value: Array | RowSparseArray) -> None:

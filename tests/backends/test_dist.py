@@ -80,6 +80,14 @@ def test_recorded_optimizers_of_mxnet(served: Served) -> None:
     same(served(2, 2, **SYNC), "golden_optimizers", str(TESTS / "optimizer"))
 
 
+def test_threads_wait_side_by_side(served: Served) -> None:
+    run(served(2, 1, **SYNC), OWN, "threads_in_opposite_order")
+
+
+def test_keys_that_cannot_travel(served: Served) -> None:
+    run(served(1, 1, **SYNC), OWN, "keys_that_cannot_travel")
+
+
 # ---------------------------------------------------------------------------------------------------- memory
 
 
