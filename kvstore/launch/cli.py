@@ -172,6 +172,49 @@ def run(
     raise SystemExit(start(command, workers, restarts, not no_prefix, parts, there))
 
 
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-s", "--servers", type=click.IntRange(1, 1024), required=True, help="Servers, spread over the ranks."
+)
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
+@click.option("--meet", metavar="DIR", help="Folder that all hosts see: the ranks meet there, with keys.")
+@click.option("--scheduler", metavar="ADDRESS", help="tcp://HOST:PORT on the host of rank 0.")
+@click.option("--keys", metavar="DIR", help="Folder in which `kvstore keys` has made keys.")
+@_insecure
+@_imports
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def role(
+    servers: int,
+    module: bool,
+    meet: str | None,
+    scheduler: str | None,
+    keys: str | None,
+    insecure: bool,
+    imports: tuple[str, ...],
+    program: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run PROGRAM as a worker, in a rank that mpirun, srun or torchrun has started.
+
+    Rank 0 runs the scheduler beside it, and some ranks a server: `mpirun -n 4 kvstore role -s 2 train.py`. On
+    one machine that is all. Ranks of several hosts must know where to meet: say --meet or --scheduler, or use
+    Slurm, which names its first host.
+    """
+    import os
+
+    from kvstore.launch.meeting import meeting
+    from kvstore.launch.role import Company, placed
+    from kvstore.launch.role import run as start
+    from kvstore.launch.run import command_of
+
+    place = placed()
+    insecure = insecure or os.environ.get("KVSTORE_INSECURE") == "1"
+    where = meeting(place, os.environ, scheduler, meet, keys, insecure)
+    command = command_of(program, arguments, module)
+    raise SystemExit(start(Company(place, servers, where, imports), command))
+
+
 @main.command()
 @click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 0]")
 @click.option("-n", "--workers", type=click.IntRange(1, 65536), help="Number of workers that will come.")

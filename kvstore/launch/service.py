@@ -136,10 +136,9 @@ class Cast:
 
     def environment(self, part: Part, base: Mapping[str, str]) -> dict[str, str]:
         """Variables of a process: those of `base`, and its part."""
-        kept = {name: value for name, value in base.items() if name not in _LEFT_BEHIND}
-        if part.role != "worker":
-            kept = {name: value for name, value in kept.items() if name not in _PLACE}
-        return {**_MALLOC, **kept, **self._ours(part), **self._mxnet_s(part), **self._options(part, base)}
+        address = self.address or self._first_address()
+        known = variables_of(part, base, self._workers, self.service.servers, address)
+        return {**known, **self._ours(part, address), **self._options(part, base)}
 
     def keys(self, part: Part) -> Keys | None:
         """Keys of a process; None without keys."""
@@ -164,38 +163,20 @@ class Cast:
                 environment["KVSTORE_KEYS_FD"] = str(descriptor)
             roles.find(environment)
 
-    def _ours(self, part: Part) -> dict[str, str]:
-        service = self.service
-        found = {
-            "KVSTORE_ROLE": part.role,
+    def _ours(self, part: Part, address: str) -> dict[str, str]:
+        return {
             "KVSTORE_JOB": self._job,
-            "KVSTORE_SCHEDULER": self.address or self._first_address(),
-            "KVSTORE_NUM_WORKERS": str(self._workers),
-            "KVSTORE_NUM_SERVERS": str(service.servers),
-            "KVSTORE_HOST": self._address_of(part) if self._address_of else service.host,
+            "KVSTORE_SCHEDULER": address,
+            "KVSTORE_HOST": self._address_of(part) if self._address_of else self.service.host,
             "KVSTORE_PORT": "0",
-            "KVSTORE_INSECURE": str(int(service.insecure)),
+            "KVSTORE_INSECURE": str(int(self.service.insecure)),
         }
-        return found | ({"KVSTORE_SERVER_RANK": str(part.rank)} if part.role == "server" else {})
 
     def _first_address(self) -> str:
         """Where the scheduler is asked to be: at any free port, or at a name that only this job has."""
         if self.service.transport == "ipc":
             return f"ipc://@kvstore/{self._job}/scheduler"
         return addresses.tcp(self.service.host, 0)
-
-    def _mxnet_s(self, part: Part) -> dict[str, str]:
-        """Make the variables that scripts written for MXNet look at."""
-        found = {
-            "DMLC_ROLE": part.role,
-            "DMLC_NUM_WORKER": str(self._workers),
-            "DMLC_NUM_SERVER": str(self.service.servers),
-            "DMLC_LOCAL": str(int(self.service.transport == "ipc")),
-        }
-        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
-        if self.address.startswith("tcp://"):
-            found |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
-        return found
 
     def _options(self, part: Part, base: Mapping[str, str]) -> dict[str, str]:
         service, found = self.service, {}
@@ -207,6 +188,37 @@ class Cast:
         if part.role == "server" and service.imports and service.import_path:
             found["PYTHONPATH"] = os.pathsep.join(filter(None, (service.import_path, base.get("PYTHONPATH"))))
         return found
+
+
+def variables_of(
+    part: Part, base: Mapping[str, str], workers: int, servers: int, address: str
+) -> dict[str, str]:
+    """Make the variables of a process from those of `base`: its part, for us and for MXNet's scripts.
+
+    Where it finds the others, and its keys, is not among them.
+    """
+    left = _LEFT_BEHIND if part.role == "worker" else (*_LEFT_BEHIND, *_PLACE)
+    kept = {name: value for name, value in base.items() if name not in left}
+    ours = {
+        "KVSTORE_ROLE": part.role,
+        "KVSTORE_NUM_WORKERS": str(workers),
+        "KVSTORE_NUM_SERVERS": str(servers),
+    }
+    if part.role == "server":
+        ours["KVSTORE_SERVER_RANK"] = str(part.rank)
+    return {**_MALLOC, **kept, **ours, **_mxnet_s(part, workers, servers, address)}
+
+
+def _mxnet_s(part: Part, workers: int, servers: int, address: str) -> dict[str, str]:
+    """Make the variables that scripts written for MXNet look at."""
+    found = {
+        "DMLC_ROLE": part.role,
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_LOCAL": str(int(address.startswith("ipc://"))),
+    }
+    host, port = addresses.split(address)
+    return found | ({"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": str(port)} if port else {})
 
 
 def wanted(

