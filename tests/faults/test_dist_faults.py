@@ -378,7 +378,8 @@ def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets:
             workers[rank].expect("working", 20)
         workers[0].say("stop")
         found = finish(*workers)
-        assert found == [{"members": list(range(size)), "total": sum(10**one for one in range(size))}] * size
+        everybody = {"members": list(range(size)), "totals": [sum(10**one for one in range(size))]}
+        assert found == [everybody] * size
         assert made.ended(10) == [0] * (1 + len(made.servers))
 
 
