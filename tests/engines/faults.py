@@ -168,12 +168,20 @@ def alone(engine: str, folder: Path) -> None:
     (folder / "0.json").write_text("{}")
 
 
-def launched_by_others(engine: str, folder: Path) -> None:
-    """A launcher that the engine knows nothing of has started two."""
+def is_refused(engine: str, folder: Path) -> None:
+    """The store is refused; by a launcher that the engine knows nothing of, for instance."""
     try:
         kv.create(engine, timeout=10)
     except kv.ConfigError as error:
         (folder / "0.json").write_text(json.dumps({"text": str(error)}))
+
+
+def one_thread_only(engine: str, folder: Path) -> None:
+    """The program has asked MPI for less than the store needs."""
+    import mpi4py
+
+    mpi4py.rc.thread_level = "single"
+    is_refused(engine, folder)
 
 
 def main() -> None:
@@ -182,7 +190,8 @@ def main() -> None:
     if body in BODIES:
         BODIES[body](Witness(engine, Path(folder), float(rest[0])))
     else:
-        {"alone": alone, "launched_by_others": launched_by_others}[body](engine, Path(folder))
+        without = {function.__name__: function for function in (alone, is_refused, one_thread_only)}
+        without[body](engine, Path(folder))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,15 @@ def test_the_wrong_launcher_is_an_error_that_names_the_right_one(
     if engine.name == "gloo":
         pytest.skip("the reference engine does not ask")
     place = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": "1"}
-    ended = job(engine, tmp_path, "launched_by_others", size=0, variables=place)
+    ended = job(engine, tmp_path, "is_refused", size=0, variables=place)
     right = "mpiexec -n 4" if engine.name == "mpi" else "horovodrun -np 4"
     assert "torchrun has started 4 processes" in ended.told[0]["text"]
     assert f"`{right} python train.py`" in ended.told[0]["text"]
+
+
+@engines
+def test_an_mpi_for_one_thread_is_refused(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.name != "mpi":
+        pytest.skip("MPI's own")
+    ended = job(engine, tmp_path, "one_thread_only", size=0)
+    assert "MPI_THREAD_SERIALIZED" in ended.told[0]["text"], ended.output
