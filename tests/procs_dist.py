@@ -151,6 +151,21 @@ def threads_in_opposite_order() -> None:
         assert sums == dict.fromkeys(names, 20 * sum(range(1, store.num_workers + 1)))
 
 
+def many_on_the_way(count: int) -> None:
+    """One worker is far ahead of the other, and waits for none of its operations until the end."""
+    with create() as store:
+        store.init("a", np.zeros(50, F))
+        outs = [np.full(50, step * (store.rank + 1), F) for step in range(count)]
+        time.sleep(store.rank)
+        works = [store.pushpull("a", out, async_op=True) for out in outs]
+        works[count // 2].wait(15)
+        for work in works:
+            work.wait(15)
+        total = sum(range(1, store.num_workers + 1))
+        assert [float(out[0]) for out in outs] == [step * total for step in range(count)]
+        store.barrier()
+
+
 # ------------------------------------------------------------------------------------------------------ keys
 
 

@@ -14,6 +14,7 @@ from .messages import PROBE, Batch, Kind, Place, Record
 from .window import SPAN
 
 _MANY = 4096  # records of a batch
+_PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds
 _SMALL = 4096  # bytes that cost no more than asking whether they have come
 
 _FIRST = -(1 << 62)  # before any priority
@@ -73,6 +74,8 @@ class Requests:
         self.complete: dict[int, int] = {}
         self._queue: list[tuple[int, int, Request]] = []
         self._order = 0
+        self._flying: dict[int, int] = {}  # by slice: pushes that are sent and not answered
+        self._held: dict[int, list[tuple[int, int, Request]]] = {}  # by slice: pushes that wait for those
         self._open: dict[int, Request] = {}  # by sequence: sent and not answered
         self._oldest = 1  # nothing below is open
         self._next = 1
@@ -82,7 +85,7 @@ class Requests:
         self._looked = 0.0
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._open)
+        return len(self._queue) + len(self._open) + sum(map(len, self._held.values()))
 
     def add(self, request: Request, priority: int) -> None:
         """Queue a request."""
@@ -108,6 +111,10 @@ class Requests:
         queue = self._queue
         while queue:
             request = queue[0][2]
+            slice_, is_push = request.record[1], request.record[0] in _PUSHES
+            if is_push and self._flying.get(slice_, 0) >= _PUSHED:
+                self._held.setdefault(slice_, []).append(heapq.heappop(queue))
+                continue
             bytes_ = request.size
             if (bytes_ > free and free < self.credit) or not self._numbered(request):
                 break
@@ -116,6 +123,8 @@ class Requests:
                 batches.append((records, frames))
                 records, frames, size = [], [], 0
             self._open[request.sequence] = request
+            if is_push:
+                self._flying[slice_] = self._flying.get(slice_, 0) + 1
             request.sent = now
             free -= bytes_
             self._sent += bytes_
@@ -145,6 +154,8 @@ class Requests:
             if request.record[0] in _PUSHES:
                 asked = request.record
                 self.accepted[asked[1]] = asked[3] + self.bases.get(asked[1], 0)
+                self._flying[asked[1]] -= 1
+                self._release(asked[1])
             done.append((request, record))
         return done, unknown
 
@@ -173,10 +184,15 @@ class Requests:
             heapq.heappush(self._queue, (_FIRST, request.sequence, request))
         self._open.clear()
         self._sent = self._answered = self._received = 0
+        self._flying.clear()
+        for slice_ in list(self._held):
+            self._release(slice_)
 
     def disown(self) -> list[Operation]:
         """Give up all requests: those sent stay until they are answered, since the server counts on them."""
         operations = {id(one): one for one in map(_operation, self._all()) if one is not None}
+        self._held.clear()
+        self._flying.clear()
         self._queue = [one for one in self._queue if one[2].sequence]
         for request in self._all():
             request.disown()
@@ -197,7 +213,13 @@ class Requests:
         ]
 
     def _all(self) -> list[Request]:
-        return [*self._open.values(), *(one[2] for one in self._queue)]
+        held = (one[2] for several in self._held.values() for one in several)
+        return [*self._open.values(), *(one[2] for one in self._queue), *held]
+
+    def _release(self, slice_: int) -> None:
+        """Queue again what waited for pushes of a slice to be answered."""
+        for one in self._held.pop(slice_, ()):
+            heapq.heappush(self._queue, one)
 
     def _numbered(self, request: Request) -> bool:
         """Give the request its sequence, unless the server could not take it yet."""

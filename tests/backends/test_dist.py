@@ -84,6 +84,11 @@ def test_threads_wait_side_by_side(served: Served) -> None:
     run(served(2, 1, **SYNC), OWN, "threads_in_opposite_order")
 
 
+@pytest.mark.parametrize("variables", [SYNC, BY_FRAME], ids=["memory", "frames"])
+def test_many_operations_of_one_key_on_the_way(served: Served, variables: dict[str, str]) -> None:
+    run(served(2, 1, **variables), OWN, "many_on_the_way", 200)
+
+
 def test_keys_that_cannot_travel(served: Served) -> None:
     run(served(1, 1, **SYNC), OWN, "keys_that_cannot_travel")
 

@@ -62,6 +62,36 @@ def test_credit_is_never_exceeded_and_everything_goes_out(sizes: list[int], cred
     assert [record.slice for record in out] == list(range(len(sizes)))
 
 
+def test_a_server_is_not_asked_for_rounds_far_ahead() -> None:
+    requests = table()
+    for _ in range(100):
+        add(requests, 7)
+    add(requests, 8)
+    add(requests, 7, kind=Kind.PULL)
+    first = pump(requests)
+    pushes = [one for one in first if (one.kind, one.slice) == (Kind.PUSH, 7)]
+    assert len(first) == len(pushes) + 2 < 64
+    assert len(requests) == 102
+    assert pump(requests) == []
+    answers = [Record(Kind.DONE, 7, one.sequence) for one in pushes]
+    requests.answered(reply()._replace(records=answers[:10]), 0.0)
+    assert len(pump(requests)) == 10
+    requests.answered(reply()._replace(records=answers[10:]), 0.0)
+    assert len(pump(requests)) == len(pushes) - 10
+
+
+def test_a_server_that_has_come_back_gets_what_was_held() -> None:
+    requests = table()
+    for _ in range(50):
+        add(requests, 7)
+    sent = len(pump(requests))
+    requests.begin_again()
+    again = [one.sequence for one in pump(requests)]
+    assert again == list(range(1, sent + 1))
+    requests.answered(reply()._replace(records=[Record(Kind.DONE, 7, one) for one in again]), 0.0)
+    assert len(pump(requests)) == 50 - sent
+
+
 def test_answers_give_credit_back_even_if_reports_are_lost() -> None:
     requests = table(credit=10)
     add(requests, 0, 10)
