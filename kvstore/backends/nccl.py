@@ -1,0 +1,294 @@
+"""The store on NCCL: sums over the GPUs of one process, or of processes with one GPU each.
+
+A key lives where its value lies. One that was initialised on the host moves to the GPUs when values on GPUs
+are pushed to it. Sums of keys on the host go by way of the process's GPU where there are several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..config import StoreConfig
+from ..devices import arrays
+from ..devices.arrays import DeviceArray, DeviceView
+from ..errors import ArrayError, CapabilityError, DuplicateKeyError, KeyKindError
+from ..grouping import Group, Key
+from ..sparse import RowSparseArray
+from .allreduce import AllReduceBackend
+from .collective import Finish
+from .device_calls import Item, Streams, seen_out
+from .device_keys import DeviceKey
+from .entry import Array, Entry, dense_of
+from .nccl_engine import Nccl
+from .nccl_gpus import NcclGpus, NcclKey
+
+#: Arrays of the host's keys to fill, and those on GPUs.
+Rest = tuple[list[Group], list[tuple[Key, list[DeviceView]]]]
+
+
+class NcclBackend(AllReduceBackend):
+    """See `kvstore.backends.protocol.Backend`."""
+
+    engine: Nccl
+
+    def __init__(self, config: StoreConfig) -> None:
+        super().__init__(config, Nccl(config))
+        self._gpus = NcclGpus(self.engine)
+        self._on_gpu: dict[Key, NcclKey] = self._gpus.entries
+        self._order: dict[Key, None] = {}  # all keys, in the order of their init
+
+    def abandon(self) -> None:
+        """Wait for nobody, and let nobody wait for longer than the deadline."""
+        self.engine.abandon()
+
+    # -------------------------------------------------------------------------------------------- verbs
+
+    def init(self, groups: list[Group]) -> None:
+        """Take rank 0's values; all workers must mean the same keys, and values on the same kind of place."""
+        new = [(key, values) for key, values in groups if values]
+        there = [(key, values) for key, values in new if arrays.any_on_device(values)]
+        for key, values in new:
+            self._check_new(key, values)
+        names = {key for key, _ in there}
+        host = [(key, values) for key, values in new if key not in names]
+        first = len(self._order)
+        numbers = {key: first + i for i, (key, _) in enumerate(new)}
+        if host:
+            super().init(host)
+            for key, _ in host:
+                self._entries[key].number = numbers[key]
+        try:
+            if there:
+                self._init_on_gpus(there, numbers)
+        except BaseException:
+            super().forget([key for key, _ in host])
+            raise
+        self._order.update(dict.fromkeys(key for key, _ in new))
+
+    def _init_on_gpus(self, new: list[Group], numbers: dict[Key, int]) -> None:
+        streams = Streams(values[0] for _, values in new)
+        seen = [(key, numbers[key], self._gpus.value(key, values[0], streams)) for key, values in new]
+        if self.num_workers > 1:
+            told: list[tuple[Key, Any]] = [(f"{key!r} on a GPU", value) for key, _, value in seen]
+            self._agree(sorted(told, key=lambda pair: str(pair[0])))
+        self._gpus.add(seen, streams)
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite and initialise with rank 0's values; all workers must load the same keys."""
+        mine = [(key, values[0]) for key, values in groups if key in self._on_gpu]
+        super().assign([(key, values) for key, values in groups if key not in self._on_gpu])
+        for key, value in self._of_rank_0(mine):
+            self._gpus.assign(self._on_gpu[key], value)
+
+    def forget(self, keys: list[Key]) -> None:
+        """Undo the init of keys."""
+        super().forget(keys)
+        for key in keys:
+            self._order.pop(key, None)
+            self._on_gpu.pop(key, None)
+
+    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Copy out."""
+        streams = Streams(out for _, outs in groups for out in outs)
+        host, sent = self._rest(groups, streams)
+        items = self._items([], {k: self._dense(k, o, ignore_sparse) for k, o in groups}, streams)
+        super().pull(host, ignore_sparse)
+        self._send(sent, streams)
+        self._gpus.pull(items, streams)
+
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
+        """Put work of GPUs on the caller's streams now; what is left is the host's."""
+        if verb == "pull" and self._touches_gpus(arguments[0]):
+            self.pull(*arguments)
+            return _nothing
+        return super().begin(verb, arguments, priority)
+
+    def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
+        """Begin; what is left is to wait for sums of the host."""
+        if not self._touches_gpus(groups):
+            return super().start_push(groups, priority)
+        return self._start(groups, {}, priority)
+
+    def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
+        """Begin; what is left is to wait for sums of the host, and to write them out."""
+        targets = groups if outs is None else outs
+        if not self._touches_gpus(groups) and not self._touches_gpus(targets):
+            return super().start_pushpull(groups, outs, priority)
+        return self._start(groups, dict(targets), priority)
+
+    def _start(self, groups: list[Group], targets: dict[Key, list[Any]], priority: int) -> Finish:
+        """Check everything, then begin on the host and on the GPUs."""
+        streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
+        mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
+        names = {key for key, _ in mine}
+        host = [(key, values) for key, values in groups if key not in names]
+        self._sources(host)
+        rest, sent = self._rest([(k, outs) for k, outs in targets.items() if k not in names], streams)
+        outs = {key: self._dense(key, own, True) for key, own in targets.items()}
+        items = self._items(mine, outs, streams)
+        for key, values in mine:
+            self._move(key, values, streams)
+        finish = super().start_pushpull(host, rest, priority) if rest else super().start_push(host, priority)
+        self._gpus.push(items, streams)
+        return partial(self._finish, finish, sent, streams)
+
+    def _finish(self, finish: Finish, sent: list[tuple[Key, list[DeviceView]]], streams: Streams) -> None:
+        finish()
+        self._send(sent, streams)
+
+    # ------------------------------------------------------------------------------------ between the places
+
+    def _touches_gpus(self, groups: list[Group]) -> bool:
+        """Whether a key or an array of a call lies on a GPU."""
+        return any(key in self._on_gpu or arrays.any_on_device(values) for key, values in groups)
+
+    def _goes_to_gpu(self, key: Key, values: list[Any]) -> bool:
+        """Whether a push to a key is done on GPUs, where it lies or to where it moves."""
+        on_gpu = [arrays.device_of(value) is not None for value in values]
+        if any(on_gpu) and not all(on_gpu):
+            raise ArrayError(
+                f"the values of key {key!r} lie on the host and on a GPU; give arrays of one kind in one list"
+            )
+        if key not in self._on_gpu:
+            self._entry(key)
+        return key in self._on_gpu or any(on_gpu)
+
+    def _items(self, groups: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
+        """Check what is pushed to GPUs, or only pulled from there."""
+        pushed = dict(groups)
+        only = [key for key in outs if key in self._on_gpu and key not in pushed]
+        items = [
+            self._gpus.item(self._like(key), pushed.get(key, []), outs.get(key, []), streams)
+            for key in (*pushed, *only)
+        ]
+        return sorted(items, key=lambda item: item.entry.number)
+
+    def _like(self, key: Key) -> Any:
+        """Return what says of a key which arrays fit."""
+        found = self._on_gpu.get(key)
+        return self._entry(key) if found is None else found.first
+
+    def _move(self, key: Key, values: list[Any], streams: Streams) -> None:
+        """Let a key of the host move to the GPU of its first value."""
+        if key in self._on_gpu:
+            return
+        entry: Entry = self._entry(key)
+        device = arrays.device_of(values[0])
+        assert device is not None
+        self._gpus.adopt(key, entry.number, entry.value, device, streams.of(device))
+        del self._entries[key]
+
+    def _rest(self, groups: list[Group], streams: Streams) -> Rest:
+        """Check the outs of keys that stay on the host; those there, and those on GPUs."""
+        host: list[Group] = []
+        sent = []
+        for key, outs in groups:
+            if key in self._on_gpu:
+                continue
+            entry: Any = self._entry(key)
+            far = [out for out in outs if arrays.device_of(out) is not None]
+            host.append((key, [out for out in outs if arrays.device_of(out) is None]))
+            if far:
+                sent.append((key, [seen_out(entry, out, streams) for out in far]))
+        self._check_outs(host)
+        return [(key, outs) for key, outs in host if outs], sent  # type: ignore[return-value]
+
+    def _dense(self, key: Key, outs: list[Any], ignore_sparse: bool) -> list[Any]:
+        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
+        if sparse and key in self._on_gpu:
+            self._sparse_outs(self._on_gpu[key].first, sparse, ignore_sparse)  # type: ignore[arg-type]
+        return [out for out in outs if not isinstance(out, RowSparseArray)]
+
+    def _send(self, sent: list[tuple[Key, list[DeviceView]]], streams: Streams) -> None:
+        for key, outs in sent:
+            self._gpus.send(dense_of(self._entry(key)), outs, streams)
+
+    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Everything on a GPU begins at the call."""
+        return arguments
+
+    # ----------------------------------------------------------------------------------------- inspection
+
+    def keys(self) -> list[Key]:
+        """All keys in the order of their init."""
+        return list(self._order)
+
+    def view(self, key: Key) -> Any:
+        """Live memory, read-only."""
+        found = self._on_gpu.get(key)
+        return super().view(key) if found is None else found.first.array(readonly=True)
+
+    def fetch(self, key: Key) -> Any:
+        """Return the value on the host, for a file."""
+        found = self._on_gpu.get(key)
+        return super().view(key) if found is None else self._gpus.fetch(found)
+
+    def empty(self, key: Key) -> Any:
+        """Memory where the key lies; on its first GPU."""
+        found = self._on_gpu.get(key)
+        if found is None:
+            return super().empty(key)
+        like: DeviceKey = found.first
+        return like.show(like.new(like.dtype), like.dtype)
+
+    def fill(self, home: Any, array: Any, key: Key) -> None:
+        """Copy an array, from anywhere, to one that `empty` made."""
+        if not isinstance(home, DeviceArray):
+            super().fill(home, array, key)
+            return
+        streams = Streams([array])
+        target = arrays.view(home, "array", streams.of(home.device))
+        self._gpus.copy(self._on_gpu[key], array, target, streams)
+
+    def stand_ins(self) -> dict[Key, Array]:
+        """For each key an array of its shape and type that takes no memory."""
+        host = super().stand_ins()
+        return {
+            key: self._on_gpu[key].first.like if key in self._on_gpu else host[key] for key in self._order
+        }
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Every worker has everything, and each of its GPUs a copy."""
+        host, here = super().placement(), f"worker {self.rank}"
+        return {
+            key: [(f"{here} cuda:{device}", copy.nbytes) for device, copy in self._on_gpu[key].copies.items()]
+            if key in self._on_gpu
+            else host[key]
+            for key in self._order
+        }
+
+    def close(self) -> None:
+        """Wait for what is under way, and give everything back."""
+        self._on_gpu.clear()
+        self._order.clear()
+        super().close()
+
+    # --------------------------------------------------------------------------------------------- checks
+
+    def _check_new(self, key: Key, values: list[Any]) -> None:
+        self._check_kind(key)
+        if key in self._order:
+            raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
+        if len(values) > 1:
+            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
+
+    def _check_kind(self, key: Key) -> None:
+        some = next(iter(self._order), key)
+        if isinstance(some, str) != isinstance(key, str):
+            raise KeyKindError(
+                f"key {key!r} is a {type(key).__name__}, this store's keys are {type(some).__name__}"
+            )
+
+    def _entry(self, key: Key) -> Entry:
+        if key in self._on_gpu:
+            raise CapabilityError(f"key {key!r} lies on GPUs, where store 'nccl' cannot do that")
+        return super()._entry(key)
+
+
+def _nothing() -> None:
+    """All has been done."""
+
+
+__all__ = ["NcclBackend"]
