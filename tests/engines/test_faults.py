@@ -85,12 +85,12 @@ def test_a_store_that_not_all_create_is_not_created(engine: launchers.Engine, tm
 def test_an_error_that_leaves_the_store_is_the_loss_of_a_peer(
     engine: launchers.Engine, tmp_path: Path
 ) -> None:
-    ended = job(engine, tmp_path, "leaves_by_an_error")
+    ended = job(engine, tmp_path, "leaves_by_an_error", deadline=50)
     assert ended.code != 0
     assert "an error of the training loop" in ended.output
+    assert ended.seconds < 40, "nobody waits for the deadline"
     if not engine.ends_jobs:
-        assert ended.told[0]["first"]["error"] in ("PeerLostError", "TimeoutError"), ended.told
-    assert ended.seconds < DEADLINE + 2 * SLACK
+        assert ended.told[0]["first"]["error"] == "PeerLostError", ended.told
 
 
 @engines
