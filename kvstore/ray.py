@@ -1,0 +1,462 @@
+"""Front door for Ray: a job whose workers, servers and scheduler are actors.
+
+Ray places them, starts them again when they die, and hands functions and results about. Gradients and weights
+go over the wire of the `dist` stores, and never through Ray's object store.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import addresses
+from .errors import (
+    ArgumentError,
+    ConfigError,
+    KVStoreError,
+    MissingBackendError,
+    TimeoutError,
+    WorkerError,
+)
+from .launch import serve
+from .launch.certificates import Certificates, written
+from .launch.member import Part
+from .launch.process import new_job, variables
+from .launch.service import variables_of
+from .roles import LOOPBACK
+from .wire.keys import Keys
+
+try:
+    import ray as _ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ImportError as _error:
+    raise MissingBackendError(f"kvstore.ray needs Ray: pip install ray; {_error}") from _error
+
+__all__ = ["Job", "Run"]
+
+_LEAVE = 5.0  # seconds in which servers and scheduler end by themselves after the last worker
+_FIRST_WORD = 60.0  # seconds in which a scheduler must say where it is
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same in every run of a job.
+
+    Attributes
+    ----------
+    num_workers, num_servers : int
+        How many actors of each kind; a scheduler comes with them.
+    resources_per_worker, resources_per_server : mapping
+        What each takes of a node, as Ray counts it: ``{"CPU": 4, "GPU": 1}``.
+    strategy : str
+        How Ray places them: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
+    worker_restarts, server_restarts : int
+        How often each of them is started again when it dies. A worker then calls the function anew, with
+        one more in KVSTORE_RESTART; others go on whose stores are created with ``on_peer_loss="continue"``.
+    snapshot : str
+        Folder in which servers save what they hold, and from which they start again: one that all nodes see,
+        where there are several. Without it servers do not start again.
+    snapshot_interval : float or None
+        Seconds between two snapshots; None: 30.
+    imports : tuple of str
+        Modules that servers import, for the optimizers and codecs that they register.
+    insecure : bool
+        Do without encryption and keys between nodes. On a single node there are none.
+    variables : mapping
+        Environment of all actors, beside what the job puts there.
+    timeout : float
+        Seconds that Ray has to find room for the actors.
+
+    Raises
+    ------
+    ConfigError
+        A number is out of range, or servers shall start again from nowhere.
+
+    Examples
+    --------
+    >>> def train(rate):
+    ...     with kvstore.create("dist_sync") as store:
+    ...         ...
+    >>> kvstore.ray.Job(num_workers=4, num_servers=2).run(train, 0.1)  # doctest: +SKIP
+    """
+
+    num_workers: int
+    num_servers: int = 1
+    resources_per_worker: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
+    resources_per_server: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
+    strategy: str = "PACK"
+    worker_restarts: int = 0
+    server_restarts: int = 0
+    snapshot: str = ""
+    snapshot_interval: float | None = None
+    imports: tuple[str, ...] = ()
+    insecure: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        least = {"num_workers": 1, "num_servers": 1, "worker_restarts": 0, "server_restarts": 0}
+        for name, number in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < number:
+                raise ConfigError(f"{name} must be a whole number from {number} on, got {value!r}")
+        if self.server_restarts and not self.snapshot:
+            raise ConfigError("server_restarts needs snapshot: a server starts again from what it has saved")
+        for name in ("resources_per_worker", "resources_per_server"):
+            if not any(amount > 0 for amount in getattr(self, name).values()):
+                raise ConfigError(f"{name} must ask for something: Ray places actors by what they take")
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
+        """Call ``function(*args)`` in every worker and return what they return, by rank.
+
+        Blocks until all workers have ended. ``timeout`` is in seconds; None waits as long as they work.
+
+        Raises
+        ------
+        WorkerError
+            The function raised, or a worker died more often than it may; all others are ended.
+        KVStoreError
+            A server or the scheduler did.
+        TimeoutError
+            Ray has no room for the actors, or the workers did not end in time.
+        """
+        with self.start(function, *args) as run:
+            return run.wait(timeout)
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Run:
+        """Start all actors, which begin to work; `Run.wait` gives the results.
+
+        Raises
+        ------
+        ArgumentError
+            `function` is not one.
+        TimeoutError
+            Ray has no room for the actors, or the scheduler did not say where it is.
+        """
+        if not callable(function):
+            raise ArgumentError(f"function must be callable, not {function!r}")
+        run = Run(self)
+        try:
+            run._begin(function, args)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+
+class Run:
+    """A job on its way. Leaving it, as a context manager, ends what is left.
+
+    Attributes
+    ----------
+    workers : list of actor handles
+        By rank. Ranks are contiguous by node.
+    servers : list of actor handles
+        By rank.
+    scheduler : actor handle
+        There is one.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.workers: list[Any] = []
+        self.servers: list[Any] = []
+        self.scheduler: Any = None
+        self._job, self._name = job, new_job()
+        self._parts: dict[Any, Part] = {}  # of results that will come
+        self._results: dict[int, Any] = {}
+        self._group: Any = None
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """Wait for all workers and return what they return, by rank; see `Job.run`."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while len(self._results) < self._job.num_workers:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            ready, _ = _ray.wait(list(self._parts), num_returns=1, timeout=left)
+            if not ready:
+                late = [rank for rank in range(self._job.num_workers) if rank not in self._results]
+                self.close()
+                ranks = ", ".join(map(str, late))
+                raise TimeoutError(
+                    f"not ended after {timeout:g} s: rank {ranks}; give more time, or see what they wait for"
+                )
+            self._take(ready[0])
+        self._leave()
+        return [self._results[rank] for rank in range(self._job.num_workers)]
+
+    def close(self) -> None:
+        """End all actors, at once. A second call does nothing."""
+        for actor in (*self.workers, *self.servers, self.scheduler):
+            if actor is not None:
+                with contextlib.suppress(_ray.exceptions.RayError):
+                    _ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------ starting
+
+    def _begin(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
+        job = self._job
+        if not _ray.is_initialized():
+            _ray.init()
+        alone = sum(bool(node["Alive"]) for node in _ray.nodes()) == 1
+        certificates = None if alone or job.insecure else Certificates(job.num_workers, job.num_servers)
+
+        def keys(part: Part) -> bytes:
+            return certificates.of(part.role, part.rank).to_json() if certificates else b""
+
+        self._place()
+        self.scheduler = self._actor(_Scheduler, 0, {}, 0, max_concurrency=4).remote()
+        part = Part("scheduler", 0)
+        address = self._address(self.scheduler.start.remote(self._common(part, ""), alone, keys(part)))
+        self._parts[self.scheduler.wait.remote()] = part
+        for rank in range(job.num_servers):
+            part = Part("server", rank)
+            server = self._actor(_Server, rank, job.resources_per_server, job.server_restarts).remote()
+            self.servers.append(server)
+            told = self._common(part, address), alone, keys(part), job.imports, self.scheduler
+            self._parts[server.serve.remote(rank, *told)] = part
+        self._start_workers(address, keys, function, args)
+
+    def _start_workers(
+        self, address: str, keys: Callable[[Part], bytes], function: Callable[..., Any], args: Sequence[Any]
+    ) -> None:
+        job = self._job
+        kind = job.resources_per_worker, job.worker_restarts
+        made = [
+            self._actor(_Worker, job.num_servers + rank, *kind).remote() for rank in range(job.num_workers)
+        ]
+        self.workers = made  # so that they are ended whatever happens now
+        self.workers, places = _by_node(made, self._got([worker.node.remote() for worker in made]))
+        for rank, worker in enumerate(self.workers):
+            part = Part("worker", rank)
+            place = rank, job.num_workers, places[rank]
+            told = self._common(part, address), keys(part), self.scheduler
+            self._parts[worker.run.remote(place, *told, function, tuple(args))] = part
+
+    def _place(self) -> None:
+        """Have Ray keep room for all."""
+        job = self._job
+        bundles = [dict(job.resources_per_server)] * job.num_servers
+        bundles += [dict(job.resources_per_worker)] * job.num_workers
+        self._group = placement_group(bundles, strategy=job.strategy)
+        if not self._group.wait(job.timeout):
+            servers = f"{job.num_servers} servers with {dict(job.resources_per_server)} each"
+            workers = f"{job.num_workers} workers with {dict(job.resources_per_worker)} each"
+            raise TimeoutError(
+                f"Ray found no room for {servers} and {workers} for {job.timeout:g} s; it has "
+                f"{_ray.cluster_resources()}"
+            )
+
+    def _actor(
+        self, kind: type, bundle: int, resources: Mapping[str, float], restarts: int, **options: Any
+    ) -> Any:
+        """Class of an actor with its place. The scheduler stands beside a server, and takes nothing."""
+        own = dict(resources)
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=bundle
+        )
+        return _ray.remote(kind).options(
+            num_cpus=own.pop("CPU", 0),
+            num_gpus=own.pop("GPU", 0),
+            resources=own or None,
+            scheduling_strategy=strategy,
+            max_restarts=restarts,
+            max_task_retries=restarts,
+            **options,
+        )
+
+    def _common(self, part: Part, address: str) -> dict[str, str]:
+        """Variables that do not depend on where an actor runs."""
+        job = self._job
+        found = variables_of(part, job.variables, job.num_workers, job.num_servers, address)
+        found |= {"KVSTORE_JOB": self._name, "KVSTORE_SCHEDULER": address, "KVSTORE_PORT": "0"}
+        found["KVSTORE_INSECURE"] = str(int(job.insecure))
+        if job.snapshot:
+            found["KVSTORE_SNAPSHOT"] = os.path.abspath(job.snapshot)
+            found["KVSTORE_SERVER_RESTARTS"] = str(job.server_restarts * job.num_servers)
+        if job.snapshot_interval is not None:
+            found["KVSTORE_SNAPSHOT_INTERVAL"] = str(job.snapshot_interval)
+        return found
+
+    def _address(self, promise: Any) -> str:
+        try:
+            return str(self._got(promise))
+        except _ray.exceptions.RayError as error:
+            raise KVStoreError(f"the scheduler did not start: {_reason(error)}") from error
+
+    def _got(self, promises: Any) -> Any:
+        try:
+            return _ray.get(promises, timeout=self._job.timeout)
+        except _ray.exceptions.GetTimeoutError as error:
+            raise TimeoutError(f"Ray did not start the actors within {self._job.timeout:g} s") from error
+
+    # ------------------------------------------------------------------------------------------- waiting
+
+    def _take(self, promise: Any) -> None:
+        """Take what an actor has to say at its end."""
+        part = self._parts.pop(promise)
+        try:
+            result = _ray.get(promise)
+        except _ray.exceptions.RayError as error:
+            self.close()
+            raise _failure(part, error) from error
+        if part.role == "worker":
+            self._results[part.rank] = result
+            # It takes leave of the others, as a process does that ends: they need not wait for it.
+            self.workers[part.rank].__ray_terminate__.remote()
+
+    def _leave(self) -> None:
+        """Let servers and scheduler end by themselves."""
+        until = time.monotonic() + _LEAVE
+        while self._parts and (left := until - time.monotonic()) > 0:
+            ready, _ = _ray.wait(list(self._parts), num_returns=1, timeout=left)
+            for promise in ready:
+                self._parts.pop(promise)
+        self.close()
+
+
+def _by_node(workers: Sequence[Any], nodes: Sequence[str]) -> tuple[list[Any], list[tuple[int, int]]]:
+    """Order workers so that those of a node stand together; say which of how many each is there."""
+    order = sorted(range(len(workers)), key=lambda index: (nodes.index(nodes[index]), index))
+    counts = collections.Counter(nodes)
+    seen: collections.Counter[str] = collections.Counter()
+    places = []
+    for index in order:
+        places.append((seen[nodes[index]], counts[nodes[index]]))
+        seen[nodes[index]] += 1
+    return [workers[index] for index in order], places
+
+
+def _failure(part: Part, error: Exception) -> KVStoreError:
+    text = f"{part.name} failed: {_reason(error)}"
+    return WorkerError(text, rank=part.rank) if part.role == "worker" else KVStoreError(text)
+
+
+def _reason(error: Exception) -> str:
+    """Say what an error of Ray's is about: the error of the function, with its traceback, if it is one."""
+    return str(error).strip() or type(error).__name__
+
+
+# ------------------------------------------------------------------------------------------------- the actors
+
+
+class _Scheduler:
+    """The scheduler, in a thread of its own; and who counts how often each actor has started."""
+
+    def __init__(self) -> None:
+        self._starts: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._bound, self._over = threading.Event(), threading.Event()
+        self._address = ""
+        self._error: BaseException | None = None
+
+    def start(self, common: Mapping[str, str], alone: bool, keys: bytes) -> str:
+        """Start it, and return where it is."""
+        host = _host(alone)
+        found = {**common, "KVSTORE_HOST": host, "KVSTORE_SCHEDULER": addresses.tcp(host, 0)}
+        threading.Thread(target=self._serve, args=(found, keys), daemon=True).start()
+        if not self._bound.wait(_FIRST_WORD):
+            raise TimeoutError(f"the scheduler did not say where it is for {_FIRST_WORD:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._address
+
+    def wait(self) -> None:
+        """Wait until the job is over."""
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def started(self, role: str, rank: int) -> int:
+        """Count a start, and say how many there were before."""
+        self._starts[role, rank] += 1
+        return self._starts[role, rank] - 1
+
+    def _serve(self, found: Mapping[str, str], keys: bytes) -> None:
+        try:
+            with _keys(keys) as descriptor:
+                serve.scheduler({**os.environ, **found, **descriptor}, self._report)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._bound.set()
+            self._over.set()
+
+    def _report(self, address: str) -> None:
+        self._address = address
+        self._bound.set()
+
+
+class _Server:
+    """A server; Ray calls `serve` again when it has started the process again."""
+
+    def serve(
+        self,
+        rank: int,
+        common: Mapping[str, str],
+        alone: bool,
+        keys: bytes,
+        imports: Sequence[str],
+        scheduler: Any,
+    ) -> None:
+        """Be one until the job is over."""
+        restart = _ray.get(scheduler.started.remote("server", rank))
+        own = {"KVSTORE_HOST": _host(alone), "KVSTORE_RESTART": str(restart)}
+        with _keys(keys) as descriptor:
+            serve.server({**os.environ, **common, **own, **descriptor}, imports)
+
+
+class _Worker:
+    """A worker; Ray calls `run` again when it has started the process again."""
+
+    def node(self) -> str:
+        """Say on which node it runs."""
+        return str(_ray.get_runtime_context().get_node_id())
+
+    def run(
+        self,
+        place: tuple[int, int, tuple[int, int]],
+        common: Mapping[str, str],
+        keys: bytes,
+        scheduler: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+    ) -> Any:
+        """Call the function where stores find their job."""
+        rank, size, local = place
+        restart = _ray.get(scheduler.started.remote("worker", rank))
+        with _keys(keys) as descriptor:
+            own = variables(common["KVSTORE_JOB"], rank, size, restart, local)
+            os.environ.update({**common, **own, **descriptor})
+            return function(*args)
+
+
+def _host(alone: bool) -> str:
+    """Address at which other actors reach this one."""
+    return LOOPBACK if alone else str(_ray.util.get_node_ip_address())
+
+
+@contextlib.contextmanager
+def _keys(data: bytes) -> Any:
+    """Put keys where `kvstore.roles` finds them: memory without a name, as long as they are needed."""
+    if not data:
+        yield {}
+        return
+    descriptor = written(Keys.from_json(data))
+    try:
+        yield {"KVSTORE_KEYS_FD": str(descriptor)}
+    finally:
+        os.close(descriptor)

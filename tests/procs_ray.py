@@ -1,0 +1,187 @@
+"""Jobs on a local Ray, which `test_ray.py` runs in a Python that has one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvstore as kv
+
+F = np.float32
+
+
+def _wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not come"
+        time.sleep(0.02)
+
+
+def _say(path: Path, text: str = "") -> None:
+    path.with_suffix(".part").write_text(text)
+    path.with_suffix(".part").rename(path)
+
+
+def _rounds(store: Any, count: int) -> Any:
+    """Push the rank plus one `count` times, with SGD at rate 1: each round takes the sum away."""
+    out = np.empty(100_000, F)
+    for _ in range(count):
+        store.pushpull("w", np.full(out.shape, store.rank + 1, F), out=out)
+    return out
+
+
+def _open(**options: Any) -> Any:
+    store = kv.create("dist_sync", timeout=60, **options)
+    store.init("w", np.zeros(100_000, F))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
+    return store
+
+
+def _values(array: Any) -> list[float]:
+    return sorted(set(array.tolist()))
+
+
+# ---------------------------------------------------------------------------------------------- the functions
+
+
+def _sums(text: str) -> Any:
+    with _open() as store:
+        names = ("KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE", "KVSTORE_RESTART", "CHOSEN")
+        found = [os.environ[name] for name in names]
+        return text, store.rank, store.num_workers, _values(_rounds(store, 3)), found, os.getpid()
+
+
+def _loses_its_server(folder: str) -> Any:
+    here = Path(folder)
+    with _open() as store:
+        _rounds(store, 5)
+        store.barrier()
+        if store.rank == 0:
+            _say(here / "trained")
+        _wait_for(here / "killed")
+        return _values(_rounds(store, 5))
+
+
+def _dies_once(folder: str) -> Any:
+    """Worker 1 dies after three rounds and comes back; worker 0 waits for it, for the sake of the sums."""
+    here, restart = Path(folder), os.environ["KVSTORE_RESTART"]
+    with _open(on_peer_loss="continue") as store:
+        if restart == "0":
+            _rounds(store, 3)
+            store.barrier()
+            if store.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            _wait_for(here / "back")
+        else:
+            held = np.empty(100_000, F)
+            store.pull("w", out=held)
+            _say(here / "back", json.dumps(_values(held)))
+        return restart, _values(_rounds(store, 3))
+
+
+def _fails(folder: str) -> None:
+    with _open() as store:
+        _rounds(store, 1)
+        _say(Path(folder) / f"pid-{store.rank}", str(os.getpid()))
+        if store.rank == 1:
+            _wait_for(Path(folder) / "pid-0")
+            raise ZeroDivisionError("on purpose")
+        time.sleep(60)
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+# ------------------------------------------------------------------------------------------------ the drivers
+
+
+def sums(folder: str) -> Any:
+    from kvstore.ray import Job
+
+    job = Job(num_workers=2, num_servers=2, variables={"CHOSEN": "1"}, resources_per_server={"CPU": 0.5})
+    return [job.run(_sums, "hello", timeout=100) for _ in range(2)]
+
+
+def server_comes_back(folder: str) -> Any:
+    import ray
+
+    from kvstore.ray import Job
+
+    here = Path(folder)
+    options = {"snapshot": str(here / "shots"), "snapshot_interval": 0.2, "server_restarts": 1}
+    with Job(num_workers=2, num_servers=1, **options).start(_loses_its_server, folder) as run:
+        _wait_for(here / "trained")
+        time.sleep(2)  # for a snapshot after the last round, and another
+        ray.kill(run.servers[0], no_restart=False)
+        time.sleep(0.2)
+        _say(here / "killed")
+        return run.wait(100)
+
+
+def worker_comes_back(folder: str) -> Any:
+    from kvstore.ray import Job
+
+    found = Job(num_workers=2, num_servers=1, worker_restarts=1).run(_dies_once, folder, timeout=100)
+    return found, json.loads((Path(folder) / "back").read_text())
+
+
+def failures(folder: str) -> Any:
+    from kvstore.ray import Job
+
+    found: list[Any] = []
+    for function in (_fails, _dies_once):
+        with pytest.raises(kv.WorkerError) as failed:
+            Job(num_workers=2).run(function, folder, timeout=60)
+        found.append([failed.value.rank, str(failed.value)])
+    with open(Path(folder) / "pid-0") as file:
+        pid = int(file.read())
+    until = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    found.append(Path(f"/proc/{pid}").exists())
+    for options, wait in (({"resources_per_worker": {"CPU": 999}, "timeout": 2}, 60), ({}, 3)):
+        with pytest.raises(kv.errors.TimeoutError) as late:
+            Job(num_workers=2, **options).run(time.sleep, 60, timeout=wait)
+        found.append(str(late.value))
+    assert len(Job(num_workers=1).run(_pid, timeout=60)) == 1  # what came before has left nothing behind
+    return found
+
+
+def encrypted(folder: str) -> Any:
+    """As between nodes: addresses that others reach, and keys."""
+    import ray
+
+    from kvstore import ray as front
+
+    nodes = ray.nodes
+    front._ray.nodes = lambda: [*nodes(), {"Alive": True}]
+    return front.Job(num_workers=1, num_servers=1).run(_secret, timeout=100)
+
+
+def _secret() -> Any:
+    from kvstore import roles
+
+    with _open() as store:
+        part = roles.find()
+        assert part is not None
+        return part.scheduler, part.keys is not None, _values(_rounds(store, 2))
+
+
+if __name__ == "__main__":
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    try:
+        result = globals()[sys.argv[1]](sys.argv[2])
+    finally:
+        ray.shutdown()
+    Path(sys.argv[2], "result").write_text(json.dumps(result))

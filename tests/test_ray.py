@@ -1,0 +1,98 @@
+"""The front door for Ray, on a local one. Needs Ray: in the environment of $KVSTORE_TEST_RAY, or here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore as kv
+
+HERE = Path(__file__).parent
+WITHOUT = importlib.util.find_spec("ray") is None
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    named = os.environ.get("KVSTORE_TEST_RAY", "")
+    if not named and WITHOUT:
+        pytest.skip("Ray is not here: pip install ray, or name a python that has it in KVSTORE_TEST_RAY")
+    return named or sys.executable
+
+
+@pytest.fixture
+def driver(python: str, tmp_path: Path) -> Callable[[str], Any]:
+    """Run a driver of procs_ray.py, and return what it returns."""
+
+    def run(name: str) -> Any:
+        paths = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        done = subprocess.run(
+            [python, str(HERE / "procs_ray.py"), name, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": paths, "RAY_DISABLE_IMPORT_WARNING": "1"},
+            capture_output=True,
+            text=True,
+            timeout=170,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads((tmp_path / "result").read_text())
+
+    return run
+
+
+@pytest.mark.skipif(not WITHOUT, reason="Ray is installed")
+def test_without_ray_the_error_says_what_to_install() -> None:
+    with pytest.raises(kv.MissingBackendError, match="pip install ray"):
+        import kvstore.ray  # noqa: F401
+
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_workers_sum_and_a_job_runs_again(driver: Callable[[str], Any]) -> None:
+    pids = set()
+    for results in driver("sums"):
+        for rank, (text, said, size, values, variables, pid) in enumerate(results):
+            assert (text, said, size) == ("hello", rank, 2)
+            assert values == [-9.0]
+            assert variables == [str(rank), "2", "0", "1"]
+            pids.add(pid)
+    assert len(pids) == 4
+
+
+def test_a_killed_server_is_started_again_with_what_it_held(driver: Callable[[str], Any]) -> None:
+    assert driver("server_comes_back") == [[-30.0], [-30.0]]
+
+
+def test_a_killed_worker_is_started_again_and_trains_on(driver: Callable[[str], Any]) -> None:
+    results, held = driver("worker_comes_back")
+    assert held == [-9.0]
+    # It joins when it may, and its last rounds may be complete when the other has ended; no push is lost.
+    assert results[0] in [["0", [value]] for value in (-12.0, -14.0, -16.0, -18.0)]
+    assert results[1] == ["1", [-18.0]]
+
+
+@pytest.mark.nightly
+def test_failures_end_all(driver: Callable[[str], Any]) -> None:
+    raised, died, lives, no_room, late = driver("failures")
+    assert raised[0] == 1
+    assert "rank 1 failed" in raised[1]
+    assert "ZeroDivisionError: on purpose" in raised[1]
+    assert died[0] == 1
+    assert not lives
+    assert "Ray found no room for 1 servers with {'CPU': 1} each" in no_room
+    assert "not ended after 3 s: rank 0, 1" in late
+
+
+@pytest.mark.nightly
+def test_between_nodes_there_are_keys(driver: Callable[[str], Any]) -> None:
+    ((scheduler, keys, values),) = driver("encrypted")
+    assert scheduler.startswith("tcp://")
+    assert keys
+    assert values == [-2.0]
