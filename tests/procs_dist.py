@@ -151,6 +151,29 @@ def threads_in_opposite_order() -> None:
         assert sums == dict.fromkeys(names, 20 * sum(range(1, store.num_workers + 1)))
 
 
+def after_a_deadline(size: int) -> None:
+    """Worker 0 gives up in a round for which worker 1 comes late; both go on."""
+    with create(timeout=3) as store:
+        store.init("a", np.zeros(size, F))
+        value = np.full(size, store.rank + 1, F)
+        if store.rank == 0:
+            with pytest.raises(kv.TimeoutError, match="missing: worker 1"):
+                store.pushpull("a", value)
+            value[:] = 77  # it is the caller's again, and what was pushed stays what it was
+            tell("gave up")
+            hear()
+        else:
+            hear()
+            store.pushpull("a", value)
+            assert (value == 3).all()
+        out = np.empty(size, F)
+        store.pull("a", out=out)
+        assert (out == 3).all()
+        value[:] = 1
+        store.pushpull("a", value)
+        assert (value == 2).all()
+
+
 def many_on_the_way(count: int) -> None:
     """One worker is far ahead of the other, and waits for none of its operations until the end."""
     with create() as store:

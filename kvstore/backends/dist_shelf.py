@@ -439,9 +439,7 @@ class Shelf:
         Raises
         ------
         StateFileError
-            Damaged or foreign.
-        FileNotFoundError
-            There is none.
+            Damaged or foreign, or there is none.
         """
         place = Folder(folder)
         manifest = place.read()

@@ -79,13 +79,13 @@ class Folder:
         Raises
         ------
         StateFileError
-            Damaged or foreign.
-        FileNotFoundError
-            There is none.
+            Damaged or foreign, or there is none.
         """
         path = self.path / _MANIFEST
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
         except msgspec.MsgspecError as error:
             raise StateFileError(f"{path} is damaged or no manifest of a server: {error}") from error
         if (manifest.format, manifest.version) != (_FORMAT, _VERSION):
@@ -132,7 +132,7 @@ class Folder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._last is None:
-            with contextlib.suppress(FileNotFoundError, StateFileError):
+            with contextlib.suppress(StateFileError):
                 self._last = self.read()
         last = self._last
         manifest.number = 1 if last is None else last.number + 1

@@ -154,8 +154,8 @@ class Client:
         Raises
         ------
         TimeoutError
-            After the store's deadline. Where a push was under way the store is of no use any more: its parts
-            may have come, or not.
+            After the store's deadline. A push that was under way goes on, unless arrays were being sent that
+            are now the caller's again: then the store is of no use any more.
         PeerLostError, UpdaterError, ...
             What a server answered.
         """
@@ -163,7 +163,11 @@ class Client:
             self._wait(lambda: operation.done, what, operation)
         except BaseException as error:
             if not operation.done:
-                self._give_up(operation, f"worker {self.rank} gave up in {what}: {error!r}")
+                self._give_up(
+                    operation,
+                    f"worker {self.rank} gave up in {what} while its arrays were being sent, and has left "
+                    f"the job: close the store, and start the job again ({error})",
+                )
             raise
         if operation.error is not None:
             raise raised(operation.error)
@@ -427,8 +431,10 @@ class Client:
     def _waiting(self, what: str, waited: float) -> str:
         """Say for whom this worker waits."""
         told = self._machine.missing
-        ranks = ", ".join(str(rank) for rank in told.ranks) if told is not None else ""
-        whom = f"; missing: worker {ranks}" if ranks else ""
+        names = []
+        if told is not None:
+            names = [f"{what} {', '.join(map(str, ranks))}" for what, ranks in _ranks(told) if ranks]
+        whom = f"; missing: {' and '.join(names)}" if names else ""
         if not self._machine.met:
             whom = f"; no scheduler answers at {self._roles.scheduler}: start it, or check the address"
         who = f"worker {self.rank}" if self._machine.welcome is not None else "this process"
@@ -447,9 +453,13 @@ class Client:
 
     def _give_up(self, operation: Operation, text: str) -> None:
         """Write to none of the caller's arrays any more, and read none."""
-        for name in [name for name, one in self._operations.items() if one is operation]:
-            del self._operations[name]
-        if any(request.payload for request in operation.requests):
+        names = [name for name, one in self._operations.items() if one is operation]
+        with self._turn():
+            for name in names:
+                del self._operations[name]
+            kept = all(self._machine.keep(name) for name in names)
+        if not kept:
+            self._say(partial(m.Leave, lost=True))
             self._fail(Failure("KVStoreError", text))
 
     def _fail(self, failure: Failure) -> None:
@@ -499,6 +509,10 @@ class Client:
             if inbox is not None:
                 inbox.close()
         self._inboxes.clear()
+
+
+def _ranks(told: m.Missing) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return ("server", told.servers), ("worker", told.ranks)
 
 
 def _ends(action: events.Action, op: Hashable) -> bool:

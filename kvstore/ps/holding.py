@@ -44,6 +44,8 @@ class Holding:
         self.version = 0
         #: Of a server that has come back: what the members said of themselves, until all have.
         self.returning: dict[int, Attach] | None = None
+        #: Whether this server has taken the place of one that ended.
+        self.restarted = False
         self.windows: dict[int, tuple[int, Window]] = {}
         #: Called with the answers that wait for a snapshot, where there are any.
         self.keep: Callable[[Seat, Record], None] | None = None
@@ -326,10 +328,7 @@ class Holding:
         if record.kind == Kind.FORGET:
             turn.answer(seat, _DONE, record, 0)
         elif record.kind not in (_INIT, Kind.ASSIGN):
-            text = (
-                f"slice {record.slice} of store {self.number} has no value on this server; init its key first"
-            )
-            self._lacking(seat, record, Failure("KeyNotFoundError", text), turn)
+            self._lacking(seat, record, self._no_value(record.slice), turn)
         elif slot is None or not slot.defined:
             # The scheduler's word of this slice is still on its way.
             slot = self.slots.setdefault(record.slice, Slot(record.slice))
@@ -337,6 +336,13 @@ class Holding:
             slot.queue.append((seat, record, frames))
         else:
             self._write(seat, slot, record, frames, turn)
+
+    def _no_value(self, slice_: int) -> Failure:
+        what = f"slice {slice_} of store {self.number}"
+        if self.restarted:
+            text = f"{what} is lost: its server was started again, and there is no snapshot of it"
+            return Failure("StateFileError", f"{text}; start the job again from what was saved last")
+        return Failure("KeyNotFoundError", f"{what} has no value on this server; init its key first")
 
     def _lacking(self, seat: Seat, record: Record, failure: Failure, turn: Turn) -> None:
         seat.remember(record.sequence, failure)
@@ -404,9 +410,9 @@ class Holding:
             seat.remember(record.sequence, failure)
             turn.fail(seat, record, slot.round, failure)
             return
-        first = not slot.ready
-        slot.ready = slot.ready or record.kind in (_INIT, Kind.ASSIGN)
-        if first and slot.ready and self.keep is not None:
+        valued = record.kind in (_INIT, Kind.ASSIGN)
+        slot.ready = slot.ready or valued
+        if valued and not slot.kept and self.keep is not None:
             self.keep(seat, record)
         else:
             turn.answer(seat, _DONE, record, slot.round)
@@ -503,6 +509,6 @@ class Holding:
         self.returning = {}
         for slice_, round_ in state["rounds"]:
             slot = self.slots[slice_] = Slot(slice_)
-            slot.ready, slot.round = True, round_
+            slot.ready, slot.kept, slot.round = True, True, round_
         for rank, incarnation, low, above in state["windows"]:
             self.windows[rank] = (incarnation, Window(low, above))

@@ -6,6 +6,12 @@ from collections.abc import Sequence
 
 from .messages import Failure, Loss
 
+_ADVICE = {
+    "worker": "values can still be read and saved, then start the job again",
+    "server": "values on other servers can still be read and saved, then start the job again",
+    "scheduler": "start the job again, from what was saved last",
+}
+
 
 def lost(losses: Sequence[Loss]) -> Failure:
     """Make the error of those who go on without these; about the first of them, with the others named."""
@@ -13,10 +19,7 @@ def lost(losses: Sequence[Loss]) -> Failure:
         return Failure("PeerLostError", "a process of the job is lost")
     first = losses[0]
     others = "".join(f", and {_name(one)}" for one in losses[1:])
-    text = (
-        f"{_name(first)} is lost: {_how(first)}{others}; "
-        f"values can still be read and saved where their servers live, then start the job again"
-    )
+    text = f"{_name(first)} is lost: {_how(first)}{others}; {_ADVICE[first.role]}"
     return Failure("PeerLostError", text, first.role, first.rank, first.silent)
 
 

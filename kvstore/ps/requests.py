@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from .messages import PROBE, Batch, Kind, Place, Record
+from .messages import COPIED, PROBE, Batch, Kind, Place, Record
 from .window import SPAN
 
 _MANY = 4096  # records of a batch
@@ -208,9 +208,20 @@ class Requests:
 
     def waiting(self, operation: Hashable) -> list[Record]:
         """Return the requests of an operation that have no answer yet."""
-        return [
-            one.record for one in self._all() if one.operation is not None and one.operation.name == operation
-        ]
+        return [one.record for one in self._of(operation)]
+
+    def lends(self, operation: Hashable) -> bool:
+        """Whether memory of an operation's caller is being sent, or may be."""
+        return any(one.size > COPIED and one.sequence in self._open for one in self._of(operation))
+
+    def keep(self, operation: Hashable) -> None:
+        """Copy what is to be sent of an operation, so that its caller may do with the memory as he likes."""
+        for one in self._of(operation):
+            if one.size:
+                one.payload = tuple(bytes(part) for part in one.payload)
+
+    def _of(self, operation: Hashable) -> list[Request]:
+        return [one for one in self._all() if one.operation is not None and one.operation.name == operation]
 
     def _all(self) -> list[Request]:
         held = (one[2] for several in self._held.values() for one in several)

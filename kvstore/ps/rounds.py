@@ -38,6 +38,7 @@ class Slot:
         "failures",
         "held",
         "id",
+        "kept",
         "parts",
         "pulls",
         "queue",
@@ -50,6 +51,7 @@ class Slot:
         self.id = id
         self.defined = False
         self.ready = False  # has a value
+        self.kept = False  # has been in a snapshot
         self.round = 0  # the last one that is complete
         self.busy = Doing.NOTHING
         self.current: tuple[Seat, Record] | None = None  # whose request is being done, if one alone

@@ -236,8 +236,11 @@ class Scheduler:
     def _who(self, peer: _Peer, message: Who, now: float, actions: list[Action]) -> None:
         """Say whom the store's start, its barrier, or a worker's keys or first push wait for."""
         store = peer.store
+        servers: list[int] = []
+        if store is None or not store.started:
+            servers = [one for one in range(self.options.num_servers) if one not in self._servers.there]
         if store is None:
-            ranks = list(range(self.options.num_workers))
+            ranks = [one for one in range(self.options.num_workers) if one not in self._workers]
         elif not store.started:
             ranks = sorted(set(range(self.options.num_workers)) - store.members.keys())
         elif store.keys.waits(peer.rank):
@@ -246,7 +249,7 @@ class Scheduler:
             ranks = store.arrivals.missing(store.needed, store.epoch)
         else:
             ranks = store.barrier.missing(store.needed) if store.barrier.waiting else []
-        told = Missing(message.store, message.slice, message.round, tuple(ranks))
+        told = Missing(message.store, message.slice, message.round, tuple(ranks), tuple(servers))
         actions.append(Send(peer.name, peer.link.aside(told)))
 
     # ---------------------------------------------------------------------------------------------- admission

@@ -212,6 +212,9 @@ class Server:
         """Answer what waited for a snapshot."""
         for seat, record in self._saving:
             if event.error is None:
+                store = self._stores.get(seat.store)
+                if store is not None and record.slice in store.slots:
+                    store.slots[record.slice].kept = True
                 turn.answer(seat, Kind.DONE, record, 0)
             else:
                 seat.remember(record.sequence, event.error)
@@ -239,6 +242,7 @@ class Server:
             store = Holding(number, self.hello.incarnation, self.options.report)
             store.keep = self._keep if self.options.saves else None
             store.returning = {} if self.hello.restarted else None
+            store.restarted = self.hello.restarted
             self._stores[number] = store
         return store
 

@@ -175,6 +175,15 @@ class Worker:
         """Server and request of whatever an operation still waits for."""
         return [(rank, one) for rank, at in self._servers.items() for one in at.requests.waiting(op)]
 
+    def keep(self, op: Hashable) -> bool:
+        """Read an operation's memory no more, and go on with it all the same; False: that cannot be."""
+        tables = [at.requests for at in self._servers.values()]
+        if any(table.lends(op) for table in tables):
+            return False
+        for table in tables:
+            table.keep(op)
+        return True
+
     def complete(self, server: int, slice: int) -> int:
         """How many of this worker's pushes into a slice are in rounds that are known to be complete."""
         requests = self._servers[server].requests

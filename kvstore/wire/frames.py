@@ -28,7 +28,7 @@ import zmq
 
 from kvstore.errors import ProtocolError
 
-from .messages import PROTOCOL, Batch, Control, Hello, Kind, Letter, Place, Record, Refused
+from .messages import COPIED, PROTOCOL, Batch, Control, Hello, Kind, Letter, Place, Record, Refused
 
 #: Anything with the buffer protocol; NumPy's arrays of any dtype.
 Buffer = Any
@@ -46,7 +46,7 @@ _PADDING = bytes(_ALIGNED)
 _INLINE, _INLINE_BYTES = 1, 32 * 1024
 
 #: Payloads up to this size travel together in one frame: a frame costs microseconds, a copy of them less.
-SMALL = 16 * 1024
+SMALL = COPIED
 
 
 @dataclass(frozen=True)

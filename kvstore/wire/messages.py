@@ -23,6 +23,9 @@ Shape = Annotated[tuple[Annotated[int, _SIZE], ...], msgspec.Meta(max_length=DIM
 #: Value of an option. Nothing nested: what is read takes some 30 times the bytes it came in at most.
 Option = str | int | float | bool
 
+#: Payloads up to this size are copied as they are sent; of larger ones the caller's memory is.
+COPIED = 16 * 1024
+
 #: Version of everything in this file; processes of another version are refused.
 PROTOCOL = 2
 
@@ -464,12 +467,13 @@ class Who(msgspec.Struct, frozen=True, tag=True):
 
 
 class Missing(msgspec.Struct, frozen=True, tag=True):
-    """Ranks that have not pushed into it."""
+    """Ranks of workers that have not pushed into it, or of processes that have not come."""
 
     store: int
     slice: int
     round: int
     ranks: tuple[int, ...]
+    servers: tuple[int, ...] = ()
 
 
 ToScheduler = (

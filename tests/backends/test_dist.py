@@ -89,6 +89,19 @@ def test_many_operations_of_one_key_on_the_way(served: Served, variables: dict[s
     run(served(2, 1, **variables), OWN, "many_on_the_way", 200)
 
 
+@pytest.mark.parametrize(("size", "variables"), [(1000, BY_FRAME), (1000, SYNC), (100_000, SYNC)])
+def test_a_deadline_in_a_round_ends_nothing_else(
+    served: Served, size: int, variables: dict[str, str]
+) -> None:
+    job = served(2, 1, **variables)
+    job.start_all(OWN, "after_a_deadline", size)
+    job.workers[0].expect("gave up")
+    for worker in job.workers:
+        worker.say("late")
+    job.results()
+    assert job.ended() == [0] * 2
+
+
 def test_keys_that_cannot_travel(served: Served) -> None:
     run(served(1, 1, **SYNC), OWN, "keys_that_cannot_travel")
 

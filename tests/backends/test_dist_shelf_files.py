@@ -343,7 +343,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_no_snapshot(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(kv.StateFileError, match="no snapshot in this folder"):
         Shelf.restore(tmp_path)
 
 
@@ -361,7 +361,7 @@ def test_a_damaged_snapshot(folder: Path, damage: str) -> None:
             path.write_bytes(b"")
         else:
             path.unlink()
-        with pytest.raises((kv.StateFileError, FileNotFoundError)):
+        with pytest.raises(kv.StateFileError):
             Shelf.restore(folder)
         path.write_bytes(whole)
     Shelf.restore(folder)
