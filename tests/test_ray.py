@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 import kvstore as kv
 
 HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "how-to" / "ray.md"
 WITHOUT = importlib.util.find_spec("ray") is None
 
 
@@ -76,6 +78,12 @@ def test_a_killed_worker_is_started_again_and_trains_on(driver: Callable[[str], 
     # It joins when it may, and its last rounds may be complete when the other has ended; no push is lost.
     assert results[0] in [["0", [value]] for value in (-12.0, -14.0, -16.0, -18.0)]
     assert results[1] == ["1", [-18.0]]
+
+
+@pytest.mark.nightly
+def test_the_how_to_s_example_runs(python: str, tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    subprocess.run([python, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=170)
 
 
 @pytest.mark.nightly
