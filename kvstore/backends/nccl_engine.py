@@ -252,7 +252,10 @@ class Nccl:
         if self.size == 1:
             return _nothing
         what = f"the sum of {told([name for name, _ in items])}"
-        self._compare(items, what)
+        try:
+            self._compare(items, what)
+        except ConfigError as error:
+            return partial(_raise, error)
         return self._staged([array for _, array in items], what, partial(self.sum, what=what))
 
     def _compare(self, items: Sequence[Item], what: str) -> None:
@@ -326,6 +329,10 @@ class Nccl:
 
 def _nothing() -> None:
     """There are no others."""
+
+
+def _raise(error: KVStoreError) -> None:
+    raise error
 
 
 __all__ = ["Nccl"]

@@ -28,9 +28,11 @@ import kvstore as kv
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 #: Engines that see that workers mean different things by the same call; the others wait until the deadline.
-COMPARING = ("mpi", "gloo")
+COMPARING = ("mpi", "gloo", "nccl")
 #: Engines whose operations meet by name, in any order.
 BY_NAME = ("horovod",)
+#: Engines with which all workers call all stores of a process in one order.
+IN_ONE_ORDER = ("nccl",)
 
 CASES: dict[str, Callable[[Here], None]] = {}
 
@@ -519,7 +521,7 @@ def two_stores_at_once(here: Here) -> None:
     for store in stores:
         store.init("w", np.zeros(4, np.float32))
     mine = [value(here.rank, 4, salt=i) for i in range(2)]
-    order = [0, 1] if here.rank % 2 else [1, 0]  # no order between stores
+    order = [0, 1] if here.rank % 2 or here.engine in IN_ONE_ORDER else [1, 0]  # no order between stores
     works = {i: stores[i].pushpull("w", mine[i], async_op=True) for i in order}
     for i in reversed(order):
         works[i].wait()
@@ -528,6 +530,8 @@ def two_stores_at_once(here: Here) -> None:
 
 @case
 def two_threads_with_a_store_each(here: Here) -> None:
+    if here.engine in IN_ONE_ORDER:
+        return
     stores, problems = [here.make(), here.make()], []
 
     def train(index: int) -> None:
@@ -634,7 +638,7 @@ def an_init_that_differs_is_an_error_for_all(here: Here) -> None:
 
 @case
 def stores_of_two_groups_do_not_meet(here: Here) -> None:
-    if here.engine in BY_NAME:
+    if here.engine in (*BY_NAME, *IN_ONE_ORDER):
         return  # they wait for their own until the deadline
     store = here.make(group=f"of rank {min(here.rank, 1)}")
     raises(kv.ConfigError, "other keys", store.init, "w", value(0))
@@ -788,6 +792,14 @@ def prepare(engine: str) -> None:
         import horovod_core
 
         horovod_core.install()
+    if "KVSTORE_TEST_FAKE_NCCL" in os.environ:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        import fake_cuda
+        import fake_nccl
+
+        fake_cuda.install()
+        fake_nccl.install()
+        os.environ.setdefault("KVSTORE_JOB", os.environ["GLOO_FILE"])  # names the job, and nothing else
 
 
 def run(engine: str, folder: Path) -> dict[str, Any]:

@@ -97,12 +97,21 @@ def horovod_core(folder: str) -> Engine:
     return Engine("horovod-core", "horovod", sys.executable, missing, start, start, variables)
 
 
+def _fake_nccl() -> Engine:
+    """The store and nccl4py on the stand-ins for NCCL and CUDA: no NCCL is run."""
+    absent = [name for name in ("nccl", "cuda", "numba") if importlib.util.find_spec(name) is None]
+    missing = f"there is no {absent[0]}: pip install '.[test]'" if absent else ""
+    start = (sys.executable, str(HERE / "start.py"))
+    return Engine("fake-nccl", "nccl", sys.executable, missing, start, start, {"KVSTORE_TEST_FAKE_NCCL": "1"})
+
+
 ENGINES = (
     _mpi("mpich", ""),
     _mpi("openmpi", "KVSTORE_TEST_OPENMPI"),
     _gloo(),
     _horovod(),
     horovod_core(os.environ.get("KVSTORE_TEST_HOROVOD_CORE", "")),
+    _fake_nccl(),
 )
 
 
