@@ -66,9 +66,9 @@ def section(results: dict[str, Any], name: str, peers: dict[str, str]) -> str:
 
 
 def parameter_server(results: dict[str, Any]) -> str:
-    """Lay out the goals of the parameter server: what is compared with what differs from row to row."""
-    rows = dist_table.goals(dist.from_json(results))
-    return _introduction(results, "dist") + table.markdown(dist_table.GOALS_HEAD, rows)
+    """Lay out the cases of the parameter server that have a goal."""
+    rows = dist_table.short(dist.from_json(results))
+    return _introduction(results, "dist") + table.markdown(dist_table.SHORT_HEAD, rows)
 
 
 def _introduction(results: dict[str, Any], name: str) -> str:
