@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import same_type
 from ..cluster import detect
 from ..compression import Codec
 from ..config import StoreConfig
@@ -120,7 +119,7 @@ class AllReduceBackend(LocalBackend):
         if not pairs:
             return []
         self._agree(sorted(pairs, key=lambda pair: str(pair[0])))
-        copies = [(key, value.astype(value.dtype.newbyteorder("="), order="C")) for key, value in pairs]
+        copies = [(key, value.copy()) for key, value in pairs]
         items = [(str(key), copy.reshape(-1).view(np.uint8)) for key, copy in copies if copy.size]
         self.engine.broadcast(sorted(items, key=lambda item: item[0]))
         return copies
@@ -149,7 +148,7 @@ class AllReduceBackend(LocalBackend):
         if dtype.itemsize == 2 and dtype.kind not in "iu":
             return np.dtype(np.float32)
         narrow = dtype.itemsize == 1 and dtype.kind in "iu" and dtype.name not in self.engine.dtypes
-        return np.dtype(np.int32) if narrow else dtype.newbyteorder("=")
+        return np.dtype(np.int32) if narrow else dtype
 
     def _sums(self, groups: list[Group]) -> list[tuple[Entry, Array]]:
         """Sum the values of this worker into memory of the store, wide enough for the engine's sum."""
@@ -229,7 +228,7 @@ def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:
     """Keep the sums. Those of an operation that fails are dropped: the engine may still write to them."""
     finish()
     for entry, total in sums:
-        if same_type(total.dtype, entry.dtype):
+        if total.dtype == entry.dtype:
             entry.give(_SUM, entry.value)  # views of it are good until the next push
             entry.value = total
         else:

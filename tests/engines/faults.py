@@ -124,6 +124,7 @@ def interrupted(here: Witness) -> None:
     if here.victim:
         _until((folder / "again").exists)
     else:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored around the tests
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         signal.setitimer(signal.ITIMER_REAL, 1.5)  # by then it waits
         seen = None

@@ -83,6 +83,7 @@ class Told:
             del self.under_way[handle]
 
     def _begin(self, names: list[str], arrays: Sequence[Any]) -> int:
+        assert all(array.size for array in arrays), "nothing is to be sent"
         busy = {name for names, _ in self.under_way.values() for name in names}
         if busy & set(names):
             raise HorovodInternalError("a tensor with the same name as another that is being processed")
@@ -164,6 +165,15 @@ def test_keys_go_together_by_type_under_a_name_that_says_what_they_are(hvd: Told
         "allreduce.kvstore.default.0.key.a.0",
         "allreduce.kvstore.default.0.key.c.1",
     ]
+
+
+def test_empty_arrays_are_not_sent(hvd: Told, store: kv.KVStore) -> None:
+    store.init(["e", "f"], [np.empty((0, 3)), np.empty(0, np.int8)])
+    hvd.names.clear()
+    store.push("e", np.empty((0, 3)))
+    store.push(["e", "f"], [np.empty((0, 3)), np.empty(0, np.int8)])
+    store.push(["e", "a"], [np.empty((0, 3)), np.ones(3)])
+    assert [name.rsplit(".", 2)[1] for name in hvd.names] == ["a"]
 
 
 def test_lists_of_other_sizes_have_other_names(hvd: Told) -> None:
