@@ -34,7 +34,10 @@ def place() -> None:
 
 @contextlib.contextmanager
 def gloo(folder: str) -> Iterator[None]:
-    """Be in a process group of all workers, which meet at a file."""
+    """Be in a process group of all workers, which meet at a file.
+
+    Models must be gone at its end: torch may hang when one outlives its group.
+    """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = f"file://{folder}/meeting"
     dist.init_process_group(
@@ -65,9 +68,14 @@ def gradient(model: nn.Module) -> list[list[float] | None]:
 def learn(how: str, store_name: str, folder: str, steps: int) -> list[float]:
     """Train on digits, each worker with its part of each batch, and return the weights at the end."""
     place()
+    with gloo(folder) if how in ("gloo", "hook") else contextlib.nullcontext():
+        return _learn(how, store_name, folder, steps)
+
+
+def _learn(how: str, store_name: str, folder: str, steps: int) -> list[float]:
     data = np.load(f"{folder}/digits.npz")
     images, labels = torch.from_numpy(data["images"]), torch.from_numpy(data["labels"])
-    with _trained(how, store_name, folder) as (model, own, optimizer):
+    with _trained(how, store_name) as (model, own, optimizer):
         for step in range(steps):
             start = step * BATCH % (len(images) - BATCH)
             part = slice(start + RANK * BATCH // SIZE, start + (RANK + 1) * BATCH // SIZE)
@@ -78,15 +86,14 @@ def learn(how: str, store_name: str, folder: str, steps: int) -> list[float]:
 
 
 @contextlib.contextmanager
-def _trained(how: str, store_name: str, folder: str) -> Iterator[tuple[nn.Module, nn.Module, Any]]:
+def _trained(how: str, store_name: str) -> Iterator[tuple[nn.Module, nn.Module, Any]]:
     """Yield what to call, what has the weights, and the optimizer."""
     own = network()
     sgd: Any = torch.optim.SGD(own.parameters(), lr=RATE, momentum=MOMENTUM)
     if how == "gloo":
-        with gloo(folder):
-            yield DistributedDataParallel(own), own, sgd
+        yield DistributedDataParallel(own), own, sgd
     elif how == "hook":
-        with gloo(folder), kv.create(store_name) as store:
+        with kv.create(store_name) as store:
             model = DistributedDataParallel(own, bucket_cap_mb=0.003)  # several buckets, soon cut anew
             model.register_comm_hook(HookState(store), allreduce_hook)
             yield model, own, sgd
@@ -349,8 +356,13 @@ def rows(store_name: str, sparse: bool, on_store: bool) -> list[Any]:
 
 def rows_by_hook(store_name: str, folder: str, hook: bool) -> list[Any]:
     place()
+    with gloo(folder):
+        return _rows_by_hook(store_name, hook)
+
+
+def _rows_by_hook(store_name: str, hook: bool) -> list[Any]:
     model = Bag(True)
-    with gloo(folder), kv.create(store_name) as store:
+    with kv.create(store_name) as store:
         whole = DistributedDataParallel(model)
         if hook:
             whole.register_comm_hook(HookState(store), allreduce_hook)
@@ -390,6 +402,7 @@ def mistakes() -> dict[str, str]:
         found["kind"] = refused(make(rule, named.items(), store))
         found["kind on store"] = refused(make(good, named.items(), store, update_on_kvstore=True))
         found["store"] = refused(make(good, named.items(), kv.TestStore()))
+        found["bytes"] = refused(make(good, named.items(), store, bucket_bytes=-1))
         found["passes"] = refused(make(good, named.items(), store, backward_passes_per_step=0))
         found["none"] = refused(make(good, [], store))
         found["names"] = refused(make(good, list(named.items())[:2], store))
@@ -407,10 +420,12 @@ def mistakes() -> dict[str, str]:
 
         bag = Bag(True)
         optimizer = wrapped(bag, store)
-        found["sparse gradient"] = refused(lambda: bag(torch.tensor([[1, 2]])).sum().backward())
+        bag(torch.tensor([[1, 2]])).sum().backward()
+        found["sparse gradient"] = refused(optimizer.step)
         bag = Bag(False)
         optimizer = wrapped(bag, store, prefix="2.", sparse=["table.weight"])
-        found["dense gradient"] = refused(lambda: bag(torch.tensor([[1, 2]])).sum().backward())
+        bag(torch.tensor([[1, 2]])).sum().backward()
+        found["dense gradient"] = refused(optimizer.step)
         optimizer = make(kv.optimizer.SGD(), named.items(), store, prefix="3.", update_on_kvstore=True)()
         found["states"] = refused(optimizer.state_dict)
         found["group"] = refused(lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}))
@@ -446,12 +461,15 @@ def other_models(store_name: str) -> str:
 def a_loss(store_name: str, how: str, folder: str) -> str:
     """A worker dies in the backward pass of another; the other is told from step, or from backward."""
     place()
+    with gloo(folder) if how == "hook" else contextlib.nullcontext():
+        return _a_loss(store_name, how)
+
+
+def _a_loss(store_name: str, how: str) -> str:
     own = network(0)
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(kv.create(store_name))
+    with kv.create(store_name) as store:
         model: Any = own
         if how == "hook":
-            stack.enter_context(gloo(folder))
             model = DistributedDataParallel(own)
             model.register_comm_hook(HookState(store), allreduce_hook)
         else:
@@ -473,6 +491,31 @@ def a_loss(store_name: str, how: str, folder: str) -> str:
             assert weights(own) == before
             return f"worker {error.rank}"
     return ""
+
+
+def uneven(folder: str, hook: bool) -> list[float]:
+    """One worker has more batches, inside of DistributedDataParallel's join."""
+    place()
+    with gloo(folder):
+        return _uneven(hook)
+
+
+def _uneven(hook: bool) -> list[float]:
+    own = network(0)
+    with kv.create("shared") as store:
+        model = DistributedDataParallel(own, bucket_cap_mb=0.003)
+        if hook:
+            model.register_comm_hook(HookState(store), allreduce_hook)
+        sgd = torch.optim.SGD(own.parameters(), lr=RATE)
+        with model.join():
+            for number in range(3 + 2 * RANK):
+                sgd.zero_grad()
+                model(torch.full((1, 64), (number + RANK) / 8)).square().sum().backward()
+                sgd.step()
+        with model.no_sync():  # nothing is sent, so nobody waits
+            model(torch.ones(1, 64)).sum().backward()
+        store.barrier()
+        return weights(own)
 
 
 def worlds_differ(folder: str) -> str:

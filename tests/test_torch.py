@@ -241,6 +241,11 @@ def test_sparse_gradients_by_hook(same: Callable[..., Any], tmp_path: Path) -> N
     np.testing.assert_allclose(same("rows_by_hook", "shared", str(tmp_path), True), expected, rtol=1e-6)
 
 
+def test_uneven_batches_under_ddp(same: Callable[..., Any], tmp_path: Path) -> None:
+    expected = same("uneven", str(tmp_path), False)
+    np.testing.assert_allclose(same("uneven", str(tmp_path), True), expected, rtol=1e-6)
+
+
 def test_compression_keeps_residuals_of_parameters(same: Callable[..., Any]) -> None:
     assert same("compressed", "shared") == [[[0.0] * 4] * 2, [[1.0] * 4, [0.0] * 4]]
 
@@ -255,6 +260,7 @@ MISTAKES = {
     "kind": r"ArgumentError: .*torch\.optim\.Optimizer, not kvstore\.optimizer\.sgd\.SGD.*update_on_kvstore",
     "kind on store": r"ArgumentError: .*kv\.optimizer\.SGD\(.*not torch\.optim\.sgd\.SGD",
     "store": r"ArgumentError: .*kvstore\.create",
+    "bytes": r"ConfigError: bucket_bytes",
     "passes": r"ConfigError: backward_passes_per_step",
     "none": r"ConfigError: .*there are none",
     "names": r"ConfigError: .*shape \(10, 24\).*model\.named_parameters\(\)",

@@ -11,7 +11,7 @@ from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
 from ..sparse import RowSparseArray
 from ..store import KVStore
-from .slots import Slot
+from .slots import Slot, highest
 from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked
 
 
@@ -26,19 +26,29 @@ class Gradients:
         if tables:
             store.init([slot.key for slot in tables], [no_rows(slot.parameter) for slot in tables])
 
-    def start(self, slot: Slot) -> None:
-        """Push what there is."""
-        slot.absent = slot.parameter.grad is None
-        if slot.sparse:
+    def start(self, batch: list[Slot]) -> None:
+        """Push what there is, in one call."""
+        for slot in batch:
+            slot.absent = slot.parameter.grad is None
+        for slot in [slot for slot in batch if slot.sparse]:
             rows = divided(_pushed_rows(slot), self._divisor)
             slot.work = self._store.push(slot.key, rows, priority=slot.priority, async_op=True)
-        else:
-            slot.gradient = _nothing(slot.parameter) if slot.absent else _something(slot)
-            if self._divisor > 1:
-                slot.gradient.div_(self._divisor)
-            value = array(walked(slot.gradient, slot.order))
-            slot.work = self._store.pushpull(slot.key, value, priority=slot.priority, async_op=True)
-        slot.pushed = True
+        dense = [slot for slot in batch if not slot.sparse]
+        values = [self._dense(slot) for slot in dense]
+        if dense:
+            keys = [slot.key for slot in dense]
+            work = self._store.pushpull(keys, values, priority=highest(dense), async_op=True)
+            for slot in dense:
+                slot.work = work
+
+    def _dense(self, slot: Slot) -> Any:
+        slot.gradient = _nothing(slot.parameter) if slot.absent else _something(slot)
+        if self._divisor > 1:
+            slot.gradient.div_(self._divisor)
+        value = array(walked(slot.gradient, slot.order))
+        if not slot.absent:
+            _mark(value)
+        return value
 
     def finish(self, taking_part: list[Slot]) -> None:
         """Wait for the sums."""
@@ -67,17 +77,20 @@ class Weights:
         optimizer.rule.rescale_grad = optimizer.rule.rescale_grad / divisor
         store.set_optimizer(optimizer.rule)
 
-    def start(self, slot: Slot) -> None:
-        """Push what there is."""
+    def start(self, batch: list[Slot]) -> None:
+        """Push what there is, in one call."""
         self._optimizer.tell_rate(self._store)
+        keys, values = [slot.key for slot in batch], [self._value(slot) for slot in batch]
+        work = self._store.push(keys, values, priority=highest(batch), async_op=True)
+        for slot in batch:
+            slot.work = work
+
+    def _value(self, slot: Slot) -> Any:
         if slot.sparse:
-            value: Any = _pushed_rows(slot)
-        else:
-            absent = slot.parameter.grad is None
-            slot.gradient = torch.zeros_like(slot.parameter) if absent else _something(slot)
-            value = array(walked(slot.gradient, slot.order))
-        slot.work = self._store.push(slot.key, value, priority=slot.priority, async_op=True)
-        slot.pushed = True
+            return _pushed_rows(slot)
+        absent = slot.parameter.grad is None
+        slot.gradient = torch.zeros_like(slot.parameter) if absent else _something(slot)
+        return array(walked(slot.gradient, slot.order))
 
     def finish(self, taking_part: list[Slot]) -> None:
         """Wait for the weights, and write them to the parameters."""
@@ -129,27 +142,30 @@ class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def _something(slot: Slot) -> Tensor:
-    """Return the gradient, in the parameter's own memory order, such that it differs from `_nothing`."""
+    """Return the gradient, in the parameter's own memory order."""
     gradient = slot.parameter.grad
     if gradient.is_sparse:
         raise ConfigError(
             f"parameter {slot.name!r} has a sparse gradient: name it in sparse=[{slot.name!r}], on all "
             "workers, or build the layer with sparse=False"
         )
-    memory = walked(gradient, slot.order)
-    if not memory.is_contiguous():
+    if not walked(gradient, slot.order).is_contiguous():
         gradient = torch.empty_like(slot.parameter, requires_grad=False).copy_(gradient.detach())
-        memory = walked(gradient, slot.order)
-    memory.view(-1)[:1].add_(0.0)
     return gradient.detach()
 
 
 def _nothing(parameter: Tensor) -> Tensor:
     """Return zeros below zero, which change no sum, and are the sum only where nobody adds another thing.
 
-    For -0.0 + 0.0 is 0.0, and a gradient that begins with -0.0 begins with 0.0 after `_something`.
+    For -0.0 + 0.0 is 0.0, and no gradient begins with -0.0 after `_mark`.
     """
     return torch.full_like(parameter, -0.0, requires_grad=False)
+
+
+def _mark(value: Any) -> None:
+    """Make a gradient differ from `_nothing`: let it not begin with -0.0."""
+    first = value.reshape(-1)[:1]
+    first += 0.0
 
 
 def _is_nothing(total: Any) -> bool:

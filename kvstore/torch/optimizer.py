@@ -37,8 +37,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     average : bool
         Divide by the number of workers; else gradients are summed.
     overlap : bool
-        Hand over each gradient as soon as it is there; else all of them in `synchronize`, for models that
-        come back to a parameter in one pass, as with reentrant checkpointing.
+        Hand over gradients as soon as they are there; else all of them in `synchronize`, for models that come
+        back to a parameter in one pass, as with reentrant checkpointing.
+    bucket_bytes : int
+        So much of gradients is handed over in one call; a larger one goes by itself.
     sparse : iterable of str
         Names of the parameters with sparse gradients (``nn.Embedding(..., sparse=True)``).
     prefix : str
@@ -74,16 +76,21 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         backward_passes_per_step: int = 1,
         average: bool = True,
         overlap: bool = True,
+        bucket_bytes: int = 1 << 20,
         sparse: Iterable[str] = (),
         prefix: str = "",
         update_on_kvstore: bool = False,
     ) -> None:
         if backward_passes_per_step < 1:
             raise ConfigError(f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}")
+        if bucket_bytes < 0:
+            raise ConfigError(f"bucket_bytes must be 0 or more, got {bucket_bytes}")
         _check_kind(optimizer, update_on_kvstore)
         check_store(store)
         self.store = store
-        self._passes, self._overlap = backward_passes_per_step, overlap
+        self._passes, self._overlap, self._full = backward_passes_per_step, overlap, bucket_bytes
+        self._batch: list[Slot] = []  # complete, and pushed next
+        self._bytes = 0
         self._synchronized = False
         self._slots = slots(named_parameters, prefix, sparse)
         self._optimizer: Any = optimizer
@@ -143,8 +150,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._hook()
         taking_part = [slot for slot in self._slots if self._takes_part(slot)]
         for slot in self._turns or reversed(self._slots):
-            if self._takes_part(slot) and not slot.pushed:
-                self._exchange.start(slot)
+            if self._takes_part(slot) and not slot.queued:
+                self._queue(slot)
+        self._push()
         self._exchange.finish(taking_part)
         for slot in self._slots:
             slot.reset()
@@ -158,7 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         KVStoreError
             Gradients are on their way to the other workers.
         """
-        if any(slot.work is not None for slot in self._slots):
+        if self._batch or any(slot.work is not None for slot in self._slots):
             raise KVStoreError(
                 "zero_grad between backward and step: gradients are on their way to the other workers; call "
                 "step first, or synchronize to leave this step out"
@@ -215,7 +223,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._ours = {known[parameter] for parameter in parameters}
 
     def _takes_part(self, slot: Slot) -> bool:
-        return slot.pushed or (slot in self._ours and slot.parameter.requires_grad)
+        return slot.queued or (slot in self._ours and slot.parameter.requires_grad)
 
     def _hook(self) -> None:
         """Put hooks on what needs gradients, also on what was frozen before."""
@@ -227,7 +235,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _notice(self, slot: Slot) -> None:
         """Push a gradient that is complete, if its turn has come."""
-        if slot.pushed:
+        if slot.ready:
             raise KVStoreError(
                 f"worker {self.store.rank}: parameter {slot.name!r} got another gradient while the first was "
                 f"on its way, and both are spoilt. backward_passes_per_step is {self._passes}: set it to the "
@@ -239,17 +247,30 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             return
         slot.ready = True
         if self._turns is None:
-            self._exchange.start(slot)
+            self._queue(slot)
         else:
             self._take_turns(self._turns)
 
     def _take_turns(self, turns: list[Slot]) -> None:
-        """Push what is ready, up to the first that is not."""
+        """Queue what is ready, up to the first that is not."""
         for slot in turns:
-            if slot.ready and not slot.pushed:
-                self._exchange.start(slot)
+            if slot.ready and not slot.queued:
+                self._queue(slot)
             elif not slot.ready and self._takes_part(slot):
                 return
+
+    def _queue(self, slot: Slot) -> None:
+        """Put a gradient among those that are pushed next, and push them if they are enough."""
+        slot.queued = True
+        self._batch.append(slot)
+        self._bytes += slot.nbytes
+        if self._bytes >= self._full:
+            self._push()
+
+    def _push(self) -> None:
+        batch, self._batch, self._bytes = self._batch, [], 0
+        if batch:
+            self._exchange.start(batch)
 
 
 def _noticed(optimizer: weakref.ref[DistributedOptimizer], slot: Slot, parameter: Tensor) -> None:

@@ -29,13 +29,15 @@ class Slot:
     priority: int
     order: Order
     sparse: bool
+    #: Size of a dense gradient.
+    nbytes: int
     hook: Any = field(default=None, repr=False)
     #: Backward passes since the last step.
     passes: int = 0
-    #: It may be pushed when its turn comes, where all workers must push in one order.
+    #: Its gradient is complete, and has been put among those that are pushed next.
     ready: bool = False
-    pushed: bool = False
-    #: The push, until it is over, and how it failed.
+    queued: bool = False
+    #: The push that it is a part of, until that is over, and how it failed.
     work: Work | None = None
     error: Exception | None = None
     #: The gradient that is on its way, and whether it stands for none.
@@ -58,8 +60,13 @@ class Slot:
     def reset(self) -> None:
         """Begin another step."""
         self.passes = 0
-        self.ready = self.pushed = self.absent = False
+        self.ready = self.queued = self.absent = False
         self.error = self.gradient = None
+
+
+def highest(batch: list[Slot]) -> int:
+    """Priority of what is pushed in one call."""
+    return max(slot.priority for slot in batch)
 
 
 def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str]) -> list[Slot]:
@@ -82,7 +89,10 @@ def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str
         if name in names:
             raise ConfigError(f"named_parameters: {name!r} is the name of two parameters")
         names.add(name)
-        found[parameter] = Slot(name, prefix + name, parameter, -len(found), order(parameter), name in rows)
+        size = parameter.numel() * parameter.element_size()
+        found[parameter] = Slot(
+            name, prefix + name, parameter, -len(found), order(parameter), name in rows, size
+        )
     if not found:
         raise ConfigError("named_parameters: there are none; an iterator can be used only once")
     if rows - names:
