@@ -17,8 +17,8 @@ from references import lcg
 
 import kvstore as kv
 import kvstore.mxnet as kv_mxnet
-from kvstore.mxnet_import import mx
-from kvstore.mxnet_optimizer import Foreign, Translated
+from kvstore.mxnet.library import mx
+from kvstore.mxnet.optimizers import Foreign, Translated
 
 gluon, autograd, nd = mx.gluon, mx.autograd, mx.nd
 F = np.float32

@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 # The higher, the more a room may know. A module stands on the floor of its first part below `kvstore`.
 FLOORS = {
     "launch": 6, "trainer": 6, "torch": 6, "jax": 6, "mxnet": 6,
-    "trainer_choice": 6, "parameter": 6, "mxnet_arrays": 6, "mxnet_import": 6, "mxnet_optimizer": 6,
     "averaging": 6, "ray": 6,
     "": 5,  # kvstore/__init__.py
     "base": 4, "store": 4, "plan": 4, "checkpoint": 4,

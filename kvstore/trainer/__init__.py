@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import readable, writable
-from .errors import ArgumentError, ArrayError, CapabilityError, ConfigError, ShapeError
-from .optimizer import Optimizer, Updater, checks, create, states
-from .optimizer.optimizer import Array, Index
+from ..arrays import readable, writable
+from ..errors import ArgumentError, ArrayError, CapabilityError, ConfigError, ShapeError
+from ..optimizer import Optimizer, Updater, checks, create, states
+from ..optimizer.optimizer import Array, Index
+from ..sparse import RowSparseArray
+from ..store import KVStore
+from .choice import Choice, choose
 from .parameter import Parameter, Trainable
-from .sparse import RowSparseArray
-from .store import KVStore
-from .trainer_choice import Choice, choose
 
 PathLike = str | os.PathLike[str]
 
@@ -56,8 +56,8 @@ class Trainer:
     ----------
     params : list or dict of Parameter
         Or of anything that has ``name``, ``grad_req``, ``list_data()`` and ``list_grad()``, see
-        `kvstore.parameter.Trainable`. All have equally many replicas. Those of a dict are taken in the order
-        of its keys. The store's keys are their positions.
+        `kvstore.trainer.parameter.Trainable`. All have equally many replicas. Those of a dict are taken in the
+        order of its keys. The store's keys are their positions.
     optimizer : str or Optimizer
         A name that `kvstore.optimizer.create` knows, or an optimizer, which the trainer then uses and
         changes.

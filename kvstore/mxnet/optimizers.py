@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ConfigError
-from .mxnet_arrays import lent, lent_gradient, rows_of
-from .optimizer import Optimizer, create, lr_scheduler
-from .optimizer.lr_scheduler import LRScheduler
-from .optimizer.optimizer import Array, Index, State, dense
+from ..errors import ConfigError
+from ..optimizer import Optimizer, create, lr_scheduler
+from ..optimizer.lr_scheduler import LRScheduler
+from ..optimizer.optimizer import Array, Index, State, dense
+from .arrays import lent, lent_gradient, rows_of
 
 #: Settings that all of them have, by the same names.
 _COMMON = ("rescale_grad", "wd", "clip_gradient", "multi_precision", "begin_num_update")

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .base import BACKENDS, KVStoreBase, _has_peers, create
-from .cluster import detect
-from .errors import ArgumentError, CapabilityError, ConfigError
+from ..base import BACKENDS, KVStoreBase, _has_peers, create
+from ..cluster import detect
+from ..errors import ArgumentError, CapabilityError, ConfigError
+from ..sparse import RowSparseArray
+from ..store import KVStore
 from .parameter import Trainable
-from .sparse import RowSparseArray
-from .store import KVStore
 
 log = logging.getLogger("kvstore.trainer")
 

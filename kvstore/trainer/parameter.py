@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .arrays import readable, writable
-from .errors import ArgumentError, ArrayError, ConfigError, ShapeError
-from .sparse import RowSparseArray
+from ..arrays import readable, writable
+from ..errors import ArgumentError, ArrayError, ConfigError, ShapeError
+from ..sparse import RowSparseArray
 
 _REQUESTS = ("write", "add", "null")
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import readable
-from .mxnet_import import mx
-from .sparse import RowSparseArray
+from ..arrays import readable
+from ..sparse import RowSparseArray
+from .library import mx
 
 Array = npt.NDArray[Any]
 

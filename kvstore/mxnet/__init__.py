@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import BACKENDS
-from .base import create as create_ours
-from .errors import ArgumentError, CapabilityError
-from .grouping import group
-from .mxnet_arrays import Outs, is_rows, lent, lent_gradient, put_rows, taken
-from .mxnet_import import mx
-from .mxnet_optimizer import Foreign, Translated, indices_of, keeps_states_only, obstacle
-from .optimizer import Optimizer, Updater, states
-from .optimizer.optimizer import Index
-from .sparse import RowSparseArray
-from .store import KVStore as OurKVStore
+from ..base import BACKENDS
+from ..base import create as create_ours
+from ..errors import ArgumentError, CapabilityError
+from ..grouping import group
+from ..optimizer import Optimizer, Updater, states
+from ..optimizer.optimizer import Index
+from ..sparse import RowSparseArray
+from ..store import KVStore as OurKVStore
+from .arrays import Outs, is_rows, lent, lent_gradient, put_rows, taken
+from .library import mx
+from .optimizers import Foreign, Translated, indices_of, keeps_states_only, obstacle
 
 log = logging.getLogger("kvstore.mxnet")
 

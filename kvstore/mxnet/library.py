@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import MissingBackendError
+from ..errors import MissingBackendError
 
 #: Names that NumPy had when MXNet was last released.
 _GONE = {"bool": bool, "int": int, "float": float, "object": object}
