@@ -56,8 +56,8 @@ class Trainer:
     ----------
     params : list or dict of Parameter
         Or of anything that has ``name``, ``grad_req``, ``list_data()`` and ``list_grad()``, see
-        `kvstore.trainer.parameter.Trainable`. All have equally many replicas. Those of a dict are taken in the
-        order of its keys. The store's keys are their positions.
+        `kvstore.trainer.parameter.Trainable`. All have equally many replicas. Those of a dict are taken
+        in the order of its keys. The store's keys are their positions.
     optimizer : str or Optimizer
         A name that `kvstore.optimizer.create` knows, or an optimizer, which the trainer then uses and
         changes.
