@@ -25,7 +25,8 @@ from .site import Loss
 PATIENCE = 60.0
 
 _FIRST_WORD = 60.0  # seconds in which a host must answer
-_LEAVE = 4.0  # seconds that a far side has to end what is left: longer than its grace
+#: Seconds that far sides have to end what is left: longer than their grace.
+LEAVE = 4.0
 _CHUNK = 1 << 16
 _UNREACHED = 255  # ssh's exit code for troubles of its own
 
@@ -185,11 +186,10 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._in.close()
 
-    def close(self) -> None:
+    def close(self, until: float) -> None:
         """Wait for the end of the connection, but not for long, and not where nothing can have started."""
         self.leave()
-        until = time.monotonic() + (_LEAVE if self.ready else 0.0)
-        while self._process.poll() is None and time.monotonic() < until:
+        while self.ready and self._process.poll() is None and time.monotonic() < until:
             self._drain()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, signal.SIGKILL)

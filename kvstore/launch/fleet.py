@@ -6,6 +6,7 @@ import itertools
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 from kvstore.wire.keys import Keys
 
-from .connection import Connection, FarMember
+from .connection import LEAVE, Connection, FarMember
 from .hosts import Host, Layout, of_file, of_list
 from .keeper import Keeper
 from .member import Part
@@ -117,8 +118,9 @@ class Fleet:
         """End the connections: the far sides then end what is left, and themselves."""
         for connection in self._connections:
             connection.leave()
+        until = time.monotonic() + LEAVE
         for connection in self._connections:
-            connection.close()
+            connection.close(until)
             self._keeper.forget(connection.group)
 
 

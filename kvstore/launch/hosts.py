@@ -95,7 +95,7 @@ class Layout:
     Parameters
     ----------
     hosts : sequence of Host
-        Those without a worker are left out, unless all are needed for servers.
+        Those that get no worker are left out.
     workers, servers : int
         How many there are.
 

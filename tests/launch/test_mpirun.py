@@ -311,6 +311,18 @@ def test_a_signal_to_the_launcher_ends_all(ranks: Ranks, launcher: Launcher, num
     until(lambda: not ranks.job.alive())
 
 
+def test_ranks_of_torchrun_train_with_servers(ranks: Ranks) -> None:
+    python = Path(os.environ.get("KVSTORE_TEST_TORCH", ""))
+    torchrun = python.parent / "torchrun"
+    if not python.name or not torchrun.exists():
+        pytest.skip("KVSTORE_TEST_TORCH names no Python with PyTorch")
+    role = [str(python), "-m", "kvstore.launch", "role", "-s", "1", "train.py"]
+    command = [str(torchrun), "--nproc-per-node", "2", "--no-python", *role]
+    subprocess.run(command, cwd=ranks.folder, env=ranks.job.environment, check=True, timeout=90)
+    assert [ranks.text("sums", rank) for rank in (0, 1)] == ["2 [3.0, 3.0, 3.0]"] * 2
+    until(lambda: not ranks.job.alive())
+
+
 # ------------------------------------------------------------------------------------------------- a folder
 
 
