@@ -307,7 +307,7 @@ os.register_at_fork(after_in_child=_reset_in_child)
 atexit.register(finish_all)
 
 
-def _seconds(timeout: float) -> float:
+def _seconds(timeout: Any) -> float:
     if not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise ArgumentError(f"timeout must be a number of seconds from 0 on, not {timeout!r}")
-    return min(timeout, threading.TIMEOUT_MAX)
+    return float(min(timeout, threading.TIMEOUT_MAX))
