@@ -256,6 +256,9 @@ class Nccl:
             self._compare(items, what)
         except ConfigError as error:
             return partial(_raise, error)
+        except KeyboardInterrupt:  # the others go on with the sum
+            self._break(KVStoreError(f"interrupted in {what}"))
+            raise
         return self._staged([array for _, array in items], what, partial(self.sum, what=what))
 
     def _compare(self, items: Sequence[Item], what: str) -> None:

@@ -102,6 +102,8 @@ def find(environment: Mapping[str, str] | None = None) -> Place:
 
 def _of_workers(env: Mapping[str, str]) -> Place:
     """Read DMLC_* and KVSTORE_* of a worker: where the scheduler would be, worker 0 is."""
+    no_servers = ("DMLC_NUM_SERVER", "KVSTORE_NUM_SERVERS")
+    env = {name: text for name, text in env.items() if name not in no_servers or text != "0"}
     found = roles.find(env)
     if found is None or found.role != "worker" or found.num_workers < 2:
         return Place(0, 1, 0)

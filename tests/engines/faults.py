@@ -23,6 +23,9 @@ import numpy as np
 
 import kvstore as kv
 
+#: Engines whose waits stand in another module than that of their name.
+_WAITS = {"nccl": "nccl_watch"}
+
 
 class Witness:
     """A process of the job with a store, which has worked once."""
@@ -71,7 +74,9 @@ def killed(here: Witness) -> None:
 def absent(here: Witness) -> None:
     """The victim is alive, and never calls."""
     if here.engine != "gloo":
-        importlib.import_module(f"kvstore.backends.{here.engine}")._NOTICE_AFTER = here.deadline / 2
+        importlib.import_module(f"kvstore.backends.{_WAITS.get(here.engine, here.engine)}")._NOTICE_AFTER = (
+            here.deadline / 2
+        )
     if here.victim:
         time.sleep(6)
         here.tell()

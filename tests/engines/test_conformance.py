@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 from engines import conformance, launchers
 
+
+def _rare(engine: launchers.Engine, size: int) -> list[pytest.MarkDecorator]:
+    """Leave three processes on a stand-in to the night."""
+    return [pytest.mark.nightly] if engine.title == "fake-nccl" and size > 2 else []
+
+
 JOBS: list[Any] = []
 for engine in launchers.ENGINES:
     if engine.missing:
         JOBS.append(pytest.param(engine, 0, "", marks=pytest.mark.skip(engine.missing), id=str(engine)))
         continue
     JOBS += [
-        pytest.param(engine, size, case, id=f"{engine}-{size}-{case}")
+        pytest.param(engine, size, case, id=f"{engine}-{size}-{case}", marks=_rare(engine, size))
         for size in (2, 3)
         for case in conformance.CASES
     ]

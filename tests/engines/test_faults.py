@@ -12,7 +12,14 @@ DEADLINE = 2.0
 SLACK = 8.0  # seconds of a slow machine, and of the engine's own notice
 
 ENGINES = [
-    pytest.param(engine, id=str(engine), marks=[pytest.mark.skip(engine.missing)] if engine.missing else [])
+    pytest.param(
+        engine,
+        id=str(engine),
+        marks=[
+            *([pytest.mark.skip(engine.missing)] if engine.missing else []),
+            *([pytest.mark.nightly] if engine.title == "fake-nccl" else []),  # test_nccl.py has quicker ones
+        ],
+    )
     for engine in launchers.ENGINES
 ]
 engines = pytest.mark.parametrize("engine", ENGINES)
@@ -95,8 +102,8 @@ def test_an_error_that_leaves_the_store_is_the_loss_of_a_peer(
 
 @engines
 def test_after_ctrl_c_in_a_push_the_job_goes_on(engine: launchers.Engine, tmp_path: Path) -> None:
-    if engine.name == "gloo":
-        pytest.skip("torch.distributed cannot be interrupted")
+    if engine.name in ("gloo", "nccl"):
+        pytest.skip("it cannot be interrupted")
     ended = job(engine, tmp_path, "interrupted", deadline=20)
     assert ended.code == 0, ended.output
     assert ended.told == {rank: {"seen": "KeyboardInterrupt", "works": True} for rank in range(2)}
@@ -114,8 +121,8 @@ def test_one_process_without_a_launcher_is_a_job(engine: launchers.Engine, tmp_p
 def test_the_wrong_launcher_is_an_error_that_names_the_right_one(
     engine: launchers.Engine, tmp_path: Path
 ) -> None:
-    if engine.name == "gloo":
-        pytest.skip("the reference engine does not ask")
+    if engine.name in ("gloo", "nccl"):
+        pytest.skip("any launcher will do")
     place = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": "1"}
     ended = job(engine, tmp_path, "is_refused", size=0, variables=place)
     right = "mpiexec -n 4" if engine.name == "mpi" else "horovodrun -np 4"
