@@ -177,8 +177,12 @@ class Far:
 
 
 def _environment(variables: dict[bytes, bytes]) -> dict[str, str]:
-    """Variables of a process: those of this host, and over them those of the job."""
+    """Variables of a process: those of this host, and over them those of the job.
+
+    Programs that stand beside this Python are found first, as where its environment is activated.
+    """
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_BEHIND)}
+    ours["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), ours.get("PATH", os.defpath)])
     return ours | {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
 
 

@@ -235,6 +235,7 @@ assert (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) == (RANK, 3)
         pytest.skip("this Python's mpi4py would load MPICH")
 
 
+@pytest.mark.nightly
 def test_two_jobs_do_not_meet(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Ranks(Job(tmp_path / "other"))
@@ -287,6 +288,7 @@ def test_kill_9_of_what_runs_beside_ends_all(ranks: Ranks, launcher: Launcher, w
     until(lambda: not ranks.job.alive())
 
 
+@pytest.mark.nightly
 @BOTH
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_kill_9_of_a_program_ends_all(ranks: Ranks, launcher: Launcher, rank: int) -> None:
@@ -377,6 +379,7 @@ def test_tasks_of_slurm_meet_on_the_first_node(ranks: Ranks) -> None:
     assert ranks.text("scheduler", 3).startswith("tcp://127.0.0.2:2")
 
 
+@pytest.mark.nightly
 def test_tasks_of_slurm_meet_where_they_are_told(ranks: Ranks) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -384,6 +387,7 @@ def test_tasks_of_slurm_meet_where_they_are_told(ranks: Ranks) -> None:
     ranks.check(ranks_of_slurm(ranks, "n[1-2]", "-s", "1", "--scheduler", address), 4)
 
 
+@pytest.mark.nightly
 def test_a_task_of_slurm_that_fails_ends_all(ranks: Ranks) -> None:
     text = f"if RANK == 3: sys.exit(7)\n{FOREVER}"
     process = ranks_of_slurm(ranks, "127.0.0.[2-3]", "-s", "2", text=text)
