@@ -391,6 +391,28 @@ def test_kill_9_of_a_far_side(far: Job) -> None:
     until(lambda: not far.alive())
 
 
+PATIENT = """
+from kvstore.launch import connection
+from kvstore.launch.cli import main
+connection.PATIENCE = 7.0
+main()
+"""
+
+
+@pytest.mark.nightly
+def test_a_host_that_is_silent_is_lost(far: Job) -> None:
+    script = far.script(STAY)
+    process = far.start("-c", PATIENT, "run", "-n", "4", *BOTH, script)
+    until(lambda: far.said("ready", 0, 1, 2, 3))
+    os.kill(pid_of(far, f"far-{OTHER}"), signal.SIGSTOP)
+    code, _, err = finish(process)
+    assert code == 1
+    assert b"kvstore run: host 127.0.0.3 gave no sign of life for 7 s" in err
+    assert far.pid("ready", 0) not in far.alive()
+    os.kill(pid_of(far, f"far-{OTHER}"), signal.SIGCONT)  # it finds that the launcher is gone
+    until(lambda: not far.alive())
+
+
 @pytest.mark.parametrize("early", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_kill_9_of_the_launcher_ends_all_hosts(far: Job, early: bool) -> None:
     process = far.run("-n", "4", *BOTH, text=STAY)

@@ -108,6 +108,26 @@ def test_where_ranks_cannot_meet(options: dict[str, str], words: str) -> None:
         meeting(place(size=4, local=2), {}, **options)  # type: ignore[arg-type]
 
 
+def test_a_first_rank_that_does_not_come_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = meeting(place(size=4, local=2), {"DMLC_INTERFACE": "lo"}, folder=str(tmp_path))
+    monkeypatch.setattr("kvstore.launch.meeting._PATIENCE", 0.2)
+    with pytest.raises(TimeoutError, match=r"where the scheduler is .* --meet"):
+        found.told()
+    found.prepare(4, 2)
+    found.tell("tcp://127.0.0.1:4711")
+    assert found.told() == "tcp://127.0.0.1:4711"
+    assert found.folder is not None
+    names = {path.name for path in found.folder.iterdir()}
+    assert {"scheduler.json", "server-1.json", "worker-3.json", "address"} <= names
+    assert found.folder.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(ConfigError, match="is there"):
+        found.prepare(4, 2)
+    found.clear()
+    assert not found.folder.exists()
+
+
 def test_a_process_that_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no launcher .*mpirun -n 4 kvstore role"):
         placed()
