@@ -100,7 +100,9 @@ class Workers:
 
     def run(self, variant: str, repeats: int) -> list[float]:
         """Seconds of each step, of the worker that took longer."""
-        return [max(times) for times in zip(*self._ask({"do": variant, "steps": repeats}), strict=True)]
+        replies = self._ask({"do": variant, "steps": repeats})
+        self.cpu = sum(reply["cpu"] for reply in replies) / repeats
+        return [max(times) for times in zip(*(reply["times"] for reply in replies), strict=True)]
 
     def _ask(self, request: dict[str, Any]) -> list[Any]:
         self._send(request)
@@ -187,6 +189,7 @@ def _chosen(options: argparse.Namespace) -> list[DdpCase]:
 
 HEAD = ["case", *(f"{label}: step" for label in WAYS.values())]
 RATIOS = ["case", *(f"DDP, gloo ÷ {label}" for way, label in WAYS.items() if way != "gloo")]
+CPU = ["case", *(f"{label}: processor seconds" for label in WAYS.values())]
 COST = ["case", *(f"{label}: cost of the exchange" for way, label in WAYS.items() if way != "alone")]
 
 
@@ -204,6 +207,8 @@ def report(found: list[Measured], versions: str, took: float) -> str:
         state(found),
         table.markdown(HEAD, [_times(m) for m in found]),
         table.markdown(RATIOS, [_ratios(m) for m in found]),
+        "Processor seconds that both workers together give to a step:\n",
+        table.markdown(CPU, [_cpu(m) for m in found]),
         "What a step takes longer than without any exchange; it may be less than nothing where the update "
         "runs in the store, fused with the sum:\n",
         table.markdown(COST, [_costs(m) for m in found]),
@@ -219,6 +224,10 @@ def _named(m: Measured) -> str:
 
 def _times(m: Measured) -> list[str]:
     return [_named(m), *(table.time(m.median(way)) for way in WAYS)]
+
+
+def _cpu(m: Measured) -> list[str]:
+    return [_named(m), *(table.time(statistics.median(m.cpu[way])) for way in WAYS)]
 
 
 def _ratios(m: Measured) -> list[str]:
@@ -245,7 +254,9 @@ def to_json(found: list[Measured], versions: str) -> str:
     rows = []
     for m in found:
         seconds = {way: [float(f"{s:.4g}") for s in times] for way, times in m.seconds.items()}
-        row = {"case": m.case.name, "seconds": seconds, "others": [round(share, 3) for share in m.others]}
+        cpu = {way: [float(f"{s:.4g}") for s in times] for way, times in m.cpu.items()}
+        row = {"case": m.case.name, "seconds": seconds, "cpu": cpu}
+        row["others"] = [round(share, 3) for share in m.others]
         rows.append("  " + json.dumps(row, ensure_ascii=False))
     head = json.dumps({"machine": machine.describe(), "versions": versions})[:-1]
     return head + ', "cases": [\n' + ",\n".join(rows) + "\n]}\n"

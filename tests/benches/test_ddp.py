@@ -23,7 +23,9 @@ def made() -> list[Measured]:
         "store": [0.008, 0.009],
     }
     probes = [Probe(100.0, 20.0)] * 3
-    return [Measured(ddp.CASES[0], seconds, {way: way for way in seconds}, probes, [0.01, 0.3])]
+    cpu = {way: [2 * time for time in times] for way, times in seconds.items()}
+    ways = {way: way for way in seconds}
+    return [Measured(ddp.CASES[0], seconds, ways, probes, [0.01, 0.3], cpu=cpu)]
 
 
 def test_the_page_has_times_ratios_and_what_the_exchange_costs() -> None:
@@ -31,6 +33,7 @@ def test_the_page_has_times_ratios_and_what_the_exchange_costs() -> None:
     name = f"{ddp.CASES[0].name} *"
     assert f"| {name} | 10 ms | 25 ms | 10 ms | 18 ms | 8.5 ms |" in page
     assert f"| {name} | 2.50 [2.00-3.00] | 2.50 [2.00-3.00] | 1.38 [1.25-1.50] | 2.92 [2.50-3.33] |" in page
+    assert f"| {name} | 20 ms | 50 ms | 20 ms | 36 ms | 17 ms |" in page
     assert f"| {name} | 15 ms | 0 µs | 8 ms | -1.5 ms |" in page
     assert "others were busy" in page
 
