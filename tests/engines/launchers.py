@@ -105,6 +105,14 @@ def _fake_nccl() -> Engine:
     return Engine("fake-nccl", "nccl", sys.executable, missing, start, start, {"KVSTORE_TEST_FAKE_NCCL": "1"})
 
 
+def _fake_byteps() -> Engine:
+    """The store on a stand-in for BytePS, with servers of our own: no BytePS is run."""
+    start = (sys.executable, "-m", "kvstore.launch", "run", "-s", "1", "-n")
+    return Engine(
+        "fake-byteps", "byteps", sys.executable, "", start, start, {"KVSTORE_TEST_FAKE_BYTEPS": "1"}
+    )
+
+
 ENGINES = (
     _mpi("mpich", ""),
     _mpi("openmpi", "KVSTORE_TEST_OPENMPI"),
@@ -112,6 +120,7 @@ ENGINES = (
     _horovod(),
     horovod_core(os.environ.get("KVSTORE_TEST_HOROVOD_CORE", "")),
     _fake_nccl(),
+    _fake_byteps(),
 )
 
 

@@ -12,7 +12,7 @@ from engines import conformance, launchers
 
 def _rare(engine: launchers.Engine, size: int) -> list[pytest.MarkDecorator]:
     """Leave three processes on a stand-in to the night."""
-    return [pytest.mark.nightly] if engine.title == "fake-nccl" and size > 2 else []
+    return [pytest.mark.nightly] if engine.title.startswith("fake-") and size > 2 else []
 
 
 JOBS: list[Any] = []

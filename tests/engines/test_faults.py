@@ -17,7 +17,7 @@ ENGINES = [
         id=str(engine),
         marks=[
             *([pytest.mark.skip(engine.missing)] if engine.missing else []),
-            *([pytest.mark.nightly] if engine.title == "fake-nccl" else []),  # test_nccl.py has quicker ones
+            *([pytest.mark.nightly] if engine.title.startswith("fake-") else []),
         ],
     )
     for engine in launchers.ENGINES
