@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import StoreConfig
-from ..devices import driver
 from ..devices.memory import host_copy
 from ..devices.place import Loan, Place
 from ..devices.streams import Stream, Tail
@@ -54,7 +53,7 @@ class Nccl:
 
     def __init__(self, config: StoreConfig) -> None:
         self._library = Library()
-        self.driver = driver.get()
+        self.driver = self._library.driver
         self._timeout = config.timeout
         self._places: dict[int, Place] = {}
         self._teams: dict[tuple[int, ...], dict[int, Any]] = {}  # GPUs -> communicator of each

@@ -65,7 +65,7 @@ class Library:
 
     def __init__(self) -> None:
         self._api = _imported()
-        self._driver = driver.get()
+        self.driver = _usable_driver()
 
     def versions(self) -> dict[str, str]:
         """Name and version of the binding and of what it has loaded."""
@@ -86,18 +86,18 @@ class Library:
     def join(self, name: bytes, rank: int, size: int, device: int) -> Any:
         """Make this process's communicator; waits for the others without a deadline."""
         made = self._api.UniqueId.from_buffer(bytearray(name))
-        with self._driver.on(device), self._speaking("the start of NCCL"):
+        with self.driver.on(device), self._speaking("the start of NCCL"):
             return self._api.comm_init_rank(size, made.ptr, rank)
 
     def join_all(self, devices: Sequence[int]) -> list[Any]:
         """Make communicators of several devices of this process."""
-        with self._driver.on(devices[0]), self._speaking(f"the start of NCCL on GPUs {list(devices)}"):
+        with self.driver.on(devices[0]), self._speaking(f"the start of NCCL on GPUs {list(devices)}"):
             return list(self._api.comm_init_all(len(devices), list(devices)))
 
     @contextmanager
     def group(self, device: int, what: str) -> Iterator[None]:
         """Let calls begin together at the end of the block; without this, calls to several devices wait."""
-        with self._driver.on(device), self._speaking(what):
+        with self.driver.on(device), self._speaking(what):
             self._api.group_start()
             try:
                 yield
@@ -161,15 +161,23 @@ _IN_PROGRESS = 7
 
 def _imported() -> Any:
     try:
-        from nccl.bindings import nccl
+        import nccl  # noqa: F401 - to be told that it is not there
+        from nccl.bindings import nccl as api
 
-        nccl.get_version()
+        api.get_version()
     except Exception as error:  # where there is no library, the binding raises errors of others
         raise MissingBackendError(
             f"store 'nccl' needs NCCL, its binding for Python from 3.10 on, and an NVIDIA driver: {_REMEDY} "
             f"(or nvidia-nccl-cu12, as the driver is); {error}"
         ) from error
-    return nccl
+    return api
+
+
+def _usable_driver() -> driver.Driver:
+    try:
+        return driver.get()
+    except MissingBackendError as error:
+        raise MissingBackendError(f"store 'nccl' has nothing to work on: {error}; {_REMEDY}") from error
 
 
 def _installed(package: str) -> str:
