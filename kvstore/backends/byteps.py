@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import pages
+from ..cluster import detect
 from ..config import StoreConfig
-from ..errors import KVStoreError, MissingBackendError, TimeoutError
-from .allreduce import AllReduceBackend, check_launched, told
+from ..errors import ConfigError, KVStoreError, MissingBackendError, TimeoutError
+from .allreduce import AllReduceBackend, told
 from .collective import Finish, Item
 
 log = logging.getLogger("kvstore.byteps")
@@ -111,9 +112,7 @@ class BytePS:
             _started.append(self._bps)
         self.rank, self.size = int(self._bps.rank()), int(self._bps.size())
         self.local_rank = int(self._bps.local_rank())
-        check_launched(
-            "BytePS", self.size, "bpslaunch", ", with DMLC_NUM_WORKER and the rest of its variables"
-        )
+        _check_launched(self.size)
         self._prefix = f"kvstore.{group}.{next(_numbers.setdefault(group, itertools.count()))}"
         self._declare("barrier")
         self._note("kvstore.init", 16)  # what `allreduce` compares keys with, before any key is declared
@@ -261,6 +260,15 @@ class BytePS:
         return TimeoutError(
             f"{self._broken}: all workers must call it, and the servers live; BytePS cannot take it back, so "
             "start the job again"
+        )
+
+
+def _check_launched(size: int) -> None:
+    place = detect()
+    if size == 1 and place.size > 1:
+        raise ConfigError(
+            f"{place.launcher} has started {place.size} processes, and BytePS knows of this one only: start "
+            f"each with `DMLC_NUM_WORKER={place.size} DMLC_WORKER_ID=... bpslaunch python train.py`"
         )
 
 

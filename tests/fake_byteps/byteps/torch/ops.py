@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from typing import Any
@@ -24,7 +25,8 @@ _handles = itertools.count()
 def init(lazy: bool = True) -> None:
     global _store
     assert _store is None, "a second start would double BytePS's threads"
-    _store = kv.create("dist_sync", timeout=60)
+    alone = not os.environ.get("KVSTORE_SCHEDULER")  # BytePS, too, is one worker then
+    _store = kv.create("local", processes=1) if alone else kv.create("dist_sync", timeout=60)
 
 
 def size() -> int:
