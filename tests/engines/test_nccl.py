@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from engines import launchers
 
@@ -14,6 +16,8 @@ import kvstore as kv
 from kvstore.backends import nccl_meeting
 from kvstore.backends.nccl_meeting import Meeting, Place, find
 from kvstore.config import StoreConfig
+from kvstore.wire.channel import Dealer
+from kvstore.wire.context import Context
 
 ENGINE = next(engine for engine in launchers.ENGINES if engine.title == "fake-nccl")
 needs_engine = pytest.mark.skipif(bool(ENGINE.missing), reason=ENGINE.missing)
@@ -183,6 +187,44 @@ def test_all_are_told_the_name_and_who_is_there(meet: Callable[..., list[Any]], 
     answers = meet(places(tmp_path, 3))
     assert [answer.name for answer in answers] == [b"the name"] * 3
     assert [[hello.rank for hello in answer.everybody] for answer in answers] == [[0, 1, 2]] * 3
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_several_stores_in_turn_at_one_tcp_address(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
+    address = free_address()
+    where = [Place(rank, 3, 0, str(tmp_path), address) for rank in range(3)]
+    for group in ("one", "two"):
+        answers = meet(where, groups=3 * (group,))
+        assert [answer.name for answer in answers] == [b"the name"] * 3
+
+
+def test_strangers_at_the_address_are_not_heard(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
+    address = free_address()
+    noise = [b"", b"\xff" * 99, b"thanks", msgspec.msgpack.encode([1, "another store", 1, 2, "", 7])]
+    heard = []
+
+    def shout() -> None:
+        context = Context()
+        dealer = Dealer(context, address, b"stranger", "worker", 0)
+        for text in noise:
+            dealer.send([text])
+        heard.append(dealer.receive(3.0))
+        context.close()
+
+    thread = threading.Thread(target=shout)
+    thread.start()
+    where = [Place(rank, 2, 0, str(tmp_path), address) for rank in range(2)]
+    lone = where[:1]
+    assert isinstance(meet(lone, timeout=1.0)[0], kv.TimeoutError)  # long enough to be shouted at
+    answers = meet(where)
+    thread.join()
+    assert [answer.name for answer in answers] == [b"the name"] * 2
+    assert heard == [None]
 
 
 def test_who_is_missing_is_named(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
