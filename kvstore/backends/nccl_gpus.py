@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..devices import arrays
 from ..devices.arrays import DeviceView
+from ..devices.place import Loan
 from ..devices.streams import Stream
 from ..errors import DTypeError
 from ..grouping import Key
@@ -216,8 +217,9 @@ class NcclGpus:
     def _sum(self, parts: dict[int, list[Part]], calls: dict[int, Call]) -> None:
         """Sum on each GPU first, then over all of them; keys in an order that is the same everywhere."""
         jobs: dict[Key, list[Job]] = {}
+        loans: list[Loan] = []
         for device, call in calls.items():
-            for part in _summed_here([part for part in parts[device] if part.srcs], call):
+            for part in _summed_here([part for part in parts[device] if part.srcs], call, loans):
                 jobs.setdefault(part.copy.key, []).append(_job(part.copy, part.srcs[0]))
         together: dict[tuple[int, ...], list[Job]] = {}
         for key in sorted(jobs, key=str):
@@ -229,6 +231,10 @@ class NcclGpus:
                 self._engine.sum(group, streams, what)
             else:
                 self._keep(group, streams[devices[0]])
+        for call in calls.values() if loans else ():
+            call.place.tail(call.stream).moved()
+        for loan in loans:
+            loan.end()
 
     def _keep(self, jobs: Iterable[Job], stream: Stream) -> None:
         """Take what there is nothing to add to."""
@@ -303,8 +309,8 @@ def _comes_by_host(copy: DeviceKey, out: DeviceView | HostOut) -> bool:
     return isinstance(out, HostOut) or out.dtype != copy.dtype
 
 
-def _summed_here(parts: Sequence[Part], call: Call) -> list[Part]:
-    """Sum several values of a GPU into its copy; returns parts with one address each."""
+def _summed_here(parts: Sequence[Part], call: Call, loans: list[Loan]) -> list[Part]:
+    """Sum several values of a GPU beside its copy, which stays; returns parts with one address each."""
     works = [Work(part.copy, part.srcs, ()) for part in parts]
     if not are_apart(works):  # a value is the store's own memory, and written in this very call
         works = [
@@ -312,11 +318,13 @@ def _summed_here(parts: Sequence[Part], call: Call) -> list[Part]:
             for work in works
         ]
     several = [work for work in works if len(work.srcs) > 1]
+    sums = {work.entry.key: Loan(call.place, work.entry.nbytes, call.stream) for work in several}
+    loans += sums.values()
     if several:
         launches = Launches(call.place, [work.entry for work in several])
-        PlainSum().add(launches, several, lambda work: work.entry.memory.address)
+        PlainSum().add(launches, several, lambda work: sums[work.entry.key].address)
         launches.run(call.stream)
     return [
-        Part(work.entry, work.srcs if len(work.srcs) == 1 else (work.entry.memory.address,), ())
+        Part(work.entry, (sums[work.entry.key].address,) if work.entry.key in sums else work.srcs, ())
         for work in works
     ]

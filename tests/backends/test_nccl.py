@@ -171,9 +171,12 @@ def test_the_streams_of_the_callers_are_waited_for(store: kv.KVStore) -> None:
         store.pushpull("w", grads, out=outs)
         plain = on([0, 1], 0 * ones())
         store.pushpull("w", outs, out=plain)  # other streams than before
+        alone = RealArray(0 * ones(), stream=streams[0])
+        store.pushpull("w", 3 * [outs[0]], out=alone)
+        assert values([alone]) == [[6.0 * (turn + 1)] * 5]
         assert values(outs) == 2 * [[2.0 * (turn + 1)] * 5]
         assert values(plain) == 2 * [[4.0 * (turn + 1)] * 5]
-    del grads, outs, plain
+    del grads, outs, plain, alone
     for device, stream in enumerate(streams):
         made.drop_stream(stream, device)
 
@@ -348,6 +351,14 @@ def test_memory_that_runs_out_breaks_nothing(store: kv.KVStore, cuda: FakeDriver
         store.push("w", grads)
     store.pushpull("w", grads)
     assert values(grads) == 2 * [[3.0] * 5]
+    four = [*grads, *on([0, 1], ones())]
+    for after in range(4):  # room for the sums of each GPU, and for what its kernel works on
+        cuda.fail("cuMemAllocAsync", 2, after)
+        with pytest.raises(MemoryError):
+            store.push("w", four)
+        assert store.view("w").numpy().tolist() == [3.0] * 5, after
+    store.pushpull("w", four)
+    assert values(four) == 4 * [[9.0] * 5]
 
 
 def test_without_nccl4py_the_error_says_how_to_get_it(
