@@ -807,6 +807,8 @@ def prepare(engine: str) -> None:
         fake_cuda.install()
         fake_nccl.install()
         os.environ.setdefault("KVSTORE_JOB", os.environ["GLOO_FILE"])  # names the job, and nothing else
+        if len(os.environ["GLOO_FILE"]) < 90:  # what jobs that are killed leave goes with the folder
+            os.environ["FAKE_NCCL_FOLDER"] = str(Path(os.environ["GLOO_FILE"]).parent)
 
 
 def run(engine: str, folder: Path) -> dict[str, Any]:

@@ -2,13 +2,14 @@
  *
  * Built as libnccl.so.2, so that the real nccl4py runs on it. Communicators of one process (ncclCommInitAll) put their
  * work on the streams that they are given: a collective runs when all of its streams have come to it, and what follows
- * on any of them waits for it. Those of several processes (ncclCommInitRank) meet in a file of /dev/shm, and their
+ * on any of them waits for it. Those of several processes (ncclCommInitRank) meet in a file, and their
  * collectives run inside of ncclGroupEnd.
  *
  * What NCCL leaves undefined is an error here: ranks of one process that call something else, memory of another device
  * or beyond its end, a collective of several ranks outside of a group. Ranks of several processes that do not call the
  * same wait, as NCCL's do, until somebody aborts.
  *
+ * FAKE_NCCL_FOLDER    where several processes meet, in place of /dev/shm
  * FAKE_NCCL_REMOTE=1  the death of a peer is an error, as over sockets; otherwise nobody notices, as over shared memory
  * FAKE_NCCL_TRACE=1   name each collective on stderr
  */
@@ -531,8 +532,12 @@ const char *ncclGetLastError(comm *c)
 int ncclGetUniqueId(unique_id *id)
 {
     ENTER;
+    const char *folder = getenv("FAKE_NCCL_FOLDER");
+    int number = __atomic_add_fetch(&teams, 1, __ATOMIC_SEQ_CST);
     memset(id, 0, sizeof *id);
-    snprintf(id->bytes, sizeof id->bytes, "/dev/shm/fake-nccl-%d-%d", getpid(), __atomic_add_fetch(&teams, 1, __ATOMIC_SEQ_CST));
+    if (snprintf(id->bytes, sizeof id->bytes, "%s/fake-nccl-%d-%d", folder ? folder : "/dev/shm", getpid(), number) >=
+        (int)sizeof id->bytes)
+        return refuse(SYSTEM_ERROR, "FAKE_NCCL_FOLDER is too long%s%s", "", "");
     return OK;
 }
 
@@ -565,7 +570,7 @@ int ncclCommInitRank(comm **made, int size, unique_id id, int rank)
 {
     ENTER;
     int device = 0;
-    if (rank < 0 || rank >= size || size > MOST_RANKS || strncmp(id.bytes, "/dev/shm/fake-nccl-", 19))
+    if (rank < 0 || rank >= size || size > MOST_RANKS || !strstr(id.bytes, "/fake-nccl-"))
         return refuse(INVALID_ARGUMENT, "a rank or an id that is not%s%s", "", "");
     if (CUDA(cuCtxGetDevice, &device))
         return refuse(CUDA_ERROR, "there is no current device%s%s", "", "");
