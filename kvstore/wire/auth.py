@@ -7,11 +7,13 @@ monitor until the first handshake is done.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -31,6 +33,7 @@ _FAILED = (
 )
 _STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last one, for the doorkeeper
 _NAMES = itertools.count()
+_PATIENCE = 3  # connections that end without a word: one may be the other process's own death
 
 
 def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
@@ -76,6 +79,7 @@ class Doorkeeper:
         self._new: deque[tuple[zmq.Socket[bytes], str]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
+        self._silent = 0  # clients that have hung up
         self._zap = context.socket(zmq.REP) if keys else None
         if self._zap is not None:
             self._zap.setsockopt(zmq.LINGER, 0)
@@ -128,12 +132,20 @@ class Doorkeeper:
             poller.unregister(door)
             del doors[door]
             door.close()
-        elif event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # that one has had its line below
+        elif event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH and not self._was_death(event):
+            # A wrong key has had its line below.
             self._refusals.note(
                 f"a connection to {doors[door]}",
                 "it did not speak ZeroMQ as this job does; without keys, or with those of another job, or no "
                 "process of kvstore at all",
             )
+
+    def _was_death(self, event: Mapping[str, Any]) -> bool:
+        """Whether a client may have ended in the handshake: it hung up, having said nothing that is wrong."""
+        if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or event["value"] != errno.EPIPE:
+            return False
+        self._silent += 1
+        return self._silent % _PATIENCE != 0
 
     def _answer(self, zap: zmq.Socket[bytes]) -> None:
         request = zap.recv_multipart()
@@ -170,8 +182,6 @@ class Watch:
     keys : bool
         Whether the client has keys.
     """
-
-    _PATIENCE = 3  # connections that end without a word: one may be a peer's own death
 
     def __init__(
         self,
@@ -212,7 +222,7 @@ class Watch:
         self._failures += 1
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             why = "it does not know the key of this process"
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._failures < self._PATIENCE:
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._failures < _PATIENCE:
             return
         elif self._keys:
             why = "it has no keys, or another one than this process expects of it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -85,6 +86,19 @@ def test_a_client_without_keys_is_refused(
         time.sleep(0.01)
     assert len(lines) == 1
     assert router.address.rpartition(":")[0] in lines[0].getMessage()
+
+
+@pytest.mark.parametrize(("times", "lines"), [(2, 0), (3, 1)])
+def test_a_client_that_hangs_up_has_no_line_until_it_does_so_again(
+    context: Contexts, caplog: pytest.LogCaptureFixture, times: int, lines: int
+) -> None:
+    router = Router(context(), "tcp://127.0.0.1:0")
+    port = int(router.address.rpartition(":")[2])
+    for _ in range(times):
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+    time.sleep(0.3)  # what is not said cannot be waited for
+    assert len([one for one in caplog.records if one.name == "kvstore.wire"]) == lines
 
 
 def test_a_client_with_keys_does_not_talk_in_the_clear(
