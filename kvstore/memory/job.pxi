@@ -175,9 +175,11 @@ cdef class Job:
                 os.close(self.me.pidfd[w])
                 self.me.pidfd[w] = -1
         os.close(self.me.fd)
-        # Arrays that handles keep would keep this object, and no collector looks into arrays.
-        for handle in self.handles.values():
-            (<Handle>handle).arrays = [None, None]
+        # Arrays that handles keep would keep this object, and no collector looks into arrays. Where it has come
+        # to this object itself, the handles are gone already.
+        if self.handles is not None:
+            for handle in self.handles.values():
+                (<Handle>handle).arrays = [None, None]
 
     def note_fork(self):
         """Say that this is a child of the process that sat down: the seat is the parent's."""

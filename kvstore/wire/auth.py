@@ -32,6 +32,7 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last one, for the doorkeeper
+_HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 _NAMES = itertools.count()
 _PATIENCE = 3  # connections that end without a word: one may be the other process's own death
 
@@ -141,8 +142,9 @@ class Doorkeeper:
             )
 
     def _was_death(self, event: Mapping[str, Any]) -> bool:
-        """Whether a client may have ended in the handshake: it hung up, having said nothing that is wrong."""
-        if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or event["value"] != errno.EPIPE:
+        """Whether a client may have ended in the handshake; where there are keys, who hangs up may lack them."""
+        hung_up = event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and event["value"] in _HUNG_UP
+        if self._zap is not None or not hung_up:
             return False
         self._silent += 1
         return self._silent % _PATIENCE != 0

@@ -215,7 +215,7 @@ def test_figures_for_the_readme() -> None:
     (case,) = (case for case in dist_cases.all_cases() if case.name == "2 workers, 1 server: 4 KB")
     found = row(case, ours=1.0, mxnet=4.0)
     text = figures.parameter_server({"machine": "a machine", "cases": [found, {**found, "case": "gone"}]})
-    assert "| 2 workers, 1 server: 4 KB | kvstore, tcp | 2 s | MXNet, tcp | 8 s | 4.00 [4.00-4.00] |" in text
+    assert "| 2 workers, 1 server: 4 KB | tcp | 2 s | 4.00 [4.00-4.00] |" in text
     assert "| gone |" not in text
 
 
