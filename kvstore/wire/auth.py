@@ -142,7 +142,7 @@ class Doorkeeper:
             )
 
     def _was_death(self, event: Mapping[str, Any]) -> bool:
-        """Whether a client may have ended in the handshake; where there are keys, who hangs up may lack them."""
+        """Whether a client may have died in the handshake; where there are keys, it may just lack them."""
         hung_up = event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and event["value"] in _HUNG_UP
         if self._zap is not None or not hung_up:
             return False
