@@ -6,6 +6,7 @@ it or for something later, in the order of the calls; before each sum all proces
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import zlib
@@ -24,6 +25,11 @@ from kvstore.backends.collective import Finish, Item
 from kvstore.config import store_config
 
 
+def _end() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 class Gloo:
     """One process's end; rank and size come from torchrun's variables, the meeting point from GLOO_FILE."""
 
@@ -39,6 +45,7 @@ class Gloo:
         if not dist.is_initialized():
             place = f"file://{os.environ['GLOO_FILE']}"
             dist.init_process_group("gloo", init_method=place, rank=self.rank, world_size=self.size)
+            atexit.register(_end)  # gloo's threads must not outlive the interpreter
         self._group = dist.new_group(timeout=timedelta(seconds=timeout))
 
     def broadcast(self, items: Sequence[Item]) -> None:
