@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+_YOUNG = 2.0  # seconds
 _OF_LAUNCHERS = ("KVSTORE_", "PMI", "MPI_LOCAL", "OMPI_", "HOROVOD_", "HYDRA", "HYDI")
 
 
@@ -171,6 +172,7 @@ def run(
         pids = [int(path.read_text()) for path in folder.glob("*.pid")]
         left = [pid for pid in pids if not _ends(pid)]
         _kill(process, left)
+        _sweep()
     text = (folder / "output").read_text(errors="replace")
     assert code != -1, f"the job did not end in {timeout} s:\n{text}"
     assert not left, f"processes {left} stayed after the job's end:\n{text}"
@@ -191,6 +193,20 @@ def _ends(pid: int, patience: float = 5.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def _sweep() -> None:
+    """Take away what an MPI leaves in shared memory when its job is killed, unless a living job has it."""
+    memory = Path("/dev/shm")
+    left = {str(path) for pattern in ("mpich_shm_*", "sm_segment.*") for path in memory.glob(pattern)}
+    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            left = {name for name in left if name not in text}
+    for name in left:
+        with contextlib.suppress(OSError):
+            if time.time() - os.stat(name).st_mtime > _YOUNG:  # its job may be about to open it
+                os.unlink(name)
 
 
 def _kill(process: subprocess.Popen[bytes], pids: list[int]) -> None:
