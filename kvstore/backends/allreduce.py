@@ -236,12 +236,15 @@ def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:
 
 
 def check_launched(engine: str, size: int, command: str, remark: str = "") -> None:
-    """Raise ConfigError if the engine knows of this process alone, and a launcher has started several."""
+    """Raise ConfigError if the engine knows of this process alone, and a launcher has started several.
+
+    `command` is what starts ``{n}`` of them.
+    """
     place = detect()
     if size == 1 and place.size > 1:
         raise ConfigError(
             f"{place.launcher} has started {place.size} processes, and {engine} knows of this one only: "
-            f"start with `{command} {place.size} python train.py`{remark}"
+            f"start with `{command.format(n=place.size)} python train.py`{remark}"
         )
 
 

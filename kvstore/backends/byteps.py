@@ -21,10 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import pages
-from ..cluster import detect
 from ..config import StoreConfig
-from ..errors import ConfigError, KVStoreError, MissingBackendError, TimeoutError
-from .allreduce import AllReduceBackend, told
+from ..errors import KVStoreError, MissingBackendError, TimeoutError
+from .allreduce import AllReduceBackend, check_launched, told
 from .collective import Finish, Item
 
 log = logging.getLogger("kvstore.byteps")
@@ -112,7 +111,7 @@ class BytePS:
             _started.append(self._bps)
         self.rank, self.size = int(self._bps.rank()), int(self._bps.size())
         self.local_rank = int(self._bps.local_rank())
-        _check_launched(self.size)
+        check_launched("BytePS", self.size, "DMLC_NUM_WORKER={n} DMLC_WORKER_ID=... bpslaunch")
         self._prefix = f"kvstore.{group}.{next(_numbers.setdefault(group, itertools.count()))}"
         self._declare("barrier")
         self._note("kvstore.init", 16)  # what `allreduce` compares keys with, before any key is declared
@@ -260,15 +259,6 @@ class BytePS:
         return TimeoutError(
             f"{self._broken}: all workers must call it, and the servers live; BytePS cannot take it back, so "
             "start the job again"
-        )
-
-
-def _check_launched(size: int) -> None:
-    place = detect()
-    if size == 1 and place.size > 1:
-        raise ConfigError(
-            f"{place.launcher} has started {place.size} processes, and BytePS knows of this one only: start "
-            f"each with `DMLC_NUM_WORKER={place.size} DMLC_WORKER_ID=... bpslaunch python train.py`"
         )
 
 

@@ -109,7 +109,7 @@ class Horovod:
         self._initialise()
         self.rank, self.size = int(self._hvd.rank()), int(self._hvd.size())
         self.local_rank = int(self._hvd.local_rank())
-        check_launched(self.name, self.size, "horovodrun -np")
+        check_launched(self.name, self.size, "horovodrun -np {n}")
         self._prefix = f"kvstore.{group}.{next(_numbers.setdefault(group, itertools.count()))}"
 
     def _initialise(self) -> None:

@@ -97,7 +97,7 @@ class Mpi:
         self._broken: str | None = None
         world = self._mpi.COMM_WORLD
         self.rank, self.size = world.Get_rank(), world.Get_size()
-        check_launched("MPI", self.size, "mpiexec -n", ", from the MPI that mpi4py was installed with")
+        check_launched("MPI", self.size, "mpiexec -n {n}", ", from the MPI that mpi4py was installed with")
         if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
             raise ConfigError(
                 "MPI was initialised for one thread only: let mpi4py do it, or ask for MPI_THREAD_SERIALIZED"

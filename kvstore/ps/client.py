@@ -515,10 +515,6 @@ def _ranks(told: m.Missing) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return ("server", told.servers), ("worker", told.ranks)
 
 
-def _ends(action: events.Action, op: Hashable) -> bool:
-    return isinstance(action, events.Done) and action.op == op
-
-
 def _tell(view: View) -> None:
     for loss in view.losses:
         log.warning("%s %d is lost; epoch %d", loss.role, loss.rank, view.epoch)

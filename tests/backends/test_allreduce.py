@@ -291,13 +291,13 @@ def test_names_for_people() -> None:
 
 
 def test_another_launcher_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_launched("Engine", 1, "start -n")
+    check_launched("Engine", 1, "start -n {n}")
     for name, number in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, number)
     monkeypatch.setenv("MASTER_PORT", "1")
-    check_launched("Engine", 4, "start -n")
+    check_launched("Engine", 4, "start -n {n}")
     with pytest.raises(kv.ConfigError, match=r"torchrun has started 4.*Engine knows.*`start -n 4 python"):
-        check_launched("Engine", 1, "start -n")
+        check_launched("Engine", 1, "start -n {n}")
 
 
 # -------------------------------------------------------------------------------- several, in one process
