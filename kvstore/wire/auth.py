@@ -1,8 +1,8 @@
 """Who is let in: CURVE keys, the list of those allowed, and what both sides are told of a refusal.
 
-A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass. A client
-knows the server's key beforehand. ZeroMQ tells a refused client nothing, so its `Watch` reads the socket's
-monitor until the first handshake is done.
+A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass, and where
+there are no keys, whoever has none. A client knows the server's key beforehand. ZeroMQ tells a refused client
+nothing, so its `Watch` reads the socket's monitor until the first handshake is done.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = N
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     if server_key is None:
         socket.curve_server = True
-        socket.zap_domain = b"kvstore"
     else:
         socket.curve_serverkey = server_key
 
@@ -75,21 +74,25 @@ class Doorkeeper:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None) -> None:
         self._context = context
-        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else frozenset()
+        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: whoever has none
         self._refusals = Refusals()
         self._new: deque[tuple[zmq.Socket[bytes], str]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._silent = 0  # clients that have hung up
-        self._zap = context.socket(zmq.REP) if keys else None
-        if self._zap is not None:
-            self._zap.setsockopt(zmq.LINGER, 0)
-            self._zap.bind(_ZAP)  # before any client comes: without a handler all would be let in
+        self._zap = context.socket(zmq.REP)
+        self._zap.setsockopt(zmq.LINGER, 0)
+        self._zap.bind(_ZAP)  # before any client comes: without a handler all would be let in
         self._thread = threading.Thread(target=self._run, name="kvstore-door", daemon=True)
         self._thread.start()
 
     def watch(self, socket: zmq.Socket[bytes], address: str) -> None:
-        """Log failed handshakes of a socket, which is reached at `address`."""
+        """Have a socket's clients checked, and failed handshakes logged; it is to be bound to `address`.
+
+        Without keys, too: ZeroMQ asks nobody about clients of ZMTP 2 or older, so it refuses them where there is
+        somebody to ask. Of them a socket that is being closed dies (libzmq 4.3.5, `process_routing_id_msg`).
+        """
+        socket.zap_domain = b"kvstore"
         self._new.append((listen(socket, self._context.socket(zmq.PAIR), _FAILED | _STOPPED), address))
         os.eventfd_write(self._wake, 1)
 
@@ -104,21 +107,20 @@ class Doorkeeper:
         doors: dict[zmq.Socket[bytes], str] = {}
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
-        if self._zap is not None:
-            poller.register(self._zap, zmq.POLLIN)
+        poller.register(self._zap, zmq.POLLIN)
         try:
             while not self._closing:
                 for ready, _ in poller.poll():
                     if ready == self._wake:
                         os.eventfd_read(self._wake)
                         self._open(doors, poller)
-                    elif self._zap is not None and ready is self._zap:
+                    elif ready is self._zap:
                         self._answer(self._zap)
                     else:
                         self._read(ready, doors, poller)
         finally:
             self._open(doors, poller)
-            for socket in (*doors, *([self._zap] if self._zap is not None else [])):
+            for socket in (*doors, self._zap):
                 socket.close()
 
     def _open(self, doors: dict[zmq.Socket[bytes], str], poller: zmq.Poller) -> None:
@@ -144,10 +146,15 @@ class Doorkeeper:
     def _was_death(self, event: Mapping[str, Any]) -> bool:
         """Whether a client may have died in the handshake; where there are keys, it may just lack them."""
         hung_up = event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and event["value"] in _HUNG_UP
-        if self._zap is not None or not hung_up:
+        if self._allowed is not None or not hung_up:
             return False
         self._silent += 1
         return self._silent % _PATIENCE != 0
+
+    def _may_enter(self, mechanism: bytes, credentials: list[bytes]) -> bool:
+        if self._allowed is None:
+            return mechanism == b"NULL"
+        return mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self._allowed
 
     def _answer(self, zap: zmq.Socket[bytes]) -> None:
         request = zap.recv_multipart()
@@ -155,7 +162,7 @@ class Doorkeeper:
             zap.send_multipart([_VERSION, request[1] if len(request) > 1 else b"", b"500", b"", b"", b""])
             return
         _, number, _, address, _, mechanism, *credentials = request
-        good = mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self._allowed
+        good = self._may_enter(mechanism, credentials)
         if not good:
             told = (
                 z85.encode(credentials[0])[:8].decode() if credentials and len(credentials[0]) == 32 else "?"

@@ -24,7 +24,7 @@ PATIENCE = 30.0
 
 #: What ZMTP 3.1 begins with: signature, version, mechanism NULL, not a server, filler.
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
-READY = b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 
 
 def noise(number: int) -> list[bytes]:
@@ -35,7 +35,7 @@ def noise(number: int) -> list[bytes]:
         [b"\xff" + bytes(8) + b"\x7f\x01\x00" + b"garbage" * 20],  # a version long gone
         [GREETING.replace(b"NULL", b"EVIL")],
         [GREETING, os.urandom(100)],
-        [GREETING, READY, b"\x00\x05hello"],  # a good connection, and a message that is none
+        [GREETING, READY, b"\x00\x05hello"],  # a good connection, and a message too early
         [GREETING, READY, b"\x02" + (1 << 62).to_bytes(8, "big")],  # and one of 4 EiB
         [b"\xff"],
     ][number % 8]
@@ -85,7 +85,7 @@ def test_a_router_serves_among_2000_strangers(
     router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
     dealer = Dealer(context(job_keys["worker"] if secured else None), router.address, b"worker")
     question = codec.encode(Batch(0, 0, 1, 1, [Record(Kind.PULL, 1, 1)]))
-    served = refused = 0
+    served = 0
     before = memory()
     with strangers(int(router.address.rpartition(":")[2]), 2000) as done:
         while done[0] < 2000:
@@ -97,7 +97,7 @@ def test_a_router_serves_among_2000_strangers(
                 try:
                     codec.decode(found[1])
                 except ProtocolError:
-                    refused += 1
+                    assert not secured, "only where there are no keys do messages of strangers come so far"
                     continue
                 assert found[0] == b"worker"
                 router.send(b"worker", question)
@@ -105,10 +105,39 @@ def test_a_router_serves_among_2000_strangers(
             assert dealer.receive(PATIENCE) is not None
             served += 1
     assert served >= 20
-    assert (refused > 0) is not secured, "only where there are no keys do messages of strangers come so far"
     assert memory() - before < 100 << 20
     lines = [one.getMessage() for one in caplog.records if one.name == "kvstore.wire"]
     assert 1 <= len(lines) <= 2, lines
+
+
+def test_a_message_of_a_stranger_comes_to_the_codec_and_no_further(context: Contexts) -> None:
+    router = Router(context(), "tcp://127.0.0.1:0")
+    with socket.create_connection(("127.0.0.1", int(router.address.rpartition(":")[2])), PATIENCE) as one:
+        one.sendall(GREETING + READY)
+        heard = b""
+        while b"READY" not in heard:
+            heard += one.recv(1000)
+        one.sendall(b"\x00\x05hello")
+        found = router.receive(PATIENCE)
+        assert found is not None
+        with pytest.raises(ProtocolError):
+            Codec("a job").decode(found[1])
+
+
+@pytest.mark.parametrize("secured", [False, True])
+@pytest.mark.parametrize("revision", [0, 1, None])
+def test_old_protocols_are_refused(
+    context: Contexts, job_keys: dict[str, Keys], secured: bool, revision: int | None
+) -> None:
+    """ZMTP 1.0 (with a signature, or none at all) and 2.0: a socket that is closed meanwhile would abort."""
+    router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
+    greeting = b"\x08" + bytes(8) if revision is None else GREETING[:10] + bytes([revision, 5])
+    with socket.create_connection(("127.0.0.1", int(router.address.rpartition(":")[2])), PATIENCE) as old:
+        old.sendall(greeting + b"\0\x03old\0\5hello")
+        with contextlib.suppress(ConnectionResetError):
+            while old.recv(1000):  # its greeting, and then the end
+                pass
+    assert router.receive(0.1) is None
 
 
 def test_connections_that_say_nothing_are_closed(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
