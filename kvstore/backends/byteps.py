@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from .. import pages
 from ..config import StoreConfig
-from ..errors import KVStoreError, MissingBackendError, TimeoutError
+from ..errors import ConfigError, KVStoreError, MissingBackendError, TimeoutError
+from ..grouping import Group
 from .allreduce import AllReduceBackend, check_launched, told
 from .collective import Finish, Item
 
@@ -37,8 +38,8 @@ _NOTICE_AFTER = 10.0
 
 #: Group of stores -> number of the next one in it.
 _numbers: dict[str, Iterator[int]] = {}
-#: Modules that were started: a second start would double BytePS's threads.
-_started: list[Any] = []
+#: Modules that were started, with the thread that did: a second start would double BytePS's threads.
+_started: dict[Any, int] = {}
 
 
 class BytePSBackend(AllReduceBackend):
@@ -48,6 +49,11 @@ class BytePSBackend(AllReduceBackend):
 
     def __init__(self, config: StoreConfig) -> None:
         super().__init__(config, BytePS(config.timeout, config.group))
+
+    def init(self, groups: list[Group]) -> None:
+        """As in the base; in one thread of the process."""
+        self.engine.check_thread()
+        super().init(groups)
 
     def abandon(self) -> None:
         """Wait for nobody; the others do until their deadline, for BytePS tells nobody."""
@@ -108,7 +114,7 @@ class BytePS:
         self._broken: str | None = None
         if self._bps not in _started:
             self._bps.init()
-            _started.append(self._bps)
+            _started[self._bps] = threading.get_ident()
         self.rank, self.size = int(self._bps.rank()), int(self._bps.size())
         self.local_rank = int(self._bps.local_rank())
         check_launched("BytePS", self.size, "DMLC_NUM_WORKER={n} DMLC_WORKER_ID=... bpslaunch")
@@ -163,6 +169,18 @@ class BytePS:
         self._broken = "the store was left by an error"
 
     # ----------------------------------------------------------------------------------------- tensors
+
+    def check_thread(self) -> None:
+        """Make sure that tensors are declared in one order on all workers, whatever the stores of a process.
+
+        Two threads would mix theirs differently in each process, and sums would go to the wrong keys.
+        """
+        if threading.get_ident() != _started[self._bps]:
+            raise ConfigError(
+                f"worker {self.rank} initialises keys in thread {threading.current_thread().name!r}, and made its "
+                "first store of BytePS in another one: BytePS numbers keys in the order of their "
+                "initialisation, so initialise those of all its stores in that thread; any thread may push"
+            )
 
     def _note(self, name: str, nbytes: int) -> None:
         """Declare a key's tensors: all workers are here, with the same keys in the same order."""

@@ -96,7 +96,7 @@ def bps(monkeypatch: pytest.MonkeyPatch) -> Told:
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(byteps, "_numbers", {})
-    monkeypatch.setattr(byteps, "_started", [])
+    monkeypatch.setattr(byteps, "_started", {})
     return told
 
 

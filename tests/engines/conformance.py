@@ -31,6 +31,8 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32",
 COMPARING = ("mpi", "gloo", "nccl")
 #: Engines whose operations meet by name, in any order.
 BY_NAME = ("horovod", "byteps")
+#: Engines that number keys as they are initialised: in one thread, so that all workers have the same numbers.
+NUMBERED = ("byteps",)
 #: Engines with which all workers call all stores of a process in one order.
 IN_ONE_ORDER = ("nccl",)
 
@@ -533,11 +535,15 @@ def two_threads_with_a_store_each(here: Here) -> None:
     if here.engine in IN_ONE_ORDER:
         return
     stores, problems = [here.make(), here.make()], []
+    if here.engine in NUMBERED:
+        for store in stores:
+            store.init("w", np.zeros(1000, np.float32))
 
     def train(index: int) -> None:
         try:
             store = stores[index]
-            store.init("w", np.zeros(1000, np.float32))
+            if here.engine not in NUMBERED:
+                store.init("w", np.zeros(1000, np.float32))
             for turn in range(20):
                 mine = value(here.rank, 1000, salt=100 * index + turn)
                 store.pushpull("w", mine)
@@ -551,6 +557,27 @@ def two_threads_with_a_store_each(here: Here) -> None:
     for thread in threads:
         thread.join()
     assert not problems, "\n".join(problems)
+
+
+@case
+def keys_that_a_second_thread_initialises(here: Here) -> None:
+    """Refused where they are numbered, and the store stays as it was."""
+    if here.engine not in NUMBERED:
+        return
+    refused = []
+
+    def start() -> None:
+        refused.append(raises(kv.ConfigError, "in that thread", here.store.init, "w", value(0)))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert len(refused) == 1
+    assert here.store.keys() == []
+    mine = value(here.rank, 4)
+    here.store.init("w", mine)
+    here.store.pushpull("w", mine)
+    same(mine, total(here, 4))
 
 
 @case

@@ -16,6 +16,7 @@ TYPES = ("uint8", "int32", "int64", "float16", "float32", "float64")
 
 _store: Any = None
 _numbers: dict[str, int] = {}  # by the order of declaration, which must be the same in all processes
+_declaring = threading.Lock()
 _known: set[int] = set()
 _memory: dict[str, tuple[int, int, str]] = {}
 _results: dict[int, Any] = {}
@@ -42,7 +43,8 @@ def local_rank() -> int:
 
 
 def declare(name: str) -> int:
-    _numbers.setdefault(name, len(_numbers))
+    with _declaring:
+        _numbers.setdefault(name, len(_numbers))
     return 0
 
 
