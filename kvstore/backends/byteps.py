@@ -178,8 +178,8 @@ class BytePS:
         if threading.get_ident() != _started[self._bps]:
             raise ConfigError(
                 f"worker {self.rank} initialises keys in thread {threading.current_thread().name!r}, and made "
-                "its first store of BytePS in another: BytePS numbers keys in the order of their "
-                "initialisation, so initialise those of all its stores in that thread; any thread may push"
+                "its first store of BytePS in another: BytePS numbers keys as they are "
+                "initialised, so initialise those of all its stores in that thread; any thread may push"
             )
 
     def _note(self, name: str, nbytes: int) -> None:
