@@ -177,8 +177,8 @@ class BytePS:
         """
         if threading.get_ident() != _started[self._bps]:
             raise ConfigError(
-                f"worker {self.rank} initialises keys in thread {threading.current_thread().name!r}, and made "
-                "its first store of BytePS in another: BytePS numbers keys as they are "
+                f"worker {self.rank} initialises keys in thread {threading.current_thread().name!r}, and "
+                "made its first store of BytePS in another: BytePS numbers keys as they are "
                 "initialised, so initialise those of all its stores in that thread; any thread may push"
             )
 

@@ -89,8 +89,9 @@ class Doorkeeper:
     def watch(self, socket: zmq.Socket[bytes], address: str) -> None:
         """Have a socket's clients checked, and failed handshakes logged; it is to be bound to `address`.
 
-        Without keys, too: where there is somebody to ask, ZeroMQ refuses clients of ZMTP 2 and older. One that
-        comes while the socket is being closed ends the process (libzmq 4.3.5, `process_routing_id_msg`).
+        Without keys, too: where there is somebody to ask, ZeroMQ refuses clients of ZMTP 2 and older. One
+        that comes while the socket is being closed ends the process (libzmq 4.3.5,
+        `process_routing_id_msg`).
         """
         socket.zap_domain = b"kvstore"
         self._new.append((listen(socket, self._context.socket(zmq.PAIR), _FAILED | _STOPPED), address))
