@@ -14,22 +14,23 @@ from typing import Any
 from ..compression import Codec
 from ..config import StoreConfig
 from ..devices import arrays
-from ..devices.arrays import DeviceArray, DeviceView
-from ..errors import ArrayError, CapabilityError, DuplicateKeyError, KeyKindError, KVStoreError
+from ..devices.arrays import DeviceView
+from ..errors import CapabilityError, KVStoreError
 from ..grouping import Group, Key
 from ..optimizer import Updater
 from ..sparse import RowSparseArray
 from .apply import UserUpdater
 from .bound import Anything, Bound
-from .device_calls import Item, Streams, seen_out
-from .entry import Array, Entry, dense_of
-from .local import LocalBackend
+from .device_calls import Item, Streams
+from .device_keys import DeviceKey
+from .entry import Array, Entry
+from .two_places import TwoPlacesBackend
 
 #: What a key's part of a call is: to be done in the order of numbers where the user's code is called.
 Part = tuple[int, Callable[[], None]]
 
 
-class DeviceBackend(LocalBackend):
+class DeviceBackend(TwoPlacesBackend):
     """See `kvstore.backends.protocol.Backend`."""
 
     compresses = True
@@ -73,13 +74,6 @@ class DeviceBackend(LocalBackend):
                 gpus.entries.pop(key, None)
             raise
 
-    def _check_new(self, key: Key, values: list[Any]) -> None:
-        self._check_kind(key)
-        if key in self._order:
-            raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
-        if len(values) > 1:
-            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
-
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, where they lie, and initialise others."""
         super().assign([(key, values) for key, values in groups if key not in self._on_gpu])
@@ -120,7 +114,7 @@ class DeviceBackend(LocalBackend):
             return
         gpus = self._use_gpus()
         streams = Streams(out for _, outs in groups for out in outs)
-        host, sent = self._pulled_from_host(groups, streams)
+        host, sent = self._from_host(groups, streams)
         mine = [(key, outs) for key, outs in groups if key in self._on_gpu]
         items = gpus.items(
             [(key, []) for key, _ in mine],
@@ -192,7 +186,7 @@ class DeviceBackend(LocalBackend):
         host = [(key, values) for key, values in groups if key not in names]
         items = self._items(mine, outs, streams)
         rest = [(key, own) for key, own in outs.items() if key not in names and key not in self._on_gpu]
-        host_outs, sent = self._pulled_from_host(rest, streams)
+        host_outs, sent = self._from_host(rest, streams)
         self._sources(host)
         items = [self._moved(item, streams) for item in items]
         if self._gpus.apply.by_key:
@@ -233,17 +227,13 @@ class DeviceBackend(LocalBackend):
 
     def _goes_to_gpu(self, key: Key, values: list[Any]) -> bool:
         """Whether a push to a key is done on a GPU, where it lies or to where it moves."""
-        on_gpu = [arrays.device_of(value) is not None for value in values]
-        if any(on_gpu) and not all(on_gpu):
-            raise ArrayError(
-                f"the values of key {key!r} lie on the host and on a GPU; give arrays of one kind in one list"
-            )
+        comes = self._comes_from_gpu(key, values)
         if key in self._on_gpu:
             return True
         entry = self._entry(key)
-        if any(on_gpu) and entry.table is not None:
+        if comes and entry.table is not None:
             raise CapabilityError(f"key {key!r} is row-sparse and stays on the host; push host arrays to it")
-        return any(on_gpu)
+        return comes
 
     def _moved(self, item: Item, streams: Streams) -> Item:
         """Let a key of the host move to the GPU of its first value."""
@@ -255,33 +245,6 @@ class DeviceBackend(LocalBackend):
         adopted = gpus.adopt(entry.key, entry.number, entry.value, first.device, streams.of(first.device))
         del self._entries[entry.key]
         return item._replace(entry=adopted)
-
-    def _dense_outs(self, key: Key, outs: list[Any], ignore_sparse: bool) -> list[Any]:
-        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
-        if sparse and key in self._on_gpu:
-            self._sparse_outs(self._on_gpu[key], sparse, ignore_sparse)
-        return [out for out in outs if not isinstance(out, RowSparseArray)]
-
-    def _pulled_from_host(
-        self, groups: list[Group], streams: Streams
-    ) -> tuple[list[Group], list[tuple[Key, list[Any]]]]:
-        """Check what is pulled from keys of the host; outs there, and outs on GPUs."""
-        host: list[Group] = []
-        sent = []
-        for key, outs in groups:
-            if key in self._on_gpu:
-                continue
-            entry: Any = self._entry(key)
-            there = [out for out in outs if arrays.device_of(out) is not None]
-            here = [out for out in outs if arrays.device_of(out) is None]
-            sent.append((key, [seen_out(entry, out, streams) for out in there]))
-            host.append((key, here))
-        self._check_outs(host)
-        return host, [(key, outs) for key, outs in sent if outs]
-
-    def _send(self, sent: list[tuple[Key, list[Any]]], streams: Streams) -> None:
-        for key, outs in sent:
-            self._gpus.send(dense_of(self._entry(key)), outs, streams)
 
     def _use_gpus(self) -> Any:
         """Return the GPUs' side of the store, which brings CUDA in."""
@@ -353,48 +316,13 @@ class DeviceBackend(LocalBackend):
 
     # ------------------------------------------------------------------------------------- inspection
 
-    def keys(self) -> list[Key]:
-        """All keys in the order of their init."""
-        return list(self._order)
+    def _copy(self, key: Key) -> DeviceKey:
+        copy: DeviceKey = self._on_gpu[key]
+        return copy
 
-    def view(self, key: Key) -> Any:
-        """Live memory, read-only."""
-        entry = self._on_gpu.get(key)
-        return super().view(key) if entry is None else entry.array(readonly=True)
-
-    def fetch(self, key: Key) -> Any:
-        """Return the value on the host, for a file."""
-        entry = self._on_gpu.get(key)
-        return super().view(key) if entry is None else entry.to_host()
-
-    def empty(self, key: Key) -> Any:
-        """Memory where the key lies."""
-        entry = self._on_gpu.get(key)
-        return super().empty(key) if entry is None else entry.show(entry.new(entry.dtype), entry.dtype)
-
-    def fill(self, home: Any, array: Any, key: Key) -> None:
-        """Copy an array, from anywhere, to one that `empty` made."""
-        if not isinstance(home, DeviceArray):
-            super().fill(home, array, key)
-            return
-        streams = Streams([array])
-        target = arrays.view(home, "array", streams.of(home.device))
-        self._gpus.copy(self._on_gpu[key], array, target, streams)
-
-    def stand_ins(self) -> dict[Key, Array]:
-        """For each key an array of its shape and type that takes no memory."""
-        host = super().stand_ins()
-        return {key: self._on_gpu[key].like if key in self._on_gpu else host[key] for key in self._order}
-
-    def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Keys of the host lie in this process."""
-        host = super().placement()
-        return {
-            key: [(f"cuda:{self._on_gpu[key].device}", self._on_gpu[key].nbytes)]
-            if key in self._on_gpu
-            else host[key]
-            for key in self._order
-        }
+    def _places(self, key: Key) -> list[tuple[str, int]]:
+        copy = self._copy(key)
+        return [(f"cuda:{copy.device}", copy.nbytes)]
 
     def close(self) -> None:
         """Wait for what is under way, and let the memory go."""
@@ -411,20 +339,6 @@ class DeviceBackend(LocalBackend):
         if key in self._order:
             self._check_new(key, values)
         return super()._first_value(key, values)
-
-    def _check_kind(self, key: Key) -> None:
-        some = next(iter(self._order), key)
-        if isinstance(some, str) != isinstance(key, str):
-            raise KeyKindError(
-                f"key {key!r} is a {type(key).__name__} key, this store has {type(some).__name__} keys"
-            )
-
-    def _entry(self, key: Key) -> Entry:
-        if key in self._on_gpu:
-            raise CapabilityError(
-                f"key {key!r} lies on cuda:{self._on_gpu[key].device}, which cannot do that"
-            )
-        return super()._entry(key)
 
 
 class Moving(Anything):

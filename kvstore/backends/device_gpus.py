@@ -95,6 +95,10 @@ class Gpus:
         self.entries[key] = entry
         return entry
 
+    def fetch(self, entry: DeviceKey) -> Array:
+        """Copy a value to the host."""
+        return entry.to_host()
+
     def assign(self, entry: DeviceKey, value: Array) -> None:
         """Overwrite a value from the host."""
         stream = entry.tail.stream

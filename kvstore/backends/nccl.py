@@ -12,23 +12,18 @@ from typing import Any
 
 from ..config import StoreConfig
 from ..devices import arrays
-from ..devices.arrays import DeviceArray, DeviceView
-from ..errors import ArrayError, CapabilityError, DuplicateKeyError, KeyKindError
 from ..grouping import Group, Key
-from ..sparse import RowSparseArray
 from .allreduce import AllReduceBackend
 from .collective import Finish
-from .device_calls import Item, Streams, seen_out
+from .device_calls import Item, Streams
 from .device_keys import DeviceKey
-from .entry import Array, Entry, dense_of
+from .entry import Entry
 from .nccl_engine import Nccl
 from .nccl_gpus import NcclGpus, NcclKey
-
-#: Arrays of the host's keys to fill, and those on GPUs.
-Rest = tuple[list[Group], list[tuple[Key, list[DeviceView]]]]
+from .two_places import Sent, TwoPlacesBackend
 
 
-class NcclBackend(AllReduceBackend):
+class NcclBackend(TwoPlacesBackend, AllReduceBackend):
     """See `kvstore.backends.protocol.Backend`."""
 
     engine: Nccl
@@ -92,8 +87,8 @@ class NcclBackend(AllReduceBackend):
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Copy out."""
         streams = Streams(out for _, outs in groups for out in outs)
-        host, sent = self._rest(groups, streams)
-        items = self._items([], {k: self._dense(k, o, ignore_sparse) for k, o in groups}, streams)
+        host, sent = self._from_host(groups, streams)
+        items = self._items([], {k: self._dense_outs(k, o, ignore_sparse) for k, o in groups}, streams)
         super().pull(host, ignore_sparse)
         self._send(sent, streams)
         self._gpus.pull(items, streams)
@@ -125,8 +120,8 @@ class NcclBackend(AllReduceBackend):
         names = {key for key, _ in mine}
         host = [(key, values) for key, values in groups if key not in names]
         self._sources(host)
-        rest, sent = self._rest([(k, outs) for k, outs in targets.items() if k not in names], streams)
-        outs = {key: self._dense(key, own, True) for key, own in targets.items()}
+        rest, sent = self._from_host([(k, outs) for k, outs in targets.items() if k not in names], streams)
+        outs = {key: self._dense_outs(key, own, True) for key, own in targets.items()}
         items = self._items(mine, outs, streams)
         for key, values in mine:
             self._move(key, values, streams)
@@ -134,7 +129,7 @@ class NcclBackend(AllReduceBackend):
         self._gpus.push(items, streams)
         return partial(self._finish, finish, sent, streams)
 
-    def _finish(self, finish: Finish, sent: list[tuple[Key, list[DeviceView]]], streams: Streams) -> None:
+    def _finish(self, finish: Finish, sent: Sent, streams: Streams) -> None:
         finish()
         self._send(sent, streams)
 
@@ -146,14 +141,10 @@ class NcclBackend(AllReduceBackend):
 
     def _goes_to_gpu(self, key: Key, values: list[Any]) -> bool:
         """Whether a push to a key is done on GPUs, where it lies or to where it moves."""
-        on_gpu = [arrays.device_of(value) is not None for value in values]
-        if any(on_gpu) and not all(on_gpu):
-            raise ArrayError(
-                f"the values of key {key!r} lie on the host and on a GPU; give arrays of one kind in one list"
-            )
+        comes = self._comes_from_gpu(key, values)
         if key not in self._on_gpu:
             self._entry(key)
-        return key in self._on_gpu or any(on_gpu)
+        return comes or key in self._on_gpu
 
     def _items(self, groups: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
         """Check what is pushed to GPUs, or only pulled from there."""
@@ -167,8 +158,7 @@ class NcclBackend(AllReduceBackend):
 
     def _like(self, key: Key) -> Any:
         """Return what says of a key which arrays fit."""
-        found = self._on_gpu.get(key)
-        return self._entry(key) if found is None else found.first
+        return self._copy(key) if key in self._on_gpu else self._entry(key)
 
     def _move(self, key: Key, values: list[Any], streams: Streams) -> None:
         """Let a key of the host move to the GPU of its first value."""
@@ -180,111 +170,24 @@ class NcclBackend(AllReduceBackend):
         self._gpus.adopt(key, entry.number, entry.value, device, streams.of(device))
         del self._entries[key]
 
-    def _rest(self, groups: list[Group], streams: Streams) -> Rest:
-        """Check the outs of keys that stay on the host; those there, and those on GPUs."""
-        host: list[Group] = []
-        sent = []
-        for key, outs in groups:
-            if key in self._on_gpu:
-                continue
-            entry: Any = self._entry(key)
-            far = [out for out in outs if arrays.device_of(out) is not None]
-            host.append((key, [out for out in outs if arrays.device_of(out) is None]))
-            if far:
-                sent.append((key, [seen_out(entry, out, streams) for out in far]))
-        self._check_outs(host)
-        return [(key, outs) for key, outs in host if outs], sent  # type: ignore[return-value]
-
-    def _dense(self, key: Key, outs: list[Any], ignore_sparse: bool) -> list[Any]:
-        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
-        if sparse and key in self._on_gpu:
-            self._sparse_outs(self._on_gpu[key].first, sparse, ignore_sparse)  # type: ignore[arg-type]
-        return [out for out in outs if not isinstance(out, RowSparseArray)]
-
-    def _send(self, sent: list[tuple[Key, list[DeviceView]]], streams: Streams) -> None:
-        for key, outs in sent:
-            self._gpus.send(dense_of(self._entry(key)), outs, streams)
-
     def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Everything on a GPU begins at the call."""
         return arguments
 
     # ----------------------------------------------------------------------------------------- inspection
 
-    def keys(self) -> list[Key]:
-        """All keys in the order of their init."""
-        return list(self._order)
+    def _copy(self, key: Key) -> DeviceKey:
+        return self._on_gpu[key].first
 
-    def view(self, key: Key) -> Any:
-        """Live memory, read-only."""
-        found = self._on_gpu.get(key)
-        return super().view(key) if found is None else found.first.array(readonly=True)
-
-    def fetch(self, key: Key) -> Any:
-        """Return the value on the host, for a file."""
-        found = self._on_gpu.get(key)
-        return super().view(key) if found is None else self._gpus.fetch(found)
-
-    def empty(self, key: Key) -> Any:
-        """Memory where the key lies; on its first GPU."""
-        found = self._on_gpu.get(key)
-        if found is None:
-            return super().empty(key)
-        like: DeviceKey = found.first
-        return like.show(like.new(like.dtype), like.dtype)
-
-    def fill(self, home: Any, array: Any, key: Key) -> None:
-        """Copy an array, from anywhere, to one that `empty` made."""
-        if not isinstance(home, DeviceArray):
-            super().fill(home, array, key)
-            return
-        streams = Streams([array])
-        target = arrays.view(home, "array", streams.of(home.device))
-        self._gpus.copy(self._on_gpu[key], array, target, streams)
-
-    def stand_ins(self) -> dict[Key, Array]:
-        """For each key an array of its shape and type that takes no memory."""
-        host = super().stand_ins()
-        return {
-            key: self._on_gpu[key].first.like if key in self._on_gpu else host[key] for key in self._order
-        }
-
-    def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Every worker has everything, and each of its GPUs a copy."""
-        host, here = super().placement(), f"worker {self.rank}"
-        return {
-            key: [(f"{here} cuda:{device}", copy.nbytes) for device, copy in self._on_gpu[key].copies.items()]
-            if key in self._on_gpu
-            else host[key]
-            for key in self._order
-        }
+    def _places(self, key: Key) -> list[tuple[str, int]]:
+        copies = self._on_gpu[key].copies.items()
+        return [(f"worker {self.rank} cuda:{device}", copy.nbytes) for device, copy in copies]
 
     def close(self) -> None:
         """Wait for what is under way, and give everything back."""
         self._on_gpu.clear()
         self._order.clear()
         super().close()
-
-    # --------------------------------------------------------------------------------------------- checks
-
-    def _check_new(self, key: Key, values: list[Any]) -> None:
-        self._check_kind(key)
-        if key in self._order:
-            raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
-        if len(values) > 1:
-            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
-
-    def _check_kind(self, key: Key) -> None:
-        some = next(iter(self._order), key)
-        if isinstance(some, str) != isinstance(key, str):
-            raise KeyKindError(
-                f"key {key!r} is a {type(key).__name__}, this store's keys are {type(some).__name__}"
-            )
-
-    def _entry(self, key: Key) -> Entry:
-        if key in self._on_gpu:
-            raise CapabilityError(f"key {key!r} lies on GPUs, where store 'nccl' cannot do that")
-        return super()._entry(key)
 
 
 def _nothing() -> None:
