@@ -1,0 +1,75 @@
+"""Who has which rank."""
+
+from __future__ import annotations
+
+from kvstore.ps import events as e
+from kvstore.ps import messages as m
+from kvstore.ps.link import Link
+from kvstore.ps.membership import Membership
+from kvstore.ps.peers import Mail, Peer, Process, State
+from kvstore.ps.roster import Roster, Servers
+
+
+def process(role: str, rank: int, incarnation: int = 1, number: int = 0) -> Process:
+    """Make a process with one peer, for a store or for -1."""
+    name = f"{role}{rank}.{incarnation}"
+    one = Process(name, role, rank, incarnation, 0.0)
+    one.peers[number] = Peer(name, Link(1.0), 0.0, process=one)
+    return one
+
+
+def servers(count: int, *ranks: int) -> Servers:
+    all_ = Servers(count)
+    for rank in ranks:
+        all_.enter(process("server", rank, number=-1), f"tcp://{rank}")
+    return all_
+
+
+def test_a_server_that_is_lost_stays_a_member_once_all_are_welcome() -> None:
+    for welcomed, members in ((False, [0]), (True, [0, 1])):
+        all_ = servers(2, 1, 0)
+        all_.welcomed = welcomed
+        all_.leave(1)
+        assert [one.rank for one in all_.members] == members
+        assert all_.missing == [1]
+
+
+def test_a_server_that_comes_back_is_not_away_any_more() -> None:
+    all_ = servers(1, 0)
+    all_.welcomed = True
+    all_.leave(0)
+    all_.away[0] = (9.0, m.Loss("server", 0, 5.0))
+    all_.enter(process("server", 0, 2, -1), "tcp://new")
+    assert not all_.away
+    assert all_.members == (m.Member(0, 2, "tcp://new"),)
+
+
+def test_only_servers_that_are_there_are_written_to_in_the_order_of_ranks() -> None:
+    all_ = servers(4, 3, 0, 1)
+    all_.leave(1)
+    mail = Mail(0.0)
+    all_.tell_all(m.Over(), mail)
+    all_.tell(1, m.Over(), mail)
+    assert [one.peer for one in mail.actions if isinstance(one, e.Send)] == ["server0.1", "server3.1"]
+
+
+def test_an_older_process_of_a_rank_does_not_hold_it() -> None:
+    roster = Roster(2, 1)
+    store = Membership(0, ("default", 0), {}, [0])
+    old, new = process("worker", 0, 1), process("worker", 0, 2)
+    roster.workers[0] = old
+    assert roster.holds(old.peers[0], store)
+    roster.workers[0] = new
+    assert not roster.holds(old.peers[0], store)
+    assert roster.peer(store, 0) is new.peers[0]
+    assert roster.peer(Membership(1, ("default", 1), {}, [0]), 0) is None
+    assert roster.peer(store, 1) is None
+
+
+def test_ranks_by_state_and_those_that_are_missing() -> None:
+    roster = Roster(4, 1)
+    for rank, state in ((2, State.LOST), (0, State.HERE), (1, State.LOST)):
+        roster.workers[rank] = process("worker", rank)
+        roster.workers[rank].state = state
+    assert sorted(roster.ranks(State.LOST)) == [1, 2]
+    assert roster.missing == [3]
