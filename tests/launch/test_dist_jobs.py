@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jobs import names_in_memory
 from launched import Job, until
 
 TRAIN = """
@@ -56,7 +57,7 @@ def script(job: Job) -> str:
     ids=" ".join,
 )
 def test_one_command_starts_and_ends_all(job: Job, script: str, options: list[str]) -> None:
-    names = set(os.listdir("/dev/shm"))
+    names = names_in_memory()
     job.environment["TMPDIR"] = str(job.folder / "tmp")
     (job.folder / "tmp").mkdir()
     code, out, err = finish(job.run(*options, script))
@@ -64,7 +65,7 @@ def test_one_command_starts_and_ends_all(job: Job, script: str, options: list[st
     assert sorted(out.splitlines()) == sums(out, int(options[1]))
     assert job.alive() == []
     assert os.listdir(job.folder / "tmp") == []
-    assert set(os.listdir("/dev/shm")) <= names
+    assert names_in_memory() <= names
 
 
 def test_two_jobs_on_one_machine_do_not_meet(job: Job, script: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from jobs import names_in_memory
 from launched import Job, until
 
 from kvstore.launch.cli import main
@@ -367,9 +368,9 @@ def test_stdin_is_empty(job: Job) -> None:
 
 
 def test_no_files_are_left(job: Job) -> None:
-    names = set(os.listdir("/dev/shm"))
+    names = names_in_memory()
     job.environment["TMPDIR"] = str(job.folder / "tmp")
     (job.folder / "tmp").mkdir()
     assert finish(job.run("-n", "2", text="import kvstore"))[0] == 0
     assert os.listdir(job.folder / "tmp") == []
-    assert set(os.listdir("/dev/shm")) <= names
+    assert names_in_memory() <= names

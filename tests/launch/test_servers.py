@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import names_in_memory
 from launched import Job, until
 
 from kvstore import addresses
@@ -507,7 +508,7 @@ def test_keys_fit_together(servers: Servers) -> None:
 
 
 def test_secrets_are_nowhere_to_be_seen(servers: Servers) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = names_in_memory()
     servers.job.environment["TMPDIR"] = str(servers.folder / "tmp")
     (servers.folder / "tmp").mkdir()
     worker = 'tell()\nsay("ready")\nwait_for("go", "test")'
@@ -527,7 +528,7 @@ def test_secrets_are_nowhere_to_be_seen(servers: Servers) -> None:
     code, out, err = finish(process)
     assert code == 0
     assert not any(secret in out + err for secret in secrets)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert names_in_memory() <= before
 
 
 def test_a_process_holds_no_keys_but_its_own(servers: Servers) -> None:
