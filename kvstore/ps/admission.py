@@ -85,6 +85,7 @@ class Admission:
         self._closed = True
         for peer, _ in self._contests:
             mail.refuse(peer, _OVER)
+        self._contests.clear()
 
     def _hopeless(self, peer: Peer, hello: Hello, now: float) -> Failure | None:
         """Why a rank will not be free: its holder lives, or there has been none for long."""

@@ -38,6 +38,8 @@ def test_who_waits_for_a_rank_is_refused_at_the_end() -> None:
     assert job.last("s0.2", m.Refused).text == "the job is over"
     job.worker(0)
     assert job.last("w0", m.Refused).text == "the job is over"
+    job.pass_time(8)  # the rank becomes free meanwhile
+    assert [type(one) for one in job.sent["s0.2"]] == [m.Refused]
 
 
 def test_all_are_lost() -> None:
