@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import json
 import subprocess
 import sys
@@ -38,10 +40,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what a kind of store does not have; test_dist.py says what it raises there."""
-    there = [item for item in items if _on_servers(item) and item.get_closest_marker("in_reach")]
-    if there:
-        config.hook.pytest_deselected(items=there)
-        items[:] = [item for item in items if item not in there]
+    out = [_on_servers(item) and item.get_closest_marker("in_reach") is not None for item in items]
+    if any(out):
+        config.hook.pytest_deselected(items=list(itertools.compress(items, out)))
+        items[:] = [item for item, is_out in zip(items, out, strict=True) if not is_out]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector ten thousand tests: it would look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _on_servers(item: pytest.Item) -> bool:
