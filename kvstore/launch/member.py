@@ -95,13 +95,16 @@ class Member:
         self._signal(number)
 
     def gone(self) -> bool:
-        """Whether nothing is left of the group; kills it when its time is over."""
+        """Whether nothing is left of the group; kills it when its time is over.
+
+        Until `ended` has said so the process is there: who forgets it before would never learn how it ended.
+        """
         over = time.monotonic() - self._kill_at if self._kill_at else -1.0
         if over >= 0:
             self._signal(signal.SIGKILL)
         self._reap_adopted()
         # Processes that cannot die, or that no parent reaps, are not worth waiting for.
-        return over > UNKILLABLE or (self.ended() and not self._signal(0))
+        return over > UNKILLABLE or (self.code is not None and not self._signal(0))
 
     def _signal(self, number: int) -> bool:
         """Signal the group and return whether there was anybody."""

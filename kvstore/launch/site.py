@@ -46,7 +46,7 @@ class Running(Protocol):
         """Send a signal to it and to what it has started; kill what is there `grace` seconds later."""
 
     def gone(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether nothing of it is left, once `ended` has said that it has."""
 
 
 class Site(Protocol):
