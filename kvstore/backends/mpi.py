@@ -30,7 +30,8 @@ log = logging.getLogger("kvstore.mpi")
 
 Array = npt.NDArray[Any]
 
-_DTYPES = frozenset(("float32", "float64", "int8", "uint8", "int32", "int64"))
+#: Without 8-bit integers: Open MPI's vector instructions let those saturate (op/avx of 5.0), we let them wrap.
+_DTYPES = frozenset(("float32", "float64", "int32", "int64"))
 _SMALL = 64 * 1024  # bytes up to which arrays travel together: a copy costs less than a message
 _MOST = 1 << 30  # bytes of one message: counts of MPI 3 have 31 bits
 _PATIENCE = 1e-3  # seconds of a wait for others after which the processor is left to them
