@@ -194,6 +194,8 @@ class Requests:
         self._held.clear()
         self._flying.clear()
         self._queue = [one for one in self._queue if one[2].sequence]
+        # Their bytes are waited for no more: those of a lost message would hold up everything that follows.
+        self._answered += sum(request.size for request in self._open.values())
         for request in self._all():
             request.disown()
         heapq.heapify(self._queue)

@@ -189,6 +189,21 @@ def test_given_up_requests_still_get_their_answers_but_do_no_harm() -> None:
     assert len(requests) == 0
 
 
+def test_given_up_requests_whose_message_was_lost_hold_up_nothing() -> None:
+    requests = table(credit=1000)
+    for at in range(3):
+        add(requests, at, 400)
+    assert len(pump(requests)) == 2  # and neither arrives
+    requests.disown()
+    add(requests, 0, kind=Kind.PULL)
+    assert [record.kind for record in pump(requests)] == [Kind.PULL]
+    requests.answered(reply(1, 2, 3), 1.0)
+    assert requests.outstanding() == 0
+    add(requests, 1, 400)
+    add(requests, 2, 400)
+    assert len(pump(requests)) == 2
+
+
 def test_a_lost_server_is_asked_nothing() -> None:
     requests = table()
     add(requests, 0, 8)
