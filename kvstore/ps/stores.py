@@ -58,7 +58,8 @@ class Stores:
             return Failure("FencedError", f"{process} has been in {store} before; create another store")
         if store.over:
             return Failure("FencedError", f"{store} is over: all others have closed it")
-        lost = self._roster.ranks(State.LOST)
+        # Who comes into a store that has started takes the place of one who was lost, here or elsewhere.
+        lost = [process.rank] if store.started else self._roster.ranks(State.LOST)
         if store.raises and lost:
             return Failure(
                 "PeerLostError", f"worker {lost[0]} is lost; start the job again", "worker", lost[0]

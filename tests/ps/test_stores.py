@@ -45,6 +45,17 @@ def test_who_comes_back_begins_after_the_furthest_of_the_others() -> None:
         assert view.bases == ((7, 4), (8, 4), (9, 1))
 
 
+def test_nobody_comes_back_to_a_store_that_raises_even_if_he_was_lost_after_he_had_left_it() -> None:
+    job = Job(3)
+    job.start()
+    job.say("w2", m.Leave(0))
+    alive = ("w0", "w1", "s0.1")
+    job.pass_time(6.0, *alive)
+    job.worker(2, "again", 2, options={"mode": "sync", "on_peer_loss": "raise"})
+    assert job.last("again", m.Refused).error == "PeerLostError"
+    assert [one.rank for one in job.last("w0", m.View).members] == [0, 1]
+
+
 def test_others_say_it_again_when_one_of_them_is_gone() -> None:
     job = Job(3)
     job.start(on_peer_loss="continue")
