@@ -51,7 +51,7 @@ def test_nobody_comes_back_to_a_store_that_raises_even_if_he_was_lost_after_he_h
     job.say("w2", m.Leave(0))
     alive = ("w0", "w1", "s0.1")
     job.pass_time(6.0, *alive)
-    job.worker(2, "again", 2, options={"mode": "sync", "on_peer_loss": "raise"})
+    job.worker(2, "again", 2)
     assert job.last("again", m.Refused).error == "PeerLostError"
     assert [one.rank for one in job.last("w0", m.View).members] == [0, 1]
 
