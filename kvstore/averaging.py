@@ -13,23 +13,26 @@ from .store import KVStore
 log = logging.getLogger("kvstore")
 
 
-def check_store(store: Any) -> None:
-    """Make sure that a store sums what is pushed; warn where it may not be the store that was meant.
+def check_store(store: Any, sums: bool = True) -> None:
+    """Make sure that a store can be a front door's; warn where it may not be the store that was meant.
+
+    Parameters
+    ----------
+    store : KVStore
+    sums : bool
+        Whether sums of what is pushed are wanted; False: the front door gives the store an optimizer.
 
     Raises
     ------
     ArgumentError
         It was not made by `kvstore.create`, or has not all verbs.
     ConfigError
-        It has an optimizer.
+        It has an optimizer; or sums are wanted, and it has no rounds.
     """
-    if not isinstance(store, KVStore):
-        raise ArgumentError(f"store must be one that kvstore.create has made, not {store!r}")
-    if has_optimizer(store):
-        raise ConfigError(
-            f"this {store.type!r} store has an optimizer already, which would take gradients for updates: "
-            "use a store of its own for sums, or let the front door give the store its optimizer"
-        )
+    check_made(store)
+    _check_no_optimizer(store)
+    if sums:
+        check_rounds(store)
     place = detect()
     if store.num_workers < place.size:
         log.warning(
@@ -39,6 +42,36 @@ def check_store(store: Any) -> None:
             place.size,
             store.type,
             store.num_workers,
+        )
+
+
+def check_made(store: Any) -> None:
+    """Raise ArgumentError for what `kvstore.create` has not made."""
+    if not isinstance(store, KVStore):
+        raise ArgumentError(f"store must be one that kvstore.create has made, not {store!r}")
+
+
+def check_sums(store: KVStore) -> None:
+    """Raise ConfigError where a push does not give the sum over all workers; cheap enough for every step."""
+    _check_no_optimizer(store)
+    check_rounds(store)
+
+
+def check_rounds(store: KVStore) -> None:
+    """Raise ConfigError where workers do not wait for each other; each push replaces the value there."""
+    if "async" in store.type:
+        raise ConfigError(
+            f"store {store.type!r} has no rounds: without an optimizer a push replaces the value there, and "
+            "nothing is summed over the workers; use a synchronous store ('shared', 'dist_sync'), or let the "
+            "store update the weights (set_optimizer, update_on_kvstore=True)"
+        )
+
+
+def _check_no_optimizer(store: KVStore) -> None:
+    if has_optimizer(store):
+        raise ConfigError(
+            f"this {store.type!r} store has an optimizer already, which would take gradients for updates: "
+            "use a store of its own for sums, or let the front door give the store its optimizer"
         )
 
 

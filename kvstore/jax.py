@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .averaging import check_not_late, check_store, has_optimizer
-from .errors import ArgumentError, ArrayError, KeyNotFoundError, MissingBackendError
+from .averaging import check_made, check_not_late, check_rounds, check_store, check_sums, has_optimizer
+from .errors import ArgumentError, ArrayError, ConfigError, KeyNotFoundError, MissingBackendError
 from .store import KVStore
 
 try:
@@ -66,6 +66,7 @@ def broadcast(store: KVStore, tree: Tree, prefix: str = "") -> Tree:
     DuplicateKeyError, ShapeError, DTypeError
         As `KVStore.broadcast`.
     """
+    check_made(store)
     keys, leaves, form = _flat(tree, prefix)
     if _traced(leaves):
         raise ArrayError("broadcast is for arrays, not for what jax.jit traces: call it before")
@@ -90,7 +91,7 @@ def pushpull(
         Goes before the paths to make the keys. Unknown keys are initialised, unless the store has an
         optimizer: that updates the weights of `broadcast`.
     average : bool
-        Divide the sums by the number of workers.
+        Divide the sums by the number of workers. Not with an optimizer in the store: weights come back then.
     priority : int
         Has an effect on other threads' operations only.
 
@@ -103,14 +104,24 @@ def pushpull(
     ------
     KeyNotFoundError
         The store has an optimizer and no weights; `broadcast` them.
+    ConfigError
+        The store has an optimizer, and `average` is True; or it has none and no rounds (``"dist_async"``), so
+        that a push replaces the value.
     ArrayError
         An array is sparse, or lies on several devices.
     KVStoreError
         As `KVStore.pushpull`. Inside of ``jax.jit`` it comes as a ``JaxRuntimeError`` with its text, when the
         result is waited for.
     """
+    check_made(store)
+    return _through(store, tree, prefix, partial(_check_meaning, store, average), average, priority)
+
+
+def _through(
+    store: KVStore, tree: Tree, prefix: str, check: Callable[[], None], average: bool, priority: int = 0
+) -> Tree:
     keys, leaves, form = _flat(tree, prefix)
-    call = partial(_exchange, store, keys, average, priority)
+    call = partial(_exchange, store, keys, check, average, priority)
     if not keys:
         found: list[Any] = []
     elif _traced(leaves):
@@ -142,7 +153,7 @@ def all_reduce(store: KVStore, *, average: bool = True, prefix: str = "gradients
     Raises
     ------
     ConfigError, CapabilityError
-        The store has an optimizer; or this worker came back to a job that went on without it.
+        The store has an optimizer or no rounds; or this worker came back to a job that went on without it.
     """
     check_store(store)
     check_not_late(store)
@@ -151,14 +162,32 @@ def all_reduce(store: KVStore, *, average: bool = True, prefix: str = "gradients
         return ()
 
     def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
-        return pushpull(store, updates, prefix, average=average), state
+        return _through(store, updates, prefix, partial(check_sums, store), average), state
 
     optax = sys.modules.get("optax")
     return (optax.GradientTransformation if optax else GradientTransformation)(init, update)
 
 
-def _exchange(store: KVStore, keys: list[str], average: bool, priority: int, *values: Array) -> list[Any]:
-    """Push and pull host arrays, and initialise keys that are new."""
+def _check_meaning(store: KVStore, average: bool) -> None:
+    """Raise where the result would be neither the sums or means that are asked for nor the weights."""
+    if not has_optimizer(store):
+        check_rounds(store)
+    elif average:
+        raise ConfigError(
+            f"this {store.type!r} store has an optimizer, so pushpull returns weights, which are not to be "
+            "divided by the number of workers: leave average=True out, and give the optimizer "
+            "rescale_grad=1/store.num_workers"
+        )
+
+
+def _exchange(
+    store: KVStore, keys: list[str], check: Callable[[], None], average: bool, priority: int, *values: Array
+) -> list[Any]:
+    """Push and pull host arrays, and initialise keys that are new.
+
+    The check comes here, not where JAX traces: a store may have got an optimizer since.
+    """
+    check()
     arrays = [np.asarray(value) if _on_host(value) else value for value in values]
     outs = [np.empty(array.shape, array.dtype) for array in arrays]
     try:

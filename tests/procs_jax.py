@@ -164,7 +164,42 @@ def mistakes() -> dict[str, str]:
         other.set_optimizer(kv.optimizer.SGD())
         refused("optimizer", lambda: all_reduce(other))
         refused("weights", lambda: pushpull(other, {"w": ones}))
+        broadcast(other, {"v": ones})
+        refused("average", lambda: pushpull(other, {"v": ones}, average=True))
+        late = all_reduce(store, prefix="late/", average=False)
+        late.update({"w": ones}, ())
+        store.set_optimizer(kv.optimizer.SGD())
+        refused("later", lambda: late.update({"w": ones}, ()))
     return found
+
+
+def without_rounds(store_name: str) -> list[Any]:
+    """Sums are refused, and updates are not."""
+    import jax.numpy as jnp
+
+    from kvstore.jax import all_reduce, broadcast, pushpull
+
+    ones = jnp.ones(2)
+    with kv.create(store_name) as store:
+        found: list[Any] = [
+            _text_of(lambda: all_reduce(store)),
+            _text_of(lambda: pushpull(store, {"g": ones})),
+        ]
+        broadcast(store, {"w": ones * 8})
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
+        pushpull(store, {"w": ones})
+        store.barrier()
+        found.append(pushpull(store, {"w": ones * 0})["w"].tolist())
+        store.barrier()
+    return found
+
+
+def _text_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except kv.ConfigError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
 
 
 def devices() -> dict[str, Any]:

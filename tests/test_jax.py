@@ -117,6 +117,8 @@ MISTAKES = {
     "store": r"ArgumentError: .*kvstore\.create",
     "optimizer": r"ConfigError: this 'local' store has an optimizer already",
     "weights": r"KeyNotFoundError: .*'w'.*kvstore\.jax\.broadcast",
+    "average": r"ConfigError: this 'local' store has an optimizer, so pushpull returns weights.*rescale_grad",
+    "later": r"ConfigError: this 'local' store has an optimizer already",
 }
 
 
@@ -125,6 +127,14 @@ def test_mistakes_are_told(work: Callable[..., list[Any]]) -> None:
     assert found.keys() == MISTAKES.keys()
     for name, pattern in MISTAKES.items():
         assert re.match(pattern, found[name]), found[name]
+
+
+def test_sums_need_rounds(work: Callable[..., list[Any]]) -> None:
+    for *refused, weights in work("without_rounds", "dist_async"):
+        assert len(refused) == 2
+        for text in refused:
+            assert re.match(r"store 'dist_async' has no rounds.*'dist_sync'.*set_optimizer", text)
+        assert weights == [6.0, 6.0]
 
 
 def test_arrays_over_several_devices(work: Callable[..., list[Any]]) -> None:
