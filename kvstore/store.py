@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 from . import checkpoint
 from .backends.protocol import Backend
@@ -565,8 +565,11 @@ class KVStore(KVStoreBase):
         self._engine.close()
         self._exclusively(self._shut)
 
-    def __copy__(self) -> KVStore:
-        raise ArgumentError("a store cannot be copied; create another one and save and load the values")
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse copies and pickles: a half-made one would give back what this store has."""
+        raise ArgumentError(
+            "a store cannot be copied or pickled; create another one, and save and load the values"
+        )
 
     def __enter__(self) -> KVStore:
         self._check_open()

@@ -1079,6 +1079,24 @@ def test_a_closed_store_says_so(store_name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_under_compression_other_keys_are_kept_and_not_pushed(store: kv.KVStore, before: bool) -> None:
+    if not before:
+        store.init("i", np.arange(3))
+    if store.type == "local":
+        with pytest.raises(kv.CapabilityError):
+            store.set_gradient_compression({"type": "fp16"})
+        return
+    store.set_gradient_compression({"type": "fp16"})
+    if before:
+        store.init("i", np.arange(3))
+    with pytest.raises(kv.DTypeError, match="float32"):
+        store.push("i", np.arange(3))
+    out = np.empty(3, np.int64)
+    store.pull("i", out=out)
+    assert out.tolist() == [0, 1, 2]
+
+
 @in_reach
 def test_views_outlive_their_store(store_name: str) -> None:
     with kv.create(store_name) as store:
