@@ -167,6 +167,8 @@ class Holding:
     def _unseat(self, rank: int, turn: Turn) -> None:
         seat = self.seats.pop(rank)
         seat.gone = True
+        for slot in self.slots.values():
+            slot.leave(seat)
         if self.returning is not None:
             self.returning.pop(rank, None)
         turn.actions.append(Attachment(self.number, rank, seat.incarnation, None))

@@ -140,6 +140,11 @@ class Slot:
         for rank in ranks:
             self.skip.pop(rank, None)
 
+    def leave(self, seat: Seat) -> None:
+        """Let a worker that is gone wait no more: what is owed to its rank is owed to the next who has it."""
+        self.pulls = [one for one in self.pulls if one[0] is not seat]
+        self.held = [one for one in self.held if one[0] is not seat]
+
     def base(self) -> int:
         """Round after which a worker that comes now begins."""
         return self.round + (self.busy == Doing.ROUND)

@@ -220,6 +220,22 @@ def test_failed_rounds_are_forgotten_with_those_who_leave_and_are_never_too_many
     assert server.slot().failures == {}
 
 
+def test_a_failed_round_is_told_to_who_has_the_rank_and_not_to_who_had_it() -> None:
+    server = Machine()
+    server.start()
+    server.ask(1, K.PULL, 1)  # waits, and its worker is lost
+    server.members[1], server.numbers[1] = 201, 0
+    server.view(2)
+    server.attach(1, 2)
+    for rank in (0, 1):
+        server.ask(rank, K.PUSH, 1, epoch=2)
+    server.applied(BAD)
+    assert server.answers() == {}
+    for rank in (0, 1):
+        server.ask(rank, K.PULL, 1, epoch=2)
+        assert server.failures() == {rank: ["bad"]}
+
+
 def test_async_pushes_are_applied_one_at_a_time() -> None:
     server = Machine(mode="async")
     server.start()
