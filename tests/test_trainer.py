@@ -287,6 +287,10 @@ def test_async_stores_update(one_server: Mapping[str, str], monkeypatch: pytest.
     assert type_of("dist_async") == ("dist_async", True)
     with pytest.raises(kv.ConfigError, match="no rounds"):
         type_of("dist_async", update_on_kvstore=False)
+    rare = Parameter("rare", ones(*TABLE), rows(1))
+    trainer = Trainer([rare], "sgd", kvstore="dist_async", update_on_kvstore=False)
+    with pytest.raises(kv.ConfigError, match="no rounds"):
+        trainer.step(1)
 
 
 @pytest.mark.parametrize(
@@ -825,6 +829,28 @@ def test_row_sparse_data_are_replaced_as_a_whole() -> None:
         (lambda: Parameter("w").data(), kv.ArrayError, "no data yet"),
         (lambda: Parameter("w", ones()).set_grad([ones(), ones()]), kv.ShapeError, "1 replicas"),
         (lambda: Parameter("w", ones()).set_data(ones(3)), kv.ShapeError, r"has shape \(2,\)"),
+        (lambda: Parameter("w", 5), kv.ArgumentError, "'w': data must be an array.* and 5 is none"),
+        (lambda: Parameter("w", [1, 2]), kv.ArgumentError, "and 1 is none; np.asarray"),
+        (lambda: Parameter("w", bytearray(12)), kv.ArgumentError, "and a bytearray is none|bytearray"),
+        (lambda: Parameter("w", ones()).set_grad(5), kv.ArgumentError, "'w': grad must be an array"),
+        (lambda: Parameter("w", ones(), lr_mult="a"), kv.ConfigError, "'w': lr_mult must be.*'a'"),  # type: ignore[arg-type]
+        (lambda: Parameter("w", ones(), wd_mult=None), kv.ConfigError, "'w': wd_mult must be.*None"),  # type: ignore[arg-type]
+        (lambda: Trainer({1: Parameter("a"), "b": Parameter("b")}, "sgd"), kv.ArgumentError, "int, str"),  # type: ignore[dict-item]
+        (lambda: Trainer([*trio()[:1] * 2], "sgd"), kv.ArgumentError, "'weight' is there twice"),
+        (lambda: Trainer([], None), kv.ArgumentError, "an Optimizer such as.*None"),  # type: ignore[arg-type]
+        (lambda: Trainer([], kv.optimizer.SGD), kv.ArgumentError, "an Optimizer such as"),  # type: ignore[arg-type]
+        (lambda: Trainer([], "sgd", [("wd", 1)]), kv.ArgumentError, "a dict of keywords"),  # type: ignore[arg-type]
+        (lambda: Trainer([], "sgd", 5), kv.ArgumentError, "a dict of keywords"),  # type: ignore[arg-type]
+        (lambda: Trainer([], "sgd", {1: 2}), kv.ArgumentError, "a dict of keywords"),  # type: ignore[dict-item]
+        (lambda: Trainer([], "sgd", update_on_kvstore="False"), kv.ConfigError, "update_on_kvstore must be"),  # type: ignore[arg-type]
+        (
+            lambda: Trainer(trio(), "sgd", kvstore=None, compression_params={"type": "3bit"}).step(1),
+            kv.ConfigError,
+            "3bit",
+        ),
+        (lambda: Trainer(trio(), "sgd").step(-1), kv.ConfigError, "batch_size must be a positive"),
+        (lambda: Trainer(trio(), "sgd").step(float("nan")), kv.ConfigError, "batch_size must be a finite"),
+        (lambda: Trainer(trio(), "sgd").step(1e-320), kv.ConfigError, "batch_size 1e-320 is too small"),
         (lambda: Trainer(3, "sgd"), kv.ArgumentError, "a list or a dict"),  # type: ignore[arg-type]
         (lambda: Trainer([3], "sgd"), kv.ArgumentError, "3 is no parameter"),  # type: ignore[list-item]
         (lambda: Trainer([], "sdg"), kv.ConfigError, "did you mean 'sgd'"),
@@ -841,6 +867,136 @@ def test_row_sparse_data_are_replaced_as_a_whole() -> None:
 def test_mistakes_of_the_caller(make: Callable[[], Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+# --------------------------------------------------------------------------------- all or nothing
+
+
+def two(kind: Any = F) -> list[Parameter]:
+    """Two parameters with two replicas each, and gradients of 1; the second is of another type."""
+    pair = [Parameter("p", [ones(2), ones(2)]), Parameter("q", [np.ones((2, 2), kind) for _ in range(2)])]
+    for param in pair:
+        for grad in param.list_grad():
+            grad.fill(1)
+    return pair
+
+
+def bad_type() -> tuple[list[Parameter], Trainer]:
+    pair = two(np.int32)
+    return pair, Trainer(pair, "sgd", update_on_kvstore=False)
+
+
+def bad_gradient() -> tuple[list[Parameter], Trainer]:
+    pair = two()
+    pair[1].set_grad([np.ones((2, 2)), np.ones((2, 2))])
+    return pair, Trainer(pair, "sgd", kvstore=None)
+
+
+def bad_shape() -> tuple[list[Parameter], Trainer]:
+    pair = [two()[1], two()[0]]
+    return pair, Trainer(pair, "groupadagrad", update_on_kvstore=False)
+
+
+def bad_factor() -> tuple[list[Parameter], Trainer]:
+    pair = two()
+    pair[1].lr_mult = "a"  # type: ignore[assignment]
+    return pair, Trainer(pair, "lamb", update_on_kvstore=False)
+
+
+def bad_rate() -> tuple[list[Parameter], Trainer]:
+    pair = two()
+    pair[1].lr_mult = 0
+    return pair, Trainer(pair, "ftrl", update_on_kvstore=False)
+
+
+def bad_setting() -> tuple[list[Parameter], Trainer]:
+    pair = two()
+    trainer = Trainer(pair, "sgd", update_on_kvstore=False)
+    pair[0].grad_req = "null"
+    trainer.step(1)  # only q gets a state, without momentum
+    pair[0].grad_req = "write"
+    trainer.optimizer.momentum = 0.9  # type: ignore[attr-defined]
+    return pair, trainer
+
+
+def bad_precision() -> tuple[list[Parameter], Trainer]:
+    pair = two(np.float16)
+    trainer = Trainer(pair, "sgd", {"momentum": 0.9}, update_on_kvstore=False)
+    trainer.step(1)
+    trainer.optimizer.multi_precision = True
+    return pair, trainer
+
+
+@pytest.mark.filterwarnings("ignore:float16 weights")
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (bad_type, kv.DTypeError, "parameter 'q': SGD updates weights of .*int32"),
+        (bad_gradient, kv.DTypeError, "parameter 'q': a gradient of type float64"),
+        (bad_shape, kv.ShapeError, "parameter 'p': GroupAdaGrad needs weights of two dimensions"),
+        (bad_factor, kv.ConfigError, "parameter 'q': lr_mult must be a finite number, got 'a'"),
+        (bad_rate, kv.ConfigError, "parameter 'q': Ftrl needs a learning rate above 0"),
+        (bad_setting, kv.ConfigError, "parameter 'q': key 1 has 0 state arrays and SGD wants 1"),
+        (bad_precision, kv.ConfigError, "parameter 'q': key 1 has no float32 copy of its weight"),
+    ],
+)
+def test_what_the_trainer_cannot_update_changes_nothing(
+    make: Callable[[], tuple[list[Parameter], Trainer]], error: type, message: str
+) -> None:
+    params, trainer = make()
+    before = [array.copy() for param in params for array in (*param.list_data(), *param.list_grad())]
+    counts = dict(trainer.optimizer._index_update_count), trainer.optimizer.num_update
+    for attempt in (trainer.step, trainer.step, trainer.update):
+        with pytest.raises(error, match=message):
+            attempt(1)
+    after = [array for param in params for array in (*param.list_data(), *param.list_grad())]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert counts == (trainer.optimizer._index_update_count, trainer.optimizer.num_update)
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_a_factor_that_is_no_number_is_named(store_name: str, updates: bool) -> None:
+    if "async" in store_name and not updates:
+        pytest.skip("it has no rounds")
+    pair = two()
+    with Trainer(pair, "sgd", kvstore=store_name, update_on_kvstore=updates) as trainer:
+        trainer.step(1)
+        before = [array.copy() for param in pair for array in param.list_data()]
+        pair[1].wd_mult = None  # type: ignore[assignment]
+        with pytest.raises(kv.ConfigError, match="parameter 'q': wd_mult must be a finite number, got None"):
+            trainer.step(1)
+        for old, new in zip(before, [array for param in pair for array in param.list_data()], strict=True):
+            np.testing.assert_array_equal(old, new)
+
+
+class Refusing(kv.optimizer.SGD):
+    """A rule of the user's own, which says only late what it does not take."""
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        if index == 1:
+            raise RuntimeError("not this one")
+        super().update(index, weight, grad, state)
+
+
+def test_replicas_stay_alike_where_a_rule_of_the_users_own_raises() -> None:
+    pair = two()
+    trainer = Trainer(pair, Refusing(learning_rate=0.5), update_on_kvstore=False)
+    for step in (1, 2):
+        with pytest.raises(RuntimeError, match="not this one"):
+            trainer.step(2)
+        for param in pair:
+            np.testing.assert_array_equal(param.data(0), param.data(1))
+        assert trainer.optimizer._index_update_count == {0: step}
+
+
+def test_a_schedule_from_zero_is_no_rate_of_zero() -> None:
+    """The rate that is checked is that of the update, not that before it."""
+    schedule = kv.lr_scheduler.FactorScheduler(step=10, base_lr=0.5, warmup_steps=2, warmup_begin_lr=0.0)
+    pair = two()
+    trainer = Trainer(pair, "ftrl", {"lr_scheduler": schedule}, update_on_kvstore=False)
+    trainer.step(1)
+    assert (pair[1].data(1) != 1).all()
 
 
 # ----------------------------------------------------------------------------------- several processes

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import readable, writable
+from ..arrays import readable
+from ..compression import create as create_codec
 from ..errors import ArgumentError, ArrayError, CapabilityError, ConfigError, ShapeError
 from ..optimizer import Optimizer, Updater, checks, create, states
 from ..optimizer.optimizer import Array, Index
 from ..sparse import RowSparseArray
 from ..store import KVStore
+from . import updates
 from .choice import Choice, choose
-from .parameter import Parameter, Trainable
+from .parameter import Parameter, Trainable, check_factors, factor
 
 PathLike = str | os.PathLike[str]
 
@@ -108,7 +110,7 @@ class Trainer:
         self._optimizer = _made(optimizer, optimizer_params)
         self._attach_multipliers()
         self._scale = self._optimizer.rescale_grad
-        self._wanted = kvstore, update_on_kvstore
+        self._wanted = kvstore, checks.optional(checks.flag)("update_on_kvstore", update_on_kvstore)
         self._compression = compression_params
         _count_replicas(self._params)
         for param in self._params:
@@ -144,12 +146,17 @@ class Trainer:
         Raises
         ------
         ConfigError
-            A gradient is stale (also a UserWarning), or `batch_size` is not positive. Nothing has changed.
+            A gradient is stale (also a UserWarning); `batch_size` is not positive, or too small to divide by;
+            a factor is no number; or the optimizer's settings do not fit its states. Nothing has changed.
+        DTypeError, ShapeError, ArrayError
+            The optimizer cannot update a weight, or a gradient does not fit it. Nothing has changed where the
+            trainer updates.
         As the verbs of the store
         """
         self._rescale(batch_size)
         self._prepare()
         work = self._work(ignore_stale_grad)
+        self._check(work)
         self._sum(work)
         if not self._choice.updates:
             self._update(work)
@@ -179,6 +186,7 @@ class Trainer:
         self._check_updates_here("update")
         self._rescale(batch_size)
         work = self._work(ignore_stale_grad)
+        self._check(work)
         self._update(work)
         _spend(work)
 
@@ -203,7 +211,12 @@ class Trainer:
         size = checks.finite("batch_size", batch_size)
         if size <= 0:
             raise ConfigError(f"batch_size must be a positive number, got {batch_size!r}")
-        self._optimizer.rescale_grad = self._scale / size
+        scale = self._scale / size
+        if not math.isfinite(scale):
+            raise ConfigError(
+                f"batch_size {batch_size!r} is too small to divide by: gradients become infinite"
+            )
+        self._optimizer.rescale_grad = scale
 
     def _check_updates_here(self, verb: str) -> None:
         if self._choice.updates:
@@ -215,6 +228,8 @@ class Trainer:
     def _work(self, ignore_stale_grad: bool) -> list[_Work]:
         """Return what there is to do in a step."""
         active = [(key, param) for key, param in enumerate(self._params) if param.grad_req != "null"]
+        for _, param in active:
+            check_factors(param)
         work = [_Work(key, param, _freshness(param)) for key, param in active]
         for one in work:
             if not ignore_stale_grad and not all(one.fresh):
@@ -277,14 +292,25 @@ class Trainer:
 
     # ----------------------------------------------------------------------------------------- updates
 
-    def _update(self, work: list[_Work]) -> None:
-        """Update every replica; all of them count as one update."""
+    def _check(self, work: list[_Work]) -> None:
+        """Raise before anything is touched, where an update would raise."""
+        if self._choice.updates:
+            return
         counts = self._updaters[0].snapshot_counts()
-        for replica, updater in enumerate(self._updaters):
-            updater.restore_counts(counts)
+        try:
             for one in work:
-                with _in_memory(one.param, replica) as weight:
-                    updater(one.key, _gradient(one.param, replica), weight)
+                updates.check(self._updaters, one.key, one.param)
+        finally:
+            self._updaters[0].restore_counts(counts)
+
+    def _update(self, work: list[_Work]) -> None:
+        """Update every replica; all of them count as one update.
+
+        One parameter after the other: an error of the optimizer, if it is of the user's own, leaves replicas
+        alike.
+        """
+        for one in work:
+            updates.update(self._updaters, one.key, one.param)
 
     # -------------------------------------------------------------------------------------- the store
 
@@ -301,7 +327,9 @@ class Trainer:
             raise ConfigError("no parameter has data yet: give them some before the first step")
         choice = choose(*self._wanted, self._params, replicas)
         try:
-            if choice.store is not None and self._compression:
+            if choice.store is None and self._compression:
+                create_codec(self._compression)  # nothing to compress, but what is wrong with it is told
+            elif self._compression:
                 choice.store.set_gradient_compression(self._compression)
             if choice.updates:  # before the first values, so that their float32 copies are exact
                 choice.store.set_optimizer(self._optimizer)
@@ -490,16 +518,16 @@ class _Factors:
 
     @property
     def lr_mult(self) -> float:
-        return float(getattr(self._param, "lr_mult", 1.0))
+        return factor(self._param, "lr_mult")
 
     @property
     def wd_mult(self) -> float:
-        return float(getattr(self._param, "wd_mult", 1.0))
+        return factor(self._param, "wd_mult")
 
 
 def _in_order(params: Any) -> list[Trainable]:
     if isinstance(params, Mapping):
-        params = [params[name] for name in sorted(params)]
+        params = [params[name] for name in _sorted(params)]
     if not isinstance(params, (list, tuple)):
         raise ArgumentError(f"params must be a list or a dict of parameters, not {type(params).__name__}")
     for param in params:
@@ -508,15 +536,49 @@ def _in_order(params: Any) -> list[Trainable]:
                 f"{param!r} is no parameter: it needs name, grad_req, list_data() and list_grad(), as "
                 "kvstore.trainer.Parameter has"
             )
+    _check_once(params)
     return list(params)
 
 
+def _sorted(params: Mapping[str, Any]) -> list[str]:
+    try:
+        return sorted(params)
+    except TypeError:
+        kinds = ", ".join(sorted({type(name).__name__ for name in params}))
+        raise ArgumentError(
+            f"params must be a dict from names to parameters, and its keys are of types {kinds}: make all str"
+        ) from None
+
+
+def _check_once(params: Sequence[Trainable]) -> None:
+    seen: set[int] = set()
+    for param in params:
+        if id(param) in seen:
+            raise ArgumentError(
+                f"parameter {param.name!r} is there twice, and each step would update it twice; list it once"
+            )
+        seen.add(id(param))
+
+
 def _made(optimizer: str | Optimizer, settings: Mapping[str, Any] | None) -> Optimizer:
-    if not isinstance(optimizer, Optimizer):
-        return create(optimizer, **(settings or {}))
-    if settings:
-        raise ArgumentError("optimizer_params go with the name of an optimizer, not with an optimizer")
-    return optimizer
+    if isinstance(optimizer, Optimizer):
+        if settings:
+            raise ArgumentError("optimizer_params go with the name of an optimizer, not with an optimizer")
+        return optimizer
+    if not isinstance(optimizer, str):
+        raise ArgumentError(
+            f"optimizer must be a name such as 'sgd', or an Optimizer such as kv.optimizer.SGD(), not "
+            f"{optimizer!r}"
+        )
+    if settings is not None and not _is_keywords(settings):
+        raise ArgumentError(
+            f"optimizer_params must be a dict of keywords, such as {{'learning_rate': 0.1}}, not {settings!r}"
+        )
+    return create(optimizer, **(settings or {}))
+
+
+def _is_keywords(settings: Any) -> bool:
+    return isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)
 
 
 def _count_replicas(params: list[Trainable]) -> int:
@@ -548,23 +610,6 @@ def _zeros_like(grad: Any) -> Any:
     if isinstance(grad, RowSparseArray):
         return RowSparseArray.zeros(grad.shape, grad.dtype)
     return np.zeros_like(readable(grad, "gradient"))
-
-
-def _gradient(param: Trainable, replica: int) -> Any:
-    grad = param.list_grad()[replica]
-    return grad if isinstance(grad, RowSparseArray) else readable(grad, f"gradient of {param.name!r}")
-
-
-@contextlib.contextmanager
-def _in_memory(param: Trainable, replica: int) -> Iterator[Any]:
-    """Lend a replica's memory, or a copy that goes home when the block ends well."""
-    array = param.list_data()[replica]
-    memory, deliver = writable(array, f"data of {param.name!r}")
-    if deliver is not None:
-        memory[...] = readable(array, f"data of {param.name!r}")
-    yield memory
-    if deliver is not None:
-        deliver()
 
 
 __all__ = ["Parameter", "Trainer"]

@@ -169,12 +169,8 @@ def _size(param: Trainable) -> int:
 
 
 def _decided(store: Any, update: bool | None, default: bool, distributed: bool) -> bool:
-    if distributed and "async" in store.type:
-        if update is False:
-            raise ConfigError(
-                f"store {store.type!r} has no rounds, so there is no sum to update with: leave "
-                "update_on_kvstore=False out"
-            )
+    if _has_no_rounds(store, distributed):
+        _check_may_update(store, update)
         default = True
     updates = default if update is None else update
     if updates and not store.is_capable(KVStoreBase.OPTIMIZER):
@@ -182,6 +178,18 @@ def _decided(store: Any, update: bool | None, default: bool, distributed: bool) 
             f"store {store.type!r} ({type(store).__name__}) updates no weights: pass update_on_kvstore=False"
         )
     return updates
+
+
+def _has_no_rounds(store: Any, distributed: bool) -> bool:
+    return distributed and "async" in store.type
+
+
+def _check_may_update(store: Any, update: bool | None) -> None:
+    if update is False:
+        raise ConfigError(
+            f"store {store.type!r} has no rounds, so there is no sum to update with: leave "
+            "update_on_kvstore=False out"
+        )
 
 
 def _checked_for_sparse_weights(store: Any, update: bool | None) -> bool:
@@ -200,6 +208,8 @@ def _decided_for_sparse_grads(store: Any, update: bool | None, distributed: bool
     """Leave updates to the trainer where no other worker takes part, as Gluon does."""
     if store is not None:
         _check_takes_rows(store)
+    if _has_no_rounds(store, distributed):
+        _check_may_update(store, update)
     return distributed if update is None else update
 
 

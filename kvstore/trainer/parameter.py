@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays import readable, writable
+from ..arrays import is_array, readable, writable
 from ..errors import ArgumentError, ArrayError, ConfigError, ShapeError
 from ..sparse import RowSparseArray
 
@@ -72,6 +73,7 @@ class Parameter:
             raise ConfigError(f"parameter {name!r}: grad_req is one of {_REQUESTS}, not {grad_req!r}")
         self.name, self.grad_req = name, grad_req
         self.lr_mult, self.wd_mult = lr_mult, wd_mult
+        check_factors(self)
         self.fresh: list[bool] | None = None
         self._data: list[Any] = []
         self._grad: list[Any] = []
@@ -81,6 +83,7 @@ class Parameter:
             self._adopt(_listed(data), grad)
 
     def _adopt(self, data: list[Any], grad: Any) -> None:
+        _check_arrays(self.name, "data", data)
         if len({tuple(array.shape) for array in data}) != 1:
             raise ShapeError(f"parameter {self.name!r} needs one replica or more, all of one shape")
         self._data = data
@@ -96,6 +99,7 @@ class Parameter:
         return np.zeros_like(array)
 
     def _check_grads(self, grads: list[Any]) -> None:
+        _check_arrays(self.name, "grad", grads)
         shapes = [tuple(grad.shape) for grad in grads]
         if shapes != [tuple(array.shape) for array in self._data]:
             raise ShapeError(
@@ -203,6 +207,38 @@ class Parameter:
 
 def _listed(arrays: Any) -> list[Any]:
     return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+
+
+def _check_arrays(name: str, what: str, arrays: list[Any]) -> None:
+    for array in arrays:
+        if not _is_rows(array) and not (is_array(array) and hasattr(array, "shape")):
+            raise ArgumentError(
+                f"parameter {name!r}: {what} must be an array, or a list with one for each replica, and "
+                f"{_shown(array)} is none; np.asarray makes one"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 40 else f"a {type(value).__name__}"
+
+
+def factor(param: Trainable, name: str) -> float:
+    """Return ``lr_mult`` or ``wd_mult`` of a parameter, 1 where it has none; a ConfigError names both."""
+    value = getattr(param, name, 1.0)
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"parameter {param.name!r}: {name} must be a finite number, got {value!r}")
+    return number
+
+
+def check_factors(param: Trainable) -> None:
+    """Raise ConfigError unless both factors are numbers."""
+    factor(param, "lr_mult")
+    factor(param, "wd_mult")
 
 
 def _is_rows(array: Any) -> bool:

@@ -1,0 +1,113 @@
+"""The trainer's own updates: each replica has states of its own, and all replicas count as one update."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..arrays import readable, writable
+from ..errors import ConfigError, KVStoreError
+from ..optimizer import Updater
+from ..optimizer.builtin import BuiltIn, Elementwise, arrays_of, check_fit
+from ..optimizer.updater import _check_states
+from ..sparse import RowSparseArray
+from .parameter import Trainable
+
+
+def check(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
+    """Raise what updates of a parameter would raise, and count one; nothing is written.
+
+    What a rule of the user's own refuses comes out only while it updates.
+    """
+    with _named(param):
+        for replica, updater in enumerate(updaters):
+            weight, _ = writable(param.list_data()[replica], f"replica {replica}")
+            grad = _gradient(param, replica)
+            rule = updater.optimizer
+            if isinstance(rule, BuiltIn) and _is_compiled(rule):
+                _check_state(updater, key, weight)
+                check_fit(grad, weight)
+                if replica == 0:
+                    _count(rule, key, weight)
+
+
+def _is_compiled(rule: BuiltIn) -> bool:
+    kind = type(rule)
+    return kind.update is BuiltIn.update and kind.update_multi_precision is BuiltIn.update_multi_precision
+
+
+def _check_state(updater: Updater, key: int, weight: Any) -> None:
+    rule = updater.optimizer
+    if key not in updater.states:
+        rule.create_state_multi_precision(key, weight)  # refuses weights that it cannot update
+    elif isinstance(rule, Elementwise):
+        master, inner = _parts(rule, key, updater.states[key], rule.keeps_master(weight))
+        _check_states(rule, key, weight, master, arrays_of(inner))
+
+
+def _parts(rule: Elementwise, key: int, state: Any, has_master: bool) -> tuple[Any, Any]:
+    """Return the float32 copy of the weight, if the state holds one, and the rest."""
+    if not has_master:
+        return None, state
+    if not isinstance(state, tuple):
+        raise ConfigError(
+            f"key {key} has no float32 copy of its weight, and {type(rule).__name__} wants one as it is set "
+            "now; multi_precision must be as it was when the states were made"
+        )
+    master, inner = state
+    return master, inner
+
+
+def _count(rule: BuiltIn, key: int, weight: Any) -> None:
+    """Count one update, and let the rule look at its rate."""
+    if isinstance(rule, Elementwise):
+        rule.advance(key, weight)
+    else:
+        rule._update_count(key)
+        rule._rates(key)
+
+
+def update(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
+    """Update all replicas of a parameter."""
+    if len(updaters) == 1:
+        _update_replica(updaters[0], key, param, 0)
+        return
+    counts = updaters[0].snapshot_counts()
+    for replica, updater in enumerate(updaters):
+        updater.restore_counts(counts)
+        _update_replica(updater, key, param, replica)
+
+
+def _update_replica(updater: Updater, key: int, param: Trainable, replica: int) -> None:
+    with _in_memory(param, replica) as weight:
+        updater(key, _gradient(param, replica), weight)
+
+
+def _gradient(param: Trainable, replica: int) -> Any:
+    grad = param.list_grad()[replica]
+    return grad if isinstance(grad, RowSparseArray) else readable(grad, f"gradient of {param.name!r}")
+
+
+@contextlib.contextmanager
+def _in_memory(param: Trainable, replica: int) -> Iterator[Any]:
+    """Lend a replica's memory, or a copy that goes home when the block ends well."""
+    array = param.list_data()[replica]
+    memory, deliver = writable(array, f"data of {param.name!r}")
+    if deliver is not None:
+        memory[...] = readable(array, f"data of {param.name!r}")
+    yield memory
+    if deliver is not None:
+        deliver()
+
+
+@contextlib.contextmanager
+def _named(param: Trainable) -> Iterator[None]:
+    """Put the name of the parameter before what is wrong with it."""
+    try:
+        yield
+    except KVStoreError as error:
+        raise type(error)(f"parameter {param.name!r}: {error}") from error
+
+
+__all__ = ["check", "update"]
