@@ -389,7 +389,7 @@ class KVStore(KVStoreBase):
     def _check_compresses(self) -> None:
         if not self._backend.compresses:
             raise CapabilityError(
-                f"store {self._type!r} does not compress gradients: they stay in this process"
+                f"store {self._type!r} does not compress gradients; 'device', 'shared' and 'dist_sync' do"
             )
 
     # ----------------------------------------------------------------------------------------- states

@@ -7,8 +7,9 @@ here; the trainer does that.
 
 from __future__ import annotations
 
+import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from ..cluster import detect
 from ..compression import Codec
 from ..config import StoreConfig
-from ..errors import CapabilityError, ConfigError, DTypeError
+from ..errors import CapabilityError, ConfigError, DTypeError, KVStoreError
 from ..grouping import Group, Key
 from ..kernels import cpu
 from ..optimizer import Optimizer
@@ -29,6 +30,9 @@ from .local import LocalBackend
 _CHECK = "kvstore.init"
 _SUM = "sum"
 
+#: Engine -> process in which it was first used; what it holds open is of no use to forks of that one.
+_homes: dict[str, int] = {}
+
 
 class AllReduceBackend(LocalBackend):
     """See `kvstore.backends.protocol.Backend`. Subclasses say which engine it is."""
@@ -39,6 +43,7 @@ class AllReduceBackend(LocalBackend):
 
     def __init__(self, config: StoreConfig, engine: Collective) -> None:
         super().__init__(config)
+        self._pid = _homes.setdefault(engine.name, os.getpid())
         if config.on_peer_loss != "raise":
             raise ConfigError(
                 f"store {engine.name!r} cannot go on without a worker: leave on_peer_loss at 'raise', or use "
@@ -80,6 +85,7 @@ class AllReduceBackend(LocalBackend):
 
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
         """Begin; what is left is to wait for the sums, and to keep them."""
+        self._check_process()
         sums = self._sums(groups)
         finish = self.engine.allreduce([(str(entry.key), total) for entry, total in sums], priority)
         return partial(_finish_push, finish, sums)
@@ -114,21 +120,32 @@ class AllReduceBackend(LocalBackend):
             known = ", ".join(sorted(self.engine.dtypes))
             raise DTypeError(f"{self.engine.name} does not sum {dtype} (key {key!r}); it sums {known}")
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise _of_another_process(self.engine.name, self._pid)
+
     def _of_rank_0(self, pairs: list[tuple[Key, Array]]) -> list[tuple[Key, Array]]:
-        """Return the pairs with copies of rank 0's values."""
+        """Return the pairs with copies of rank 0's values; all workers must mean the same pairs."""
         if not pairs:
             return []
-        self._agree(sorted(pairs, key=lambda pair: str(pair[0])))
+        self._check_process()
+        meaning = self._meaning(pairs)
+        if not self.engine.compares:
+            self._agree(pairs, meaning)
         copies = [(key, value.copy()) for key, value in pairs]
         items = [(str(key), copy.reshape(-1).view(np.uint8)) for key, copy in copies if copy.size]
-        self.engine.broadcast(sorted(items, key=lambda item: item[0]))
+        self.engine.broadcast(sorted(items, key=lambda item: item[0]), meaning)
         return copies
 
-    def _agree(self, pairs: list[tuple[Key, Array]]) -> None:
+    def _meaning(self, pairs: Sequence[tuple[Key | str, Any]]) -> str:
+        """Say what is initialised, or overwritten: the same text in all workers that mean the same."""
+        in_order = sorted(pairs, key=lambda pair: str(pair[0]))
+        meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in in_order]
+        return "\0".join([repr(self.config.group), *meant])
+
+    def _agree(self, pairs: list[tuple[Key, Array]], meaning: str) -> None:
         """Make sure that all workers initialise the same, before any of them waits for what never comes."""
-        meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in pairs]
-        text = "\0".join([self.config.group, *meant])
-        mine = np.array([zlib.crc32(text.encode()), len(pairs)], np.int64)
+        mine = np.array([zlib.crc32(meaning.encode()), len(pairs)], np.int64)
         first = mine.copy()
         self.engine.broadcast([(_CHECK, first.view(np.uint8))])
         differs = np.array([(first != mine).any()], np.int64)
@@ -216,12 +233,19 @@ class AllReduceBackend(LocalBackend):
 
     def barrier(self) -> None:
         """Wait for all workers."""
+        self._check_process()
         self.engine.barrier()
+
+    def abandon(self) -> None:
+        """Let the others know, as far as the engine can; a fork of a worker is nobody whom they would miss."""
+        if os.getpid() == self._pid:
+            self.engine.abandon()
 
     def close(self) -> None:
         """Let the memory go; the engine's job goes on for others in this process."""
         super().close()
-        self.engine.close()
+        if os.getpid() == self._pid:
+            self.engine.close()
 
 
 def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:
@@ -248,6 +272,26 @@ def check_launched(engine: str, size: int, command: str, remark: str = "") -> No
         )
 
 
+def check_process(engine: str) -> None:
+    """Raise KVStoreError in a fork of the process that has used the engine first."""
+    home = _homes.get(engine)
+    if home not in (None, os.getpid()):
+        raise _of_another_process(engine, home)
+
+
+def _of_another_process(engine: str, pid: int | None) -> KVStoreError:
+    return KVStoreError(
+        f"this process is a fork of process {pid}, whose connections of {engine!r} it cannot use: use the "
+        "store in that process, or fork before its first store is created"
+    )
+
+
+def called(verb: str, items: Sequence[Item]) -> str:
+    """Name an operation for people."""
+    names = [name for name, _ in items]
+    return "init, broadcast or load" if names == [_CHECK] else f"{verb} of {told(names)}"
+
+
 def told(names: list[str]) -> str:
     """Name some keys for people."""
     if len(names) < 2:
@@ -255,4 +299,4 @@ def told(names: list[str]) -> str:
     return f"{len(names)} keys ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
-__all__ = ["AllReduceBackend", "Collective", "Item", "check_launched", "told"]
+__all__ = ["AllReduceBackend", "Collective", "Item", "called", "check_launched", "check_process", "told"]

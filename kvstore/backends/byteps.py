@@ -24,8 +24,8 @@ from .. import pages
 from ..config import StoreConfig
 from ..errors import ConfigError, KVStoreError, MissingBackendError, TimeoutError
 from ..grouping import Group
-from .allreduce import AllReduceBackend, check_launched, told
-from .collective import Finish, Item
+from .allreduce import AllReduceBackend, called, check_launched, check_process
+from .collective import Finish, Item, plain
 
 log = logging.getLogger("kvstore.byteps")
 
@@ -54,10 +54,6 @@ class BytePSBackend(AllReduceBackend):
         """As in the base; in one thread of the process."""
         self.engine.check_thread()
         super().init(groups)
-
-    def abandon(self) -> None:
-        """Wait for nobody; the others do until their deadline, for BytePS tells nobody."""
-        self.engine.abandon()
 
 
 class _Tensor:
@@ -100,12 +96,16 @@ class BytePS:
         There is no BytePS, or it was built without PyTorch.
     ConfigError
         BytePS knows of this process alone, and something else has started more.
+    KVStoreError
+        This process is a fork of one that uses BytePS.
     """
 
     name = "byteps"
     dtypes = _DTYPES
+    compares = False
 
     def __init__(self, timeout: float, group: str) -> None:
+        check_process(self.name)
         self._bps, self._ops, self._from_numpy = _imported()
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -124,9 +124,9 @@ class BytePS:
 
     # --------------------------------------------------------------------------------------- operations
 
-    def broadcast(self, items: Sequence[Item]) -> None:
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0: the others add zeros."""
-        operation = _Operation(f"the broadcast of {told([name for name, _ in items])}")
+        operation = _Operation(called("init, broadcast or load", items))
         for name, array in items:
             self._note(name, array.nbytes)
         for name, array in items:
@@ -137,7 +137,7 @@ class BytePS:
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Begin to sum; a higher `priority` goes first."""
-        operation = _Operation(f"the sum of {told([name for name, _ in items])}")
+        operation = _Operation(called("the sum", items))
         for name, array in items:
             if array.size:
                 self._start(operation, f"key.{self._known(name)}", array.reshape(-1), priority)
@@ -165,7 +165,7 @@ class BytePS:
             self._broken = "the store is closed"
 
     def abandon(self) -> None:
-        """Let `close` wait for nobody."""
+        """Let `close` wait for nobody; the others wait until their deadline, for BytePS tells nobody."""
         self._broken = "the store was left by an error"
 
     # ----------------------------------------------------------------------------------------- tensors
@@ -196,7 +196,7 @@ class BytePS:
         return f"{name}.{changes}"
 
     def _declare(self, base: str) -> _Tensor:
-        made = self._tensors[base] = _Tensor(f"{self._prefix}.{base}")
+        made = self._tensors[base] = _Tensor(plain(f"{self._prefix}.{base}"))
         self._bps.declare(made.name)
         return made
 

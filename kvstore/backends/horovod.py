@@ -21,8 +21,8 @@ import numpy as np
 from ..config import StoreConfig
 from ..errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
 from ..optimizer import Optimizer
-from .allreduce import AllReduceBackend, check_launched, told
-from .collective import Finish, Item
+from .allreduce import AllReduceBackend, called, check_launched, check_process
+from .collective import Finish, Item, plain
 
 log = logging.getLogger("kvstore.horovod")
 
@@ -57,10 +57,6 @@ class HorovodBackend(AllReduceBackend):
         """Do nothing."""
         self._ignore("load_optimizer_states")
 
-    def abandon(self) -> None:
-        """Wait for nobody; the others notice when this process ends."""
-        self.engine.abandon()
-
     def _ignore(self, verb: str) -> None:
         if verb not in self._ignored:
             self._ignored.add(verb)
@@ -94,12 +90,16 @@ class Horovod:
         There is no Horovod, or it was built without PyTorch.
     ConfigError
         Horovod knows of this process alone, and something else has started more.
+    KVStoreError
+        Horovod does not start; or this process is a fork of one that uses it.
     """
 
     name = "horovod"
     dtypes = _DTYPES
+    compares = False
 
     def __init__(self, timeout: float, group: str) -> None:
+        check_process(self.name)
         self._hvd, self._tensor = _imported()
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class Horovod:
         self.rank, self.size = int(self._hvd.rank()), int(self._hvd.size())
         self.local_rank = int(self._hvd.local_rank())
         check_launched(self.name, self.size, "horovodrun -np {n}")
-        self._prefix = f"kvstore.{group}.{next(_numbers.setdefault(group, itertools.count()))}"
+        self._prefix = f"kvstore.{plain(group)}.{next(_numbers.setdefault(group, itertools.count()))}"
 
     def _initialise(self) -> None:
         """Start Horovod, once in a process, whoever comes first."""
@@ -123,20 +123,20 @@ class Horovod:
 
     # --------------------------------------------------------------------------------------- operations
 
-    def broadcast(self, items: Sequence[Item]) -> None:
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
-        operation = _Operation(f"the broadcast of {told([name for name, _ in items])}")
+        operation = _Operation(called("init, broadcast or load", items))
         for name, array in items:
             self._start(
                 operation,
-                f"first.{name}",
+                f"first.{plain(name)}",
                 partial(self._hvd.broadcast_async_, self._tensor(array.reshape(-1)), 0),
             )
         self._finish(operation)
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Begin to sum; horovod.torch knows no `priority`."""
-        operation = _Operation(f"the sum of {told([name for name, _ in items])}")
+        operation = _Operation(called("the sum", items))
         by_type: dict[np.dtype[Any], list[Item]] = {}
         for name, array in items:
             if array.size:
@@ -154,8 +154,8 @@ class Horovod:
         if len(items) == 1:
             name, array = items[0]
             begin = partial(self._hvd.allreduce_async_, self._tensor(array), op=self._hvd.Sum)
-            return f"key.{name}", begin
-        text = "\0".join(f"{name} {array.size} {array.dtype}" for name, array in items)
+            return f"key.{plain(name)}", begin
+        text = "\0".join(f"{plain(name)} {array.size} {array.dtype}" for name, array in items)
         tensors = [self._tensor(array) for _, array in items]
         begin = partial(self._hvd.grouped_allreduce_async_, tensors, op=self._hvd.Sum)
         return f"keys.{hashlib.sha256(text.encode()).hexdigest()[:16]}", begin
@@ -183,7 +183,7 @@ class Horovod:
             self._broken = "the store is closed"
 
     def abandon(self) -> None:
-        """Let `close` wait for nobody."""
+        """Let `close` wait for nobody; the others notice when this process ends."""
         self._broken = "the store was left by an error"
 
     # ------------------------------------------------------------------------------------------ waiting

@@ -1,7 +1,7 @@
 """The store on MPI, by mpi4py: nonblocking collectives of the user's MPI, on communicators of our own.
 
-MPI matches collectives by their order alone: two processes that call with other keys would add one key to
-another, or crash. So a small sum goes ahead of each operation, in which all processes compare what they mean.
+MPI matches collectives by their order alone. So a small one goes ahead of each operation, on a communicator
+of its own, in which all processes compare what they mean; data moves when all mean the same.
 Its waits end at the store's deadline; MPI's own do not, and if a process dies, MPI ends the whole job.
 """
 
@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,8 +22,9 @@ import numpy.typing as npt
 
 from ..config import StoreConfig
 from ..errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
-from .allreduce import AllReduceBackend, check_launched, told
+from .allreduce import AllReduceBackend, called, check_launched, check_process
 from .collective import Finish, Item
+from .comparison import all_mean_the_same, difference, mark
 
 log = logging.getLogger("kvstore.mpi")
 
@@ -45,25 +45,23 @@ class MpiBackend(AllReduceBackend):
     engine: Mpi
 
     def __init__(self, config: StoreConfig) -> None:
-        super().__init__(config, Mpi(config.timeout))
-
-    def abandon(self) -> None:
-        """End the job when this process ends: the others would wait for it."""
-        self.engine.abandon()
+        super().__init__(config, Mpi(config.timeout, config.group))
 
 
 class _Operation:
-    """A sum on its way: first the comparison, then the data."""
+    """An operation on its way: first the comparison, then the data."""
 
-    __slots__ = ("back", "checks", "data", "done", "error", "items", "mark", "names", "request")
+    __slots__ = ("back", "checks", "data", "done", "error", "items", "request", "start", "what")
 
-    def __init__(self, items: Sequence[Item], mark: Array) -> None:
+    def __init__(
+        self, what: str, checks: Array, items: Sequence[Item], start: Callable[[_Operation], list[Any]]
+    ) -> None:
+        self.what = what
+        self.checks = checks  # what this process means, and then the highest of what all mean
         self.items = items
-        self.names = [name for name, _ in items]
-        #: What this process means, and the highest and lowest of what all mean.
-        self.mark, self.checks = mark.copy(), mark
+        self.start = start
         self.request: Any = None  # of the comparison
-        self.data: list[Any] | None = None  # requests of the sums
+        self.data: list[Any] | None = None  # requests of what `start` has begun
         self.back: list[tuple[Array, list[Array]]] = []  # packed arrays, and where they belong
         self.done = False
         self.error: KVStoreError | None = None
@@ -76,26 +74,34 @@ class Mpi:
     ----------
     timeout : float
         Seconds after which a wait ends.
+    group : str
+        Must be the same in all processes: stores are paired by the order in which they are made.
 
     Raises
     ------
     MissingBackendError
         There is no mpi4py, or it finds no MPI.
     ConfigError
-        MPI has started this process alone, and something else did not.
+        MPI does not run, or has started this process alone, and something else did not; or other processes
+        make a store of another group.
+    KVStoreError
+        MPI has no communicators left; or this process is a fork of one that uses MPI.
     """
 
     name = "mpi"
     dtypes = _DTYPES
+    compares = True
     #: Of all stores of this process: not every MPI may be called from two threads at once.
     _lock = threading.Lock()
 
-    def __init__(self, timeout: float) -> None:
-        self._mpi: Any = _imported()
+    def __init__(self, timeout: float, group: str) -> None:
+        check_process(self.name)
+        self._mpi: Any = _running(_imported())
         self._timeout = timeout
         self._held: list[Any] = []  # requests under way, and with them their memory
         self._queue: deque[_Operation] = deque()
         self._broken: str | None = None
+        self._pid = os.getpid()
         world = self._mpi.COMM_WORLD
         self.rank, self.size = world.Get_rank(), world.Get_size()
         check_launched("MPI", self.size, "mpiexec -n {n}", ", from the MPI that mpi4py was installed with")
@@ -103,39 +109,77 @@ class Mpi:
             raise ConfigError(
                 "MPI was initialised for one thread only: let mpi4py do it, or ask for MPI_THREAD_SERIALIZED"
             )
+        self._own: list[Any] = []  # communicators
+        self._made = False
+        try:
+            self.local_rank = self._join(world, group)
+        except self._mpi.Exception as error:
+            self._free()
+            raise KVStoreError(
+                f"worker {self.rank}: MPI makes no more communicators ({_line(error)}): close stores that are "
+                "not needed any more"
+            ) from error
+        except ConfigError as error:
+            self._free()
+            raise ConfigError(
+                f"worker {self.rank} creates a store of group {group!r}, and other workers one of another "
+                "group: with mpi all create their stores in the same order"
+            ) from error
+        self._made = True
+
+    def _join(self, world: Any, group: str) -> int:
+        """Make communicators with all processes; returns the number of this one on its machine."""
         self._order = self._duplicate(world)
         self._data = self._duplicate(world)
+        self._finish(self._announce("create", f"a store of group {group!r}", meaning=group))
         # A split has no deadline, but now all are here.
         near = self._order.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self.local_rank = near.Get_rank()
+        local_rank = int(near.Get_rank())
         near.Free()
+        return local_rank
 
     # --------------------------------------------------------------------------------------- operations
 
-    def broadcast(self, items: Sequence[Item]) -> None:
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
-        self._check()
-        self._until(lambda: not self._queue, "earlier sums")
-        with self._lock:
-            requests = [self._data.Ibcast(piece, root=0) for _, array in items for piece in _pieces(array)]
-        self._complete(requests, f"the broadcast of {told([name for name, _ in items])}")
+        what = called("init, broadcast or load", items)
+        self._finish(self._announce("init", what, items, meaning, self._start_broadcast))
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Begin to sum; the order of the calls counts, so `priority` has no effect."""
-        self._check()
-        number = zlib.crc32("\0".join(f"{name} {a.size} {a.dtype}" for name, a in items).encode())
-        operation = _Operation(items, np.array([number, -number], np.int64))
-        with self._lock:
-            operation.request = self._order.Iallreduce(self._mpi.IN_PLACE, operation.checks, op=self._mpi.MAX)
-            self._queue.append(operation)
+        operation = self._announce("sum", called("the sum", items), items, start=self._start_sum)
         return partial(self._finish, operation)
 
     def barrier(self) -> None:
-        """Wait until all processes have called it."""
+        """Wait until all processes have called it: they have when all have compared."""
+        self._finish(self._announce("barrier", "a barrier"))
+
+    def _announce(
+        self,
+        kind: str,
+        what: str,
+        items: Sequence[Item] = (),
+        meaning: str = "",
+        start: Callable[[_Operation], list[Any]] = lambda operation: [],
+    ) -> _Operation:
+        """Tell the others what comes next; `start` begins it when all have said the same."""
         self._check()
+        operation = _Operation(what, mark(kind, items, meaning), items, start)
         with self._lock:
-            request = self._order.Ibarrier()
-        self._complete([request], "a barrier")
+            operation.request = self._order.Iallreduce(self._mpi.IN_PLACE, operation.checks, op=self._mpi.MAX)
+            self._queue.append(operation)
+        return operation
+
+    def _start_broadcast(self, operation: _Operation) -> list[Any]:
+        return [self._data.Ibcast(piece, root=0) for _, array in operation.items for piece in _pieces(array)]
+
+    def _start_sum(self, operation: _Operation) -> list[Any]:
+        buffers, operation.back = _packed(operation.items)
+        return [
+            self._data.Iallreduce(self._mpi.IN_PLACE, piece, op=self._mpi.SUM)
+            for buffer in buffers
+            for piece in _pieces(buffer)
+        ]
 
     def versions(self) -> dict[str, str]:
         """mpi4py and the MPI below it."""
@@ -149,18 +193,23 @@ class Mpi:
         """Finish what is under way, and free the communicators."""
         if self._broken is None and not self._mpi.Is_finalized():
             self._until(lambda: not self._queue, "the last sums")
-            self._order.Free()
-            self._data.Free()
+            self._free()
             self._broken = "the store is closed"
+
+    def _free(self) -> None:
+        """Give back communicators with which nothing is under way."""
+        while self._own:
+            self._own.pop().Free()
 
     def abandon(self) -> None:
         """Let nobody wait for this process: with its end, the job ends."""
-        self._break(f"worker {self.rank} was left by an error")
+        if self.size > 1:
+            self._break(f"worker {self.rank} was left by an error")
 
     # ------------------------------------------------------------------------------------------ waiting
 
     def _finish(self, operation: _Operation) -> None:
-        self._until(lambda: operation.done, f"the sum of {told(operation.names)}")
+        self._until(lambda: operation.done, operation.what)
         if operation.error is not None:
             raise operation.error
 
@@ -169,11 +218,15 @@ class Mpi:
         start, told = time.monotonic(), False
         while True:
             with self._lock:
+                if self._mpi.Is_finalized():
+                    raise KVStoreError(f"worker {self.rank}: MPI was finalized in {what}")
                 try:
                     active = self._drive()
                     if ready():
                         return
                 except self._mpi.Exception as error:
+                    if not self._made:
+                        raise
                     self._break(f"MPI failed in {what}: {error}")
                     raise PeerLostError(f"worker {self.rank}: {self._broken}") from error
             waited = time.monotonic() - start
@@ -190,7 +243,7 @@ class Mpi:
                 time.sleep(_NAP)
 
     def _drive(self) -> bool:
-        """Begin sums that all processes have called, in order, and say whether data is on its way."""
+        """Begin what all processes have called, in order, and say whether data is on its way."""
         for operation in self._queue:
             if operation.data is None:
                 if not operation.request.Test():
@@ -211,19 +264,11 @@ class Mpi:
 
     def _begin(self, operation: _Operation) -> None:
         """All processes have called; let the data go if they mean the same."""
-        if operation.checks[0] != -operation.checks[1]:
+        if all_mean_the_same(operation.checks):
+            operation.data = operation.start(operation)
+        else:
             operation.data, operation.done = [], True
-            operation.error = ConfigError(
-                f"worker {self.rank} sums {told(operation.names)}, and other workers something else: with "
-                "mpi all push the same keys in the same order; nothing has changed"
-            )
-            return
-        buffers, operation.back = _packed(operation.items)
-        operation.data = [
-            self._data.Iallreduce(self._mpi.IN_PLACE, piece, op=self._mpi.SUM)
-            for buffer in buffers
-            for piece in _pieces(buffer)
-        ]
+            operation.error = difference(self.name, self.rank, operation.what)
 
     def _complete(self, requests: list[Any], what: str) -> None:
         """Wait; should the wait end early, the memory stays MPI's."""
@@ -235,11 +280,14 @@ class Mpi:
         with self._lock:
             made, request = world.Idup()
         self._complete([request], "all workers to create the store")
+        self._own.append(made)
         return made
 
     # ------------------------------------------------------------------------------------------ trouble
 
     def _check(self) -> None:
+        if self._broken is None and self._mpi.Is_finalized():
+            self._broken = "MPI was finalized before the store was closed"
         if self._broken is not None:
             raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
 
@@ -254,7 +302,12 @@ class Mpi:
         """MPI still owns the memory of what is under way; its end at exit would wait for ever."""
         if self._broken is None:
             self._broken = text
-            atexit.register(_abort, self._mpi, text)
+            atexit.register(self._abort, text)
+
+    def _abort(self, text: str) -> None:
+        if os.getpid() == self._pid and not self._mpi.Is_finalized():
+            log.error("ending the MPI job: %s", text)
+            self._mpi.COMM_WORLD.Abort(1)
 
 
 def _imported() -> Any:
@@ -268,10 +321,23 @@ def _imported() -> Any:
     return MPI
 
 
-def _abort(mpi: Any, text: str) -> None:
-    if not mpi.Is_finalized():
-        log.error("ending the MPI job: %s", text)
-        mpi.COMM_WORLD.Abort(1)
+def _running(mpi: Any) -> Any:
+    """Make sure that MPI may be called: outside of its time it would end the job."""
+    if mpi.Is_finalized():
+        raise ConfigError(
+            "MPI was finalized in this process, and does not start twice: use stores of 'mpi' before that"
+        )
+    if not mpi.Is_initialized():
+        raise ConfigError(
+            "MPI is not initialised, because mpi4py.rc.initialize was set to False: call "
+            "MPI.Init_thread(MPI.THREAD_MULTIPLE) before, or leave it to mpi4py"
+        )
+    return mpi
+
+
+def _line(error: Exception) -> str:
+    """Return an error's last line: MPICH's first one says nothing."""
+    return str(error).strip().split("\n")[-1].strip()
 
 
 def _packed(items: Sequence[Item]) -> tuple[list[Array], list[tuple[Array, list[Array]]]]:

@@ -13,7 +13,7 @@ from typing import Any
 from ..config import StoreConfig
 from ..devices import arrays
 from ..grouping import Group, Key
-from .allreduce import AllReduceBackend
+from .allreduce import AllReduceBackend, told
 from .collective import Finish
 from .device_calls import Item, Streams
 from .device_keys import DeviceKey
@@ -33,10 +33,6 @@ class NcclBackend(TwoPlacesBackend, AllReduceBackend):
         self._gpus = NcclGpus(self.engine)
         self._on_gpu: dict[Key, NcclKey] = self._gpus.entries
         self._order: dict[Key, None] = {}  # all keys, in the order of their init
-
-    def abandon(self) -> None:
-        """Wait for nobody, and let nobody wait for longer than the deadline."""
-        self.engine.abandon()
 
     # -------------------------------------------------------------------------------------------- verbs
 
@@ -63,11 +59,12 @@ class NcclBackend(TwoPlacesBackend, AllReduceBackend):
         self._order.update(dict.fromkeys(key for key, _ in new))
 
     def _init_on_gpus(self, new: list[Group], numbers: dict[Key, int]) -> None:
+        self._check_process()
         streams = Streams(values[0] for _, values in new)
         seen = [(key, numbers[key], self._gpus.value(key, values[0], streams)) for key, values in new]
         if self.num_workers > 1:
-            told: list[tuple[Key, Any]] = [(f"{key!r} on a GPU", value) for key, _, value in seen]
-            self._agree(sorted(told, key=lambda pair: str(pair[0])))
+            meaning = self._meaning([(f"{key!r} on a GPU", value) for key, _, value in seen])
+            self.engine.agree("init", f"init, broadcast or load of {told([str(k) for k, _ in new])}", meaning)
         self._gpus.add(seen, streams)
 
     def assign(self, groups: list[Group]) -> None:
@@ -115,6 +112,7 @@ class NcclBackend(TwoPlacesBackend, AllReduceBackend):
 
     def _start(self, groups: list[Group], targets: dict[Key, list[Any]], priority: int) -> Finish:
         """Check everything, then begin on the host and on the GPUs."""
+        self._check_process()
         streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
         mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
         names = {key for key, _ in mine}

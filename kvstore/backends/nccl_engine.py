@@ -7,7 +7,6 @@ together. In a job of several processes each has one GPU. Arrays of the host go 
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,8 +19,9 @@ from ..devices.memory import host_copy
 from ..devices.place import Loan, Place
 from ..devices.streams import Stream, Tail
 from ..errors import ArrayError, ConfigError, KVStoreError, TimeoutError
-from .allreduce import told
+from .allreduce import called, check_process
 from .collective import Finish, Item
+from .comparison import all_mean_the_same, difference, mark
 from .nccl_library import MAX, SUM, Job, Library
 from .nccl_meeting import Answer, Meeting, find
 from .nccl_watch import Watch
@@ -42,16 +42,20 @@ class Nccl:
         The processes of the job cannot find each other.
     TimeoutError
         Not all of them came.
+    KVStoreError
+        This process is a fork of one that uses NCCL.
     """
 
     name = "nccl"
     dtypes = _DTYPES
+    compares = True
     #: Of all stores of this process: operations of several communicators must meet GPUs in one order.
     _lock = threading.RLock()
     #: GPU -> end of the last operation there, of any store.
     _last: dict[int, Tail] = {}  # noqa: RUF012 - shared on purpose
 
     def __init__(self, config: StoreConfig) -> None:
+        check_process(self.name)
         self._library = Library()
         self.driver = self._library.driver
         self._timeout = config.timeout
@@ -237,11 +241,11 @@ class Nccl:
 
     # -------------------------------------------------------------------------------- arrays of the host
 
-    def broadcast(self, items: Sequence[Item]) -> None:
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
-        self._check()
         if self.size > 1:
-            what = f"the broadcast of {told([name for name, _ in items])}"
+            what = called("init, broadcast or load", items)
+            self.agree("init", what, meaning, items)
             arrays = [array.reshape(-1).view(np.uint8) for _, array in items]
             self._staged(arrays, what, partial(self.spread, what=what))()
 
@@ -250,25 +254,30 @@ class Nccl:
         self._check()
         if self.size == 1:
             return _nothing
-        what = f"the sum of {told([name for name, _ in items])}"
+        what = called("the sum", items)
         try:
-            self._compare(items, what)
+            self.agree("sum", what, items=items)
         except ConfigError as error:
             return partial(_raise, error)
-        except KeyboardInterrupt:  # the others go on with the sum
-            self._break(KVStoreError(f"interrupted in {what}"))
-            raise
         return self._staged([array for _, array in items], what, partial(self.sum, what=what))
 
-    def _compare(self, items: Sequence[Item], what: str) -> None:
-        number = zlib.crc32("\0".join(f"{name} {a.size} {a.dtype}" for name, a in items).encode())
-        marks = np.array([number, -number], np.int64)
-        self._staged([marks], what, partial(self.sum, what=what, op=MAX))()
-        if marks[0] != -marks[1]:
-            raise ConfigError(
-                f"worker {self.rank} begins {what}, and other workers something else: with nccl all push the "
-                "same keys in the same order; nothing has changed"
-            )
+    def agree(self, kind: str, what: str, meaning: str = "", items: Sequence[Item] = ()) -> None:
+        """Wait until all workers have come to an operation, and compare whether it is the same one.
+
+        Raises
+        ------
+        ConfigError
+            It is not; in all of them, and nothing has changed.
+        """
+        self._check()
+        marks = mark(kind, items, meaning)
+        try:
+            self._staged([marks], what, partial(self.sum, what=what, op=MAX))()
+        except KeyboardInterrupt:  # the others go on
+            self._break(KVStoreError(f"interrupted in {what}"))
+            raise
+        if not all_mean_the_same(marks):
+            raise difference(self.name, self.rank, what)
 
     def _staged(
         self, arrays: Sequence[Array], what: str, run: Callable[[list[Job], dict[int, Stream]], None]
@@ -296,7 +305,7 @@ class Nccl:
         """Wait until all processes have called it."""
         self._check()
         if self.size > 1:
-            self._staged([np.zeros(1, np.int32)], "a barrier", partial(self.sum, what="a barrier"))()
+            self.agree("barrier", "a barrier")
 
     def versions(self) -> dict[str, str]:
         """nccl4py, and the NCCL that it has loaded."""

@@ -176,7 +176,7 @@ class Meeting:
     def __init__(self, place: Place, config: StoreConfig) -> None:
         self._place, self._timeout = place, config.timeout
         store = f"{place.job}\0{config.group}\0{next(_numbers[config.group])}"
-        self._store = hashlib.blake2b(store.encode(), digest_size=12).hexdigest()
+        self._store = hashlib.blake2b(store.encode(errors="surrogatepass"), digest_size=12).hexdigest()
         self._hello = Hello(_VERSION, self._store, place.rank, place.size, _machine(), os.getpid())
         near = place.address.startswith("ipc://")
         self._address = f"{place.address}/{self._store}" if near else place.address

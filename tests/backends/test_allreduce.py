@@ -5,6 +5,8 @@ Whether it does the right thing over real ones is for tests/engines.
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.backends.allreduce import AllReduceBackend, check_launched, told
-from kvstore.backends.collective import Finish, Item
+from kvstore.backends.allreduce import AllReduceBackend, called, check_launched, check_process, told
+from kvstore.backends.collective import Finish, Item, plain
+from kvstore.backends.comparison import all_mean_the_same, mark
 from kvstore.config import StoreConfig
 
 ALL = ("float32", "float64", "int8", "uint8", "int32", "int64")
@@ -30,16 +33,19 @@ class Mirror:
     name = "mirror"
     rank = 0
     local_rank = 0
+    compares = False
 
     def __init__(self, size: int = 3, dtypes: Sequence[str] = ALL) -> None:
         self.size, self.dtypes = size, frozenset(dtypes)
         self.seen: list[tuple[str, list[tuple[str, str, int]], int]] = []
         self.held: list[Any] = []
         self.failure: Exception | None = None
-        self.closed = 0
+        self.closed = self.abandoned = 0
+        self.meanings: list[str] = []
 
-    def broadcast(self, items: Sequence[Item]) -> None:
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         self._look("broadcast", items)
+        self.meanings.append(meaning)
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         self._look("allreduce", items, priority)
@@ -58,6 +64,9 @@ class Mirror:
 
     def versions(self) -> dict[str, str]:
         return {"mirror": "1"}
+
+    def abandon(self) -> None:
+        self.abandoned += 1
 
     def close(self) -> None:
         self.closed += 1
@@ -99,6 +108,90 @@ def test_an_init_agrees_first_and_sends_bytes(engine: Mirror, store: kv.KVStore)
         ("broadcast", [("a", "uint8", 8), ("b", "uint8", 24)], 0),
     ]
     assert store.keys() == ["b", "a", "e"]
+
+
+def test_an_engine_that_compares_is_told_what_is_meant(engine: Mirror) -> None:
+    engine.compares = True
+    texts = []
+    for keys, values, group in (
+        (["b", "a"], [np.ones(3), np.ones((2, 2), np.float16)], "g"),
+        (["a", "b"], [np.ones((2, 2), np.float16), np.ones(3)], "g"),
+        (["a", "b"], [np.ones((4, 1), np.float16), np.ones(3)], "g"),
+        (["a", "b"], [np.ones((2, 2), np.float32), np.ones(3)], "g"),
+        (["a", "c"], [np.ones((2, 2), np.float16), np.ones(3)], "g"),
+        (["a", "b"], [np.ones((2, 2), np.float16), np.ones(3)], "h"),
+        ([1, 2], [np.ones((2, 2), np.float16), np.ones(3)], "g"),
+        (["1", "2"], [np.ones((2, 2), np.float16), np.ones(3)], "g"),
+    ):
+        engine.seen.clear()
+        with make(engine, group=group) as store:
+            store.init(keys, values)
+        assert [verb for verb, _, _ in engine.seen] == ["broadcast"]
+        texts.append(engine.meanings[-1])
+    assert texts[0] == texts[1], "the order in a call does not count"
+    assert len(set(texts)) == len(texts) - 1
+
+
+def test_marks_are_of_everything_that_must_be_the_same() -> None:
+    item, other = ("a", np.ones(3)), ("b", np.ones(2))
+    marks = [
+        mark("sum", [item, other]),
+        mark("sum", [other, item]),
+        mark("init", [item, other]),
+        mark("sum", [item, other], "meaning"),
+        mark("sum", [item]),
+        mark("sum", [("a", np.ones(4)), other]),
+        mark("sum", [("a", np.ones(3, np.int64)), other]),
+        mark("sum", [("a\0", np.ones(3)), other]),
+        mark("sum", [("\ud800", np.ones(3)), other]),
+        mark("barrier", []),
+    ]
+    assert len({int(one[0]) for one in marks}) == len(marks)
+    for one in marks:
+        assert all_mean_the_same(np.maximum(one, one))
+    for one, another in itertools.pairwise(marks):
+        assert not all_mean_the_same(np.maximum(one, another))
+
+
+def test_names_for_engines_are_ascii_and_differ() -> None:
+    names = ["a", "\ud800", "\\ud800", "a\0b", "a\\x00b", "\xe9", "\\xe9", "\u043a", ""]
+    plain_names = [plain(name) for name in names]
+    assert all(name.isascii() and name.isprintable() for name in plain_names)
+    assert len(set(plain_names)) == len(names)
+    assert plain("layer1.weight") == "layer1.weight"
+
+
+def test_a_fork_is_told_that_it_cannot_use_the_store(engine: Mirror) -> None:
+    engine.name = "mirror of a fork"
+    store = make(engine)
+    store.init("a", np.ones(3))
+    engine.seen.clear()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # nothing of the tests' may run on in here
+        try:
+            for call in (
+                lambda: store.push("a", np.ones(3)),
+                lambda: store.init("b", np.ones(3)),
+                store.barrier,
+                lambda: check_process(engine.name),
+            ):
+                with pytest.raises(kv.KVStoreError, match=f"is a fork of process {os.getppid()}"):
+                    call()
+            out = np.zeros(3)
+            store.pull("a", out=out)
+            store._backend.abandon()
+            store.close()
+            found = [out.tolist() == [1, 1, 1], not engine.seen, engine.closed == engine.abandoned == 0]
+            os.write(write, repr(found).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as told_by_child:
+        assert told_by_child.read() == repr([True] * 3)
+    store.close()
+    assert engine.closed == 1
 
 
 def test_keys_of_a_call_go_together_and_halves_as_float32(engine: Mirror, store: kv.KVStore) -> None:
@@ -288,6 +381,8 @@ def test_names_for_people() -> None:
     assert told(["a", "b"]) == "2 keys (a, b)"
     assert told([str(i) for i in range(9)]) == "9 keys (0, 1, 2, ...)"
     assert told([]) == "no keys"
+    assert called("the sum", [("a", np.ones(1))]) == "the sum of key a"
+    assert called("the sum", [("kvstore.init", np.ones(1))]) == "init, broadcast or load"
 
 
 def test_another_launcher_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +426,7 @@ class Member(Mirror):
         super().__init__(meeting.size)
         self.rank, self.meeting, self.calls = rank, meeting, 0
 
-    def broadcast(self, items: Sequence[Item]) -> None:
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         self.calls += 1
         for (_, array), (_, first) in zip(items, self._parts(self.calls, items)[0], strict=True):
             array[...] = first

@@ -8,6 +8,7 @@ engine is real; results are compared with NumPy's.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -667,8 +668,15 @@ def an_init_that_differs_is_an_error_for_all(here: Here) -> None:
 def stores_of_two_groups_do_not_meet(here: Here) -> None:
     if here.engine in (*BY_NAME, *IN_ONE_ORDER):
         return  # they wait for their own until the deadline
-    store = here.make(group=f"of rank {min(here.rank, 1)}")
-    raises(kv.ConfigError, "other keys", store.init, "w", value(0))
+    groups = ["a", "b"] if here.rank else ["b", "a"]
+    for name in groups:  # in two orders, and once they are refused
+        raises(kv.ConfigError, f"group {name!r}, and other workers", here.make, group=name)
+    stores = [here.make(group=name) for name in sorted(groups)]
+    for store in stores:
+        store.init("w", value(0))
+        mine = value(here.rank)
+        store.pushpull("w", mine)
+        same(mine, total(here))
 
 
 @case
@@ -686,6 +694,81 @@ def a_push_that_differs_is_an_error_for_all(here: Here) -> None:
     mine = value(here.rank)
     here.store.pushpull("a", mine)
     same(mine, total(here))
+
+
+@case
+def another_call_than_the_others_is_an_error_for_all(here: Here) -> None:
+    """One worker initialises, loads, waits at a barrier or pushes while the others do something else."""
+    if here.engine not in COMPARING:
+        return  # they meet by name, and wait for theirs until the deadline
+    store, path = here.store, here.folder / f"one.{here.rank}"
+    store.init(["a", "b"], [np.zeros(4, np.float32), np.zeros(70_000, np.float32)])
+    with kv.create("local", processes=1) as alone:
+        alone.init("b", np.full(70_000, 7, np.float32))
+        alone.save(path)
+    calls = {
+        "init": lambda: store.init("c", np.ones(3, np.float32)),
+        "push": lambda: store.push("a", np.ones(4, np.float32)),
+        "large push": lambda: store.pushpull(
+            ["b", "a"], [np.ones(70_000, np.float32), np.ones(4, np.float32)]
+        ),
+        "later": lambda: store.push("a", np.ones(4, np.float32), async_op=True).wait(),
+        "load": lambda: store.load(path),
+        "barrier": store.barrier,
+    }
+    for one, others in itertools.permutations(calls, 2):
+        if {one, others} == {"push", "later"}:
+            continue
+        for odd in (0, here.size - 1):
+            call = calls[one if here.rank == odd else others]
+            raises(kv.ConfigError, "other workers something else", call)
+            assert store.keys() == ["a", "b"]
+            for key in "ab":
+                assert not np.any(store.view(key)), f"{one} against {others}: {key} has changed"
+            mine = value(here.rank, 70_000)
+            out = np.empty_like(mine)
+            store.pushpull("b", mine, out=out)
+            same(out, total(here, 70_000))
+            store.push("b", np.zeros(70_000, np.float32))
+    store.barrier()
+
+
+@case
+def another_call_in_the_background(here: Here) -> None:
+    """Several sums are under way when one worker comes to something else."""
+    if here.engine not in COMPARING:
+        return
+    store = here.store
+    store.init(["a", "b"], [np.zeros(5, np.float32)] * 2)
+    mine = {key: value(here.rank, 5, salt=ord(key)) for key in "ab"}
+    first = store.pushpull("a", mine["a"], async_op=True)
+    if here.rank == here.size - 1:
+        raises(kv.ConfigError, "a barrier", store.barrier)
+    else:
+        raises(
+            kv.ConfigError, "the sum of key b", store.push("b", np.ones(5, np.float32), async_op=True).wait
+        )
+    last = store.pushpull("b", mine["b"], async_op=True)
+    for work, key in ((last, "b"), (first, "a")):
+        work.wait()
+        same(mine[key], total(here, 5, salt=ord(key)))
+
+
+@case
+def keys_of_any_text(here: Here) -> None:
+    keys = ["\ud800", "\\ud800", "a\0b", "ключ 😀", "", "é", "\\xe9", "w" * 10_000, "kvstore.init"]
+    here.store.init(keys, [value(here.rank, 3 + i) for i in range(len(keys))])
+    mine = [value(here.rank, 3 + i, salt=i) for i in range(len(keys))]
+    here.store.pushpull(keys, mine)
+    for i, key in enumerate(keys):
+        same(mine[i], total(here, 3 + i, salt=i))
+        same(here.store.view(key), mine[i])
+        here.store.push(key, value(here.rank, 3 + i, salt=2 * i))
+        same(here.store.view(key), total(here, 3 + i, salt=2 * i))
+    here.store.init("and another", np.ones(2, np.float32))
+    strange = here.make(group="\ud800 \0")
+    strange.init("w", value(0))
+    strange.barrier()
 
 
 @case
@@ -766,8 +849,10 @@ def rows_compression_and_the_rest(here: Here) -> None:
     store.init("w", np.zeros((6, 3), np.float32))
     raises(kv.CapabilityError, "row-sparse", store.push, "w", rows)
     raises(kv.ArrayError, "dense", store.row_sparse_pull, "w", out=rows, row_ids=np.array([0]))
-    raises(kv.CapabilityError, "compress", store.set_gradient_compression, {"type": "2bit"})
-    raises(kv.CapabilityError, "compress", store.save_residuals, "f")
+    raises(
+        kv.CapabilityError, "'shared' and 'dist_sync' do", store.set_gradient_compression, {"type": "2bit"}
+    )
+    raises(kv.CapabilityError, "'shared' and 'dist_sync' do", store.save_residuals, "f")
     raises(kv.CapabilityError, "join", store.join)
     raises(kv.CapabilityError, "binds", store.bind, "w", value(0, (6, 3)))
     store.send_command_to_servers(0, "nobody is there")

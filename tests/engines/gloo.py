@@ -1,7 +1,7 @@
 """A reference engine for the tests: torch.distributed with gloo, in the plainest way there is.
 
 It shows what `kvstore.backends.collective.Collective` asks for. What is begun is done when somebody waits for
-it or for something later, in the order of the calls; before each sum all processes compare what they mean.
+it or for something later, in the order of the calls; before each all processes compare what they mean.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
 import kvstore as kv
-from kvstore.backends.allreduce import AllReduceBackend, told
+from kvstore.backends.allreduce import AllReduceBackend, called
 from kvstore.backends.collective import Finish, Item
+from kvstore.backends.comparison import all_mean_the_same, difference, mark
 from kvstore.config import store_config
 
 
@@ -35,8 +36,9 @@ class Gloo:
 
     name = "gloo"
     dtypes = frozenset(("float32", "float64", "int8", "uint8", "int32", "int64"))
+    compares = True
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, group: str) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self._lock = threading.Lock()
@@ -47,13 +49,19 @@ class Gloo:
             dist.init_process_group("gloo", init_method=place, rank=self.rank, world_size=self.size)
             atexit.register(_end)  # gloo's threads must not outlive the interpreter
         self._group = dist.new_group(timeout=timedelta(seconds=timeout))
+        try:
+            self._compare(f"a store of group {group!r}", mark("create", [], group))
+        except kv.ConfigError as error:
+            raise kv.ConfigError(f"a store of group {group!r}, and other workers one of another") from error
 
-    def broadcast(self, items: Sequence[Item]) -> None:
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
+        what = called("init, broadcast or load", items)
         tensors = [torch.from_numpy(array.reshape(-1)) for _, array in items]
         with self._lock:
             self._run_queue()
+            self._compare(what, mark("init", items, meaning))
             for tensor in tensors:
-                self._call("a broadcast", partial(dist.broadcast, tensor, 0, group=self._group))
+                self._call(what, partial(dist.broadcast, tensor, 0, group=self._group))
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         self._check()
@@ -65,10 +73,13 @@ class Gloo:
     def barrier(self) -> None:
         with self._lock:
             self._run_queue()
-            self._call("a barrier", partial(dist.barrier, group=self._group))
+            self._compare("a barrier", mark("barrier", []))
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__}
+
+    def abandon(self) -> None:
+        """The end of this process tells the others."""
 
     def close(self) -> None:
         if self._broken is None:
@@ -96,15 +107,17 @@ class Gloo:
         operation.done = True
 
     def _sum(self, operation: _Sum) -> None:
-        what = f"the sum of {told([name for name, _ in operation.items])}"
-        extremes = torch.tensor([operation.number, -operation.number])
-        self._call(what, partial(dist.all_reduce, extremes, dist.ReduceOp.MAX, self._group))
-        if extremes[0] != -extremes[1]:
-            raise kv.ConfigError(f"worker {self.rank} begins {what}, and other workers something else")
+        what = called("the sum", operation.items)
+        self._compare(what, mark("sum", operation.items))
         for _, array in operation.items:
             if array.size:
                 tensor = torch.from_numpy(array.reshape(-1))
                 self._call(what, partial(dist.all_reduce, tensor, group=self._group))
+
+    def _compare(self, what: str, marks: npt.NDArray[Any]) -> None:
+        self._call(what, partial(dist.all_reduce, torch.from_numpy(marks), dist.ReduceOp.MAX, self._group))
+        if not all_mean_the_same(marks):
+            raise difference(self.name, self.rank, what)
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -123,7 +136,6 @@ class Gloo:
 class _Sum:
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = items
-        self.number = zlib.crc32("\0".join(f"{name} {a.size} {a.dtype}" for name, a in items).encode())
         self.done = False
         self.error: kv.KVStoreError | None = None
 
@@ -134,7 +146,7 @@ def register() -> None:
     class GlooStore(kv.KVStore):
         def __init__(self, **options: Any) -> None:
             config = store_config(options)
-            super().__init__("gloo", AllReduceBackend(config, Gloo(config.timeout)), config)
+            super().__init__("gloo", AllReduceBackend(config, Gloo(config.timeout, config.group)), config)
 
     GlooStore.__name__ = "gloo"
     kv.register(GlooStore)
