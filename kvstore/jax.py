@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .averaging import check_made, check_not_late, check_rounds, check_store, check_sums, has_optimizer
-from .errors import ArgumentError, ArrayError, ConfigError, KeyNotFoundError, MissingBackendError
+from .errors import (
+    ArgumentError,
+    ArrayError,
+    ConfigError,
+    DTypeError,
+    KeyNotFoundError,
+    MissingBackendError,
+)
 from .store import KVStore
 
 try:
@@ -107,8 +114,10 @@ def pushpull(
     ConfigError
         The store has an optimizer, and `average` is True; or it has none and no rounds (``"dist_async"``), so
         that a push replaces the value.
-    ArrayError
-        An array is sparse, or lies on several devices.
+    ArrayError, DTypeError
+        An array is sparse, or lies on several devices; or a leaf is no array that could be summed.
+    ArgumentError
+        `store` was not made by `kvstore.create`, or `prefix` is no str.
     KVStoreError
         As `KVStore.pushpull`. Inside of ``jax.jit`` it comes as a ``JaxRuntimeError`` with its text, when the
         result is waited for.
@@ -214,6 +223,8 @@ def _initialise(store: KVStore, keys: list[str], arrays: list[Any], error: KeyNo
 
 def _flat(tree: Tree, prefix: str) -> tuple[list[str], list[Any], Any]:
     """Keys by path, leaves, and what puts them together again."""
+    if not isinstance(prefix, str):
+        raise ArgumentError(f"prefix must be a str, '' for none, not {prefix!r}")
     pairs, form = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_sparse)
     keys = [prefix + jax.tree_util.keystr(path, simple=True, separator="/") or "value" for path, _ in pairs]
     leaves = [leaf for _, leaf in pairs]
@@ -221,12 +232,24 @@ def _flat(tree: Tree, prefix: str) -> tuple[list[str], list[Any], Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ArgumentError(f"two arrays of the tree have the path {twice!r}; rename a key of a dict")
     for key, leaf in zip(keys, leaves, strict=True):
-        if _is_sparse(leaf):
-            raise ArrayError(
-                f"{key!r} is a {type(leaf).__name__}: pass leaf.todense(), or push a kv.RowSparseArray to "
-                "the store"
-            )
+        _check_leaf(key, leaf)
     return keys, leaves, form
+
+
+def _check_leaf(key: str, leaf: Any) -> None:
+    if _is_sparse(leaf):
+        raise ArrayError(
+            f"{key!r} is a {type(leaf).__name__}: pass leaf.todense(), or push a kv.RowSparseArray to "
+            "the store"
+        )
+    dtype = getattr(leaf, "dtype", None)
+    if dtype == jax.dtypes.float0:
+        raise DTypeError(
+            f"{key!r} is of type float0, what jax.grad gives for integers: there is nothing to sum, so put "
+            "None in its place"
+        )
+    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        raise DTypeError(f"{key!r} is a key of random numbers: pass jax.random.key_data(key)")
 
 
 def _is_sparse(leaf: Any) -> bool:
@@ -241,7 +264,7 @@ def _traced(leaves: list[Any]) -> bool:
 
 def _value(key: str, leaf: Any) -> Array:
     """Return an array of one device, and NumPy's view of it where that is the host."""
-    array = leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf)
+    array = leaf if isinstance(leaf, jax.Array) else _as_array(key, leaf)
     if len(array.sharding.device_set) > 1:
         if not array.is_fully_replicated:
             raise ArrayError(
@@ -250,6 +273,13 @@ def _value(key: str, leaf: Any) -> Array:
             )
         array = array.addressable_data(0)
     return np.asarray(array) if _on_host(array) else array
+
+
+def _as_array(key: str, leaf: Any) -> Array:
+    try:
+        return jax.numpy.asarray(leaf)
+    except TypeError as error:
+        raise ArrayError(f"{key!r} must be an array or a number, not {leaf!r}: {error}") from error
 
 
 def _on_host(array: Any) -> bool:

@@ -160,6 +160,14 @@ def mistakes() -> dict[str, str]:
         refused(
             "compiled", lambda: jax.jit(partial(pushpull, store))({"s": jnp.ones(4)})["s"].block_until_ready()
         )
+        gradient = jax.grad(lambda p: p["w"].sum() * p["step"], allow_int=True)
+        refused("float0", lambda: pushpull(store, gradient({"w": ones, "step": jnp.array(3)})))
+        refused("random", lambda: pushpull(store, {"r": jax.random.key(0)}))
+        refused("text", lambda: pushpull(store, {"t": "x"}))
+        refused("prefix", lambda: pushpull(store, {"p": ones}, None))  # type: ignore[arg-type]
+        refused("prefix of weights", lambda: broadcast(store, {"p": ones}, 5))  # type: ignore[arg-type]
+        refused("no store", lambda: pushpull(None, {"p": ones}))  # type: ignore[arg-type]
+        refused("no store of weights", lambda: broadcast(None, {"p": ones}))  # type: ignore[arg-type]
         refused("store", lambda: all_reduce(kv.TestStore()))  # type: ignore[arg-type]
         other.set_optimizer(kv.optimizer.SGD())
         refused("optimizer", lambda: all_reduce(other))
