@@ -237,7 +237,7 @@ class AllReduceBackend(LocalBackend):
         self.engine.barrier()
 
     def abandon(self) -> None:
-        """Let the others know, as far as the engine can; a fork of a worker is nobody whom they would miss."""
+        """Let the others know, as far as the engine can; of a fork of a worker they need not know."""
         if os.getpid() == self._pid:
             self.engine.abandon()
 

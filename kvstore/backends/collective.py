@@ -18,7 +18,7 @@ Item = tuple[str, npt.NDArray[Any]]
 
 
 def plain(name: str) -> str:
-    """Return a name in ASCII, another one for each: engines refuse what is no Unicode text, or cut it at a NUL."""
+    """Return a name in ASCII, another one for each: engines may refuse half surrogates, or stop at a NUL."""
     return name.encode("unicode_escape").decode("ascii")
 
 

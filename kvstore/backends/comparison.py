@@ -36,8 +36,8 @@ def difference(engine: str, rank: int, what: str) -> ConfigError:
     """Make the error that all processes raise if they do not mean the same."""
     return ConfigError(
         f"worker {rank} begins {what}, and other workers something else, or it with other keys, shapes or "
-        f"types: with {engine} all workers call init, push, barrier and the rest alike, with the same keys and "
-        "in the same order; nothing has changed"
+        f"types: with {engine} all workers call init, push, barrier and the rest alike, with the same keys "
+        "and in the same order; nothing has changed"
     )
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger("kvstore.mpi")
 
 Array = npt.NDArray[Any]
 
-#: Without 8-bit integers: Open MPI's vector instructions let those saturate (op/avx of 5.0), we let them wrap.
+#: Without 8-bit integers: Open MPI's vector code lets those saturate (op/avx of 5.0), we let them wrap.
 _DTYPES = frozenset(("float32", "float64", "int32", "int64"))
 _SMALL = 64 * 1024  # bytes up to which arrays travel together: a copy costs less than a message
 _MOST = 1 << 30  # bytes of one message: counts of MPI 3 have 31 bits
@@ -116,8 +116,8 @@ class Mpi:
         except self._mpi.Exception as error:
             self._free()
             raise KVStoreError(
-                f"worker {self.rank}: MPI makes no more communicators ({_line(error)}): close stores that are "
-                "not needed any more"
+                f"worker {self.rank}: MPI makes no more communicators ({_line(error)}): close stores that "
+                "are not needed any more"
             ) from error
         except ConfigError as error:
             self._free()

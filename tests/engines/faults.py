@@ -8,6 +8,7 @@ FOLDER/RANK.pid before that. The last rank is the one to whom it happens.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -147,6 +148,78 @@ def interrupted(here: Witness) -> None:
     here.tell(seen=seen, works=bool((mine == here.store.num_workers).all()))
 
 
+def forked(here: Witness) -> None:
+    """A fork of a worker uses its store, and ends."""
+    with here.store as store:
+        child = os.fork()
+        if child == 0:
+            try:
+                calls = {
+                    "push": lambda: store.push("a", here.weight),
+                    "init": lambda: store.init("c", here.weight),
+                    "barrier": store.barrier,
+                    "create": lambda: kv.create(here.engine, timeout=here.deadline),
+                }
+                seen = {name: here.meet(call) for name, call in calls.items()}
+                try:
+                    with store:
+                        seen["reads"] = here.still_reads()
+                        raise RuntimeError("an error of the fork")
+                except RuntimeError:
+                    atexit._run_exitfuncs()
+                (here.folder / f"fork.{store.rank}").write_text(json.dumps(seen))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        mine = np.ones(1000, np.float32)
+        store.pushpull("b", mine)
+        store.init("c", mine)
+    seen = json.loads((here.folder / f"fork.{store.rank}").read_text())
+    here.tell(pid=os.getpid(), works=bool((mine == store.num_workers).all()), seen=seen)
+
+
+def too_many(here: Witness) -> None:
+    """MPI has a limited number of communicators; stores of three sizes of the rest come to its end."""
+    from mpi4py import MPI
+
+    told = []
+    for extra in range(3):
+        own, stores = [MPI.COMM_WORLD.Dup() for _ in range(extra)], []
+        try:
+            while len(stores) < 5000:
+                stores.append(kv.create(here.engine, timeout=here.deadline))
+        except kv.KVStoreError as error:
+            told.append(f"{type(error).__name__}: {error}")
+        for store in stores:
+            store.close()
+        for one in own:
+            one.Free()
+        with kv.create(here.engine, timeout=here.deadline) as store:
+            store.barrier()
+    mine = np.ones(1000, np.float32)
+    here.store.pushpull("b", mine)
+    here.store.close()
+    here.tell(told=told, works=bool((mine == here.store.num_workers).all()))
+
+
+def finalized(here: Witness) -> None:
+    """The program has ended MPI before the store, in one of two ways, and creates another store."""
+    from mpi4py import MPI
+
+    work = here.store.push("a", here.weight, async_op=True)
+    here.store.wait()
+    MPI.Finalize()
+    work.wait()
+    first = here.meet(lambda: here.store.push("a", here.weight))
+    init = here.meet(lambda: here.store.init("c", here.weight))
+    barrier = here.meet(here.store.barrier)
+    create = here.meet(lambda: kv.create(here.engine, timeout=here.deadline))
+    out = np.empty_like(here.weight)
+    here.store.pull("a", out=out)
+    here.store.close()
+    here.tell(first=first, init=init, barrier=barrier, create=create)
+
+
 def _until(ready: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
     while not ready() and time.monotonic() < end:
@@ -157,7 +230,7 @@ BODIES = {
     body.__name__: body
     for body in (
         *(killed, absent, absent_from_create, absent_from_init, absent_from_barrier),
-        *(other_key, leaves_by_an_error, interrupted),
+        *(other_key, leaves_by_an_error, interrupted, forked, too_many, finalized),
     )
 }
 
@@ -190,13 +263,38 @@ def one_thread_only(engine: str, folder: Path) -> None:
     is_refused(engine, folder)
 
 
+def not_initialised(engine: str, folder: Path) -> None:
+    """The program wants to start MPI by itself, and has not done it yet."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    is_refused(engine, folder)
+    from mpi4py import MPI
+
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    with kv.create(engine, timeout=10) as store:
+        store.barrier()
+    MPI.Finalize()
+
+
+def alone_with_an_error(engine: str, folder: Path) -> None:
+    """An error that the program handles leaves the with block of the only worker."""
+    try:
+        with kv.create(engine, timeout=10) as store:
+            store.init("a", np.zeros(3, np.float32))
+            raise StopIteration
+    except StopIteration:
+        (folder / "0.json").write_text("{}")
+
+
 def main() -> None:
     engine, folder, body, *rest = sys.argv[1:]
     conformance.prepare(engine)
     if body in BODIES:
         BODIES[body](Witness(engine, Path(folder), float(rest[0])))
     else:
-        without = {function.__name__: function for function in (alone, is_refused, one_thread_only)}
+        bodies = (alone, is_refused, one_thread_only, not_initialised, alone_with_an_error)
+        without = {function.__name__: function for function in bodies}
         without[body](engine, Path(folder))
 
 

@@ -142,3 +142,70 @@ def test_an_mpi_for_one_thread_is_refused(engine: launchers.Engine, tmp_path: Pa
         pytest.skip("MPI's own")
     ended = job(engine, tmp_path, "one_thread_only", size=0)
     assert "MPI_THREAD_SERIALIZED" in ended.told[0]["text"], ended.output
+
+
+@engines
+def test_an_error_that_leaves_the_only_worker_disturbs_nobody(
+    engine: launchers.Engine, tmp_path: Path
+) -> None:
+    if engine.name == "gloo":
+        pytest.skip("the reference engine takes its place from torchrun's variables")
+    ended = job(engine, tmp_path, "alone_with_an_error", size=0)
+    assert (ended.code, list(ended.told)) == (0, [0]), ended.output
+    assert "ending the MPI job" not in ended.output
+
+
+@engines
+def test_a_fork_is_told_and_does_not_disturb_the_worker(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.name == "gloo":
+        pytest.skip("the reference engine does not look")
+    ended = job(engine, tmp_path, "forked", deadline=20)
+    assert ended.code == 0, ended.output
+    for rank in range(2):
+        told = ended.told[rank]
+        assert told["works"]
+        assert told["seen"].pop("reads")
+        assert sorted(told["seen"]) == ["barrier", "create", "init", "push"]
+        for seen in told["seen"].values():
+            assert f"is a fork of process {told['pid']}" in seen["text"], seen
+            assert seen["seconds"] < 5, "it does not wait for the deadline"
+
+
+@engines
+def test_mpi_that_has_no_more_communicators(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.title != "mpich":
+        pytest.skip("MPICH has 2048 of them; Open MPI has as many as memory holds")
+    ended = job(engine, tmp_path, "too_many", deadline=20)
+    assert ended.code == 0, ended.output
+    for told in ended.told.values():
+        assert len(told["told"]) == 3, told
+        for text in told["told"]:
+            assert text.startswith("KVStoreError"), text
+            assert "close stores that are not needed" in text
+        assert told["works"]
+
+
+@engines
+def test_mpi_that_was_finalized_is_an_error_and_no_abort(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.name != "mpi":
+        pytest.skip("MPI's own")
+    ended = job(engine, tmp_path, "finalized")
+    assert ended.code == 0, ended.output
+    for rank in range(2):
+        told = ended.told[rank]
+        for verb in ("first", "init", "barrier"):
+            assert told[verb]["error"] == "KVStoreError"
+            assert "MPI was finalized before the store was closed" in told[verb]["text"]
+        assert told["create"]["error"] == "ConfigError"
+        assert "MPI was finalized in this process" in told["create"]["text"]
+
+
+@engines
+def test_mpi_that_was_not_initialised_is_an_error_and_no_abort(
+    engine: launchers.Engine, tmp_path: Path
+) -> None:
+    if engine.name != "mpi":
+        pytest.skip("MPI's own")
+    ended = job(engine, tmp_path, "not_initialised", size=0)
+    assert ended.code == 0, ended.output
+    assert "mpi4py.rc.initialize" in ended.told[0]["text"]
