@@ -239,6 +239,31 @@ def settings_change() -> None:
                 same(train(store, ALL[name], TWO, **options), theirs)
 
 
+def batch_sizes() -> None:
+    """Some that nobody means: nothing changes, at the first step and later, and the next step is as usual."""
+    for rule in ("sgd", "adagrad"):
+        for kind in ("local", "shared"):
+            with kv_mxnet.create(kind) as store:
+                net = gluon.nn.Dense(1, in_units=2)
+                net.initialize(mx.init.One())
+                trainer = gluon.Trainer(net.collect_params(), rule, {"learning_rate": 0.5}, kvstore=store)
+                for _ in range(2):
+                    with autograd.record():
+                        loss = net(nd.ones((1, 2))).sum()
+                    loss.backward()
+                    before = net.weight.data().asnumpy()
+                    for size in (-1, float("nan"), 1e-320):
+                        try:
+                            trainer.step(size)
+                        except kv.ConfigError as error:
+                            assert "rescale_grad" in str(error)
+                        else:
+                            raise AssertionError(f"a batch of {size} was taken")
+                        assert (net.weight.data().asnumpy() == before).all()
+                    trainer.step(1)
+                    assert (net.weight.data().asnumpy() < before).all()
+
+
 def schedules() -> None:
     """Every schedule of MXNet, warm-up included; the trainer's rate is that of the store."""
     warm = {"warmup_steps": 2, "warmup_begin_lr": 0.01}

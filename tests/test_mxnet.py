@@ -21,7 +21,7 @@ needs_mxnet = pytest.mark.skipif(
 ALONE = (
     "names", "arrays", "updaters", "local", "trainer_updates", "settings_change", "schedules", "own_rules",
     "float16", "sparse_verbs", "sparse_rules", "sparse_gluon", "compression", "resume",
-    "foreign_files", "module",
+    "foreign_files", "module", "batch_sizes",
 )  # fmt: skip
 
 

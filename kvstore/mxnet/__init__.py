@@ -24,7 +24,7 @@ from ..sparse import RowSparseArray
 from ..store import KVStore as OurKVStore
 from .arrays import Outs, is_rows, lent, lent_gradient, put_rows, taken
 from .library import mx
-from .optimizers import Foreign, Translated, indices_of, keeps_states_only, obstacle
+from .optimizers import Foreign, Translated, check_scale, indices_of, keeps_states_only, obstacle
 
 log = logging.getLogger("kvstore.mxnet")
 
@@ -148,6 +148,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
             The store cannot run it, and it cannot be translated; the message says why.
         ArgumentError
             No optimizer.
+        ConfigError
+            Its ``rescale_grad``, which Gluon makes of the batch size, is negative, infinite or NaN. Later on
+            a push raises this.
         """
         if isinstance(optimizer, Optimizer):
             self.store.set_optimizer(optimizer)
@@ -155,6 +158,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
             return
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise ArgumentError(f"set_optimizer takes an optimizer of MXNet or of kvstore, not {optimizer!r}")
+        check_scale(optimizer)
         why = obstacle(optimizer)
         rule = self._foreign(optimizer, why) if why else Translated(optimizer)
         self.store.set_optimizer(rule.ours if isinstance(rule, Translated) else rule)
@@ -178,6 +182,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
 
     def _follow(self, key: Any, values: Any) -> None:
         """Tell the store what has been changed in MXNet's optimizer."""
+        if self._rule is not None:
+            check_scale(self._rule.theirs)
         if isinstance(self._rule, Translated):
             changes = self._rule.changes(_keys(key, values))
             if changes:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..optimizer import Optimizer, create, lr_scheduler
+from ..optimizer import Optimizer, checks, create, lr_scheduler
 from ..optimizer.lr_scheduler import LRScheduler
 from ..optimizer.optimizer import Array, Index, State, dense
 from .arrays import lent, lent_gradient, rows_of
@@ -123,6 +123,16 @@ def keeps_states_only(optimizer: Any) -> bool:
     """Whether all that an update remembers lies in the states, so that any worker can do the next."""
     kind = type(optimizer)
     return kind.__module__.startswith("mxnet.") and kind.__name__ not in _KEEPS
+
+
+def check_scale(optimizer: Any) -> None:
+    """Raise ConfigError for a factor of the gradients that no batch size gives."""
+    scale = checks.finite("rescale_grad", optimizer.rescale_grad)
+    if scale < 0:
+        raise ConfigError(
+            f"rescale_grad is {scale:g}, and Gluon makes it as 1 / batch_size: pass a batch_size above 0 to "
+            "step (for ascent instead of descent, a negative learning_rate)"
+        )
 
 
 # ------------------------------------------------------------------------------------------ translation
