@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import threading
 import time
@@ -18,9 +19,11 @@ from typing import Any
 from . import addresses
 from .errors import (
     ArgumentError,
+    ClosedError,
     ConfigError,
     KVStoreError,
     MissingBackendError,
+    PeerLostError,
     TimeoutError,
     WorkerError,
 )
@@ -43,6 +46,8 @@ __all__ = ["Job", "Run"]
 
 _LEAVE = 5.0  # seconds in which servers and scheduler end by themselves after the last worker
 _FIRST_WORD = 60.0  # seconds in which a scheduler must say where it is
+_MOMENT = 5.0  # seconds that a process has to say why others have lost it
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Job:
     Raises
     ------
     ConfigError
-        A number is out of range, or servers shall start again from nowhere.
+        An argument is not what it can be, or servers shall start again from nowhere.
 
     Examples
     --------
@@ -107,11 +112,30 @@ class Job:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < number:
                 raise ConfigError(f"{name} must be a whole number from {number} on, got {value!r}")
+        for name in ("resources_per_worker", "resources_per_server"):
+            _check_resources(name, getattr(self, name))
+        if self.strategy not in _STRATEGIES:
+            raise ConfigError(f"strategy must be one of {', '.join(_STRATEGIES)}, got {self.strategy!r}")
+        self._check_seconds()
+        self._check_texts()
         if self.server_restarts and not self.snapshot:
             raise ConfigError("server_restarts needs snapshot: a server starts again from what it has saved")
-        for name in ("resources_per_worker", "resources_per_server"):
-            if not any(amount > 0 for amount in getattr(self, name).values()):
-                raise ConfigError(f"{name} must ask for something: Ray places actors by what they take")
+
+    def _check_seconds(self) -> None:
+        for name in ("timeout", "snapshot_interval"):
+            value = getattr(self, name)
+            if name == "snapshot_interval" and value is None:
+                continue
+            if not _is_amount(value) or value == 0:
+                raise ConfigError(f"{name} must be a number of seconds above 0, got {value!r}")
+
+    def _check_texts(self) -> None:
+        if not isinstance(self.snapshot, str | os.PathLike):
+            raise ConfigError(f"snapshot must be the path of a folder, got {self.snapshot!r}")
+        if not isinstance(self.insecure, bool):
+            raise ConfigError(f"insecure must be True or False, got {self.insecure!r}")
+        _check_imports(self.imports)
+        _check_variables(self.variables)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
         """Call ``function(*args)`` in every worker and return what they return, by rank.
@@ -121,14 +145,16 @@ class Job:
         Raises
         ------
         WorkerError
-            The function raised, or a worker died more often than it may; all others are ended.
+            The function raised, or a worker died more often than it may; all others are ended. Where
+            workers raised because they had lost one, the error is that of the one, if it tells any.
         KVStoreError
             A server or the scheduler did.
         TimeoutError
-            Ray has no room for the actors, or the workers did not end in time.
+            Ray has no room for the actors, or the workers did not end in time, and all are ended.
         """
+        _check_timeout(timeout)
         with self.start(function, *args) as run:
-            return run.wait(timeout)
+            return run._wait(timeout, "all are ended: give more time, or see what they wait for")
 
     def start(self, function: Callable[..., Any], *args: Any) -> Run:
         """Start all actors, which begin to work; `Run.wait` gives the results.
@@ -172,26 +198,30 @@ class Run:
         self._parts: dict[Any, Part] = {}  # of results that will come
         self._results: dict[int, Any] = {}
         self._group: Any = None
+        self._failures: list[tuple[Part, Exception]] = []
+        self._failure: KVStoreError | None = None  # what came of them
+        self._closed = False
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all workers and return what they return, by rank; see `Job.run`."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while len(self._results) < self._job.num_workers:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            ready, _ = _ray.wait(list(self._parts), num_returns=1, timeout=left)
-            if not ready:
-                late = [rank for rank in range(self._job.num_workers) if rank not in self._results]
-                self.close()
-                ranks = ", ".join(map(str, late))
-                raise TimeoutError(
-                    f"not ended after {timeout:g} s: rank {ranks}; give more time, or see what they wait for"
-                )
-            self._take(ready[0])
-        self._leave()
-        return [self._results[rank] for rank in range(self._job.num_workers)]
+        """Wait for all workers and return what they return, by rank.
+
+        What has come stays: a second call returns the results again, or raises the failure again.
+
+        Raises
+        ------
+        WorkerError, KVStoreError
+            As in `Job.run`; all actors are ended.
+        TimeoutError
+            They have not ended within `timeout` seconds. The run goes on, and `wait` may be called again.
+        ClosedError
+            The run was closed before they had ended.
+        """
+        _check_timeout(timeout)
+        return self._wait(timeout, "they go on: wait again, or close the run")
 
     def close(self) -> None:
         """End all actors, at once. A second call does nothing."""
+        self._closed = True
         for actor in (*self.workers, *self.servers, self.scheduler):
             if actor is not None:
                 with contextlib.suppress(_ray.exceptions.RayError):
@@ -306,18 +336,64 @@ class Run:
 
     # ------------------------------------------------------------------------------------------- waiting
 
+    def _wait(self, timeout: float | None, then: str) -> list[Any]:
+        """Wait for all workers; `then` says what comes after a wait that was too short."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while len(self._results) < self._job.num_workers:
+            self._check_open()
+            if not self._take_some(None if until is None else max(0.0, until - time.monotonic())):
+                late = [str(rank) for rank in range(self._job.num_workers) if rank not in self._results]
+                raise TimeoutError(f"not ended after {timeout:g} s: rank {', '.join(late)}; {then}")
+            if self._failures:
+                self._fail()
+        if not self._closed:
+            self._leave()
+        return [self._results[rank] for rank in range(self._job.num_workers)]
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ClosedError("the run was closed before its workers had ended: start another")
+
+    def _take_some(self, timeout: float | None) -> bool:
+        """Wait until actors have ended, and take what they say; False if none has."""
+        ready, _ = _ray.wait(list(self._parts), num_returns=1, timeout=timeout)
+        if ready:  # others may have ended together with it
+            ready, _ = _ray.wait(list(self._parts), num_returns=len(self._parts), timeout=0)
+        for promise in ready:
+            self._take(promise)
+        return bool(ready)
+
     def _take(self, promise: Any) -> None:
         """Take what an actor has to say at its end."""
         part = self._parts.pop(promise)
         try:
             result = _ray.get(promise)
         except _ray.exceptions.RayError as error:
-            self.close()
-            raise _failure(part, error) from error
+            self._failures.append((part, error))
+            return
         if part.role == "worker":
             self._results[part.rank] = result
             # It takes leave of the others, as a process does that ends: they need not wait for it.
             self.workers[part.rank].__ray_terminate__.remote()
+
+    def _fail(self) -> None:
+        """End all, and raise the failure that is no consequence of another."""
+        until = time.monotonic() + _MOMENT
+        while self._unexplained() and (left := until - time.monotonic()) > 0:
+            self._take_some(left)
+        self.close()
+        part, error = min(self._failures, key=_consequence)
+        self._failure = _failure(part, error)
+        raise self._failure from error
+
+    def _unexplained(self) -> bool:
+        """Whether all that failed did so for want of others, and one of those may still say more."""
+        causes = [_cause(error) for _, error in self._failures]
+        missed = {(one.role, one.rank) for one in causes if isinstance(one, PeerLostError)}
+        at_work = {(part.role, part.rank) for part in self._parts.values()}
+        return all(isinstance(one, PeerLostError) for one in causes) and bool(missed & at_work)
 
     def _leave(self) -> None:
         """Let servers and scheduler end by themselves."""
@@ -339,6 +415,63 @@ def _by_node(workers: Sequence[Any], nodes: Sequence[str]) -> tuple[list[Any], l
         places.append((seen[nodes[index]], counts[nodes[index]]))
         seen[nodes[index]] += 1
     return [workers[index] for index in order], places
+
+
+def _is_amount(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def _check_resources(name: str, resources: object) -> None:
+    if not isinstance(resources, Mapping):
+        raise ConfigError(f'{name} must be a mapping such as {{"CPU": 1}}, got {resources!r}')
+    for kind, amount in resources.items():
+        if not isinstance(kind, str) or not kind:
+            raise ConfigError(f"{name} has names of resources as keys, not {kind!r}")
+        if not _is_amount(amount):
+            raise ConfigError(f"{name}: {kind} must be a number from 0 on, got {amount!r}")
+    if not any(resources.values()):
+        raise ConfigError(f"{name} must ask for something: Ray places actors by what they take")
+
+
+def _check_imports(imports: object) -> None:
+    texts = not isinstance(imports, str) and isinstance(imports, Sequence)
+    if not texts or not all(isinstance(name, str) for name in imports):  # type: ignore[attr-defined]
+        raise ConfigError(f"imports must be a list of names of modules, got {imports!r}")
+
+
+def _check_variables(variables: object) -> None:
+    if not isinstance(variables, Mapping):
+        raise ConfigError(f'variables must be a mapping such as {{"NAME": "value"}}, got {variables!r}')
+    for name, value in variables.items():
+        if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
+            raise ConfigError(f"variables: {name!r} is no name of a variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise ConfigError(f"variables: {name} must be a text, got {value!r}")
+
+
+def _check_timeout(timeout: object) -> None:
+    if timeout is not None and not _is_amount(timeout):
+        raise ConfigError(f"timeout must be None or a number of seconds from 0 on, got {timeout!r}")
+
+
+def _consequence(failed: tuple[Part, Exception]) -> int:
+    """Say how likely it is that something failed because others had: what is least so is told.
+
+    Nothing of ours makes a function raise an error of its own, or a process die.
+    """
+    part, error = failed
+    cause = _cause(error)
+    if isinstance(cause, PeerLostError):
+        return 3
+    if isinstance(cause, KVStoreError):
+        return 2 if part.role == "worker" else 1
+    return 0
+
+
+def _cause(error: Exception) -> object:
+    """Return what the function raised, where it did; else the error of Ray's."""
+    cause = getattr(error, "cause", None)
+    return error if cause is None else cause
 
 
 def _failure(part: Part, error: Exception) -> KVStoreError:

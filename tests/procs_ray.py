@@ -97,6 +97,34 @@ def _fails(folder: str) -> None:
         time.sleep(60)
 
 
+def _fails_last(folder: str) -> None:
+    """Worker 1 fails, and says so long after worker 0 has lost it."""
+    try:
+        with _open() as store:
+            _rounds(store, 1)
+            if store.rank == 1:
+                raise ZeroDivisionError("on purpose")
+            _rounds(store, 1)
+    except ZeroDivisionError:
+        _wait_for(Path(folder) / "lost-0")
+        time.sleep(1)
+        raise
+    except kv.PeerLostError:
+        _say(Path(folder) / "lost-0")
+        raise
+
+
+def _loses_nobody(rank: int) -> None:
+    raise kv.PeerLostError(f"worker {rank} is lost", rank=rank)
+
+
+def _goes_on(folder: str) -> Any:
+    with _open() as store:
+        _rounds(store, 1)
+        _wait_for(Path(folder) / "go")
+        return _values(_rounds(store, 1))
+
+
 def _pid() -> int:
     return os.getpid()
 
@@ -156,6 +184,80 @@ def failures(folder: str) -> Any:
     return found
 
 
+def hidden(folder: str) -> Any:
+    """The error of a worker that others lose, though theirs come first."""
+    from kvstore.ray import Job
+
+    found: list[Any] = []
+    for function, argument in ((_fails_last, folder), (_loses_nobody, 7)):
+        began = time.monotonic()
+        with pytest.raises(kv.WorkerError) as failed, Job(num_workers=2).start(function, argument) as run:
+            run.wait(60)
+        found.append([failed.value.rank, str(failed.value), time.monotonic() - began])
+        with pytest.raises(kv.WorkerError) as again:
+            run.wait(60)
+        found[-1].append(str(again.value) == str(failed.value))
+    return found
+
+
+def waits(folder: str) -> Any:
+    from kvstore.ray import Job
+
+    found: list[Any] = []
+    with Job(num_workers=2).start(_goes_on, folder) as run:
+        for seconds in (0, 3):
+            with pytest.raises(kv.errors.TimeoutError) as late:
+                run.wait(seconds)
+            found.append(str(late.value))
+        _say(Path(folder) / "go")
+        found.append(run.wait(60))
+    found.append(run.wait())
+    with Job(num_workers=1).start(time.sleep, 60) as run:
+        pass
+    with pytest.raises(kv.ClosedError) as closed:
+        run.wait(10)
+    return [*found, str(closed.value)]
+
+
+def refused(folder: str) -> Any:
+    """What a job says of arguments that it cannot have."""
+    from kvstore.ray import Job
+
+    wrong: list[dict[str, Any]] = [
+        {"resources_per_worker": "x"},
+        {"resources_per_worker": {"CPU": -1, "GPU": 1}},
+        {"resources_per_server": {"CPU": "1"}},
+        {"resources_per_server": {1: 1}},
+        {"resources_per_server": {"CPU": float("nan")}},
+        {"strategy": "NOPE"},
+        {"strategy": None},
+        {"timeout": -1},
+        {"timeout": 0},
+        {"timeout": "300"},
+        {"timeout": float("nan")},
+        {"snapshot": 5},
+        {"snapshot_interval": 0},
+        {"snapshot_interval": True},
+        {"variables": {"A": 1}},
+        {"variables": {"A=B": "1"}},
+        {"variables": "A=1"},
+        {"imports": "rules"},
+        {"imports": [1]},
+        {"insecure": "False"},
+    ]
+    said = []
+    for options in wrong:
+        with pytest.raises(kv.ConfigError) as error:
+            Job(num_workers=2, **options)
+        said.append([next(iter(options)), str(error.value)])
+    job = Job(num_workers=2, variables={"A": "1"}, imports=["rules"], snapshot=Path(folder), timeout=1)
+    for timeout in (-1, "1", float("nan")):
+        with pytest.raises(kv.ConfigError) as error:
+            job.run(_pid, timeout=timeout)  # type: ignore[arg-type]
+        said.append(["timeout", str(error.value)])
+    return said
+
+
 def encrypted(folder: str) -> Any:
     """As between nodes: addresses that others reach, and keys."""
     import ray
@@ -179,7 +281,8 @@ def _secret() -> Any:
 if __name__ == "__main__":
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    if sys.argv[1] != "refused":  # before there is a Ray
+        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     try:
         result = globals()[sys.argv[1]](sys.argv[2])
     finally:

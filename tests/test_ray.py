@@ -80,6 +80,30 @@ def test_a_killed_worker_is_started_again_and_trains_on(driver: Callable[[str], 
     assert results[1] == ["1", [-18.0]]
 
 
+def test_a_wait_that_is_too_short_ends_nothing(driver: Callable[[str], Any]) -> None:
+    at_once, late, results, again, closed = driver("waits")
+    assert "not ended after 0 s: rank 0, 1; they go on: wait again" in at_once
+    assert "not ended after 3 s: rank 0, 1; they go on: wait again" in late
+    assert results == again == [[-6.0], [-6.0]]
+    assert "closed before its workers had ended" in closed
+
+
+def test_the_error_that_others_are_a_consequence_of_is_told(driver: Callable[[str], Any]) -> None:
+    (rank, text, _, again), (_, nobody, seconds, _) = driver("hidden")
+    assert rank == 1
+    assert "rank 1 failed" in text
+    assert "ZeroDivisionError: on purpose" in text
+    assert "PeerLostError" not in text
+    assert again
+    assert "worker 7 is lost" in nobody
+    assert seconds < 30  # for a rank that is not there nobody waits
+
+
+def test_what_a_job_cannot_have_is_refused_at_once(driver: Callable[[str], Any]) -> None:
+    for name, text in driver("refused"):
+        assert text.startswith(name)
+
+
 @pytest.mark.nightly
 def test_the_how_to_s_example_runs(python: str, tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -95,7 +119,7 @@ def test_failures_end_all(driver: Callable[[str], Any]) -> None:
     assert died[0] == 1
     assert not lives
     assert "Ray found no room for 1 servers with {'CPU': 1} each" in no_room
-    assert "not ended after 3 s: rank 0, 1" in late
+    assert "not ended after 3 s: rank 0, 1; all are ended" in late
 
 
 @pytest.mark.nightly
