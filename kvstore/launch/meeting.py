@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,21 +62,26 @@ class Meeting:
             found["KVSTORE_INSECURE"] = "1"
         return found
 
-    def prepare(self, workers: int, servers: int) -> None:
-        """Make the keys, as the first rank.
+    def prepare(self, workers: int, servers: int) -> Callable[[], None]:
+        """Make the folder and the keys, as the first rank; what is returned removes all that was made.
 
         Raises
         ------
         ConfigError
             The folder of a job of this name is there already, or cannot be made.
         """
-        if self.folder is not None:
-            if self.folder.exists():
-                raise ConfigError(
-                    f"{self.folder} is there: a job of this name runs, or was killed; remove the folder, or "
-                    "set KVSTORE_JOB to a new text in all ranks"
-                )
-            Certificates(workers, servers).save(self.folder)
+        with contextlib.ExitStack() as made:
+            if self.folder is not None:
+                if _created(self.folder.parent):
+                    made.callback(_remove_empty, self.folder.parent)
+                if not _created(self.folder):
+                    raise ConfigError(
+                        f"{self.folder} is there: a job of this name runs, or was killed; remove the folder, "
+                        "or set KVSTORE_JOB to a new text in all ranks"
+                    )
+                made.callback(shutil.rmtree, self.folder, ignore_errors=True)
+                Certificates(workers, servers).save(self.folder)
+            return made.pop_all().close
 
     def tell(self, address: str) -> None:
         """Write the address for the other ranks."""
@@ -105,11 +110,6 @@ class Meeting:
             "is the folder of --meet the same on all hosts?"
         )
 
-    def clear(self) -> None:
-        """Remove what `prepare` and `tell` have made."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
 
 def meeting(
     place: Placement,
@@ -128,7 +128,7 @@ def meeting(
     Raises
     ------
     ConfigError
-        There are several machines and none of these, or nothing is said of keys.
+        There are several machines and none of these, nothing is said of keys, or the folder can be no folder.
     """
     if scheduler is not None and folder is not None:
         raise ConfigError("--scheduler and --meet contradict each other: give one of them")
@@ -137,6 +137,7 @@ def meeting(
             raise ConfigError(
                 "--keys and --meet contradict each other: the first rank makes keys in the folder"
             )
+        _check_above(Path(folder).absolute())
         own = Path(folder).absolute() / f"kvstore-{_hashed(place.job)[:16]}"
         return Meeting(place.job, addresses.tcp(_host(environment), 0), own, own)
     if scheduler is None and place.local_size == place.size:
@@ -173,6 +174,34 @@ def first_node(text: str) -> str:
     if match is None or not re.fullmatch(r",.*|", text[match.end() :]):
         raise ConfigError(f"SLURM_STEP_NODELIST={text!r} is no list such as n[07-12,20]: set it as srun does")
     return re.sub(r"\[([0-9]+)[0-9,-]*\]", r"\1", match[0])
+
+
+def _check_above(folder: Path) -> None:
+    """Refuse what is no folder and what looks misspelt: the first rank makes a folder, but none above it."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--meet {folder} is no folder")
+    if not folder.parent.is_dir():
+        raise ConfigError(
+            f"--meet {folder}: there is no folder {folder.parent}; name one that all hosts see, or one to be "
+            "made in such a folder"
+        )
+
+
+def _created(folder: Path) -> bool:
+    """Make a folder that only its owner can read; False if it is there."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"--meet: {folder} cannot be made: {error.strerror}") from error
+    return True
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder, unless another job meets in it."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _of_slurm(place: Placement, environment: Mapping[str, str]) -> str:

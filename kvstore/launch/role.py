@@ -159,8 +159,7 @@ class _Rank:
         if company.place.rank or company.meeting.folder is None:
             self._start_all(company.meeting.told())
             return
-        company.meeting.prepare(company.place.size, company.servers)
-        self._cleared = company.meeting.clear
+        self._cleared = company.meeting.prepare(company.place.size, company.servers)
         self._start(Part("scheduler", 0), company.meeting.scheduler, self._on_address)
 
     def _on_address(self, address: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
 from kvstore import addresses, roles
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, KVStoreError
 from kvstore.ps.config import ps_config
 
 _ALL = ("0.0.0.0", "::")
@@ -72,16 +73,39 @@ def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
 
 
 def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Make what tells the address: to the descriptor of a launcher, or where there is none to people."""
+    """Make what tells the address: to the descriptor of a launcher, or where there is none to people.
+
+    Raises
+    ------
+    ConfigError
+        Nothing can be written to the descriptor.
+    """
+    if descriptor is None:
+        return show
+    _check_writable(descriptor)
 
     def report(address: str) -> None:
-        if descriptor is None:
-            show(address)
-            return
-        os.write(descriptor, address.encode() + b"\n")
-        os.close(descriptor)
+        try:
+            os.write(descriptor, address.encode() + b"\n")
+            os.close(descriptor)
+        except OSError as error:
+            raise KVStoreError(
+                f"--report-fd {descriptor} takes no address: {error.strerror}; has its launcher ended?"
+            ) from error
 
     return report
+
+
+def _check_writable(descriptor: int) -> None:
+    try:
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--report-fd {descriptor} is no open file of this process: it is for launchers, which open it "
+            "first; leave it away to see the address"
+        ) from error
+    if mode == os.O_RDONLY:
+        raise ConfigError(f"--report-fd {descriptor} is open for reading only: name one to write to")
 
 
 def _import(name: str) -> None:

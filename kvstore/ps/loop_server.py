@@ -92,7 +92,10 @@ class ServerLoop:
             address=self._sockets.address, restarted=state is not None,
         )  # fmt: skip
         options = ServerOptions(
-            dead_after=config.dead_after, saves=bool(config.snapshot), start=config.timeout
+            dead_after=config.dead_after,
+            saves=bool(config.snapshot),
+            start=config.timeout,
+            where=roles.scheduler,
         )
         self._machine = Server(hello, options, state)
         self._pulse: Pulse | None = None

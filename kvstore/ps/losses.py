@@ -23,6 +23,12 @@ def lost(losses: Sequence[Loss]) -> Failure:
     return Failure("PeerLostError", text, first.role, first.rank, first.silent)
 
 
+def unmet(where: str, silent: float) -> Failure:
+    """Make the error of who has looked in vain for a scheduler."""
+    text = f"no scheduler has answered at {where} for {silent:.1f} s: start it, or check the address"
+    return Failure("TimeoutError", text)
+
+
 def _how(loss: Loss) -> str:
     return f"nobody has heard of it for {loss.silent:.1f} s" if loss.silent > 0 else "it has failed"
 

@@ -25,7 +25,7 @@ from .events import (
 )
 from .holding import Holding
 from .link import Link
-from .losses import lost
+from .losses import lost, unmet
 from .messages import (
     Attach,
     Batch,
@@ -71,6 +71,8 @@ class ServerOptions:
         Bytes of requests after which a worker is told that they have come, if no answer tells it.
     saves : bool
         Whether snapshots are kept: the first value of a key is then answered once it is in one.
+    where : str
+        Address at which the scheduler is looked for.
     """
 
     letter: float = 1.0
@@ -78,6 +80,7 @@ class ServerOptions:
     report: int = 1 << 20
     saves: bool = False
     start: float = 0.0
+    where: str = "its address"
 
 
 class Server:
@@ -315,7 +318,10 @@ class Server:
             turn.work.append(Save())
         silent, patience = now - self._heard, self.options.dead_after
         if silent > (2 * patience if self._met else self.options.start or 2 * patience):
-            self._end(lost((Loss("scheduler", 0, silent),)), turn)
+            # Before this process was started again it had met one.
+            met = self._met or self.hello.restarted
+            failure = lost((Loss("scheduler", 0, silent),)) if met else unmet(self.options.where, silent)
+            self._end(failure, turn)
         elif silent > patience / 10 and now - self._pinged > patience / 10:
             self._pinged = now
             turn.actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))

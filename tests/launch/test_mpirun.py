@@ -5,6 +5,7 @@ Open MPI's runs where KVSTORE_TEST_OPENMPI names a Python beside it; srun is a s
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -115,7 +116,7 @@ def test_a_first_rank_that_does_not_come_is_not_waited_for(
     monkeypatch.setattr("kvstore.launch.meeting._PATIENCE", 0.2)
     with pytest.raises(TimeoutError, match=r"where the scheduler is .* --meet"):
         found.told()
-    found.prepare(4, 2)
+    clear = found.prepare(4, 2)
     found.tell("tcp://127.0.0.1:4711")
     assert found.told() == "tcp://127.0.0.1:4711"
     assert found.folder is not None
@@ -124,8 +125,51 @@ def test_a_first_rank_that_does_not_come_is_not_waited_for(
     assert found.folder.stat().st_mode & 0o777 == 0o700
     with pytest.raises(ConfigError, match="is there"):
         found.prepare(4, 2)
-    found.clear()
+    clear()
     assert not found.folder.exists()
+    assert tmp_path.exists()  # it was there
+
+
+def test_a_folder_to_meet_in_is_made_and_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    first, second = (
+        meeting(Placement("mpich", job, 0, 4, 0, 2, ""), {"DMLC_INTERFACE": "lo"}, folder=str(folder))
+        for job in ("first", "second")
+    )
+    clear = first.prepare(4, 2)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    clear_second = second.prepare(4, 2)
+    clear()
+    assert second.folder is not None
+    assert list(folder.iterdir()) == [second.folder]  # another job meets there
+    clear_second()
+    first.prepare(4, 2)()
+    assert list(folder.iterdir()) == []  # it was there
+    folder.rmdir()
+    first.prepare(4, 2)()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_keys_cannot_be_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, keys: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("kvstore.launch.certificates._write", full)
+    found = meeting(place(size=4, local=2), {"DMLC_INTERFACE": "lo"}, folder=str(tmp_path / "new"))
+    with pytest.raises(ConfigError, match="No space left"):
+        found.prepare(4, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_folder_to_meet_in_that_is_misspelt(rank: int, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, words in (("no/such", "there is no folder"), ("file", "no folder"), ("file/x", "there is no")):
+        with pytest.raises(ConfigError, match=words):
+            meeting(place(rank=rank, size=4, local=2), {}, folder=str(tmp_path / name))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_process_that_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +406,7 @@ assert part.keys.secret.decode() in Path(os.environ["KVSTORE_KEYS_FILE"]).read_t
     assert len(addresses) == 1
     assert addresses.pop().startswith("tcp://127.0.0.1:")
     assert {ranks.text("mode", rank) for rank in range(3)} == {str(0o600)}
-    assert list((ranks.folder / "here").iterdir()) == []
+    assert not (ranks.folder / "here").exists()
 
 
 def test_a_folder_that_another_job_has_left_is_not_taken(ranks: Ranks) -> None:

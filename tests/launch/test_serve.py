@@ -88,6 +88,27 @@ def test_or_tells_it_to_a_launcher(scheduler: Loop) -> None:
         assert pipe.read() == b"tcp://127.0.0.1:4242\n"  # to its end: the descriptor is closed
 
 
+def test_a_launcher_s_descriptor_must_be_one_to_write_to(scheduler: Loop) -> None:
+    ours, theirs = os.pipe()
+    for descriptor, words in ((999_999, "no open file"), (1 << 40, "no open file"), (ours, "for reading only")):
+        result = invoke("scheduler", "-n", "4", "-s", "2", "--report-fd", str(descriptor))
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+        assert f"--report-fd {descriptor} is" in result.stderr
+        assert words in result.stderr
+    assert scheduler.calls == []
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_launcher_that_has_ended_is_told_nothing(scheduler: Loop) -> None:
+    ours, theirs = os.pipe()
+    scheduler.before = lambda: os.close(ours)
+    result = invoke("scheduler", "-n", "4", "-s", "2", "--report-fd", str(theirs))
+    os.close(theirs)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "has its launcher ended?" in result.stderr
+
+
 def test_options_of_a_scheduler(scheduler: Loop) -> None:
     result = invoke("scheduler", "-n", "1", "-s", "1", "--host", "127.0.0.3", "--port", "0")
     assert result.stdout == "tcp://127.0.0.3:4242\n"
@@ -148,6 +169,16 @@ def test_a_server_s_variables(server: Loop) -> None:
     assert invoke("server", **DMLC, KVSTORE_TIMEOUT="7", PS_HEARTBEAT_TIMEOUT="3").exit_code == 0
     assert (server.roles.rank, server.roles.num_servers) == (-1, 3)
     assert (server.config.timeout, server.config.dead_after) == (7, 3)
+
+
+def test_a_server_that_finds_no_scheduler_says_where_it_has_looked(job: Job) -> None:
+    variables = {**job.environment, "KVSTORE_TIMEOUT": "1"}
+    command = ["-m", "kvstore.launch", "server", "--scheduler", "tcp://127.0.0.1:1"]
+    process = job.start(*command, env=variables)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count(b"\n")) == (1, b"", 1)
+    assert err.startswith(b"Error: no scheduler has answered at tcp://127.0.0.1:1 for ")
+    assert err.endswith(b"start it, or check the address\n")
 
 
 def test_a_server_imports_what_it_is_told_first(

@@ -489,3 +489,18 @@ def test_a_resting_worker_reads_after_what_it_pushed_was_lost_with_the_server() 
     assert server.attach(0, 2, accepted=((0, 2),), met=True) is not None
     server.ask(0, K.PULL, 2)
     assert server.answers() == {0: [(K.VALUE, 1)]}
+
+
+def test_a_scheduler_that_was_never_there_is_not_lost() -> None:
+    """But one that was, before the server was started again, is."""
+    found = {}
+    for restarted in (False, True):
+        hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
+        machine = Server(hello, ServerOptions(start=1, where="tcp://127.0.0.1:1"))
+        machine.step(e.Start(), 0.0)
+        (end,) = (one for one in machine.step(e.Tick(), 1.5) if isinstance(one, e.End))
+        assert end.error is not None
+        found[restarted] = end.error
+    assert found[False].error == "TimeoutError"
+    assert "no scheduler has answered at tcp://127.0.0.1:1 for 1.5 s" in found[False].text
+    assert found[True].error == "PeerLostError"
