@@ -90,7 +90,7 @@ def test_or_tells_it_to_a_launcher(scheduler: Loop) -> None:
 
 def test_a_launcher_s_descriptor_must_be_one_to_write_to(scheduler: Loop) -> None:
     ours, theirs = os.pipe()
-    for descriptor, words in ((999_999, "no open file"), (1 << 40, "no open file"), (ours, "for reading only")):
+    for descriptor, words in ((999_999, "no open file"), (1 << 40, "no open file"), (ours, "reading only")):
         result = invoke("scheduler", "-n", "4", "-s", "2", "--report-fd", str(descriptor))
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
         assert f"--report-fd {descriptor} is" in result.stderr
