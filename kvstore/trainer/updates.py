@@ -8,7 +8,7 @@ from typing import Any
 
 from ..arrays import readable, writable
 from ..errors import ConfigError, KVStoreError
-from ..optimizer import Updater
+from ..optimizer import Optimizer, Updater
 from ..optimizer.builtin import BuiltIn, Elementwise, arrays_of, check_fit
 from ..optimizer.updater import _check_states
 from ..sparse import RowSparseArray
@@ -69,19 +69,23 @@ def _count(rule: BuiltIn, key: int, weight: Any) -> None:
 
 
 def update(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
-    """Update all replicas of a parameter."""
-    if len(updaters) == 1:
-        _update_replica(updaters[0], key, param, 0)
-        return
-    counts = updaters[0].snapshot_counts()
+    """Update all replicas of a parameter; the updaters share their optimizer."""
+    rule = updaters[0].optimizer
+    count, num_update = rule._index_update_count.get(key), rule.num_update
     for replica, updater in enumerate(updaters):
-        updater.restore_counts(counts)
-        _update_replica(updater, key, param, replica)
+        if replica:
+            _put_back(rule, key, count, num_update)
+        with _in_memory(param, replica) as weight:
+            updater(key, _gradient(param, replica), weight)
 
 
-def _update_replica(updater: Updater, key: int, param: Trainable, replica: int) -> None:
-    with _in_memory(param, replica) as weight:
-        updater(key, _gradient(param, replica), weight)
+def _put_back(rule: Optimizer, key: int, count: int | None, num_update: int) -> None:
+    """Take back the count of one key; copies of all counts for each key would take quadratic time."""
+    rule.num_update = num_update
+    if count is None:
+        rule._index_update_count.pop(key, None)
+    else:
+        rule._index_update_count[key] = count
 
 
 def _gradient(param: Trainable, replica: int) -> Any:
