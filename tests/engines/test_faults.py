@@ -41,7 +41,7 @@ def job(
 def test_the_death_of_a_process_is_noticed(engine: launchers.Engine, tmp_path: Path) -> None:
     if engine.name == "byteps":
         pytest.skip("BytePS tells nobody")
-    ended = job(engine, tmp_path, "killed", size=3)
+    ended = job(engine, tmp_path, "killed", size=3, deadline=30)  # noticed, not waited for
     assert len(ended.pids) == 3
     assert ended.code != 0
     if engine.ends_jobs:
@@ -178,10 +178,10 @@ def test_mpi_that_has_no_more_communicators(engine: launchers.Engine, tmp_path: 
     ended = job(engine, tmp_path, "too_many", deadline=20)
     assert ended.code == 0, ended.output
     for told in ended.told.values():
-        assert len(told["told"]) == 3, told
-        for text in told["told"]:
-            assert text.startswith("KVStoreError"), text
-            assert "close stores that are not needed" in text
+        assert 2 < len(told["told"]) < 9, "as many as a store takes"
+        for seen in told["told"]:
+            assert seen["error"] == "KVStoreError", seen
+            assert "close stores that are not needed" in seen["text"]
         assert told["works"]
 
 
