@@ -6,8 +6,9 @@ together. In a job of several processes each has one GPU. Arrays of the host go 
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -245,9 +246,10 @@ class Nccl:
         """Overwrite the items with those of rank 0."""
         if self.size > 1:
             what = called("init, broadcast or load", items)
-            self.agree("init", what, meaning, items)
             arrays = [array.reshape(-1).view(np.uint8) for _, array in items]
-            self._staged(arrays, what, partial(self.spread, what=what))()
+            with self._whole(what):
+                self.agree("init", what, meaning, items)
+                self._staged(arrays, what, partial(self.spread, what=what))()
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Begin to sum. All workers compare first what they mean, and wait for each other for that."""
@@ -256,10 +258,11 @@ class Nccl:
             return _nothing
         what = called("the sum", items)
         try:
-            self.agree("sum", what, items=items)
+            with self._whole(what):
+                self.agree("sum", what, items=items)
+                return self._staged([array for _, array in items], what, partial(self.sum, what=what))
         except ConfigError as error:
             return partial(_raise, error)
-        return self._staged([array for _, array in items], what, partial(self.sum, what=what))
 
     def agree(self, kind: str, what: str, meaning: str = "", items: Sequence[Item] = ()) -> None:
         """Wait until all workers have come to an operation, and compare whether it is the same one.
@@ -271,13 +274,21 @@ class Nccl:
         """
         self._check()
         marks = mark(kind, items, meaning)
-        try:
+        with self._whole(what):
             self._staged([marks], what, partial(self.sum, what=what, op=MAX))()
-        except KeyboardInterrupt:  # the others go on
-            self._break(KVStoreError(f"interrupted in {what}"))
-            raise
         if not all_mean_the_same(marks):
             raise difference(self.name, self.rank, what)
+
+    @contextlib.contextmanager
+    def _whole(self, what: str) -> Iterator[None]:
+        """Break the store if Ctrl-C leaves the block: the others go on with what this process has left."""
+        try:
+            yield
+        except KVStoreError:
+            raise
+        except BaseException:
+            self._break(KVStoreError(f"interrupted in {what}"))
+            raise
 
     def _staged(
         self, arrays: Sequence[Array], what: str, run: Callable[[list[Job], dict[int, Stream]], None]
