@@ -831,7 +831,7 @@ def test_row_sparse_data_are_replaced_as_a_whole() -> None:
         (lambda: Parameter("w", ones()).set_data(ones(3)), kv.ShapeError, r"has shape \(2,\)"),
         (lambda: Parameter("w", 5), kv.ArgumentError, "'w': data must be an array.* and 5 is none"),
         (lambda: Parameter("w", [1, 2]), kv.ArgumentError, "and 1 is none; np.asarray"),
-        (lambda: Parameter("w", bytearray(12)), kv.ArgumentError, "and a bytearray is none|bytearray"),
+        (lambda: Parameter("w", bytearray(12)), kv.ArgumentError, "and a bytearray is none"),
         (lambda: Parameter("w", ones()).set_grad(5), kv.ArgumentError, "'w': grad must be an array"),
         (lambda: Parameter("w", ones(), lr_mult="a"), kv.ConfigError, "'w': lr_mult must be.*'a'"),  # type: ignore[arg-type]
         (lambda: Parameter("w", ones(), wd_mult=None), kv.ConfigError, "'w': wd_mult must be.*None"),  # type: ignore[arg-type]
