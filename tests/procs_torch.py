@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -270,6 +273,79 @@ def states(store_name: str) -> list[Any]:
     return found
 
 
+def one_rule_twice(store_name: str) -> list[Any]:
+    """A rule is used for two stores, one after the other: the same step in both, and the rule as it was."""
+    place()
+    rule = kv.optimizer.SGD(learning_rate=1.0)
+    found = []
+    for _ in range(2):
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        with kv.create(store_name) as store:
+            optimizer = DistributedOptimizer(rule, model.named_parameters(), store, update_on_kvstore=True)
+            model(torch.full((1, 2), RANK + 1.0)).sum().backward()
+            optimizer.step()
+        found.append(weights(model))
+    return [found, rule.rescale_grad]
+
+
+def owners() -> dict[str, Any]:
+    """Parameters have one optimizer at a time."""
+    place()
+    model = network(0)
+    first, last = model[0].parameters(), model[2].parameters()
+    found = {}
+    with kv.create("local") as store:
+        whole = wrapped(model, store)
+        found["second"] = refused(lambda: wrapped(model, store, prefix="2."))
+        found["in the store"] = refused(
+            lambda: DistributedOptimizer(
+                kv.optimizer.SGD(), model.named_parameters(), store, prefix="3.", update_on_kvstore=True
+            )
+        )
+        found["wrapped"] = refused(
+            lambda: DistributedOptimizer(whole, model.named_parameters(), store, prefix="4.")
+        )
+        whole.close()
+        found["closed"] = refused(whole.step)
+        again = wrapped(model, store, prefix="5.")
+        schedule = torch.optim.lr_scheduler.StepLR(again, 1)  # holds it in a cycle
+        del again, schedule
+        halves = [
+            DistributedOptimizer(
+                torch.optim.SGD(part, lr=RATE), model.named_parameters(), store, prefix=f"{number}."
+            )
+            for number, part in enumerate([first, last], 6)
+        ]
+        before = weights(model)
+        model(torch.ones(1, 64)).sum().backward()
+        for half in halves:
+            half.step()
+        moved = np.array(before) != weights(model)
+        found["halves"] = [bool(moved[:-250].any()), bool(moved[-250:].any())]
+        taken = {"params": list(model[2].parameters())}
+        found["group"] = refused(lambda: halves[0].add_param_group(taken))
+        found["groups"] = [len(half.param_groups) for half in halves]
+    return found
+
+
+def a_group_too_many(store_name: str) -> list[Any]:
+    """A group that is refused leaves the optimizer as it was: it steps on, and takes another group."""
+    place()
+    model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
+    stranger = nn.Parameter(torch.zeros(2))
+    with kv.create(store_name) as store:
+        sgd = torch.optim.SGD(model[0].parameters(), lr=RATE)
+        optimizer = DistributedOptimizer(sgd, model.named_parameters(), store)
+        text = refused(lambda: optimizer.add_param_group({"params": [stranger], "lr": 9.0}))
+        groups = [len(optimizer.param_groups), len(sgd.param_groups)]
+        optimizer.add_param_group({"params": model[1].parameters()})
+        data = torch.full((1, 2), RANK + 1.0)
+        (model[0](data) + model[1](data) + stranger.sum()).sum().backward()
+        optimizer.step()
+        return [text, groups, len(optimizer.param_groups), gradient(model), stranger.tolist()]
+
+
 # ------------------------------------------------------------------------------------ types and layouts
 
 
@@ -345,7 +421,10 @@ def rows(store_name: str, sparse: bool, on_store: bool) -> list[Any]:
             optimizer.zero_grad()
             if step[RANK]:
                 model(torch.tensor([step[RANK]])).sum().backward()
-            optimizer.synchronize()
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                optimizer.synchronize()
+            assert not told, told[0].message
             there = model.table.weight.grad
             if sparse and not on_store:
                 summed = [] if there is None else there.indices()[0].tolist()
@@ -372,6 +451,43 @@ def _rows_by_hook(store_name: str, hook: bool) -> list[Any]:
             whole(torch.tensor([step[RANK]])).sum().backward()
             optimizer.step()
     return weights(model)
+
+
+class Mixed(nn.Module):
+    """Layers of three types, so there are three buckets from the first pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(RANK)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4).double()
+        self.third = nn.Linear(4, 2).bfloat16()
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return self.third(self.second(self.first(data).double()).bfloat16()).float()
+
+
+def static_graph(store_name: str, folder: str, kind: str, hook: bool) -> list[Any]:
+    place()
+    with gloo(folder):
+        return _static_graph(store_name, kind, hook)
+
+
+def _static_graph(store_name: str, kind: str, hook: bool) -> list[Any]:
+    model = Bag(True) if kind == "rows" else Mixed()
+    data = torch.tensor([ROWS[0][RANK]]) if kind == "rows" else torch.full((1, 4), RANK + 1.0)
+    with kv.create(store_name) as store:
+        whole = DistributedDataParallel(model, static_graph=True, bucket_cap_mb=0.00002)
+        if hook:
+            whole.register_comm_hook(HookState(store), allreduce_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        found = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            whole(data).square().sum().backward()
+            optimizer.step()
+            found.append(weights(model))
+        del whole
+        return found
 
 
 # ----------------------------------------------------------------------------------------------- errors
@@ -404,6 +520,19 @@ def mistakes() -> dict[str, str]:
         found["store"] = refused(make(good, named.items(), kv.TestStore()))
         found["bytes"] = refused(make(good, named.items(), store, bucket_bytes=-1))
         found["passes"] = refused(make(good, named.items(), store, backward_passes_per_step=0))
+        found["bytes type"] = refused(make(good, named.items(), store, bucket_bytes="x"))
+        found["passes type"] = refused(make(good, named.items(), store, backward_passes_per_step="2"))
+        found["passes half"] = refused(make(good, named.items(), store, backward_passes_per_step=1.5))
+        found["sparse type"] = refused(make(good, named.items(), store, sparse=5))
+        found["sparse names"] = refused(make(good, named.items(), store, sparse=["0.weight", 5]))
+        found["prefix"] = refused(make(good, named.items(), store, prefix=5))
+        found["prefix none"] = refused(make(good, named.items(), store, prefix=None))
+        found["parameters"] = refused(make(good, model.parameters(), store))
+        found["dict"] = refused(make(good, named, store))
+        found["module"] = refused(make(good, model, store))
+        found["linear"] = refused(make(good, model[0], store))
+        found["numbers"] = refused(make(good, list(enumerate(model.parameters())), store))
+        found["arrays"] = refused(make(good, [("w", np.ones(2))], store))
         found["none"] = refused(make(good, [], store))
         found["names"] = refused(make(good, list(named.items())[:2], store))
         found["twice"] = refused(make(good, [("w", p) for p in model.parameters()], store))
@@ -415,6 +544,13 @@ def mistakes() -> dict[str, str]:
         lazy = nn.LazyLinear(3)
         found["lazy"] = refused(make(sgd(lazy.parameters(), 0.1), lazy.named_parameters(), store))
         found["away"] = refused(lambda: broadcast(store, {"far": _Away()}))
+        nested = torch.optim.Adam(model.parameters()).state_dict()
+        found["nested"] = refused(lambda: broadcast(store, nested))
+        small = {"eight": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+        found["float8"] = refused(lambda: broadcast(store, small))
+        found["broadcast prefix"] = refused(lambda: broadcast(store, {"a": torch.zeros(2)}, prefix=None))
+        found["no state"] = refused(lambda: allreduce_hook(store, None))
+        found["none as state"] = refused(lambda: allreduce_hook(None, None))
         other.set_optimizer(rule)
         found["optimizer"] = refused(make(good, named.items(), other))
 
@@ -428,6 +564,8 @@ def mistakes() -> dict[str, str]:
         found["dense gradient"] = refused(optimizer.step)
         optimizer = make(kv.optimizer.SGD(), named.items(), store, prefix="3.", update_on_kvstore=True)()
         found["states"] = refused(optimizer.state_dict)
+        found["copy"] = refused(lambda: copy.deepcopy(optimizer))
+        found["pickle"] = refused(lambda: pickle.dumps(optimizer))
         found["group"] = refused(lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}))
     return found
 
@@ -445,6 +583,84 @@ class _Away(torch.Tensor):
 
     def __dlpack_device__(self) -> Any:
         return (2, 0)
+
+
+def no_rounds(store_name: str, folder: str) -> list[Any]:
+    """In a store whose workers do not wait nothing is summed; updates in the store are what it is for."""
+    place()
+    model = nn.Linear(2, 1, bias=False)
+    with gloo(folder), kv.create(store_name) as store:
+        found = [refused(lambda: HookState(store)), refused(lambda: wrapped(model, store))]
+        rule = kv.optimizer.SGD(learning_rate=1.0)
+        optimizer = DistributedOptimizer(
+            rule, model.named_parameters(), store, prefix="2.", update_on_kvstore=True
+        )
+        before = weights(model)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        moved = np.array(before) - weights(model)
+        assert moved.min() >= 0.4  # by its own update at least, of 0.5 a worker
+        store.barrier()
+        return found
+
+
+def optimizer_later(store_name: str, folder: str, how: str) -> list[str]:
+    """The store gets an optimizer when it already sums: pushes would be updates."""
+    place()
+    with gloo(folder):
+        return _optimizer_later(store_name, how)
+
+
+def _optimizer_later(store_name: str, how: str) -> list[str]:
+    own = network(0)
+    with kv.create(store_name) as store:
+        model: Any = own
+        if how == "hook":
+            model = DistributedDataParallel(own)
+            model.register_comm_hook(HookState(store), allreduce_hook)
+        else:
+            kept = wrapped(own, store)
+            assert kept.store is store
+        store.set_optimizer(kv.optimizer.SGD())
+        loss = model(torch.ones(1, 64)).sum()
+        return [refused(lambda: (loss.backward(), kept.step()))]
+
+
+def complex_under_hook(store_name: str, folder: str) -> str:
+    place()
+    with gloo(folder), kv.create(store_name) as store:
+        model = DistributedDataParallel(nn.Linear(2, 1, dtype=torch.complex64))
+        model.register_comm_hook(HookState(store), allreduce_hook)
+        loss = model(torch.ones(1, 2, dtype=torch.complex64)).abs().sum()
+        return refused(loss.backward)
+
+
+def hook_copied(store_name: str, folder: str) -> list[Any]:
+    """A mean of weights over time copies the whole model, hook and all."""
+    place()
+    with gloo(folder):
+        return _hook_copied(store_name)
+
+
+def _hook_copied(store_name: str) -> list[Any]:
+    own = nn.Linear(2, 1, bias=False)
+    with kv.create(store_name) as store:
+        state = HookState(store, prefix="mine.")
+        model = DistributedDataParallel(own)
+        model.register_comm_hook(state, allreduce_hook)
+        sgd = torch.optim.SGD(own.parameters(), lr=RATE)
+        for step in range(2):
+            if step:
+                mean = torch.optim.swa_utils.AveragedModel(model)
+            model(torch.full((1, 2), RANK + 1.0)).sum().backward()
+            sgd.step()
+        mean.update_parameters(model)
+        copied = copy.deepcopy(state)
+        assert copied is not state
+        assert copied.store is store
+        found = [gradient(own), refused(lambda: pickle.dumps(state)), refused(lambda: HookState(store, None))]
+        del model, mean
+        return found
 
 
 def other_models(store_name: str) -> str:

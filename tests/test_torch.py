@@ -212,6 +212,32 @@ def test_a_state_goes_on_where_it_was_saved(same: Callable[..., Any]) -> None:
     assert whole == cut
 
 
+@pytest.mark.parametrize("name", ["shared", SERVED])
+def test_a_rule_may_be_used_again(name: str, same: Callable[..., Any]) -> None:
+    """Its gradients are averaged each time, and it stays as it was."""
+    assert same("one_rule_twice", name) == [[[-1.5, -1.5]] * 2, 1.0]
+
+
+def test_a_parameter_has_one_optimizer(work: Callable[..., list[Any]]) -> None:
+    (found,) = work("owners", workers=1)
+    for name in ("second", "in the store"):
+        assert re.match(r"ConfigError: parameter '0\.weight' has a Distrib.*close\(\)", found[name])
+    assert re.match(r"ArgumentError: optimizer is a DistributedOptimizer already", found["wrapped"])
+    assert re.match(r"ClosedError: this DistributedOptimizer is closed", found["closed"])
+    assert found["halves"] == [True, True]
+    assert re.match(r"ConfigError: parameter '2\.weight' has a Distrib", found["group"])
+    assert found["groups"] == [1, 1]
+
+
+def test_a_group_that_is_refused_changes_nothing(same: Callable[..., Any]) -> None:
+    text, groups, after, gradients, stranger = same("a_group_too_many", "shared")
+    assert re.match(r"ConfigError: a parameter of the optimizer, of shape \(2,\)", text)
+    assert groups == [1, 1]
+    assert after == 2
+    assert gradients == [[1.5, 1.5]] * 2
+    assert stranger == [0.0, 0.0]
+
+
 # --------------------------------------------------------------------------------- types, layouts, rows
 
 
@@ -241,6 +267,26 @@ def test_sparse_gradients_by_hook(same: Callable[..., Any], tmp_path: Path) -> N
     np.testing.assert_allclose(same("rows_by_hook", "shared", str(tmp_path), True), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["types", "rows"])
+def test_static_graphs(kind: str, same: Callable[..., Any], tmp_path: Path) -> None:
+    """In their first pass all buckets come at the end, none of them as the last."""
+    expected = same("static_graph", "shared", str(tmp_path), kind, False)
+    found = same("static_graph", "shared", str(tmp_path), kind, True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_static_graph_of_one_worker(same: Callable[..., Any], tmp_path: Path) -> None:
+    expected = same("static_graph", "local", str(tmp_path), "types", False, workers=1)
+    assert same("static_graph", "local", str(tmp_path), "types", True, workers=1) == expected
+
+
+def test_a_copied_hook_has_the_same_store(same: Callable[..., Any], tmp_path: Path) -> None:
+    gradients, pickled, prefix = same("hook_copied", "shared", str(tmp_path))
+    assert gradients == [[3.0, 3.0]]
+    assert re.match(r"ArgumentError: a HookState cannot be pickled.*state_dict\(\)", pickled)
+    assert re.match(r"ArgumentError: prefix must be a str, not builtins\.NoneType", prefix)
+
+
 def test_uneven_batches_under_ddp(same: Callable[..., Any], tmp_path: Path) -> None:
     expected = same("uneven", str(tmp_path), False)
     np.testing.assert_allclose(same("uneven", str(tmp_path), True), expected, rtol=1e-6)
@@ -262,6 +308,19 @@ MISTAKES = {
     "store": r"ArgumentError: .*kvstore\.create",
     "bytes": r"ConfigError: bucket_bytes",
     "passes": r"ConfigError: backward_passes_per_step",
+    "bytes type": r"ArgumentError: bucket_bytes must be an int, not builtins\.str: 'x'",
+    "passes type": r"ArgumentError: backward_passes_per_step must be an int, not builtins\.str: '2'",
+    "passes half": r"ArgumentError: backward_passes_per_step must be an int, not builtins\.float: 1\.5",
+    "sparse type": r"ArgumentError: sparse must be names of parameters, not 5",
+    "sparse names": r"ArgumentError: sparse must be names of parameters, not 5",
+    "prefix": r"ArgumentError: prefix must be a str, not builtins\.int: 5",
+    "prefix none": r"ArgumentError: prefix must be a str, not builtins\.NoneType: None",
+    "parameters": r"ArgumentError: named_parameters .*pass model\.named_parameters\(\).*Parameter",
+    "dict": r"ArgumentError: named_parameters .*pass model\.named_parameters\(\), not builtins\.dict",
+    "module": r"ArgumentError: named_parameters .*pass model\.named_parameters\(\), not .*Linear",
+    "linear": r"ArgumentError: named_parameters .*pass model\.named_parameters\(\), not .*Linear",
+    "numbers": r"ArgumentError: named_parameters .*, not builtins\.int with torch\.nn\.parameter\.Parameter",
+    "arrays": r"ArgumentError: named_parameters .*, not builtins\.str with numpy\.ndarray",
     "none": r"ConfigError: .*there are none",
     "names": r"ConfigError: .*shape \(10, 24\).*model\.named_parameters\(\)",
     "twice": r"ConfigError: .*'w' is the name of two",
@@ -270,10 +329,17 @@ MISTAKES = {
     "meta": r"ArrayError: 'e' has no memory yet",
     "lazy": r"ArrayError: 'weight' has no memory yet: run a batch",
     "away": r"MissingBackendError: 'far' lies on cuda:0, and store 'local'.*create 'shared'",
+    "nested": r"ArgumentError: 'state' is no tensor but builtins\.dict",
+    "float8": r"DTypeError: 'eight' is torch\.float8_e4m3fn",
+    "broadcast prefix": r"ArgumentError: prefix must be a str, not builtins\.NoneType",
+    "no state": r"ArgumentError: allreduce_hook needs a HookState, not kvstore\.store.*HookState\(store\)",
+    "none as state": r"ArgumentError: allreduce_hook needs a HookState, not builtins\.NoneType",
     "optimizer": r"ConfigError: this 'local' store has an optimizer already",
     "sparse gradient": r"ConfigError: parameter 'table\.weight' has a sparse.*sparse=\['table\.weight'\]",
     "dense gradient": r"ConfigError: parameter 'table\.weight' stands in `sparse`",
     "states": r"CapabilityError: .*save_optimizer_states",
+    "copy": r"ArgumentError: a DistributedOptimizer cannot be copied or pickled.*state_dict\(\)",
+    "pickle": r"ArgumentError: a DistributedOptimizer cannot be copied or pickled.*state_dict\(\)",
     "group": r"CapabilityError: .*set_lr_mult",
 }
 
@@ -290,6 +356,24 @@ def test_models_that_differ_are_told_apart(name: str, work: Callable[..., list[A
     first, second = work("other_models", name)
     assert first == ""
     assert re.match(r"ConfigError: worker 1 has another model than worker 0.*'1\.weight'", second)
+
+
+def test_a_store_without_rounds_is_for_updates_only(same: Callable[..., Any], tmp_path: Path) -> None:
+    for text in same("no_rounds", "dist_async", str(tmp_path)):
+        assert re.match(r"ConfigError: store 'dist_async' has no rounds.*update_on_kvstore=True", text)
+
+
+@pytest.mark.parametrize("how", ["optimizer", "hook"])
+def test_an_optimizer_that_the_store_gets_later_is_noticed(
+    how: str, same: Callable[..., Any], tmp_path: Path
+) -> None:
+    (text,) = same("optimizer_later", "shared", str(tmp_path), how)
+    assert re.match(r"ConfigError: this 'shared' store has an optimizer already", text)
+
+
+def test_complex_parameters_under_ddp(same: Callable[..., Any], tmp_path: Path) -> None:
+    text = same("complex_under_hook", "shared", str(tmp_path))
+    assert re.match(r"DTypeError: 'ddp\.0' is torch\.complex64.*view_as_real", text)
 
 
 @pytest.mark.parametrize("how", ["optimizer", "hook"])

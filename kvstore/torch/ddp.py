@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
-from ..averaging import check_store
+from ..averaging import check_store, check_sums
 from ..engine import Work
-from ..errors import ConfigError
+from ..errors import ArgumentError, ConfigError
 from ..store import KVStore
-from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor
+from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
 
 
 class HookState:
@@ -32,18 +32,22 @@ class HookState:
     Raises
     ------
     ConfigError
-        The store has an optimizer, or another number of workers than the process group.
+        The store has an optimizer, or another number of workers than the process group, or its workers do
+        not wait for each other (`dist_async`).
     ArgumentError
-        `store` was not made by `kvstore.create`.
+        `store` was not made by `kvstore.create`, or `prefix` is no text.
 
     Notes
     -----
     Each parameter is a key, not each bucket: DistributedDataParallel cuts other buckets after the first
     iteration, and residuals of gradient compression belong to parameters. A bucket is one call of the store.
+
+    A copy, such as ``copy.deepcopy`` makes of a whole model, has the same store, and no keys yet.
     """
 
     def __init__(self, store: KVStore, prefix: str = "ddp.", process_group: Any = None) -> None:
         check_store(store)
+        check_prefix(prefix)
         size = torch.distributed.get_world_size(process_group)
         if size != store.num_workers:
             raise ConfigError(
@@ -54,6 +58,7 @@ class HookState:
         self._prefix = prefix
         self._keys: dict[Tensor, str] = {}
         self._pending: list[tuple[Callable[[], Tensor], Any]] = []
+        self._at_once = False
 
     def start(self, bucket: Any) -> Any:
         """Begin to average a bucket, and return the future of its gradients.
@@ -61,19 +66,38 @@ class HookState:
         All futures are completed in the call for the last bucket, where DistributedDataParallel would wait
         for them anyway. What the store raises is raised there.
         """
+        check_sums(self.store)
+        self._check_new(bucket.parameters())
         buffer = bucket.buffer()
         begin = self._start_rows if buffer.is_sparse else self._start_dense
         devices = [buffer.device] if buffer.is_cuda else []
+        self._find_out_whether_numbered(bucket)
         self._pending.append((begin(bucket, buffer), torch.futures.Future(devices=devices)))
         _, future = self._pending[-1]
-        if bucket.is_last():
+        if self._at_once or bucket.is_last():
             self._finish()
         return future
+
+    def _find_out_whether_numbered(self, bucket: Any) -> None:
+        """Find out whether buckets must be completed one by one, as none will be the last.
+
+        In the first backward pass of a static graph all buckets come at its end as number 0. The second of
+        them tells. From then on none waits for a last one, until another number shows that the pass is over.
+        """
+        if bucket.index() or bucket.is_last():
+            self._at_once = False
+        elif self._pending:
+            self._at_once = True
 
     def _finish(self) -> None:
         pending, self._pending = self._pending, []
         for finish, future in pending:
             future.set_result(finish())
+
+    def _check_new(self, parameters: list[Tensor]) -> None:
+        new = [parameter for parameter in parameters if parameter not in self._keys]
+        for number, parameter in enumerate(new, len(self._keys)):
+            check(f"{self._prefix}{number}", parameter)
 
     def _start_dense(self, bucket: Any, buffer: Tensor) -> Callable[[], Tensor]:
         if self.store.num_workers > 1:
@@ -107,6 +131,21 @@ class HookState:
             self.store.init([self._keys[parameter] for parameter, _ in new], [value for _, value in new])
         return [self._keys[parameter] for parameter in parameters]
 
+    def __copy__(self) -> HookState:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _keys={}, _pending=[], _at_once=False)
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HookState:
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse pickles."""
+        raise ArgumentError(
+            "a HookState cannot be pickled, as its store belongs to this process: save the state_dict() of "
+            "the model, and register a new HookState where you load it"
+        )
+
 
 def allreduce_hook(state: HookState, bucket: Any) -> Any:
     """Average gradients by a store: ``model.register_comm_hook(HookState(store), allreduce_hook)``.
@@ -123,7 +162,19 @@ def allreduce_hook(state: HookState, bucket: Any) -> Any:
     -------
     torch.futures.Future
         Of the bucket's gradients.
+
+    Raises
+    ------
+    ArgumentError
+        `state` is another thing.
+    DTypeError
+        A parameter is of a type that stores do not sum.
     """
+    if not isinstance(state, HookState):
+        raise ArgumentError(
+            f"allreduce_hook needs a HookState, not {kind(state)}: "
+            "model.register_comm_hook(HookState(store), allreduce_hook)"
+        )
     return state.start(bucket)
 
 

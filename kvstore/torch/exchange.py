@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..averaging import check_sums
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
 from ..sparse import RowSparseArray
@@ -28,6 +30,7 @@ class Gradients:
 
     def start(self, batch: list[Slot]) -> None:
         """Push what there is, in one call."""
+        check_sums(self._store)
         for slot in batch:
             slot.absent = slot.parameter.grad is None
         for slot in [slot for slot in batch if slot.sparse]:
@@ -74,8 +77,9 @@ class Weights:
 
     def __init__(self, store: KVStore, optimizer: OnStore, divisor: int) -> None:
         self._store, self._optimizer = store, optimizer
-        optimizer.rule.rescale_grad = optimizer.rule.rescale_grad / divisor
-        store.set_optimizer(optimizer.rule)
+        rule = copy.deepcopy(optimizer.rule)  # the caller's stays as it is, for other stores
+        rule.rescale_grad = rule.rescale_grad / divisor
+        store.set_optimizer(rule)
 
     def start(self, batch: list[Slot]) -> None:
         """Push what there is, in one call."""

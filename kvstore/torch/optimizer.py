@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import numbers
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
 from ..averaging import check_not_late, check_store
-from ..errors import ArgumentError, ConfigError, KVStoreError
+from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..optimizer import Optimizer
 from ..store import KVStore
 from .exchange import Gradients, OnStore, Weights
 from .slots import Slot, agree, slots
-from .tensors import Tensor
+from .tensors import Tensor, check_prefix, kind
 
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -51,9 +53,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     Raises
     ------
     ConfigError
-        Parameters lack names, the workers' models differ, or the store has an optimizer already.
+        Parameters lack names, or another DistributedOptimizer that is not closed has them; the workers'
+        models differ; the store has an optimizer already, or none and workers that do not wait for each
+        other (`dist_async`, which is for `update_on_kvstore`).
     ArgumentError
-        The optimizer is not of the kind that `update_on_kvstore` asks for.
+        The optimizer is not of the kind that `update_on_kvstore` asks for, or another argument of a type
+        that cannot be meant.
     CapabilityError
         The store has no optimizers, or no rows; or this worker came back, and finds gradients.
     ArrayError, DTypeError, MissingBackendError
@@ -81,13 +86,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         prefix: str = "",
         update_on_kvstore: bool = False,
     ) -> None:
-        if backward_passes_per_step < 1:
-            raise ConfigError(f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}")
-        if bucket_bytes < 0:
-            raise ConfigError(f"bucket_bytes must be 0 or more, got {bucket_bytes}")
+        _check_count("backward_passes_per_step", backward_passes_per_step, 1)
+        _check_count("bucket_bytes", bucket_bytes, 0)
         _check_kind(optimizer, update_on_kvstore)
-        check_store(store)
-        self.store = store
+        check_store(store, sums=not update_on_kvstore)
+        check_prefix(prefix)
+        self.store, self._closed = store, False
         self._passes, self._overlap, self._full = backward_passes_per_step, overlap, bucket_bytes
         self._batch: list[Slot] = []  # complete, and pushed next
         self._bytes = 0
@@ -96,11 +100,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._optimizer: Any = optimizer
         if update_on_kvstore:
             self._optimizer = OnStore(optimizer, [slot.parameter for slot in self._slots])
-        self._find_ours()
+        self._ours = self._find_ours()
         self._exchange = self._begin(store, prefix, store.num_workers if average else 1)
         # Engines of collectives want one order on all workers: about that of a backward pass.
         self._turns = None if store.is_capable("optimizer") else self._slots[::-1]
         self._hook()
+        _living.add(self)
 
     def _begin(self, store: KVStore, prefix: str, divisor: int) -> Gradients | Weights:
         if isinstance(self._optimizer, OnStore):
@@ -171,11 +176,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 "zero_grad between backward and step: gradients are on their way to the other workers; call "
                 "step first, or synchronize to leave this step out"
             )
+        self._hook()
         self._optimizer.zero_grad(set_to_none)
         for slot in self._slots:
             slot.reset()
         self._synchronized = False
-        self._hook()
 
     def state_dict(self) -> Any:
         """Return the optimizer's own.
@@ -192,16 +197,37 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters that were among `named_parameters`, on all workers: frozen ones, for instance."""
-        self._optimizer.add_param_group(param_group)
-        self._find_ours()
+        """Add parameters that were among `named_parameters`, on all workers: frozen ones, for instance.
+
+        Raises
+        ------
+        ConfigError
+            One was not among them, or another DistributedOptimizer has it. Nothing has changed then.
+        """
+        groups = self._optimizer.param_groups
+        before = len(groups)
+        try:
+            self._optimizer.add_param_group(param_group)
+            self._ours = self._find_ours()
+        except BaseException:
+            del groups[before:]
+            raise
 
     def close(self) -> None:
-        """Take the hooks off the parameters, so that another optimizer can have them."""
+        """Take the hooks off the parameters, so that another optimizer can have them; this one is over."""
+        self._closed = True
+        _living.discard(self)
         for slot in self._slots:
             if slot.hook is not None:
                 slot.hook.remove()
                 slot.hook = None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse copies and pickles, which could not have the store."""
+        raise ArgumentError(
+            "a DistributedOptimizer cannot be copied or pickled, as its store belongs to this process: keep "
+            "its state_dict(), and load that into a new one"
+        )
 
     # ---------------------------------------------------------------------------------------- plumbing
 
@@ -210,8 +236,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.synchronize()
         return loss
 
-    def _find_ours(self) -> None:
-        """Find the slots of the optimizer's parameters; only these take part."""
+    def _find_ours(self) -> set[Slot]:
+        """Return the slots of the optimizer's parameters; only these take part."""
         known = {slot.parameter: slot for slot in self._slots}
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         for parameter in parameters:
@@ -220,13 +246,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     f"a parameter of the optimizer, of shape {tuple(parameter.shape)}, is not among "
                     "named_parameters: pass those of the whole model, model.named_parameters()"
                 )
-        self._ours = {known[parameter] for parameter in parameters}
+        ours = {known[parameter] for parameter in parameters}
+        _refuse_taken(self, ours)
+        return ours
 
     def _takes_part(self, slot: Slot) -> bool:
         return slot.queued or (slot in self._ours and slot.parameter.requires_grad)
 
     def _hook(self) -> None:
         """Put hooks on what needs gradients, also on what was frozen before."""
+        if self._closed:
+            raise ClosedError("this DistributedOptimizer is closed: make another one")
         me = weakref.ref(self)
         for slot in self._slots:
             if slot.hook is None and slot.parameter.requires_grad:
@@ -273,6 +303,29 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._exchange.start(batch)
 
 
+#: Optimizers that are not closed: a gradient of two of them would be averaged twice.
+_living: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
+
+
+def _refuse_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> None:
+    """Raise for a parameter that another optimizer has."""
+    if _first_taken(optimizer, ours) is None:
+        return
+    gc.collect()  # schedules of torch keep a dropped optimizer in a cycle
+    taken = _first_taken(optimizer, ours)
+    if taken is not None:
+        raise ConfigError(
+            f"parameter {taken.name!r} has a DistributedOptimizer already, and its gradient would be "
+            "averaged twice: close() the other one before, or give each optimizer parameters of its own"
+        )
+
+
+def _first_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> Slot | None:
+    others = {slot.parameter for other in _living if other is not optimizer for slot in other._ours}
+    taken = [slot for slot in ours if slot.parameter in others]
+    return max(taken, key=lambda slot: slot.priority, default=None)
+
+
 def _noticed(optimizer: weakref.ref[DistributedOptimizer], slot: Slot, parameter: Tensor) -> None:
     """Run as the hook of a parameter, which does not keep the optimizer alive."""
     there = optimizer()
@@ -280,18 +333,26 @@ def _noticed(optimizer: weakref.ref[DistributedOptimizer], slot: Slot, parameter
         there._notice(slot)
 
 
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ArgumentError(f"{name} must be an int, not {kind(value)}: {value!r}")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
 def _check_kind(optimizer: Any, update_on_kvstore: bool) -> None:
     if update_on_kvstore and not isinstance(optimizer, Optimizer):
         raise ArgumentError(
             "with update_on_kvstore the store runs the optimizer: pass one of kvstore.optimizer, such as "
-            f"kv.optimizer.SGD(learning_rate=0.1), not {_kind(optimizer)}"
+            f"kv.optimizer.SGD(learning_rate=0.1), not {kind(optimizer)}"
+        )
+    if isinstance(optimizer, DistributedOptimizer):
+        raise ArgumentError(
+            "optimizer is a DistributedOptimizer already, and gradients would be averaged twice: use it as "
+            "it is, or wrap the optimizer that it was made of"
         )
     if not update_on_kvstore and not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(
-            f"optimizer must be a torch.optim.Optimizer, not {_kind(optimizer)}; one of kvstore.optimizer "
+            f"optimizer must be a torch.optim.Optimizer, not {kind(optimizer)}; one of kvstore.optimizer "
             "goes with update_on_kvstore=True"
         )
-
-
-def _kind(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..engine import Work
-from ..errors import ConfigError
+from ..errors import ArgumentError, ConfigError
 from ..store import KVStore
-from .tensors import Order, Tensor, check, order, share
+from .tensors import Order, Tensor, check, kind, order, share
 
 _CHECK = "kvstore.torch"  # key of the marks by which models are compared
 _MARKS = 1024
@@ -76,13 +77,15 @@ def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str
     ------
     ConfigError
         There are no parameters, two have one name, or a name in `sparse` is no parameter's.
+    ArgumentError
+        Other things than pairs of a name and a parameter, or other things than names in `sparse`.
     ArrayError, DTypeError
         A parameter that no store takes.
     """
-    rows = {sparse} if isinstance(sparse, str) else set(sparse)
+    rows = _names(sparse)
     found: dict[Tensor, Slot] = {}
     names: set[str] = set()
-    for name, parameter in named:
+    for name, parameter in _pairs(named):
         check(name, parameter)
         if parameter in found:
             continue
@@ -98,6 +101,27 @@ def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str
     if rows - names:
         raise ConfigError(f"sparse: {min(rows - names)!r} is the name of no parameter")
     return list(found.values())
+
+
+def _names(sparse: Any) -> set[str]:
+    names = [sparse] if isinstance(sparse, str) or not isinstance(sparse, Iterable) else list(sparse)
+    for name in names:
+        if not isinstance(name, str):
+            raise ArgumentError(f"sparse must be names of parameters, not {name!r}")
+    return set(names)
+
+
+def _pairs(named: Any) -> Iterator[tuple[str, Tensor]]:
+    wanted = "named_parameters must be pairs of a name and a parameter: pass model.named_parameters(), not"
+    if isinstance(named, Mapping) or not isinstance(named, Iterable):
+        raise ArgumentError(f"{wanted} {kind(named)}")
+    for pair in named:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ArgumentError(f"{wanted} {kind(pair)} among them")
+        name, parameter = pair
+        if not isinstance(name, str) or not isinstance(parameter, torch.Tensor):
+            raise ArgumentError(f"{wanted} {kind(name)} with {kind(parameter)}")
+        yield name, parameter
 
 
 def agree(store: KVStore, model: list[Slot], prefix: str) -> None:

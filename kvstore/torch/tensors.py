@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import ArrayError, DTypeError, MissingBackendError
+from ..errors import ArgumentError, ArrayError, DTypeError, MissingBackendError
 from ..sparse import RowSparseArray
 from ..store import KVStore
 
 Tensor = Any
 Order = tuple[int, ...] | None
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def broadcast(
@@ -34,11 +36,19 @@ def broadcast(
     ------
     DuplicateKeyError
         A key is in the store already; give another prefix.
+    ArgumentError
+        Something that is no tensor, such as a part of a nested ``state_dict``; the message names it.
     ArrayError, DTypeError, MissingBackendError
         A tensor that the store cannot take; the message names it.
     """
+    check_prefix(prefix)
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     for name, tensor in pairs:
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(
+                f"{name!r} is no tensor but {kind(tensor)}; broadcast takes tensors by their names, and of "
+                "what is nested each part by itself"
+            )
         check(name, tensor)
     share(store, [(prefix + name, name, _bytes_of_bool(tensor.detach())) for name, tensor in pairs])
 
@@ -70,6 +80,19 @@ def check(name: str, tensor: Tensor) -> None:
         )
     if tensor.layout != torch.strided:
         raise ArrayError(f"{name!r} is {tensor.layout}; stores take strided parameters")
+    if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
+        raise DTypeError(f"{name!r} is {tensor.dtype}; floats of stores have 16, 32 or 64 bits")
+
+
+def check_prefix(prefix: Any) -> None:
+    """Raise for what cannot go before the names."""
+    if not isinstance(prefix, str):
+        raise ArgumentError(f"prefix must be a str, not {kind(prefix)}: {prefix!r}")
+
+
+def kind(thing: object) -> str:
+    """Type of something, for messages."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 # ----------------------------------------------------------------------------------------------- memory
@@ -131,7 +154,8 @@ def divided(rows: RowSparseArray, divisor: int) -> RowSparseArray:
 def sparse_tensor(rows: RowSparseArray) -> Tensor:
     """Return a sparse tensor with memory of its own."""
     ids = torch.from_numpy(np.array(rows.indices))
-    return torch.sparse_coo_tensor(ids[None], _copied(rows.data), rows.shape, is_coalesced=True)
+    values = _copied(rows.data)
+    return torch.sparse_coo_tensor(ids[None], values, rows.shape, is_coalesced=True, check_invariants=False)
 
 
 def _copied(data: Any) -> Tensor:
