@@ -558,6 +558,7 @@ def mistakes() -> dict[str, str]:
         optimizer = wrapped(bag, store)
         bag(torch.tensor([[1, 2]])).sum().backward()
         found["sparse gradient"] = refused(optimizer.step)
+        found["sparse gradient again"] = refused(optimizer.step)
         bag = Bag(False)
         optimizer = wrapped(bag, store, prefix="2.", sparse=["table.weight"])
         bag(torch.tensor([[1, 2]])).sum().backward()

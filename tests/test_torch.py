@@ -336,6 +336,7 @@ MISTAKES = {
     "none as state": r"ArgumentError: allreduce_hook needs a HookState, not builtins\.NoneType",
     "optimizer": r"ConfigError: this 'local' store has an optimizer already",
     "sparse gradient": r"ConfigError: parameter 'table\.weight' has a sparse.*sparse=\['table\.weight'\]",
+    "sparse gradient again": r"ConfigError: parameter 'table\.weight' has a sparse",
     "dense gradient": r"ConfigError: parameter 'table\.weight' stands in `sparse`",
     "states": r"CapabilityError: .*save_optimizer_states",
     "copy": r"ArgumentError: a DistributedOptimizer cannot be copied or pickled.*state_dict\(\)",

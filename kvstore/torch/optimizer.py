@@ -299,8 +299,15 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _push(self) -> None:
         batch, self._batch, self._bytes = self._batch, [], 0
-        if batch:
+        if not batch:
+            return
+        try:
             self._exchange.start(batch)
+        except Exception as error:
+            for slot in batch:  # `step` must not take for averages what has not left
+                if slot.work is None:
+                    slot.error = error
+            raise
 
 
 #: Optimizers that are not closed: a gradient of two of them would be averaged twice.
