@@ -12,8 +12,13 @@
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+# Where this may be the `kvstore` command, it ends on signals as commands do, also while all this is imported.
+if "".join(getattr(sys, "argv", [])[:1]).rpartition("/")[2] in ("-m", "kvstore", "__main__.py"):
+    importlib.import_module(".launch.signals", __name__).for_command()
 
 try:
     from .kernels import cpu as _cpu  # noqa: F401
@@ -97,6 +102,13 @@ __all__ = [
     "register",
     "spawn",
 ]
+#: Shown beside these once they are imported.
+_DOORS = ("averaging", "compression", "jax", "mxnet", "ray", "torch", "trainer")
+
+
+def __dir__() -> list[str]:
+    doors = [name for name in _DOORS if name in globals()]
+    return sorted([*__all__, *doors, *(name for name in globals() if name.startswith("__"))])
 
 
 def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:

@@ -23,6 +23,10 @@ Array = npt.NDArray[Any]
 #: Element types that the local, device, shared and dist stores take.
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 
+_OF_NONE = (
+    ": the .grad of a parameter is None before the first backward, and where the loss does not use the "
+    "parameter; leave the key out, or push zeros"
+)
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost (pinned)
 
 
@@ -107,11 +111,29 @@ def dtype_named(name: str) -> np.dtype[Any]:
     """Element type by its name in `DTYPES`. Raises DTypeError for any other."""
     if name not in DTYPES:
         raise DTypeError(f"unknown element type {name!r}; supported are {', '.join(DTYPES)}")
-    if name == "bfloat16":
-        from ml_dtypes import bfloat16
+    return _native(bfloat16("array"), "array") if name == "bfloat16" else np.dtype(name)
 
-        return _native(np.dtype(bfloat16), "array")
-    return np.dtype(name)
+
+class _NoBfloat16(DTypeError, MissingBackendError):
+    """NumPy knows bfloat16 through ml_dtypes, which is not installed."""
+
+
+def bfloat16(what: str) -> np.dtype[Any]:
+    """NumPy's name for bfloat16, which is ml_dtypes'.
+
+    Raises
+    ------
+    DTypeError
+        ml_dtypes is not installed; a MissingBackendError, too.
+    """
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise _NoBfloat16(
+            f"{what} is bfloat16, which NumPy knows through ml_dtypes: pip install 'kvstore-train[bfloat16]'"
+        ) from None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 def _describe(obj: Any) -> str:
@@ -142,7 +164,7 @@ def _view(obj: Any, what: str, write: bool = False) -> Array:
     """Find the protocol that `obj` speaks."""
     if isinstance(obj, np.ndarray):
         return _of_subclass(obj, what)
-    _refuse_what_is_no_array(obj, what)
+    refuse_what_is_no_array(obj, what)
     if hasattr(obj, "__dlpack__"):
         return _from_dlpack(obj, what, write)
     if hasattr(obj, "__cuda_array_interface__"):
@@ -161,15 +183,17 @@ def _of_subclass(obj: Array, what: str) -> Array:
     return obj.view(np.ndarray)
 
 
-def _refuse_what_is_no_array(obj: Any, what: str) -> None:
+def refuse_what_is_no_array(obj: Any, what: str) -> None:
+    """Raise `ArrayError` for what is no dense array of any library; `what` it is to be, for the message."""
     from .sparse import RowSparseArray, refuse_foreign_sparse  # sparse.py stands on this file
 
     if isinstance(obj, RowSparseArray):
         raise ArrayError(f"{what} is row-sparse where a dense array is needed: {obj!r}")
     refuse_foreign_sparse(obj, what)
     if not is_array(obj):
+        hint = _OF_NONE if obj is None and what.startswith("value") else ""
         raise ArrayError(
-            f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, MXNet ...), not {_describe(obj)}"
+            f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, MXNet ...), not {_describe(obj)}{hint}"
         )
 
 
@@ -230,15 +254,10 @@ class _Writable:
 
 def _bfloat16_view(obj: Any, what: str) -> Array:
     """Torch's bfloat16: NumPy's DLPack does not know the type, so take the address."""
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise DTypeError(
-            f"{what} is bfloat16, which NumPy knows through ml_dtypes: pip install ml_dtypes"
-        ) from None
+    dtype = bfloat16(what)
     if not obj.is_contiguous():
         raise ArrayError(f"{what} is a strided bfloat16 tensor; pass a contiguous one")
-    return _at_address(obj.data_ptr(), np.dtype(ml_dtypes.bfloat16), tuple(obj.shape), obj)
+    return _at_address(obj.data_ptr(), dtype, tuple(obj.shape), obj)
 
 
 def _at_address(address: int, dtype: np.dtype[Any], shape: tuple[int, ...], owner: Any) -> Array:

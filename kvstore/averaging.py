@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
-from .cluster import detect
+from . import cluster
 from .errors import ArgumentError, CapabilityError, ConfigError
 from .store import KVStore
 
-log = logging.getLogger("kvstore")
-
 
 def check_store(store: Any, sums: bool = True) -> None:
-    """Make sure that a store can be a front door's; warn where it may not be the store that was meant.
+    """Make sure that a store can be a front door's.
 
     Parameters
     ----------
@@ -33,16 +30,22 @@ def check_store(store: Any, sums: bool = True) -> None:
     _check_no_optimizer(store)
     if sums:
         check_rounds(store)
-    place = detect()
-    if store.num_workers < place.size:
-        log.warning(
-            "%s has started %d processes, and store %r has %d: gradients are averaged over these only; the "
-            "store of all processes of a machine is 'shared'",
-            place.launcher,
-            place.size,
-            store.type,
-            store.num_workers,
+
+
+def check_size(store: KVStore, size: int) -> None:
+    """Raise ConfigError where a store has not the workers that the front door's framework knows of."""
+    if size == store.num_workers:
+        return
+    cure = "create 'shared', or another store of all of them"
+    if cluster.detect().launcher == "none":
+        cure = (
+            "nothing says here that there are others. Start the processes with torchrun or `kvstore run`; or "
+            "where the program starts them (torch.multiprocessing.spawn), set RANK, WORLD_SIZE, LOCAL_RANK, "
+            "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each before it creates 'shared'"
         )
+    raise ConfigError(
+        f"the process group has {size} processes, and store {store.type!r} {store.num_workers}: {cure}"
+    )
 
 
 def check_made(store: Any) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import logging
 import os
 import sys
 import warnings
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, overload
 
 from .arrays import readable, same_type, writable
 from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, MissingBackendError, ShapeError
+
+if TYPE_CHECKING:
+    from .cluster import Placement
+    from .store import KVStore
 
 log = logging.getLogger("kvstore")
 
@@ -40,6 +45,17 @@ _ENGINES = {
     "byteps": "BytePSBackend",
 }
 BACKENDS.update({name: (name, cls) for name, cls in _ENGINES.items()})
+
+#: What `create` knows, for editors and type checkers.
+StoreName: TypeAlias = Literal[
+    "local", "local_update_cpu", "local_allreduce_cpu",
+    "device", "local_allreduce_device",
+    "shared",
+    "dist", "dist_sync", "dist_device", "dist_device_sync", "dist_sync_device",
+    "dist_async", "dist_device_async", "dist_async_device",
+    "p3", "dist_p3",
+    "mpi", "horovod", "nccl", "byteps",
+]  # fmt: skip
 
 
 class KVStoreBase:
@@ -123,19 +139,74 @@ def _qualified(klass: type) -> str:
     return f"{klass.__module__}.{klass.__qualname__}"
 
 
-def create(name: str = "local", **options: Any) -> Any:
+@overload
+def create(
+    name: StoreName = "local",
+    *,
+    timeout: float = 300.0,
+    threads: int = 0,
+    group: str = "default",
+    processes: int = 0,
+    on_peer_loss: str = "raise",
+    spin: float = 50e-6,
+    slice_bytes: int = 0,
+    credit_bytes: int = 32 << 20,
+    same_host_shm: bool = True,
+    cuda_ipc: int = 1,
+) -> KVStore: ...
+
+
+@overload
+def create(name: str, **options: Any) -> KVStore: ...
+
+
+def create(name: str = "local", **options: Any) -> KVStore:
     """Create a store.
 
     Parameters
     ----------
     name : str
-        A literal name; case does not matter. A class registered with `KVStoreBase.register` goes first.
+        One of these, in any case; or a class registered with `KVStoreBase.register`, which goes first.
+
+        - ``"local"`` (``"local_update_cpu"``, ``"local_allreduce_cpu"``): this process; after ``kvstore run``
+          or `kvstore.spawn`, as ``"shared"``
+        - ``"device"`` (``"local_allreduce_device"``): this process, values on GPUs stay there
+        - ``"shared"``: the processes of this machine, through shared memory
+        - ``"dist_sync"`` (``"dist"``, ``"dist_device_sync"``, ``"dist_sync_device"``, ``"dist_device"``):
+          parameter servers, in rounds of all workers
+        - ``"dist_async"`` (``"dist_device_async"``, ``"dist_async_device"``): parameter servers, each push at
+          once
+        - ``"p3"`` (``"dist_p3"``): ``"dist_sync"``, in small slices sent by priority
+        - ``"mpi"``, ``"horovod"``, ``"nccl"``, ``"byteps"``: sums on these engines
+        - ``"teststore"``: keeps nothing, for tests
     **options
-        Fields of `kvstore.config.StoreConfig`; for a registered class, arguments of its constructor.
+        Settings of the store; for a registered class, arguments of its constructor.
+
+        timeout : float, default 300
+            Seconds after which any wait ends with an error; KVSTORE_TIMEOUT.
+        threads : int, default 0
+            Threads for large work; 0 takes the usable cores. KVSTORE_NUM_THREADS.
+        group : str, default ``"default"``
+            Stores of one job are paired by this name and the order of their creation.
+        processes : int, default 0
+            1 keeps ``"local"`` in this process, also under a launcher.
+        on_peer_loss : str, default ``"raise"``
+            ``"continue"``: the survivors of a lost worker go on.
+        spin : float, default 50e-6
+            Seconds that a wait for other processes spins before it sleeps; KVSTORE_SPIN.
+        slice_bytes : int, default 0
+            On servers: bytes of the slices of large keys; 0 takes 1 MB. KVSTORE_SLICE_BYTES.
+        credit_bytes : int, default 32 MB
+            On servers: bytes on their way to one of them; KVSTORE_CREDIT_BYTES.
+        same_host_shm : bool, default True
+            On servers: payloads go in shared memory on one machine; KVSTORE_SAME_HOST_SHM.
+        cuda_ipc : int, default 1
+            0: ``"shared"`` takes arrays on GPUs through host memory only; KVSTORE_CUDA_IPC.
 
     Returns
     -------
-    KVStore or KVStoreBase
+    KVStore
+        For a registered class, and for ``"teststore"``, an instance of that.
 
     Raises
     ------
@@ -151,13 +222,14 @@ def create(name: str = "local", **options: Any) -> Any:
     literal = name.lower()
     custom = KVStoreBase.kv_registry.get(literal)
     if custom is not None:
-        return custom(**options)
+        made: KVStore = custom(**options)  # for type checkers: most names are ours
+        return made
     if literal in BACKENDS:
         return _create_native(literal, options)
     raise ConfigError(_unknown(literal))
 
 
-def _create_native(literal: str, options: dict[str, Any]) -> Any:
+def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     from .config import store_config
     from .store import KVStore
 
@@ -172,8 +244,10 @@ def _create_native(literal: str, options: dict[str, Any]) -> Any:
             f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of "
             "deaths are memfd, futex and pidfd"
         )
-    backend = getattr(importlib.import_module(f".backends.{module}", __package__), cls)
-    return KVStore(literal, backend(config), config)
+    backend = getattr(importlib.import_module(f".backends.{module}", __package__), cls)(config)
+    if config.processes != 1 and module != "dist":  # whose numbers are those of the job
+        warn_if_apart(literal, backend.num_workers)
+    return KVStore(literal, backend, config)
 
 
 def _van(literal: str, cls: str) -> str:
@@ -206,6 +280,34 @@ def _has_peers() -> bool:
 
     place = detect()
     return place.launcher == "kvstore" and place.size > 1
+
+
+def warn_if_apart(name: str, workers: int = 1) -> None:
+    """Warn, once in a process, of a store that has fewer workers than the launcher has started."""
+    from .cluster import detect
+
+    try:
+        place = detect()
+    except ConfigError:  # whoever needs to know the job will say what is missing
+        return
+    if place.size > workers:
+        _warn_apart(name, workers, place)
+
+
+@functools.cache
+def _warn_apart(name: str, workers: int, place: Placement) -> None:
+    together = "'shared' or 'dist_sync'" if place.size == place.local_size else "'dist_sync'"
+    log.warning(
+        "rank %d of %d trains on its own: %s has started %d processes, and store %r has %d of them; create "
+        "%s to train together, or give processes=1 if that is meant",
+        place.rank,
+        place.size,
+        place.launcher,
+        place.size,
+        name,
+        workers,
+        together,
+    )
 
 
 def _unknown(literal: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import tensor_file
+from .arrays import bfloat16
 from .errors import KeyKindError, StateFileError
 from .grouping import Key, plain_key
 from .sparse import RowSparseArray, kind_of
@@ -98,9 +99,7 @@ def _value(entry: dict[str, Any], tensors: dict[str, Array]) -> Value:
 
 def _typed(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     if dtype == "bfloat16":
-        from ml_dtypes import bfloat16
-
-        array = array.view(bfloat16)
+        array = array.view(bfloat16("a value"))
     if array.dtype.name != dtype or array.shape != shape:
         raise ValueError(f"a tensor of {array.dtype} {array.shape} where the manifest says {dtype} {shape}")
     return array

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .errors import ArgumentError, ConfigError
+from .errors import ArgumentError, ConfigError, nearest
 
 log = logging.getLogger("kvstore.config")
 
@@ -43,7 +43,8 @@ class StoreConfig:
     group : str
         Stores of one job are paired by this name and the order of their creation.
     processes : int
-        1 keeps a `local` store in this process, also under a launcher; 0 leaves it to the launcher.
+        1 keeps a `local` store in this process, also under a launcher, and says of any store that it may have
+        fewer workers than the launcher has started; 0 leaves it to the launcher.
     on_peer_loss : str
         ``"raise"`` or ``"continue"``: what the survivors of a lost worker do.
     spin : float
@@ -129,7 +130,8 @@ def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | No
     known = [field.name for field in fields(StoreConfig)]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ConfigError(f"unknown option {', '.join(unknown)}; known are {', '.join(known)}")
+        named = ", ".join(f"{name}{nearest(name, known)}" for name in unknown)
+        raise ConfigError(f"unknown option {named}; known are {', '.join(known)}")
     _warn_of_meaningless(env)
     chosen = {**_from_environment(env), **{name: (value, name) for name, value in options.items()}}
     return StoreConfig(**{name: _typed(name, value, source) for name, (value, source) in chosen.items()})

@@ -18,11 +18,11 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
+from . import waiting
 from .errors import ArgumentError, ClosedError, KVStoreError, TimeoutError
+from .turns import Turns
 
 log = logging.getLogger("kvstore.engine")
-
-_NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
 
 
 class Work:
@@ -72,12 +72,13 @@ class Work:
         return self._error
 
     def _wait_loudly(self, limit: float) -> bool:
-        if self._finished.wait(min(limit, _NOTICE_AFTER)):
+        finished = self._finished
+        if finished.wait(min(limit, waiting.NOTICE_AFTER)) or finished.is_set():
             return True
-        if limit <= _NOTICE_AFTER:
+        if limit <= waiting.NOTICE_AFTER:
             return False
-        log.warning("waiting for %s since %g s, deadline %g s", self._what, _NOTICE_AFTER, limit)
-        return self._finished.wait(limit - _NOTICE_AFTER)
+        log.warning("waiting for %s since %g s, deadline %g s", self._what, waiting.NOTICE_AFTER, limit)
+        return finished.wait(limit - waiting.NOTICE_AFTER) or finished.is_set()
 
     def _finish(self, error: BaseException | None) -> None:
         self._error = error
@@ -114,6 +115,8 @@ class Engine:
 
     #: Held by whoever touches the values of the store, in this thread or another.
     exclusive: threading.RLock
+    #: Of operations that wait for other processes outside of the lock.
+    turns: Turns
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -131,6 +134,8 @@ class Engine:
         self._sequence = 0
         self._thread: threading.Thread | None = None
         self._announced = 0
+        self._inside: set[int] = set()
+        self.turns = Turns(self.exclusive)
         #: True while any task is unfinished; read without the lock by callers that only want to skip a wait.
         self.busy = False
 
@@ -180,8 +185,23 @@ class Engine:
 
         To wait for others would then be to wait for ever, for they wait for this one.
         """
+        return self.nested() or threading.current_thread() is self._thread
+
+    def nested(self) -> bool:
+        """Whether the caller's thread is within an operation: it has the lock, or needs none."""
         lock: Any = self.exclusive
-        return bool(lock._is_owned()) or threading.current_thread() is self._thread
+        return bool(lock._is_owned()) or threading.get_ident() in self._inside
+
+    def run_inside(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a part of an operation that needs no lock, and may call an updater."""
+        me = threading.get_ident()
+        if me in self._inside:
+            return run(*arguments)
+        try:
+            self._inside.add(me)
+            return run(*arguments)
+        finally:
+            self._inside.discard(me)
 
     def run_now(self, run: Callable[[], Any], what: str) -> Work:
         """Run at once, ahead of everything that is queued; for calls from inside an operation."""

@@ -6,6 +6,8 @@ Each class also derives from the builtin that a caller would catch without knowi
 from __future__ import annotations
 
 import builtins
+import difflib
+from collections.abc import Iterable, Mapping
 
 
 class KVStoreError(Exception):
@@ -122,8 +124,19 @@ class CapabilityError(KVStoreError, NotImplementedError):
 
 
 class StateFileError(KVStoreError, ValueError):
-    """A file of values or optimizer states is damaged, foreign, or belongs to another store."""
+    """A file of values or states is damaged, foreign, of another store, or cannot be written."""
 
 
 class MissingBackendError(KVStoreError, ImportError):
     """The store exists by name, but what it runs on is not installed or not built."""
+
+
+def nearest(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """Return a question that names the closest known word, or nothing.
+
+    `synonyms` are words of other libraries that no comparison of letters finds.
+    """
+    words, small = list(known), name.lower()
+    meant = (synonyms or {}).get(small)
+    close = [meant] if meant in words else difflib.get_close_matches(small, words, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -13,6 +13,21 @@ from typing import Any
 
 import numpy.typing as npt
 
+from .errors import StateFileError
+
+
+class _Unwritable(StateFileError, OSError):
+    """The system refused to write a file: what a caller without this library would catch."""
+
+
+class _MissingFolder(_Unwritable, FileNotFoundError):
+    """There is no folder for it."""
+
+
+for _kind in (_Unwritable, _MissingFolder):  # shown as what callers know
+    _kind.__name__ = _kind.__qualname__ = StateFileError.__name__
+    _kind.__module__ = StateFileError.__module__
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -21,7 +36,33 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     By then its content has reached the disk. A symbolic link keeps pointing where it did, a file that is
     replaced keeps its permissions. If the body or the disk fails, nothing is left behind; a process that is
     killed meanwhile leaves a file ``.NAME.*.tmp``.
+
+    Raises
+    ------
+    StateFileError
+        The system refused something, in the body too; it names `path`, and is the system's OSError, too.
     """
+    try:
+        with _replacing(path) as beside:
+            yield beside
+    except OSError as error:
+        raise _unwritable(os.fsdecode(path), error) from error
+
+
+def _unwritable(path: str, error: OSError) -> _Unwritable:
+    reason, folder = error.strerror or str(error), os.path.dirname(path) or "."
+    kind = _MissingFolder if isinstance(error, FileNotFoundError) else _Unwritable
+    if not os.path.isdir(folder):
+        reason = f"there is no folder {folder!r}; make it first"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        reason += "; make room, or name another place"
+    told = kind(f"{path} cannot be written: {reason}. What was there before is unchanged")
+    told.errno, told.strerror, told.filename = error.errno, error.strerror, path
+    return told
+
+
+@contextmanager
+def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path).resolve()
     name = os.fsencode(target.name)[:200].decode(errors="ignore")  # a name has at most 255 bytes
     beside = target.with_name(f".{name}.{os.urandom(6).hex()}.tmp")

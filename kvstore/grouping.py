@@ -63,6 +63,12 @@ def plain_key(key: Any) -> Key:
     raise KeyKindError(f"a key must be an int or a str, not {type(key).__name__}: {key!r}")
 
 
+def other_kind(key: Key, there: type) -> KeyKindError:
+    """Make the error for a key that is not of the kind of the store's keys."""
+    here = "a str" if isinstance(key, str) else "an int"
+    return KeyKindError(f"key {key!r} is {here} key, this store has {there.__name__} keys")
+
+
 def _in_range(key: Key) -> Key:
     if type(key) is int and not -_INT64 <= key < _INT64:
         raise KeyKindError(f"an int key must fit 64 bits, this one needs {key.bit_length() + 1}")

@@ -64,7 +64,7 @@ class Roles:
     port : int
         Port to bind to; 0 takes a free one.
     keys : Keys or None
-        CURVE keys; None: nothing is encrypted, and nobody is asked who they are.
+        CURVE keys; None: nothing is encrypted, and who knows the job's name belongs to it.
     insecure : bool
         That, although other machines can reach us, is what the user wants.
     restart : int

@@ -24,6 +24,8 @@ from .errors import (
     CapabilityError,
     ClosedError,
     ConfigError,
+    KeyKindError,
+    KeyNotFoundError,
     TimeoutError,
 )
 from .grouping import Group, Key, group, pair_rows, plain_key
@@ -44,7 +46,7 @@ class Statistics:
     nbytes : int
         Memory of their values, in bytes, optimizer states not counted.
     pushes, pulls : int
-        Calls, a `pushpull` counting as one of each.
+        Calls that ended well, a `pushpull` counting as one of each.
     """
 
     keys: int
@@ -91,7 +93,7 @@ class KVStore(KVStoreBase):
             A key or value that cannot be meant. No key of the call is initialised then.
         """
         groups = group(key, value)
-        self._do(groups, self._backend.init, groups)
+        self._wait_in(groups, self._backend.init, groups)
 
     def push(self, key: Any, value: Any, priority: int = 0, async_op: bool = False) -> Work | None:
         """Sum the values of each key, then update the stored weight with the sum, or replace it by the sum.
@@ -115,7 +117,6 @@ class KVStore(KVStoreBase):
         """
         groups = group(key, value)
         rank = _whole(priority)
-        self._pushes += 1
         if async_op:
             return self._start("push", groups, rank, groups)
         self._run("push", groups, groups)
@@ -145,7 +146,6 @@ class KVStore(KVStoreBase):
         if out is None:
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         groups, rank = group(key, out, "out"), _whole(priority)
-        self._pulls += 1
         if async_op:
             return self._start("pull", groups, rank, groups, ignore_sparse)
         self._run("pull", groups, groups, ignore_sparse)
@@ -178,8 +178,6 @@ class KVStore(KVStoreBase):
             return None
         groups = group(key, value)
         outs = None if out is None else group(key, out, "out")
-        self._pushes += 1
-        self._pulls += 1
         if async_op:
             return self._start("pushpull", groups, rank, groups, outs)
         self._run("pushpull", groups, groups, outs)
@@ -221,7 +219,7 @@ class KVStore(KVStoreBase):
         if out is None:
             raise ArrayError("broadcast needs `out`, the array or arrays to write to")
         groups, outs = group(key, value), group(key, out, "out")
-        self._do(groups, self._broadcast, groups, outs)
+        self._wait_in(groups, self._broadcast, groups, outs)
 
     def _broadcast(self, groups: list[Group], outs: list[Group]) -> None:
         self._backend.init(groups)
@@ -258,7 +256,6 @@ class KVStore(KVStoreBase):
             Numbers of outs and row_ids do not match, or shapes do not.
         """
         wanted, rank = pair_rows(key, out, row_ids), _whole(priority)
-        self._pulls += 1
         keys: list[Group] = [(name, []) for name, _ in wanted]
         if async_op:
             return self._start("row_sparse_pull", keys, rank, wanted)
@@ -362,6 +359,8 @@ class KVStore(KVStoreBase):
             This type of store does not compress.
         ConfigError
             No compression is set.
+        StateFileError
+            The file cannot be written (an OSError, too); the old one is still there then.
         """
         self._check_compresses()
         self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(os.fsdecode(fname)))
@@ -408,6 +407,8 @@ class KVStore(KVStoreBase):
         ------
         ConfigError
             No optimizer is set.
+        StateFileError
+            The file cannot be written (an OSError, too); the old one is still there then.
         """
         self._check_updater("save_optimizer_states")
         self._do_all(partial(self._backend.save_states, os.fsdecode(fname), dump_optimizer))
@@ -426,7 +427,13 @@ class KVStore(KVStoreBase):
         self._do_all(partial(self._backend.load_states, os.fsdecode(fname)))
 
     def save(self, path: PathLike) -> None:
-        """Write the values of all keys to a safetensors file, atomically."""
+        """Write the values of all keys to a safetensors file, atomically.
+
+        Raises
+        ------
+        StateFileError
+            The file cannot be written (an OSError, too); the old one is still there then.
+        """
         self._do_all(partial(checkpoint.save, self._backend, os.fsdecode(path)))
 
     def load(self, path: PathLike) -> None:
@@ -474,7 +481,7 @@ class KVStore(KVStoreBase):
 
     def barrier(self) -> None:
         """Wait until every worker has called it; asynchronous operations may still be under way."""
-        self._exclusively(self._backend.barrier)
+        self._wait_in([], self._backend.barrier)
 
     def join(self) -> None:
         """Say that this worker has no more batches; rounds no longer wait for it.
@@ -496,6 +503,20 @@ class KVStore(KVStoreBase):
         """All keys, in the order of their init."""
         return list(self._do_all(self._backend.keys))
 
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __bool__(self) -> bool:
+        return True  # also without keys: `if store` asks for a store
+
+    def __contains__(self, key: Key) -> bool:
+        name = plain_key(key)
+        try:
+            self._do([(name, [])], self._backend.kind, name)
+        except (KeyNotFoundError, KeyKindError):
+            return False
+        return True
+
     def view(self, key: Key) -> Any:
         """Live, read-only memory of a key, without a copy; good until the next push of the key.
 
@@ -506,7 +527,7 @@ class KVStore(KVStoreBase):
             which PyTorch, CuPy and Numba take as theirs.
         """
         name = plain_key(key)
-        return self._do([(name, [])], self._backend.view, name)
+        return self._wait_in([(name, [])], self._backend.view, name)
 
     def empty(self, key: Key) -> Any:
         """Return a new array of the key's shape and element type, of any content, where the store works best.
@@ -563,7 +584,7 @@ class KVStore(KVStoreBase):
         if self._closed:
             return
         self._engine.close()
-        self._exclusively(self._shut)
+        self._exclusively(self._shut, not self._engine.nested())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies and pickles: a half-made one would give back what this store has."""
@@ -603,7 +624,9 @@ class KVStore(KVStoreBase):
 
     # --------------------------------------------------------------------------------------- plumbing
 
-    def _shut(self) -> None:
+    def _shut(self, patiently: bool) -> None:
+        if patiently:
+            self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
         self._backend.close()
 
@@ -619,28 +642,87 @@ class KVStore(KVStoreBase):
 
     def _run(self, verb: str, groups: list[Group], *arguments: Any) -> None:
         """Do a verb; where several threads may wait at the same time, outside of the lock."""
-        if self._backend.parallel and not self._engine.exclusive._is_owned():  # type: ignore[attr-defined]
+        if not self._backend.parallel or self._engine.nested():
+            self._do(groups, getattr(self._backend, verb), *arguments)
+        elif not self._backend.turns:
             self._do(groups, self._backend.begin, verb, arguments, None)()
         else:
-            self._do(groups, getattr(self._backend, verb), *arguments)
+            self._in_turn(groups, self._begin, verb, groups, arguments, None)
+        self._count(verb)
+
+    def _count(self, verb: str) -> None:
+        """Count a call that has ended well."""
+        self._pushes += verb in ("push", "pushpull")
+        self._pulls += verb != "push"
+
+    def _in_turn(self, groups: list[Group], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
+        """Begin and end an operation in the turn of its keys; what `begin` returns ends it."""
+        keys = [key for key, _ in groups]
+        if self._engine.busy:
+            self._engine.wait_for(keys)
+        try:
+            return self._engine.run_inside(begin(*args))
+        finally:
+            self._engine.turns.leave(keys)
+
+    def _begin(
+        self, verb: str, groups: list[Group], arguments: tuple[Any, ...], priority: int | None
+    ) -> Callable[[], None]:
+        """Begin an operation under the lock, which it does not hold while it waits for other workers."""
+        if self._backend.turns:
+            keys = [key for key, _ in groups]
+            begun = self._exclusively(self._enter, verb, keys, arguments, priority)
+            if begun is not None:
+                return begun  # type: ignore[no-any-return]
+            self._engine.run_inside(self._backend.make_way, verb, keys)
+        return self._exclusively(self._backend.begin, verb, arguments, priority)  # type: ignore[no-any-return]
+
+    def _enter(self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None) -> Any:
+        """Take the turn of the keys, and begin if nothing has to be waited for; else None."""
+        self._engine.turns.take(keys, self._config.timeout)
+        if self._backend.is_clear(verb, keys):
+            return self._backend.begin(verb, arguments, priority)
+        return None
+
+    def _wait_in(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
+        """Run what may wait for other workers; where keys have turns, it needs no more than these."""
+        if not self._backend.turns or self._engine.nested():
+            return self._do(groups, run, *args)
+        return self._in_turn(groups, self._take, groups, partial(run, *args))
+
+    def _take(self, groups: list[Group], run: Callable[[], Any]) -> Callable[[], Any]:
+        self._exclusively(self._engine.turns.take, [key for key, _ in groups], self._config.timeout)
+        return run
 
     def _quickly(self, key: Any, value: Any, out: Any) -> bool:
         """Do a usual `pushpull` in few steps, if nothing is under way and no other thread is inside."""
         kind = type(key)
         if (kind is not str and kind is not int) or self._engine.busy:
             return False
-        lock = self._engine.exclusive
+        lock, turns, done = self._engine.exclusive, self._engine.turns, None
         try:
-            if not (lock.acquire(False) and self._backend.quick_pushpull(key, value, out)):
-                return False
-            self._pushes += 1
-            self._pulls += 1
+            try:
+                if not lock.acquire(False) or (turns.taken and key in turns.taken):
+                    return False
+                done = self._backend.quick_pushpull(key, value, out)
+                if not done:
+                    return False
+                if done is True:
+                    self._pushes += 1
+                    self._pulls += 1
+                    return True
+                turns.take([key], 0)
+            finally:
+                try:  # noqa: SIM105 - a context manager is a step of its own
+                    lock.release()
+                except RuntimeError:
+                    pass
+            self._engine.run_inside(done)
+            self._count("pushpull")
             return True
         finally:
-            try:  # noqa: SIM105 - a context manager is a step of its own
-                lock.release()
-            except RuntimeError:
-                pass
+            if done and done is not True:
+                turns.leave([key])
 
     def _do_all(self, run: Callable[[], Any]) -> Any:
         """Run now, behind everything that is still under way."""
@@ -651,7 +733,7 @@ class KVStore(KVStoreBase):
     def _exclusively(self, run: Callable[..., Any], *args: Any) -> Any:
         """Run while no other thread touches the values."""
         lock = self._engine.exclusive
-        if lock._is_owned():  # type: ignore[attr-defined]
+        if self._engine.nested():
             self._check_open()
             return run(*args)
         try:
@@ -678,15 +760,22 @@ class KVStore(KVStoreBase):
         arguments = self._backend.capture(arguments)
         run: Callable[[], Any] = partial(self._exclusively, getattr(self._backend, verb), *arguments)
         if self._engine.inside():
-            return self._engine.run_now(run, what)
+            return self._engine.run_now(partial(self._end, verb, run), what)
         if not self._backend.begins:
-            return self._engine.submit(keys, run, priority, what)
+            return self._engine.submit(keys, partial(self._end, verb, run), priority, what)
         with self._engine.announced(what):  # what has begun cannot be taken back
             try:
-                run = self._exclusively(self._backend.begin, verb, arguments, priority)
+                run = self._begin(verb, groups, arguments, priority)
             except Exception as error:
                 run = partial(_raise, error)
-            return self._engine.submit(keys, run, priority, what)
+            finally:
+                self._engine.turns.leave(keys)
+            return self._engine.submit(keys, partial(self._end, verb, run), priority, what)
+
+    def _end(self, verb: str, run: Callable[[], Any]) -> Any:
+        result = run()
+        self._count(verb)
+        return result
 
     def _check_updater(self, verb: str) -> None:
         self._check_open()

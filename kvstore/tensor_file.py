@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from .errors import KeyKindError, KVStoreError, StateFileError
+from .errors import KeyKindError, KVStoreError, MissingBackendError, StateFileError
 from .files import checksum, replacing
 
 Array = npt.NDArray[Any]
@@ -35,7 +37,7 @@ def write(
 
     Raises
     ------
-    OSError
+    StateFileError
         The file cannot be written; the old one is still there then.
     """
     from safetensors import SafetensorError
@@ -54,8 +56,14 @@ def write(
     with replacing(path) as beside:
         try:
             save_file(dict(tensors), beside, metadata)
-        except SafetensorError as error:  # no such folder, no space: what other writers call an OSError
-            raise OSError(f"{path} cannot be written: {error}") from error
+        except SafetensorError as error:  # no space, for instance: what other writers call an OSError
+            raise _as_system_says(error) from error
+
+
+def _as_system_says(error: Exception) -> OSError:
+    """Return the system's error out of the library's text, which ends in ``(os error 28)``."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
 
 def read(
@@ -80,7 +88,7 @@ def read(
             if metadata["checksum"] != checksum(metadata[field], tensors):
                 raise StateFileError("it is damaged: its checksum is wrong")
             return parse(metadata[field], tensors)
-    except StateFileError as error:
+    except (StateFileError, MissingBackendError) as error:
         raise StateFileError(f"{path}: {error}") from error
     except (SafetensorError, KVStoreError, *_DAMAGE) as error:
         raise StateFileError(f"{path} is damaged or no file of {format_}: {error}") from error

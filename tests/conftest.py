@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 import jobs
 import numpy as np
+import pace
 import pytest
 import servers
 from hypothesis import HealthCheck, settings
@@ -36,6 +38,9 @@ MATRIX = ("local", "device", "shared", "dist_sync:1", "dist_sync:2", "dist_async
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "in_reach: not for stores whose weights are on servers")
+    for number in (signal.SIGINT, signal.SIGHUP):  # under nohup, in the background: all that is started would
+        if signal.getsignal(number) is signal.SIG_IGN:  # ignore them, too; what is caught they do not inherit
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -114,7 +119,9 @@ def body() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         code = f"import sys; sys.path.insert(0, sys.argv[1]); import procs; procs.{name}(*sys.argv[2:])"
         command = [sys.executable, "-c", code, str(DATA.parent), *arguments]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=pace.seconds(100), check=False
+        )
         assert ended.returncode == 0, ended.stderr
         return ended
 

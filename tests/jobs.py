@@ -23,8 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pace
+
 HERE = Path(__file__).parent
-DEADLINE = 60.0
+DEADLINE = 60.0  # seconds of an idle machine, as all deadlines here
 _RESULT = "result "
 
 
@@ -110,7 +112,7 @@ def tell(line: str) -> None:
 
 def hear(timeout: float = DEADLINE) -> str:
     """In a worker: wait for a line of the test."""
-    ready, _, _ = select.select([0], [], [], timeout)
+    ready, _, _ = select.select([0], [], [], pace.seconds(timeout))
     if not ready:
         raise TimeoutError("the test said nothing")
     return os.read(0, 1000).decode().strip()
@@ -138,7 +140,7 @@ class Worker:
 
     def expect(self, line: str, timeout: float = DEADLINE) -> float:
         """Wait until the worker has said a line; return when that was noticed (CLOCK_MONOTONIC)."""
-        end = time.monotonic() + timeout
+        end = pace.deadline(timeout)
         while line not in self.lines:
             if not self._read(end):
                 raise AssertionError(f"the worker never said {line!r}: {self.lines}\n{self.errors()}")
@@ -146,7 +148,7 @@ class Worker:
 
     def expect_some(self, start: str, timeout: float = DEADLINE) -> str:
         """Wait until the worker has said a line that begins so; return the line."""
-        end = time.monotonic() + timeout
+        end = pace.deadline(timeout)
         while not (found := [line for line in self.lines if line.startswith(start)]):
             if not self._read(end):
                 raise AssertionError(f"the worker never said {start!r}: {self.lines}\n{self.errors()}")
@@ -220,13 +222,19 @@ class Job:
             "LOCAL_RANK": rank,
             "LOCAL_SIZE": self.size,
             "JOB": self.name,
+            "TIMEOUT": pace.variable(20),
         }
         environment = {f"KVSTORE_{name}": str(value) for name, value in place.items()}
         request = {
             "module": module,
             "function": function,
             "arguments": arguments,
-            "variables": {"TMPDIR": str(self.folder), "KVSTORE_TIMEOUT": "20", **environment, **variables},
+            "variables": {
+                "TMPDIR": str(self.folder),
+                "KVSTORE_TIMEOUT": pace.variable(20),
+                **environment,
+                **variables,
+            },
         }
         worker = Worker(self._nursery, request)
         self.workers.append(worker)
@@ -238,7 +246,7 @@ class Job:
 
     def finish(self, timeout: float = DEADLINE) -> list[int]:
         """Exit codes of all processes, which must end in time."""
-        end = time.monotonic() + timeout
+        end = pace.deadline(timeout)
         return [worker.finish(end) for worker in self.workers]
 
     def results(self, timeout: float = DEADLINE) -> list[Any]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pace
+
 PATIENCE = 30.0
 MARK = "KVSTORE_TEST_MARK"
 
@@ -35,7 +37,7 @@ def forever():
 
 def until(true: Callable[[], object]) -> None:
     """Wait until it is so, with much patience: the machine may be busy."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = pace.deadline(PATIENCE)
     while not true():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.01)

@@ -6,7 +6,11 @@ import contextlib
 import ctypes
 import gc
 import hashlib
+import itertools
+import json
+import logging
 import os
+import random
 import resource
 import select
 import signal
@@ -20,8 +24,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pace
 import pytest
 from jobs import hear, tell
+from own_rules import Added
 from references import Array
 
 import kvstore as kv
@@ -140,7 +146,7 @@ def until_lost(phase: str, folder: str) -> dict[str, Any]:
         made.append(Load())
         made[0].pushpull()
         tell("ready")
-        end = time.monotonic() + 30
+        end = pace.deadline(30)
         while time.monotonic() < end:
             getattr(made[0], phase)()
         raise AssertionError("nobody died")
@@ -191,6 +197,128 @@ def afterwards(load: Load, role: str, folder: str) -> Any:
             store.pull(key, out=out)
             assert np.array_equal(local.view(key), out)
     return before
+
+
+def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
+    """Train until `victim` is lost; then what can be read and saved is of one round for all keys of a call.
+
+    The victim is killed by the test, or dies after some message, between the slices of a key.
+    """
+    draw = random.Random(seed)
+    kind = draw.choice(["sums", "weights", "rows", "whole"])
+    verb = draw.choice(["pushpull", "push pull", "push push pull"])
+    messages = draw.randrange(1, 60)
+    shapes = {"a": (4, 1000) if kind == "rows" else (9_001,), "b": (2, 1000) if kind == "rows" else (3_001,)}
+    store = kv.create("dist_sync", slice_bytes=4096)
+    unit = store.num_workers * (store.num_workers + 1) // 2
+    values = [kv.RowSparseArray.zeros(one) if kind == "rows" else np.zeros(one, F) for one in shapes.values()]
+    store.init(list(shapes), values)
+    if kind != "sums":
+        store.set_optimizer(Added() if kind == "whole" else kv.optimizer.SGD(learning_rate=-1.0))
+    store.barrier()
+    tell("ready")
+    if store.rank == victim and not killed:
+        die_after(messages)
+    t, report = 0, {"kind": kind, "verb": verb}
+    try:
+        while True:
+            t = one_round(store, shapes, kind, verb, t, unit)
+    except kv.PeerLostError as error:
+        assert (error.role, error.rank) == ("worker", victim), error
+    try:
+        return {**report, "rounds": whole_rounds(store, shapes, t, unit)}
+    except kv.PeerLostError as error:
+        # Pushes that nobody waited for may be two rounds apart: that is said.
+        assert verb == "push push pull", error
+        assert "its slices are of round" in str(error), error
+        return {**report, "apart": str(error)}
+    finally:
+        store.close()
+
+
+def die_after(messages: int) -> None:
+    """Die by SIGKILL after so many more messages to servers."""
+    from kvstore.ps import sockets
+
+    send, left = sockets.WorkerSockets.send, itertools.count(messages, -1)
+
+    def counted(self: Any, peer: Any, message: Any) -> None:
+        send(self, peer, message)
+        if peer != "scheduler" and next(left) <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sockets.WorkerSockets.send = counted  # type: ignore[method-assign]
+
+
+def one_round(store: Any, shapes: dict[str, Any], kind: str, verb: str, t: int, unit: int) -> int:
+    """Push so that after round t every element is t times `unit`, and check that it is."""
+    for _ in range(verb.count("push ")):
+        t += 1
+        store.push(list(shapes), parts_of(store, shapes, kind, t))
+    outs = [np.empty(shape, F) for shape in shapes.values()]
+    if verb == "pushpull":
+        t += 1
+        store.pushpull(list(shapes), parts_of(store, shapes, kind, t), out=outs)
+    else:
+        store.pull(list(shapes), out=outs, ignore_sparse=False)
+    assert all((out == t * unit).all() for out in outs), (t, [np.unique(out) for out in outs])
+    return t
+
+
+def parts_of(store: Any, shapes: dict[str, Any], kind: str, t: int) -> list[Any]:
+    """Return what this worker pushes in round t."""
+    size = (store.rank + 1) * (t if kind == "sums" else 1)
+    parts = [np.full(shape, size, F) for shape in shapes.values()]
+    if kind != "rows":
+        return parts
+    return [kv.RowSparseArray(part, np.arange(len(part)), part.shape) for part in parts]
+
+
+def whole_rounds(store: Any, shapes: dict[str, Any], t: int, unit: int) -> list[float]:
+    """Round of each key, read alone, all together, and from a file: always the same, and one for all."""
+    outs = {key: np.empty(shape, F) for key, shape in shapes.items()}
+    for key, out in outs.items():
+        store.pull(key, out=out, ignore_sparse=False)
+    rounds = [float(np.unique(out / unit)[0]) for out in outs.values()]
+    assert all(len(np.unique(out)) == 1 for out in outs.values()), {k: np.unique(o) for k, o in outs.items()}
+    assert len(set(rounds)) == 1, rounds
+    assert t - 3 <= rounds[0] <= t + 2, (rounds, t)
+    again = [np.empty(shape, F) for shape in shapes.values()]
+    store.pull(list(shapes), out=again, ignore_sparse=False)
+    assert all((one == other).all() for one, other in zip(again, outs.values(), strict=True))
+    path = Path(os.environ["TMPDIR"]) / f"whole-{store.rank}.safetensors"
+    store.save(path)
+    with kv.create("local", processes=1) as local:
+        local.load(path)
+        local.pull(list(shapes), out=again, ignore_sparse=False)
+    assert all((one == other).all() for one, other in zip(again, outs.values(), strict=True))
+    return rounds
+
+
+def reads_while_others_go_on(seed: int) -> dict[str, Any]:
+    """Worker 0 joins, and reads while the others push: each read is of one round, and they never go back."""
+    draw = random.Random(seed)
+    store, size = kv.create("dist_sync", slice_bytes=4096), 20_001
+    store.init("w", np.zeros(size, F))
+    values = np.full(size, store.rank + 1, F)
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
+    seen = [0.0]
+    if store.rank:
+        for _ in range(draw.randrange(50, 150)):
+            store.push("w", values)
+            store.pull("w", out=np.empty(size, F))
+        store.join()
+    else:
+        store.join()
+        out = np.empty(size, F)
+        for _ in range(draw.randrange(20, 60)):
+            store.pull("w", out=out)
+            assert (out == out[0]).all(), np.unique(out)
+            assert out[0] >= seen[-1], (out[0], seen[-1])
+            seen.append(float(out[0]))
+    store.barrier()
+    store.close()
+    return {"seen": sorted(set(seen))}
 
 
 def heard() -> bool:
@@ -307,7 +435,7 @@ def trained(rounds: int, pause: float = 0.0, **options: Any) -> dict[str, Any]:
     weights.set_optimizer(kv.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM))
     tell("ready")
     out = np.empty(50_001, F)
-    longest = 0.0
+    longest, begun = 0.0, time.monotonic()
     for step in range(rounds):
         start = time.monotonic()
         load.pushpull()
@@ -328,7 +456,7 @@ def trained(rounds: int, pause: float = 0.0, **options: Any) -> dict[str, Any]:
     load.store.barrier()
     weights.close()
     load.store.close()
-    return {"digest": made, "longest": longest}
+    return {"digest": made, "longest": longest, "lasted": time.monotonic() - begun}
 
 
 def expected_weight(rounds: int, workers: int) -> float:
@@ -375,6 +503,28 @@ def behind() -> None:
 
     loop_server.ServerSockets = Behind  # type: ignore[misc]
     server()
+
+
+def scheduler_behind() -> None:
+    """Be a scheduler that tells the others to look for its echo at an address which the test says."""
+    from servers import scheduler
+
+    from kvstore.ps import loop_scheduler, sockets
+
+    class Behind(sockets.SchedulerSockets):
+        elsewhere = ""
+
+        @property
+        def echo(self) -> str:
+            self.elsewhere = self.elsewhere or hear()
+            return self.elsewhere
+
+        @echo.setter
+        def echo(self, address: str) -> None:
+            tell(f"echo at {address}")
+
+    loop_scheduler.SchedulerSockets = Behind  # type: ignore[misc]
+    scheduler()
 
 
 # --------------------------------------------------------------------------------------------- ends and exits
@@ -425,13 +575,55 @@ def leaves_well(how: str, rank: int) -> None:
         return
     value = np.ones(3, F)
     store.init("v", value)
-    end = time.monotonic() + 10
+    end = pace.deadline(10)
     while value[0] != load.n - 1 and time.monotonic() < end:
         value[...] = 1
         store.pushpull("v", value)
     assert value[0] == load.n - 1
     store.barrier()
     store.close()
+
+
+def leaves_in_the_middle(name: str, how: str, leaver: int, seed: int) -> dict[str, Any]:
+    """One worker leaves after some rounds, in one way or another; the others go on, and are warned."""
+    draw = random.Random(seed)
+    last, more = draw.randrange(1, 20), 0 if how == "at the end" else draw.randrange(2, 8)
+    store = kv.create(name, slice_bytes=4096)
+    log = Warnings()
+    store.init(["a", "b"], [np.zeros(5_000, F), np.zeros(3, F)])
+    totals = []
+    for t in range(1, last + more + 1):
+        if store.rank == leaver and t > last:
+            break
+        values = [np.full(5_000, 10**store.rank, F), np.full(3, 10**store.rank, F)]
+        if draw.random() < 0.5:
+            store.pushpull(["a", "b"], values)
+        else:
+            store.push(["a", "b"], values)
+            store.pull(["a", "b"], out=values)
+        totals.append(int(values[0][0]))
+    if store.rank == leaver and how == "sys.exit":
+        tell("result " + json.dumps({"totals": totals, "warnings": log.texts}))
+        sys.exit(0)
+    if store.rank == leaver and how == "join":
+        store.join()
+    if store.rank != leaver or how == "join":
+        time.sleep(draw.random() * 0.05 * store.rank)  # they do not all close at once
+    store.close()
+    return {"totals": totals, "warnings": log.texts, "last": last}
+
+
+class Warnings(logging.Handler):
+    """What the store says to the user."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        logging.getLogger("kvstore").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.texts.append(record.getMessage())
 
 
 def uneven(batches: list[int]) -> dict[str, Any]:

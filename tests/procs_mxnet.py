@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import logging
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from references import lcg
 
 import kvstore as kv
 import kvstore.mxnet as kv_mxnet
+from kvstore.mxnet.errors import raises_both
 from kvstore.mxnet.library import mx
 from kvstore.mxnet.optimizers import Foreign, Translated
 
@@ -453,6 +456,86 @@ def compression() -> None:
         same(train(store, ALL["sgd"], TWO, **options), theirs)
 
 
+def lagging() -> None:
+    """A schedule's time is the largest count of all keys, also for keys that are pushed less often."""
+
+    def rates(store: Any, schedule: Any, program: list[list[str]]) -> list[float]:
+        store.init(["a", "b", "c"], [nd.zeros(1)] * 3)
+        store.set_optimizer(mx.optimizer.SGD(lr_scheduler=schedule))
+        out, found = nd.zeros(1), []
+        for keys in program:
+            store.push(keys, [nd.ones(1)] * len(keys))
+            for key in keys:
+                store.pull(key, out=out)
+                found.append(float(out.asscalar()))
+        return found
+
+    draw = np.random.default_rng(5)
+    for _ in range(5):
+        program = [[key for key in "abc" if draw.random() < 0.4] or ["a"] for _ in range(9)]
+        for name, settings in (
+            ("FactorScheduler", {"step": 2, "factor": 0.5}),
+            ("MultiFactorScheduler", {"step": [2, 4], "factor": 0.5}),
+            ("PolyScheduler", {"max_update": 5}),
+            ("CosineScheduler", {"max_update": 5, "warmup_steps": 2}),
+        ):
+            kind = getattr(mx.lr_scheduler, name)
+            theirs = rates(mx.kv.create("local"), kind(base_lr=1, **settings), program)
+            with kv_mxnet.create("local") as store:
+                np.testing.assert_allclose(rates(store, kind(base_lr=1, **settings), program), theirs, 1e-5)
+
+
+def stale() -> None:
+    """Gradients that no backward pass has written: what Gluon does over MXNet's store it does over ours."""
+
+    def steps(store: Any, on_kvstore: bool, ignore: bool, unused: bool) -> list[Any]:
+        used, other = gluon.Parameter("used", shape=(1,)), gluon.Parameter("other", shape=(1,))
+        for param in (used, other):
+            param.initialize(mx.init.Zero(), ctx=CPUS)
+        options = {"kvstore": store, "update_on_kvstore": on_kvstore}
+        trainer = gluon.Trainer([used, other], "sgd", {"learning_rate": 1.0}, **options)
+        told = []
+        for step in range(4):
+            with autograd.record():
+                losses = [
+                    (used.data(cpu) + (0 if step or unused else other.data(cpu))) * (place + 1)
+                    for place, cpu in TWO
+                ]
+            autograd.backward(losses)
+            try:
+                trainer.step(1, ignore_stale_grad=ignore)
+            except UserWarning:
+                told.append("UserWarning")
+            values = [other.data(CPUS[0]), *other.list_grad(), used.data(CPUS[0])]
+            told.append([float(value.asscalar()) for value in values])
+        return told
+
+    for case in itertools.product((True, False), (True, False), (True, False)):
+        theirs = steps(mx.kv.create("device"), *case)
+        with kv_mxnet.create("device") as store:
+            assert steps(store, *case) == theirs, case
+    # What docs/from-mxnet.md says of it.
+    pushed_again = [[-3.0 * n, 1, 2, -3.0 * n] for n in (1, 2, 3, 4)]
+    assert steps(mx.kv.create("device"), True, False, False) == pushed_again
+    sums_of_sums = [[-3.0, n, n, -3 * (i + 1)] for i, n in enumerate((3, 6, 12, 24))]
+    assert steps(mx.kv.create("device"), False, True, False) == sums_of_sums
+
+
+def empty_table() -> None:
+    """A table without rows is one of zeros here; MXNet gives no rows then."""
+    for make, ids in ((mx.kv.create, []), (kv_mxnet.create, [1, 4])):
+        store, out = make("local"), rows()
+        store.init("t", rows())
+        store.row_sparse_pull("t", out=out, row_ids=nd.array([4, 1]))
+        assert out.indices.asnumpy().tolist() == ids
+    with store:
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=1))
+        store.push("t", rows(3))
+        dense = nd.zeros((6, 2))
+        store.pull("t", out=dense)
+        assert dense.asnumpy()[:, 0].tolist() == [0, 0, 0, -1, 0, 0]
+
+
 def resume(kind: str = "local") -> None:
     """Training that is broken off and goes on gives the weights of training in one go."""
     with tempfile.TemporaryDirectory() as folder:
@@ -492,6 +575,120 @@ def foreign_files() -> None:
         except kv.StateFileError:
             return
         raise AssertionError("a pickle was read")
+
+
+def raised(call: Callable[..., Any], *arguments: Any) -> Exception:
+    """Return the error, caught as a program written for MXNet catches it."""
+    try:
+        call(*arguments)
+    except mx.base.MXNetError as error:
+        caught: Exception = error
+        return caught
+    raise AssertionError("no error")
+
+
+def errors() -> None:
+    """What a store made here raises is ours, and MXNet's."""
+    with kv_mxnet.create("local") as store:
+        dense, table = nd.ones(3), nd.ones((3, 1)).tostype("row_sparse")
+        store.init("w", dense)
+        store.init("table", table)
+        wrong: list[tuple[type[Exception], Callable[..., Any], tuple[Any, ...]]] = [
+            (kv.DuplicateKeyError, store.init, ("w", dense)),
+            (kv.KeyKindError, store.init, (3, dense)),
+            (kv.KeyNotFoundError, store.push, ("other", dense)),
+            (kv.KeyNotFoundError, store.pull, ("other", dense)),
+            (kv.ShapeError, store.pushpull, ("w", nd.ones(4))),
+            (kv.DTypeError, store.push, ("w", nd.ones(3, dtype="int32"))),
+            (kv.ArrayError, store.row_sparse_pull, ("table", nd.ones((3, 1)), 0, nd.array([1]))),
+            (kv.RowIndexError, store.row_sparse_pull, ("table", table, 0, nd.array([3]))),
+            (kv.ArgumentError, store.set_optimizer, ("sgd",)),
+            (kv.ConfigError, store.set_optimizer, (mx.optimizer.SGD(rescale_grad=-1),)),
+            (kv.CapabilityError, store.set_gradient_compression, ({"type": "2bit"},)),
+            (kv.ConfigError, store.load_optimizer_states, ("/nowhere/at/all",)),
+            (kv.ConfigError, kv_mxnet.create, ("locla",)),
+        ]
+        for kind, call, arguments in wrong:
+            error = raised(call, *arguments)
+            assert isinstance(error, kind), (kind, error)
+            assert type(error).__name__ == kind.__name__
+            assert isinstance(error, kv.KVStoreError)
+        assert isinstance(raised(store.pull, "other", dense), KeyError)
+        store._set_updater(lambda key, merged, stored: 1 / 0)
+        assert isinstance(raised(store.push, "w", dense).__cause__, ZeroDivisionError)
+    assert isinstance(raised(store.push, "w", dense), kv.ClosedError)
+    try:
+        store.store.push("w", np.ones(3, F))
+    except kv.ClosedError as closed:
+        assert not isinstance(closed, mx.base.MXNetError)  # it was not called through MXNet
+
+
+def every_error() -> None:
+    """Each class of ours can be one of MXNet's, keeps what it carries, and is made once."""
+
+    @raises_both
+    def fail(error: Exception) -> None:
+        raise error
+
+    kinds = [kind for kind in vars(kv.errors).values() if isinstance(kind, type)]
+    assert len(kinds) > 20
+    for kind in kinds:
+        first, second = kind("text"), kind("again")
+        for error in (first, second, first):
+            assert raised(fail, error) is error
+            assert isinstance(error, kind)
+        assert type(first) is type(second)
+        assert str(first) == "text"
+    lost = raised(fail, kv.PeerLostError("gone", role="server", rank=3))
+    assert isinstance(lost, kv.PeerLostError)
+    assert (lost.role, lost.rank) == ("server", 3)
+
+
+def shown_states() -> None:
+    """States of a store's optimizer are NDArrays, nested as MXNet nests them."""
+
+    def plain(state: Any) -> Any:
+        if isinstance(state, tuple):
+            return [plain(part) for part in state]
+        return state if state is None else state.asnumpy()
+
+    def states(store: Any, name: str, settings: dict[str, Any], dtype: str) -> Any:
+        store.init("w", nd.array(lcg(12, 3).reshape(6, 2), dtype=dtype))
+        store.set_optimizer(mx.optimizer.create(name, **settings))
+        gradient = nd.array(lcg(12, 5).reshape(6, 2), dtype=dtype)
+        store.push("w", [gradient, gradient])
+        ((_, state),) = store._updater.states.items()
+        return state
+
+    def agree(ours: Any, theirs: Any) -> None:
+        if isinstance(theirs, list):
+            for one, other in zip(ours, theirs, strict=True):
+                agree(one, other)
+        elif theirs is None:
+            assert ours is None
+        else:
+            np.testing.assert_allclose(ours, theirs, 1e-3, 1e-6)
+
+    plainest = {"plain sgd": ("sgd", {}), "plain nag": ("nag", {"momentum": 0.0})}
+    for name, settings in {**ALL, **plainest}.values():
+        for dtype in ("float32", "float16"):
+            options = {**settings, "multi_precision": dtype == "float16"}
+            theirs = plain(states(mx.kv.create("local"), name, options, dtype))
+            for kind in ("local", "shared"):
+                with kv_mxnet.create(kind) as store:
+                    agree(plain(states(store, name, options, dtype)), theirs)
+    with kv_mxnet.create("local") as store:
+        momentum = states(store, "sgd", {"momentum": 0.9}, "float32")
+        copied, before = copy.deepcopy(momentum), momentum.asnumpy()
+        store.push("w", nd.ones((6, 2)))
+        assert (momentum.asnumpy() != before).all()  # it lies in the store
+        assert (copied.asnumpy() == before).all()
+        store.set_optimizer(kv.optimizer.Adam())
+        store.push("w", nd.ones((6, 2)))
+        assert isinstance(store._updater.optimizer, kv.optimizer.Adam)
+        assert store._updater.states["w"][0].shape == (6, 2)
+        store._set_updater(lambda key, merged, stored: None)
+        assert store._updater is None
 
 
 def names() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import importlib
+import logging
 import mmap
 import os
 import random
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pace
 import pytest
 from jobs import hear, tell
 from references import Array
@@ -180,7 +182,7 @@ def until_lost(seed: int, folder: str) -> dict[str, Any]:
     """Work until a peer dies; then read, save and close."""
     traffic = Traffic(seed, packed=seed % 2 == 1)
     tell("ready")
-    end = time.monotonic() + 20
+    end = pace.deadline(20)
     try:
         while time.monotonic() < end:
             traffic.round()
@@ -545,6 +547,7 @@ def stopped() -> str:
     """Work until a peer is lost, or until this process was fenced itself."""
     store = kv.create("shared")
     store.init("w", np.zeros(40_000, F))
+    store.pushpull("w", np.ones(40_000, F))
     tell("ready")
     with pytest.raises((kv.PeerLostError, kv.FencedError)) as caught:
         while True:
@@ -620,3 +623,224 @@ def gives_up(size: int) -> None:
     assert (out == 2).all()
     tell("done")
     hear()
+
+
+# ------------------------------------------------------------------------------------ keys of one call
+
+
+def die_after(arrivals: int) -> None:
+    """Be killed at the arrival after so many."""
+    from kvstore.memory import _shared as shm
+
+    left = [arrivals]
+
+    def counted(arrive: Any) -> Any:
+        def run(*arguments: Any) -> None:
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            arrive(*arguments)
+
+        return run
+
+    for name in ("arrive_with_slot", "arrive_with_copy", "arrive_privately", "arrive_with_rows"):
+        setattr(shm, name, counted(getattr(shm, name)))
+
+
+CALL = {"a": 1000, "b": 40_000, "c": 10, "d": 70_000}
+
+
+def dies_within_a_call(arrivals: int, folder: str) -> list[float]:
+    """Worker 1 dies between two keys of a push; what the others read is one round of all keys."""
+    store = kv.create("shared")
+    store.init(list(CALL), [np.zeros(n, F) for n in CALL.values()])
+    store.init("rows", kv.RowSparseArray.zeros(TABLE))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=RATE))
+    keys, values = [*CALL, "rows"], [np.ones(n, F) for n in CALL.values()]
+    values.append(kv.RowSparseArray(np.ones((TABLE[0], TABLE[1]), F), np.arange(TABLE[0]), TABLE))
+    outs = [np.empty(n, F) for n in CALL.values()] + [np.empty(TABLE, F)]
+    for _ in range(3):
+        store.push(keys, values)
+        store.pull(keys, out=outs)
+    if store.rank == 1:
+        die_after(arrivals)
+    with pytest.raises(kv.PeerLostError):
+        for _ in range(3):
+            store.push(keys, values)
+            store.pull(keys, out=outs)
+    store.pull(keys, out=outs)
+    path = Path(folder) / f"{store.rank}.safetensors"
+    store.save(path)
+    with kv.create("local", processes=1) as local:
+        local.load(path)
+        for key, out in zip(keys, outs, strict=True):
+            assert np.array_equal(local.view(key).data if key == "rows" else local.view(key), out)
+    store.close()
+    return sorted({float(x) for out in outs for x in np.unique(out)})
+
+
+def keys_of_two_rounds(folder: str, optimizer: bool) -> None:
+    """Worker 1 dies when it has pushed a copy of one key and the place of another, which dies with it.
+
+    What was summed goes back a round, for all to stand at one; what an optimizer has updated does not.
+    """
+    from kvstore.backends.shared_waits import Waits
+
+    store = kv.create("shared")
+    keys, path = ["c", "d"], Path(folder) / "values"
+    outs = [np.empty(CALL[key], F) for key in keys]
+    store.init(keys, [np.zeros(CALL[key], F) for key in keys])
+    store.pushpull(keys, [np.ones(CALL[key], F) for key in keys], out=outs)
+    if store.rank == 1:
+        Waits.complete = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    else:
+        assert hear() == "dead"
+        if optimizer:
+            store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
+    with pytest.raises(kv.KVStoreError):
+        store.pushpull(keys, [np.full(CALL[key], 5, F) for key in keys], out=outs)
+    provoke(store)
+    if optimizer:
+        for read in (lambda: store.pull(keys, out=outs), lambda: store.save(path)):
+            with pytest.raises(kv.PeerLostError, match=r"'c' of round 2, 'd' of round 1") as caught:
+                read()
+            assert caught.value.rank == 1
+        assert not path.exists()
+    else:
+        store.pull(keys, out=outs)
+        assert {float(x) for out in outs for x in np.unique(out)} == {2}
+        store.save(path)
+    for key, out, want in zip(keys, outs, (2 - 10 if optimizer else 2, 2), strict=True):
+        store.pull(key, out=out)
+        assert (out == want).all()
+        assert (store.view(key) == want).all()
+    store.close()
+
+
+def reads_wait_for_who_works() -> float:
+    """Worker 2 dies while worker 1 does the update; worker 0 is told so, and reads the update."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(50, F))
+    store.barrier()
+
+    def add(key: Any, merged: Any, weight: Any) -> None:
+        assert store.rank == 1
+        tell("works")
+        hear()
+        weight += merged
+
+    store.set_updater(add)
+    if store.rank == 1:
+        hear()
+    store.push("w", np.ones(50, F))
+    tell("pushed")
+    out = np.empty(50, F)
+    if store.rank == 0:
+        with pytest.raises(kv.PeerLostError):
+            store.barrier()
+        tell("told")
+    elif store.rank == 2:
+        time.sleep(100)
+    store.pull("w", out=out)
+    assert (out == out[0]).all()
+    return float(out[0])
+
+
+def calls_until_lost(seed: int, folder: str) -> dict[str, Any]:
+    """Calls with several keys until a peer dies: then all keys are of one round."""
+    draw = random.Random(seed)
+    stores = [kv.create("shared"), kv.create("shared")]
+    keys, t = list(CALL), 0
+    outs = [np.empty(n, F) for n in CALL.values()]
+    for store in stores:
+        store.init(keys, [np.zeros(n, F) for n in CALL.values()])
+    stores[1].set_optimizer(kv.optimizer.create("test", learning_rate=-1))
+    tell("ready")
+    with pytest.raises(kv.PeerLostError):
+        while True:
+            t += 1
+            for store in stores:
+                values = [np.full(n, 1 if store is stores[1] else t, F) for n in CALL.values()]
+                if draw.random() < 0.5:
+                    store.push(keys, values)
+                    store.pull(keys, out=outs)
+                else:
+                    store.pushpull(keys, values, out=outs)
+    seen = []
+    for i, store in enumerate(stores):
+        provoke(store)
+        store.pull(keys, out=outs)
+        store.save(Path(folder) / f"{store.rank}-{i}.safetensors")
+        assert len({float(x) for out in outs for x in np.unique(out)}) == 1, (i, t, outs)
+        for key, out in zip(keys, outs, strict=True):
+            store.pull(key, out=out)
+            assert len(np.unique(out)) == 1, (i, key, t, np.unique(out))
+            seen.append(float(out[0]) / store.num_workers)
+        store.close()
+    assert set(seen) <= {t - 1, t}, (seen, t)
+    return {"seen": seen}
+
+
+# ------------------------------------------------------------------------------- leaving without a word
+
+
+class Warnings(logging.Handler):
+    """What the store has warned of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        logging.getLogger("kvstore.shared").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def leaves_early(how: str, size: int) -> list[str]:
+    """Worker 1 ends after five rounds; the others do ten."""
+    warnings, store = Warnings(), kv.create("shared")
+    store.init(["v", "w"], [np.zeros(size, F)] * 2)
+    out = np.empty(size, F)
+    for t in range(10):
+        if t == 5 and store.rank == 1:
+            if how == "join":
+                store.join()
+            if how == "close":
+                store.close()
+            elif how == "with":
+                with store:
+                    pass
+            elif how == "exit":
+                sys.exit(0)
+            return warnings.texts
+        for key in ("w", "v"):
+            store.pushpull(key, np.ones(size, F), out=out)
+            assert (out == (store.num_workers if t < 5 else store.num_workers - 1)).all()
+        if t == 4:
+            tell("half")
+            if store.rank != 1:
+                hear()
+    store.close()
+    return warnings.texts
+
+
+def ends_in_its_own_time(seed: int) -> list[str]:
+    """An ordinary end: the last round, and then every worker goes when it likes."""
+    draw = random.Random(seed * 100 + int(os.environ["KVSTORE_RANK"]))
+    warnings, store = Warnings(), kv.create("shared")
+    keys, rounds = ["v", "w"], random.Random(seed).randint(1, 20)
+    sizes = [random.Random(seed + 1).choice([3, 1000, 40_000]) for _ in keys]
+    store.init(keys, [np.zeros(n, F) for n in sizes])
+    outs = [np.empty(n, F) for n in sizes]
+    for _ in range(rounds):
+        if draw.random() < 0.2:
+            time.sleep(draw.random() * 0.01)
+        for key, n, out in zip(keys, sizes, outs, strict=True):
+            store.pushpull(key, np.ones(n, F), out=out)
+            assert (out == store.num_workers).all()
+    time.sleep(draw.random() * 0.02)
+    if draw.random() < 0.5:
+        store.pull(keys, out=outs)
+    if draw.random() < 0.5:
+        store.close()
+    return warnings.texts

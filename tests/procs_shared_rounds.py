@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import threading
 import time
 from pathlib import Path
@@ -597,3 +599,155 @@ def rows_of(seed: int) -> kv.RowSparseArray:
     rng = np.random.default_rng(seed)
     ids = np.flatnonzero(rng.random(40) < 0.3)
     return kv.RowSparseArray(rng.standard_normal((len(ids), 3)).astype(F), ids, (40, 3))
+
+
+# ------------------------------------------------------------------------------------------------- threads
+
+
+def threads_with_keys(seed: int, rounds: int) -> None:
+    """Some threads with a key each, in an order and with pauses of their own on every worker."""
+    same, own = random.Random(seed), random.Random(seed * 100 + int(os.environ["KVSTORE_RANK"]))
+    optimizer, sizes = (
+        same.random() < 0.3,
+        [same.choice([3, 1024, 40_000]) for _ in range(same.randint(2, 4))],
+    )
+    groups = [create(group=name) for name in ("one", "two")[: same.randint(1, 2)]]
+    keys = [(store, f"k{i}", n) for i, n in enumerate(sizes) for store in groups]
+    ways = [same.choice(["pushpull", "push", "ahead", "view", "async"]) for _ in keys]
+    if optimizer:
+        for store in groups:
+            store.set_optimizer(kv.optimizer.create("test", learning_rate=-1))  # adds what is pushed
+    errors: list[BaseException] = []
+
+    def train(store: Any, key: str, n: int, way: str, draw: random.Random) -> None:
+        try:
+            store.init(key, np.zeros(n, F))
+            for t in range(1, rounds + 1):
+                if draw.random() < 0.3:
+                    time.sleep(draw.random() * 0.003)
+                if way == "ahead" and t % 3:  # the third push of a key waits for the first of all others
+                    store.push(key, np.full(n, t * (store.rank + 1), F))
+                    continue
+                got, total = once(store, key, n, t, way), everywhere(store)
+                want = total * (t * (t + 1) // 2 if optimizer else t)
+                assert (got == want).all(), (key, t, np.unique(got), want)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=train, args=(*key, way, random.Random(own.random())), daemon=True)
+        for key, way in zip(keys, ways, strict=True)
+    ]
+    own.shuffle(threads)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    for store in groups:
+        store.barrier()
+        store.close()
+
+
+def once(store: Any, key: str, n: int, t: int, way: str) -> Array:
+    """One round of a key; what it left."""
+    value, out = np.full(n, t * (store.rank + 1), F), np.empty(n, F)
+    if way == "pushpull":
+        store.pushpull(key, value, out=out)
+    elif way == "async":
+        store.push(key, value, async_op=True)
+        store.pull(key, out=out, async_op=True).wait()
+    else:
+        store.push(key, value)
+        if way == "view":
+            return np.array(held(store, key))
+        store.pull(key, out=out)
+    return out
+
+
+def threads_with_one_key(rounds: int) -> None:
+    """Two threads of a worker push to one key; each receives what its own round left."""
+    store = opened()
+    got: list[float] = []
+
+    def train() -> None:
+        for _ in range(rounds):
+            out = full("small", store.rank + 1)
+            store.pushpull("small", out)
+            got.append(float(out[0]))
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [everywhere(store)] * 2 * rounds
+    end(store)
+
+
+def close_waits_for_threads() -> None:
+    """Worker 0 closes while a thread of its waits for worker 1, whom this keeps from nothing."""
+    store = opened()
+    if store.rank == 1:
+        hear()
+        store.pushpull("small", full("small", 2))
+        store.close()
+        return
+    out = full("small", 1)
+    thread = threading.Thread(target=store.pushpull, args=("small", out))
+    thread.start()
+    while not store._engine.turns.taken:
+        time.sleep(0.001)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    tell("closes")
+    for one in (thread, closing):
+        one.join()
+    assert (out == 3).all()
+
+
+def an_updater_calls_the_store() -> None:
+    """While another thread waits for a worker that comes late, an updater reads another key of its store."""
+    store = opened()
+    seen: list[float] = []
+
+    def add(key: str, merged: Array, weight: Array) -> None:
+        seen.append(pulled(store, "edge"))
+        weight += merged
+
+    store.set_updater(add)
+    waits = threading.Thread(target=store.pushpull, args=("large", full("large", 1)))
+    if store.rank == 0:
+        waits.start()
+    store.pushpull("small", full("small", 1))
+    store.barrier()
+    if store.rank == 1:
+        waits.start()
+    waits.join()
+    assert set(seen) <= {-1.0}
+    assert (pulled(store, "small"), pulled(store, "large")) == (1, 1)
+    end(store)
+
+
+def optimizer_under_a_pushed_array() -> None:
+    """Worker 0 has pushed a private array for a sum when worker 1 sets an optimizer."""
+    store = opened()
+    sgd = kv.optimizer.create("sgd", learning_rate=0.5, momentum=0.5)
+    if store.rank == 0:
+        out = full("large", 1)
+        thread = threading.Thread(target=store.pushpull, args=("large", out))
+        thread.start()
+        while not store._engine.turns.taken or not store._backend._keys.find("large").arrived:
+            time.sleep(0.001)
+        tell("pushed")
+        thread.join()
+        store.set_optimizer(sgd)
+    else:
+        hear()
+        store.set_optimizer(sgd)
+        out = full("large", 2)
+        store.pushpull("large", out)
+    assert (out == -2.5).all()
+    store.pushpull("large", out := full("large", 1))
+    assert (out == -2.5 - 0.75 - 1).all()
+    end(store)

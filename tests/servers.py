@@ -7,20 +7,22 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jobs
+import pace
 
-#: Signs of life come often, so that tests of deaths are quick; for these the time is set lower still.
-PATIENCE = {
-    "KVSTORE_HEARTBEAT": "0.2",
-    "KVSTORE_DEAD_AFTER": "4",
-    "KVSTORE_RESEND": "1",
-    "KVSTORE_TIMEOUT": "20",
-}
+
+def patience() -> dict[str, str]:
+    """Signs of life come often, so that tests of deaths are quick; for these the time is set lower still."""
+    return {
+        "KVSTORE_HEARTBEAT": "0.2",
+        "KVSTORE_DEAD_AFTER": pace.variable(4),
+        "KVSTORE_RESEND": pace.variable(1),
+        "KVSTORE_TIMEOUT": pace.variable(20),
+    }
 
 
 class ServedJob(jobs.Job):
@@ -31,7 +33,7 @@ class ServedJob(jobs.Job):
     ) -> None:
         super().__init__(nursery, folder, workers)
         self.servers: list[jobs.Worker] = []
-        self.variables = {**PATIENCE, **variables, "KVSTORE_NUM_SERVERS": str(servers)}
+        self.variables = {**patience(), **variables, "KVSTORE_NUM_SERVERS": str(servers)}
         self.scheduler = self._role("scheduler", 0, KVSTORE_NUM_WORKERS=str(workers))
         self.variables["KVSTORE_SCHEDULER"] = self.scheduler.expect_some("at ")[3:]
         for rank in range(servers):
@@ -47,7 +49,9 @@ class ServedJob(jobs.Job):
         """Start a worker."""
         return super().start(module, function, *arguments, rank=rank, **self.variables, **variables)
 
-    def _role(self, role: str, rank: int, **variables: str) -> jobs.Worker:
+    def _role(
+        self, role: str, rank: int, module: str = "servers", function: str = "", **variables: str
+    ) -> jobs.Worker:
         environment = {
             **self.variables,
             "KVSTORE_ROLE": role,
@@ -57,12 +61,14 @@ class ServedJob(jobs.Job):
         }
         if role == "scheduler":
             environment.setdefault("KVSTORE_SCHEDULER", "tcp://127.0.0.1:0")
-        request = {"module": "servers", "function": role, "arguments": [], "variables": environment}
+        request = {
+            "module": module, "function": function or role, "arguments": [], "variables": environment
+        }  # fmt: skip
         return jobs.Worker(self._nursery, request)
 
     def ended(self, timeout: float = jobs.DEADLINE) -> list[int]:
         """Exit codes of scheduler and servers, which must end by themselves."""
-        end = time.monotonic() + timeout
+        end = pace.deadline(timeout)
         return [one.finish(end) for one in (self.scheduler, *self.servers)]
 
     def close(self) -> None:
@@ -99,7 +105,7 @@ def service(servers: int, **variables: str) -> Iterator[Mapping[str, str]]:
 
     The servers know the rules of own_rules.py.
     """
-    variables = {**PATIENCE, "KVSTORE_DEAD_AFTER": "20", **variables}
+    variables = {**patience(), "KVSTORE_DEAD_AFTER": pace.variable(20), **variables}
     command = [sys.executable, "-m", "kvstore.launch"]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     job = f"tests-{os.getpid()}-{secrets.token_hex(4)}"
@@ -127,6 +133,6 @@ def service(servers: int, **variables: str) -> Iterator[Mapping[str, str]]:
 
 def _end(process: subprocess.Popen[Any]) -> None:
     process.terminate()
-    process.wait(10)
+    process.wait(pace.seconds(10))
     if process.stdout is not None:
         process.stdout.close()

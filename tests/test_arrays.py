@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import kvstore as kv
-from kvstore.arrays import is_array, readable, same_type, writable
+from kvstore.arrays import bfloat16, dtype_named, is_array, readable, same_type, writable
 
 Array = npt.NDArray[Any]
 
@@ -622,3 +623,30 @@ def test_jax_arrays(store: kv.KVStore) -> None:
     assert (store.view("w") == 2).all()
     with pytest.raises(kv.ArrayError, match="read-only"):
         store.pull("w", out=value)
+
+
+def test_without_ml_dtypes_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    for error in (kv.DTypeError, kv.MissingBackendError):
+        with pytest.raises(error, match=r"a value is bfloat16.*pip install 'kvstore-train\[bfloat16\]'"):
+            bfloat16("a value")
+    with pytest.raises(kv.DTypeError, match=r"kvstore-train\[bfloat16\]"):
+        dtype_named("bfloat16")
+
+
+@pytest.mark.parametrize("verb", ["", "_optimizer_states"])
+def test_a_file_of_bfloat16_without_ml_dtypes_is_not_called_damaged(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = np.ones(3, ml_dtypes.bfloat16)
+    with kv.create() as store, kv.create() as again, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        store.init("a", value)
+        for one in (store, again):
+            one.set_optimizer(kv.optimizer.Adam())
+        store.push("a", value)
+        getattr(store, f"save{verb}")(tmp_path / "f")
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+        with pytest.raises(kv.StateFileError, match=r"kvstore-train\[bfloat16\]") as caught:
+            getattr(again, f"load{verb}")(tmp_path / "f")
+        assert "damaged" not in str(caught.value)

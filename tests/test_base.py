@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pace
 import pytest
 
 import kvstore as kv
-from kvstore.base import BACKENDS
+from kvstore.base import BACKENDS, _warn_apart
 
 #: On engines of others, whose own tests make them.
 ENGINES = ("byteps", "horovod", "mpi", "nccl")
@@ -119,13 +120,15 @@ def test_unknown_names_never_make_a_local_store(name: str) -> None:
 
 
 def test_unknown_options_are_refused() -> None:
-    with pytest.raises(kv.ConfigError, match=r"unknown option treads; known are .*threads"):
+    with pytest.raises(
+        kv.ConfigError, match=r"unknown option treads, did you mean 'threads'\?; known are .*threads"
+    ):
         kv.create("local", treads=2)
 
 
 def test_creating_is_lazy() -> None:
     code = "import sys, kvstore; assert not any(m.startswith('kvstore.backends.local') for m in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=pace.seconds(60))
 
 
 # ------------------------------------------------------------------------------------------------- the base
@@ -288,3 +291,52 @@ def test_a_store_between_processes_needs_linux(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(kv.MissingBackendError, match="needs Linux"):
         kv.create("shared")
+
+
+LAUNCHERS = {
+    "torchrun": {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "some",
+    },
+    "openmpi": {
+        "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "some",
+    },
+    "slurm": {
+        "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "1",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["local", "device"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_store_apart_from_what_a_launcher_has_started_warns(
+    launcher: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for variable, value in LAUNCHERS[launcher].items():
+        monkeypatch.setenv(variable, value)
+    _warn_apart.cache_clear()
+    kv.create(name, processes=1).close()
+    assert caplog.text == ""
+    kv.create(name).close()
+    kv.create(name).close()
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert f"rank 1 of 2 trains on its own: {launcher} has started 2 processes, and store {name!r}" in text
+    assert ("'shared'" in text) == (launcher != "slurm")  # whose ranks are on two machines
+    assert "'dist_sync'" in text
+
+
+def test_a_process_on_its_own_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("local", "device", "shared"):
+        kv.create(name).close()
+    assert caplog.text == ""
+
+
+def test_variables_that_say_too_little_are_left_to_stores_that_need_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    kv.create("device").close()
+    assert caplog.text == ""

@@ -101,6 +101,14 @@ def test_unknown_options() -> None:
         store_config({"b": 1, "a": 2, "timeout": 3}, {})
 
 
+@pytest.mark.parametrize(
+    ("given", "near"), [("tiemout", "timeout"), ("num_threads", "threads"), ("slice_byte", "slice_bytes")]
+)
+def test_unknown_options_that_are_near(given: str, near: str) -> None:
+    with pytest.raises(kv.ConfigError, match=rf"unknown option {given}, did you mean '{near}'\?; known are"):
+        kv.create("local", **{given: 1})
+
+
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         store_config({}, {}).timeout = 1  # type: ignore[misc]

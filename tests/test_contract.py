@@ -6,7 +6,11 @@ in test_store.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -1011,6 +1015,140 @@ def test_statistics_and_placement(store: kv.KVStore) -> None:
     assert store.statistics() == kv.Statistics(keys=2, nbytes=29, pushes=3, pulls=2)
     places = store.placement()
     assert {key: sum(size for _, size in parts) for key, parts in places.items()} == {"a": 24, "b": 5}
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_statistics_leave_out_what_raised(store: kv.KVStore, async_op: bool) -> None:
+    store.init(["a", "t"], [full(0), rows([0], 1)])
+    wrong: list[Callable[[], Any]] = [
+        lambda: store.push("a", full(1, (7,)), async_op=async_op),
+        lambda: store.push("b", full(1), async_op=async_op),
+        lambda: store.pushpull("a", full(1, dtype=np.int8), async_op=async_op),
+        lambda: store.pull("a", out=full(1, (7,)), async_op=async_op),
+        lambda: store.row_sparse_pull("t", out=rows([], 0), row_ids=[9], async_op=async_op),
+    ]
+    for call in wrong:
+        with pytest.raises(kv.KVStoreError):
+            work = call()
+            if async_op:
+                work.wait()
+    assert store.statistics() == kv.Statistics(keys=2, nbytes=store.statistics().nbytes, pushes=0, pulls=0)
+    for work in (
+        store.push("a", full(1), async_op=async_op),
+        store.pushpull("a", full(1), async_op=async_op),
+        store.row_sparse_pull("t", out=rows([], 0), row_ids=[0], async_op=async_op),
+    ):
+        if work is not None:
+            work.wait()
+    assert (store.statistics().pushes, store.statistics().pulls) == (2, 2)
+
+
+@pytest.mark.parametrize(("keys", "other"), [(["a", "b"], 1), ([3, 4], "a")])
+def test_which_keys_and_how_many(store: kv.KVStore, keys: list[Any], other: Any) -> None:
+    assert len(store) == 0
+    assert store, "an empty store is a store"
+    assert keys[0] not in store
+    store.init(keys, [full(0), rows([0], 1)])
+    assert len(store) == 2
+    assert keys[0] in store
+    assert keys[1] in store
+    assert other not in store
+    assert type(keys[0])(9) not in store
+    for no_key in (1.5, None, True):
+        with pytest.raises(kv.KeyKindError, match="must be an int or a str"):
+            assert no_key in store
+    store.close()
+    for call in (lambda: len(store), lambda: keys[0] in store):
+        with pytest.raises(kv.ClosedError):
+            call()
+
+
+# --------------------------------------------------------------------------------------- what an error says
+
+
+def test_a_key_of_the_other_kind_is_told_in_english(store: kv.KVStore) -> None:
+    store.init("a", full(0))
+    with pytest.raises(kv.KeyKindError, match="key 0 is an int key, this store has str keys"):
+        store.init(0, full(0))
+
+
+def test_a_key_of_the_other_kind_is_told_of_str_too(store: kv.KVStore) -> None:
+    store.init(7, full(0))
+    with pytest.raises(kv.KeyKindError, match="key '0' is a str key, this store has int keys"):
+        store.init("0", full(0))
+
+
+@pytest.mark.parametrize(
+    ("have", "given", "cast"),
+    [
+        ("float32", "float64", r"x\.astype\(np\.float32\) does, or x\.to\(torch\.float32\)"),
+        ("bfloat16", "float32", r"x\.astype\(ml_dtypes\.bfloat16\) does, or x\.to\(torch\.bfloat16\)"),
+    ],
+)
+def test_a_wrong_element_type_comes_with_the_cast(
+    store: kv.KVStore, have: str, given: str, cast: str
+) -> None:
+    store.init(["a", "t"], [full(0, dtype=dtype_of(have)), rows([0], 0, dtype=dtype_of(have))])
+    said = f"has element type {given}, the key has {have}: cast it, as {cast}"
+    for key, value in (("a", full(1, dtype=given)), ("t", rows([0], 1, dtype=given))):
+        for verb in (store.push, store.pushpull):
+            with pytest.raises(kv.DTypeError, match=said):
+                verb(key, value)
+    store.push("a", full(1, dtype=given).astype(dtype_of(have)))
+
+
+def test_the_gradient_of_an_unused_parameter_is_named(store: kv.KVStore) -> None:
+    store.init("a", full(0))
+    for verb in (store.push, store.pushpull):
+        for value in (None, [full(1), None]):
+            with pytest.raises(kv.ArrayError, match=r"key 'a' must .*NoneType: the \.grad .* first backward"):
+                verb("a", value)
+    with pytest.raises(kv.ArrayError) as caught:
+        store.pull("a", out=[None])
+    assert ".grad" not in str(caught.value)
+
+
+def test_a_second_init_says_what_to_do_in_a_notebook(store: kv.KVStore) -> None:
+    store.init("a", full(0))
+    with pytest.raises(kv.DuplicateKeyError, match=r"notebook runs again, close\(\) the store and create"):
+        store.init("a", full(1))
+    with kv.create(store.type) as another:  # what the message says
+        another.init("a", full(1))
+        assert equal(pulled(another, "a"), 1)
+
+
+@contextmanager
+def little_room() -> Iterator[None]:
+    """Files of this process cannot grow, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("verb", ["save", "save_optimizer_states"])
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(
+    store: kv.KVStore, tmp_path: Path, verb: str
+) -> None:
+    store.init("a", full(0, (5000,)))
+    store.set_optimizer(kv.optimizer.Adam())
+    store.push("a", full(1, (5000,)))
+    save, path = getattr(store, verb), tmp_path / "f"
+    save(path)
+    before = path.read_bytes()
+    with little_room(), pytest.raises(kv.StateFileError) as caught:
+        save(path)
+    assert str(caught.value).startswith(f"{path} cannot be written: File too large; make room")
+    assert ".tmp" not in str(caught.value)
+    assert isinstance(caught.value, OSError)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert path.read_bytes() == before
+    with pytest.raises(kv.StateFileError, match="/none/f cannot be written: there is no folder"):
+        save(tmp_path / "none" / "f")
+    assert os.listdir(tmp_path) == ["f"]
+    save(path)
 
 
 # --------------------------------------------------------------------------------------------- asynchronous

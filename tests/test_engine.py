@@ -220,7 +220,7 @@ def test_the_store_s_deadline_holds_where_none_is_given() -> None:
 def test_a_long_wait_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine: Engine, gate: Gate
 ) -> None:
-    monkeypatch.setattr("kvstore.engine._NOTICE_AFTER", 0.01)
+    monkeypatch.setattr("kvstore.waiting.NOTICE_AFTER", 0.01)
     work = engine.submit(["gate"], lambda: None, 0, "pull of 'w'")
     with pytest.raises(kv.TimeoutError):
         work.wait(0.05)

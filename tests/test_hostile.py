@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pace
 import pytest
 
 import kvstore as kv
@@ -93,7 +94,7 @@ def test_an_asynchronous_updater_that_forks(store: kv.KVStore) -> None:
     store.init("w", np.zeros(4, F))
     store.set_updater(fork)
     store.push("w", np.ones(4, F), async_op=True).wait()
-    deadline = time.monotonic() + 20
+    deadline = pace.deadline(20)
     while os.waitpid(children[0], os.WNOHANG)[0] == 0:
         if time.monotonic() > deadline:
             os.kill(children[0], signal.SIGKILL)
@@ -301,7 +302,7 @@ while True:
 """
     for delay in (0.05, 0.1, 0.15):
         process = subprocess.Popen([sys.executable, "-c", body], cwd=tmp_path)
-        deadline = time.monotonic() + 30
+        deadline = pace.deadline(30)
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(delay)

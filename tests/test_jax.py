@@ -14,6 +14,7 @@ from typing import Any
 
 import jobs
 import numpy as np
+import pace
 import pytest
 import servers
 
@@ -162,7 +163,7 @@ except kvstore.MissingBackendError as error:
     print(error)
 """
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=pace.seconds(60), check=True)
     assert re.match(r"kvstore\.jax needs JAX: pip install jax", done.stdout)
 
 
@@ -171,7 +172,12 @@ def test_examples_of_the_page_run_with_jax(python: str, tmp_path: Path) -> None:
     assert blocks
     for code in blocks:
         done = subprocess.run(
-            [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+            [python, "-c", code],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=pace.seconds(100),
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert "learned" in done.stdout

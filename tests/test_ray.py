@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 
 import kvstore as kv
@@ -40,7 +41,7 @@ def driver(python: str, tmp_path: Path) -> Callable[[str], Any]:
             env={**os.environ, "PYTHONPATH": paths, "RAY_DISABLE_IMPORT_WARNING": "1"},
             capture_output=True,
             text=True,
-            timeout=170,
+            timeout=pace.seconds(170),
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads((tmp_path / "result").read_text())
@@ -107,7 +108,9 @@ def test_what_a_job_cannot_have_is_refused_at_once(driver: Callable[[str], Any])
 @pytest.mark.nightly
 def test_the_how_to_s_example_runs(python: str, tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    subprocess.run([python, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=170)
+    subprocess.run(
+        [python, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=pace.seconds(170)
+    )
 
 
 @pytest.mark.nightly

@@ -16,6 +16,7 @@ from typing import Any
 
 import jobs
 import numpy as np
+import pace
 import pytest
 import servers
 
@@ -130,7 +131,12 @@ def under_mpi(tmp_path: Path) -> Callable[..., list[Any]]:
         command += [python, "-c", code, str(ROOT / "tests"), function, json.dumps(arguments), str(tmp_path)]
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=100, env={**os.environ, **root}, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=pace.seconds(100),
+            env={**os.environ, **root},
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in (0, 1)]
@@ -407,7 +413,7 @@ except kvstore.MissingBackendError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=pace.seconds(60), check=True
     )
     assert re.match(r"kvstore\.torch needs PyTorch: pip install torch", done.stdout)
 
@@ -420,7 +426,12 @@ def test_examples_of_the_page_run_with_torch(python: str, tmp_path: Path) -> Non
     assert blocks
     for code in blocks:
         done = subprocess.run(
-            [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+            [python, "-c", code],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=pace.seconds(100),
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert "learned" in done.stdout

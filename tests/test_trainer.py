@@ -321,9 +321,9 @@ def test_a_worker_that_trains_on_its_own_is_told(
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     for name, value in {**torchrun, "TORCHELASTIC_RUN_ID": "some"}.items():
         monkeypatch.setenv(name, value)
-    with caplog.at_level(logging.WARNING, "kvstore.trainer"):
+    with caplog.at_level(logging.WARNING, "kvstore"):
         assert type_of("device") == (None, False)
-    assert "worker 1 of 4 trains on its own: the store 'device'" in caplog.text
+    assert "rank 1 of 4 trains on its own: torchrun has started 4 processes, and store" in caplog.text
 
 
 SPARSE = {"local": False, "shared": False}

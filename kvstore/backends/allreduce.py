@@ -2,11 +2,13 @@
 
 The meaning of the verbs is that of the other stores, with two differences that lie in the engines: a push
 waits for all workers, and all workers call with the same keys in the same order. Weights are not updated
-here; the trainer does that.
+here; the trainer does that. So a sum needs no value beforehand: as in MXNet, `pushpull` takes keys that were
+never initialised, and keeps nothing of them.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +31,7 @@ from .local import LocalBackend
 
 _CHECK = "kvstore.init"
 _SUM = "sum"
+_GUEST = "uninitialised "  # before the names of keys that a sum passes through
 
 #: Engine -> process in which it was first used; what it holds open is of no use to forks of that one.
 _homes: dict[str, int] = {}
@@ -40,6 +43,7 @@ class AllReduceBackend(LocalBackend):
     begins = True
     binds = False
     updates = False
+    _is_guest = False
 
     def __init__(self, config: StoreConfig, engine: Collective) -> None:
         super().__init__(config)
@@ -87,11 +91,19 @@ class AllReduceBackend(LocalBackend):
         """Begin; what is left is to wait for the sums, and to keep them."""
         self._check_process()
         sums = self._sums(groups)
-        finish = self.engine.allreduce([(str(entry.key), total) for entry, total in sums], priority)
+        if self._is_guest:
+            self._meet([entry for entry, _ in sums])
+        finish = self.engine.allreduce([(self._name(entry), total) for entry, total in sums], priority)
         return partial(_finish_push, finish, sums)
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
         """Begin; what is left is to wait for the sums, to keep them, and to write them out."""
+        if groups and not any(self._knows(key) or not values for key, values in groups):
+            self._check_process()
+            return self._guest(groups)._start_pushpull(groups, outs, priority)
+        return self._start_pushpull(groups, outs, priority)
+
+    def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
         targets = groups if outs is None else outs
         self._check_outs([(key, arrays) for key, arrays in targets if arrays])
         finish = self.start_push(groups, priority)
@@ -105,6 +117,32 @@ class AllReduceBackend(LocalBackend):
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """Leave it to the long way."""
         return False
+
+    # ---------------------------------------------------------------------------- keys that pass through
+
+    def _knows(self, key: Key) -> bool:
+        """Whether a key was initialised."""
+        return key in self._entries
+
+    def _guest(self, groups: list[Group]) -> AllReduceBackend:
+        """Return a store over the same engine that has these keys for one call, as if by an init."""
+        guest = copy.copy(self)
+        guest._is_guest, guest._entries = True, {}
+        first = [(key, [self._own_first_value(key, values[:1])]) for key, values in groups]
+        LocalBackend.init(guest, first)
+        return guest
+
+    def _meet(self, entries: list[Entry]) -> None:
+        """Make sure, before a sum, that all workers mean the same by keys that no init has compared."""
+
+    def _name(self, entry: Entry) -> str:
+        """Return an entry's name for the engine.
+
+        That of a key that passes through says what must be the same in all workers.
+        """
+        if self._is_guest:
+            return f"{_GUEST}{entry.key!r} {entry.shape} {entry.dtype.name}"
+        return _name(entry.key)
 
     # ----------------------------------------------------------------------------------------- checks
 
@@ -133,7 +171,7 @@ class AllReduceBackend(LocalBackend):
         if not self.engine.compares:
             self._agree(pairs, meaning)
         copies = [(key, value.copy()) for key, value in pairs]
-        items = [(str(key), copy.reshape(-1).view(np.uint8)) for key, copy in copies if copy.size]
+        items = [(_name(key), value.reshape(-1).view(np.uint8)) for key, value in copies if value.size]
         self.engine.broadcast(sorted(items, key=lambda item: item[0]), meaning)
         return copies
 
@@ -143,8 +181,8 @@ class AllReduceBackend(LocalBackend):
         meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in in_order]
         return "\0".join([repr(self.config.group), *meant])
 
-    def _agree(self, pairs: list[tuple[Key, Array]], meaning: str) -> None:
-        """Make sure that all workers initialise the same, before any of them waits for what never comes."""
+    def _agree(self, pairs: list[tuple[Key, Array]], meaning: str, verb: str = "initialises") -> None:
+        """Make sure that all workers mean the same keys, before any of them waits for what never comes."""
         mine = np.array([zlib.crc32(meaning.encode()), len(pairs)], np.int64)
         first = mine.copy()
         self.engine.broadcast([(_CHECK, first.view(np.uint8))])
@@ -152,9 +190,10 @@ class AllReduceBackend(LocalBackend):
         self.engine.allreduce([(_CHECK, differs)])()
         if differs[0]:
             raise ConfigError(
-                f"worker {self.rank} initialises {told([repr(key) for key, _ in pairs])}, and {differs[0]} "
+                f"worker {self.rank} {verb} {told([repr(key) for key, _ in pairs])}, and {differs[0]} "
                 f"of {self.num_workers} workers other keys, shapes or types than worker 0: with "
-                f"{self.engine.name} all call init, broadcast and load alike and in the same order"
+                f"{self.engine.name} all call init, broadcast and load alike and in the same order, and the "
+                "first pushpull of a key without an init"
             )
 
     def _wide(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -246,6 +285,12 @@ class AllReduceBackend(LocalBackend):
         super().close()
         if os.getpid() == self._pid:
             self.engine.close()
+
+
+def _name(key: Key) -> str:
+    """Return a key's name for engines, which none that passes through has."""
+    name = str(key)
+    return _GUEST + name if name.startswith(_GUEST) else name
 
 
 def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:

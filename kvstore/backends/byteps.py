@@ -24,8 +24,10 @@ from .. import pages
 from ..config import StoreConfig
 from ..errors import ConfigError, KVStoreError, MissingBackendError, TimeoutError
 from ..grouping import Group
+from ..waiting import WaitClock
 from .allreduce import AllReduceBackend, called, check_launched, check_process
 from .collective import Finish, Item, plain
+from .entry import Entry
 
 log = logging.getLogger("kvstore.byteps")
 
@@ -34,7 +36,6 @@ Array = npt.NDArray[Any]
 # What byteps.torch has functions for on the host, beside half floats.
 _DTYPES = frozenset(("float32", "float64", "uint8", "int32", "int64"))
 _NAP = 100e-6  # seconds between two looks
-_NOTICE_AFTER = 10.0
 
 #: Group of stores -> number of the next one in it.
 _numbers: dict[str, Iterator[int]] = {}
@@ -54,6 +55,14 @@ class BytePSBackend(AllReduceBackend):
         """As in the base; in one thread of the process."""
         self.engine.check_thread()
         super().init(groups)
+
+    def _meet(self, entries: list[Entry]) -> None:
+        """Declare keys that pass through for the first time, which all workers do alike."""
+        new = {name: e for e in entries if not self.engine.knows(name := self._name(e))}
+        if new:
+            self.engine.check_thread()
+            self._agree([(e.key, e.value) for e in new.values()], "\0".join(["sum", *sorted(new)]), "sums")
+            self.engine.declare({name: e.value.nbytes for name, e in new.items()})
 
 
 class _Tensor:
@@ -182,6 +191,15 @@ class BytePS:
                 "initialised, so initialise those of all its stores in that thread; any thread may push"
             )
 
+    def knows(self, name: str) -> bool:
+        """Whether tensors of a name are declared."""
+        return name in self._sizes
+
+    def declare(self, sizes: dict[str, int]) -> None:
+        """Declare tensors for sums that no broadcast comes before, by name and size."""
+        for name in sorted(sizes):
+            self._note(name, sizes[name])
+
     def _note(self, name: str, nbytes: int) -> None:
         """Declare a key's tensors: all workers are here, with the same keys in the same order."""
         known = self._sizes.get(name)
@@ -235,13 +253,14 @@ class BytePS:
             raise operation.error
 
     def _until_complete(self, operation: _Operation) -> None:
-        start, told_so = time.monotonic(), False
-        while not self._complete(operation):
-            waited = time.monotonic() - start
-            if waited > self._timeout:
+        clock = WaitClock(self._timeout)
+        while True:
+            waited = clock.read()
+            if self._complete(operation):
+                return
+            if clock.over:
                 raise self._give_up(operation, waited)
-            if waited > _NOTICE_AFTER and not told_so:
-                told_so = True
+            if clock.tells():
                 log.warning(
                     "worker %d has waited %.0f s for %s; all workers must call it",
                     self.rank,

@@ -8,6 +8,7 @@ complete; so no array of the caller is needed after the call.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +36,10 @@ from ..ps import messages as m
 from ..ps.client import Client, Operation, Request
 from ..ps.messages import Kind
 from ..sparse import RowSparseArray
+from ..waiting import WaitClock
 from .dist_keys import DistKey, Keys, by_order, check_same, spec_of
 from .dist_memory import SHARED_BYTES, Memory
+from .dist_reads import Reads
 from .dist_results import Fill, Rows, States, Table
 from .dist_settings import Settings
 from .dist_shelf_rules import needs_whole_keys
@@ -68,6 +71,7 @@ class DistBackend:
 
     begins = True
     parallel = True
+    turns = False
     binds = False
     compresses = True
     updates = True
@@ -89,6 +93,8 @@ class DistBackend:
         self._memory = Memory(self._client, self.synchronous)
         self._sources = Sources(self._memory)
         self._settings = Settings(self._client)
+        self._client.name_of = self._name_of
+        self._reads = Reads(self._client, self._keys, config.timeout)
         self._told: set[Key] = set()
         # What brings arrays of GPUs to the host and back; None until one has been met.
         self._gpus: Any = None
@@ -217,6 +223,13 @@ class DistBackend:
         }
         return starts[verb](*arguments, priority=priority or 0)
 
+    def is_clear(self, verb: str, keys: list[Key]) -> bool:
+        """Not asked for."""
+        return True
+
+    def make_way(self, verb: str, keys: list[Key]) -> None:
+        """Not asked for."""
+
     def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Operations begin at the call."""
         return arguments
@@ -245,7 +258,9 @@ class DistBackend:
         if kept:
             dense = [(key, [value.copy() for value in values]) for key, values in dense]
         requests = [r for key, values in dense for r in self._pushed(key, values, Kind.PUSH, None)]
-        return requests + [r for key, values in sparse for r in self._pushed_rows(key, values)]
+        requests += [r for key, values in sparse for r in self._pushed_rows(key, values)]
+        self._reads.pushed(key for key, _ in (*dense, *sparse))
+        return requests
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int = 0) -> Finish:
         """Ask for the values after what was pushed so far; what is left to do is to receive."""
@@ -259,7 +274,7 @@ class DistBackend:
                 else []
             )
             requests += self._pulled(key, dense, sparse, later)
-        return self._started(requests, "a pull", priority, later)
+        return self._read(requests, "a pull", priority, later)
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
         """Send; what is left to do is to receive."""
@@ -274,6 +289,7 @@ class DistBackend:
         fills = [(key, values, self._fill(key, targets[key.key], later, values)) for key, values in dense]
         self._check_writing()
         requests = [r for key, values, into in fills for r in self._pushed(key, values, Kind.PUSHPULL, into)]
+        self._reads.pushed(key for key, _, _ in fills)
         return self._started(requests, "a pushpull", priority, later)
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
@@ -297,7 +313,7 @@ class DistBackend:
                 rows = Rows(key, out, row_ids(key, ids))
                 requests += asked_rows(key, rows.ids, rows)
                 later.append(rows.deliver)
-        return self._started(requests, "a row_sparse_pull", priority, later)
+        return self._read(requests, "a row_sparse_pull", priority, later)
 
     # ------------------------------------------------------------------------------- parts of the verbs
 
@@ -330,6 +346,15 @@ class DistBackend:
     ) -> Finish:
         operation = self._client.submit(requests, priority)
         return partial(self._finish, operation, what, list(later))
+
+    def _read(
+        self, requests: list[Request], what: str, priority: int = 0, later: Iterable[Deliver] = ()
+    ) -> Finish:
+        """Start what reads; each key is of one round, where there are rounds."""
+        client = self._client
+        if not self.synchronous or not (self._joined or client.broken or client.late):
+            return self._started(requests, what, priority, later)
+        return partial(_deliver, self._reads.start(requests, what, priority), list(later))
 
     def _finish(self, operation: Operation, what: str, later: list[Deliver]) -> None:
         self._client.finish(operation, what)
@@ -426,6 +451,10 @@ class DistBackend:
                 elif not isinstance(out, RowSparseArray):
                     check_shape(key, writable(out, f"out of key {name!r}")[0], "out")
 
+    def _name_of(self, slice_: int) -> str:
+        homes = (key for key in self._keys if any(part.slice == slice_ for part in key.parts))
+        return next((f"key {key.key!r}" for key in homes), "a key")
+
     def _find(self, key: Key) -> DistKey | None:
         """Return a key, also one that other workers have made; None if there is none."""
         known = self._keys.get(key)
@@ -466,6 +495,11 @@ class DistBackend:
 
     def set_compression(self, codec: Codec) -> None:
         """Pack what this worker pushes; each worker says so for itself, and has residuals of its own."""
+        threshold = codec.config().get("threshold", 0.0)
+        if isinstance(threshold, float) and not math.isfinite(threshold):
+            raise ConfigError(
+                f"the threshold of {codec.name!r} is {threshold} in float32: no server takes it"
+            )
         self.feedback = Feedback(codec).follow(self.feedback)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
@@ -488,13 +522,14 @@ class DistBackend:
             self._keys.drop(names)
             self._found(values, whole=True)
             return
-        deadline = time.monotonic() + self.config.timeout
+        clock = WaitClock(self.config.timeout)
         while any(len({part.server for part in key.parts}) > 1 for key in spread):
-            if time.monotonic() > deadline:
+            if clock.over:
                 raise TimeoutError(
                     f"worker {self.rank} has waited {self.config.timeout:g} s for the lowest rank to set the "
                     "optimizer, too: its rule needs whole keys, and that worker moves them"
                 )
+            clock.read()
             self._keys.drop(names)
             self._await(names)
             spread = [self._find_or_raise(name) for name in names]
@@ -511,7 +546,7 @@ class DistBackend:
     def save_states(self, path: str, dump_optimizer: bool) -> None:
         """Bring the optimizer's states from the servers, and write them."""
         states = States(self._known())
-        self._do([r for key in states.keys for r in asked(key, Kind.FETCH_STATE, states)], "states")
+        self._read([r for key in states.keys for r in asked(key, Kind.FETCH_STATE, states)], "states")()
         self._settings.save(path, dump_optimizer, states)
 
     def load_states(self, path: str) -> None:
@@ -633,6 +668,12 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
         return np.empty(key.shape, key.dtype)
     rows = np.empty((0, *key.shape[1:]), key.dtype)
     return RowSparseArray._trusted(rows, np.empty(0, np.int64), key.shape)
+
+
+def _deliver(finish: Finish, later: list[Deliver]) -> None:
+    finish()
+    for deliver in later:
+        deliver()
 
 
 def _nothing() -> None:

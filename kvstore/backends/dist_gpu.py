@@ -50,10 +50,7 @@ class Gpus:
     def total(self, key: DistKey, values: list[Any]) -> Array:
         """Sum values where they lie, and bring the sum to the host."""
         what = f"value of key {key.key!r}"
-        if any(arrays.device_of(value) is None for value in values):
-            raise ArrayError(
-                f"the values of key {key.key!r} lie on the host and on a GPU; give one kind in a list"
-            )
+        arrays.check_all_on_devices(values, key.key)
         if len(values) == 1:
             found = self.fetched(values[0], what)
             check_dtype(key, found.dtype)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import dtype_named
 from ..errors import ArrayError, DTypeError, KeyKindError, ShapeError
-from ..grouping import Key
+from ..grouping import Key, other_kind
 from ..ps import messages as m
 from ..ps.messages import KeyEntry, KeySpec
 from ..sparse import RowSparseArray
@@ -94,8 +94,7 @@ class Keys:
             _check_text(key)
         for other in self._known:
             if isinstance(other, str) != isinstance(key, str):
-                there = "str" if isinstance(other, str) else "int"
-                raise KeyKindError(f"key {key!r} is a {type(key).__name__} key, this store has {there} keys")
+                raise other_kind(key, type(other))
             return
 
     def __iter__(self) -> Iterator[DistKey]:

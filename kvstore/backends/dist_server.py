@@ -16,10 +16,11 @@ from ..kernels import cpu
 from ..memory.outbox import Inbox, Values
 from ..ps import events
 from ..ps.config import PsConfig
-from ..ps.messages import BY_FRAME, IN_PLACE, Batch, Failure, Kind, Place, Record
+from ..ps.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Kind, Place, Record
 from .dist_memory import SHARED_BYTES
 from .dist_results import as_bytes
 from .dist_shelf import Job, Payload, Shelf
+from .dist_shelf_payload import not_kept
 
 log = logging.getLogger("kvstore.server")
 
@@ -62,6 +63,10 @@ class ShelvesOfServer:
             for job, error in zip(ready, errors, strict=True)
         ]
         return events.Applied(action.store, done) if done else None
+
+    def abort(self, action: events.Abort) -> events.Applied:
+        """Give up rounds of whole keys, some slices of which have none."""
+        return events.Applied(action.store, [], self.shelf(action.store).abort())
 
     def _job(self, store: int, job: events.Job, shelf: Shelf) -> Job:
         parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
@@ -118,18 +123,20 @@ class ShelvesOfServer:
         return events.Applied(action.store, [(action.slice, failure)])
 
     def read(
-        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool
+        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool = False
     ) -> tuple[Record, list[Any]]:
         """Find what is asked for."""
         shelf = self.shelf(store)
         if request.stamp == IN_PLACE and self._was_written(store, rank, request):
             return _READ._replace(stamp=IN_PLACE), []
+        if past:
+            return self._past(shelf, request, frames)
         if request.kind == Kind.FETCH_STATE:
             state = shelf.fetch_state(request.slice)
             return _READ._replace(place=Place.FRAME, nbytes=len(state)), [state]
         if request.kind == Kind.PULL_ROWS or shelf.is_table(request.slice):
             return self._rows(shelf, request, frames)
-        if request.stamp != BY_FRAME and (store, rank) in self._inboxes:
+        if request.stamp not in (BY_FRAME, OF_ROUND) and (store, rank) in self._inboxes:
             place = shelf.place(request.slice)
             if place is not None and place.nbytes >= SHARED_BYTES:
                 return _READ._replace(
@@ -148,14 +155,17 @@ class ShelvesOfServer:
         written.discard((rank, request.sequence))
         return there
 
+    def _past(self, shelf: Shelf, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+        """Find what was there after a round that is not the last."""
+        if request.kind == Kind.FETCH_STATE:
+            raise not_kept(f"slice {request.slice}", request.round)
+        found = shelf.past(request.slice, request.round, _ids(request, frames))
+        if isinstance(found, tuple):
+            return _told(*found)
+        return _READ._replace(place=Place.FRAME, nbytes=found.nbytes), [as_bytes(found)]
+
     def _rows(self, shelf: Shelf, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
-        ids = None
-        if request.kind == Kind.PULL_ROWS:
-            data = np.frombuffer(_one(request, frames), np.uint8)[: request.rows * 8]
-            ids = data.copy().view(np.int64)
-        found, rows = shelf.rows(request.slice, ids)
-        record = _READ._replace(place=Place.FRAME, rows=len(found), nbytes=found.nbytes + rows.nbytes)
-        return record, [as_bytes(found), as_bytes(rows)]
+        return _told(*shelf.rows(request.slice, _ids(request, frames)))
 
     # --------------------------------------------------------------------------------------------- rest
 
@@ -264,6 +274,19 @@ class ShelvesOfServer:
 def _failure(error: BaseException) -> Failure:
     name = type(error).__name__ if isinstance(error, KVStoreError) else "KVStoreError"
     return Failure(name, str(error) or type(error).__name__)
+
+
+def _ids(request: Record, frames: Sequence[Any]) -> Any:
+    """Ids of the rows that are asked for; None: all."""
+    if request.kind != Kind.PULL_ROWS:
+        return None
+    data = np.frombuffer(_one(request, frames), np.uint8)[: request.rows * 8]
+    return data.copy().view(np.int64)
+
+
+def _told(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
+    record = _READ._replace(place=Place.FRAME, rows=len(ids), nbytes=ids.nbytes + rows.nbytes)
+    return record, [as_bytes(ids), as_bytes(rows)]
 
 
 def _one(record: Record, frames: Sequence[Any]) -> memoryview:

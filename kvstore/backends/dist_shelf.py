@@ -108,9 +108,9 @@ class Shelf:
 
     def _give_back(self, part: DenseSlice) -> None:
         part.of.slices.remove(part)
-        block, part.value, part.block = part.block, None, None
-        if block is not None and self._memory is not None and not (part.of.whole and part.of.slices):
-            self._memory.give(block)
+        if self._memory is not None:
+            part.let_go(self._memory)
+        part.value, part.block = None, None
 
     def close(self) -> None:
         """Let all memory go."""
@@ -160,6 +160,20 @@ class Shelf:
             raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
         return held.live()
 
+    def past(self, slice: int, round: int, ids: Ids | None = None) -> Array | tuple[Ids, Array]:
+        """Return what `read` or `rows` gave after a round.
+
+        Raises
+        ------
+        KVStoreError
+            It is not the one before the last, or that is not kept.
+        """
+        held = self._part(slice)
+        if isinstance(held, DenseSlice):
+            return held.past(round)
+        found, rows = held.past(round, None if ids is None else self._within(held, ids))
+        return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
+
     def writes_to(self, slice: int, payload: Payload) -> bool:
         """Whether a round of the slice can write its value over a payload, too: `Job.outs`."""
         held = self._held.get(slice)
@@ -195,15 +209,16 @@ class Shelf:
         held = self._part(slice)
         if not isinstance(held, Table):
             raise DTypeError(f"key {held.of.key!r} is dense; it has no rows to read")
-        if ids is not None:
-            ids = np.subtract(ids, held.start, dtype=np.int64)
-            if not cpu.ascending_ids(ids, held.shape[0]):
-                stop = held.start + held.shape[0]
-                raise RowIndexError(
-                    f"row ids must ascend within [{held.start}, {stop}), the rows of the slice"
-                )
-        found, rows = held.read(ids)
+        found, rows = held.read(None if ids is None else self._within(held, ids))
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
+
+    def _within(self, table: Table, ids: Ids) -> Ids:
+        """Count row ids from the slice's first row."""
+        ids = np.subtract(ids, table.start, dtype=np.int64)
+        if not cpu.ascending_ids(ids, table.shape[0]):
+            stop = table.start + table.shape[0]
+            raise RowIndexError(f"row ids must ascend within [{table.start}, {stop}), the rows of the slice")
+        return ids
 
     def place(self, slice: int) -> Place | None:
         """Say where workers of this machine find the value of a dense slice; None: they do not."""
@@ -248,6 +263,12 @@ class Shelf:
                 now += self._waiting.pop(held.of).values()
         return now
 
+    def abort(self) -> list[int]:
+        """Drop the jobs that `gather` has kept; return their slices."""
+        slices = [slice for jobs in self._waiting.values() for slice in jobs]
+        self._waiting.clear()
+        return slices
+
     def _waits_for_others(self, part: DenseSlice, job: Job) -> bool:
         return part.of.whole and len(part.of.slices) > 1 and needs_whole_keys(self._rule(job).optimizer)
 
@@ -282,7 +303,10 @@ class Shelf:
                         self._run(batch, together, results)
                         batch, together = Batch(self._memory), {}
                     check_dtype(rule, held.of.key, held.of.dtype)
-                    if batch.add(held, job, rule) and job.outs:
+                    keeps = _may_be_undone(job)
+                    if keeps and rule.optimizer is not None:
+                        held.keep(job.round)
+                    if batch.add(held, job, rule, keeps) and job.outs:
                         self.written.add(job.slice)
                     together[job.slice] = (number, rule, held.of.key)
             except Exception as error:
@@ -308,7 +332,7 @@ class Shelf:
             else plain(payload, table.dtype, math.prod(table.shape)).reshape(table.shape)
             for _, payload in job.parts
         ]
-        table.apply(sources, rule, job.clock)
+        table.apply(sources, rule, job.clock, job.round - 1 if _may_be_undone(job) else -1)
 
     def _apply_whole(self, jobs: list[Job], numbers: list[int], results: list[Exception | None]) -> None:
         parts = [(self._held[job.slice], job) for job in jobs]
@@ -316,6 +340,9 @@ class Shelf:
         try:
             dense = [(part, job) for part, job in parts if isinstance(part, DenseSlice)]
             check_dtype(rule, dense[0][0].of.key, dense[0][0].of.dtype)
+            for part, job in dense:
+                if _may_be_undone(job):
+                    part.keep(job.round)
             update_whole(dense, rule, self._memory)
         except Exception as error:
             for number, job in zip(numbers, jobs, strict=True):
@@ -473,6 +500,11 @@ class Shelf:
             np.copyto(held.ensure(self._memory), value)
         taken_back(held, said, tensors, self._rules.all())
         self._ready.add(slice)
+
+
+def _may_be_undone(job: Job) -> bool:
+    """Whether a worker may be lost of which other slices never get their part."""
+    return len(job.parts) > 1
 
 
 def _write_table(table: Table, payload: Payload) -> None:

@@ -16,7 +16,7 @@ from ..kernels import cpu
 from ..memory.outbox import Block, Values
 from ..optimizer import SGLD, Updater
 from ..sparse import RowSparseArray
-from .dist_shelf_payload import Job, Payload, plain, some_rows, summands, usual_summands
+from .dist_shelf_payload import Job, Payload, not_kept, plain, some_rows, summands, usual_summands
 from .dist_shelf_rules import (
     NOTHING,
     PartState,
@@ -43,6 +43,7 @@ class DenseKey:
         #: State of a rule that needs the whole key.
         self.state = State()
         self._memory: tuple[Array, Block | None] | None = None
+        self._values: Values | None = None
 
     def room(self, part: DenseSlice, memory: Values | None) -> tuple[Array, Block | None, int]:
         """Memory for a slice: flat, its block if others can read it, and where in the block it begins."""
@@ -50,25 +51,48 @@ class DenseKey:
             array, block = allocate(part.size, self.dtype, memory)
             return array, block, 0
         if self._memory is None:
-            self._memory = allocate(self.size, self.dtype, memory)
+            self._memory, self._values = allocate(self.size, self.dtype, memory), memory
         array, block = self._memory
         return array[part.start : part.stop], block, part.start * self.dtype.itemsize
 
     def value(self) -> Array:
         """Return the live value in the key's shape; only of a whole key."""
         assert self._memory is not None
+        for part in self.slices:
+            part.come_home(self._values)
         return self._memory[0].reshape(self.shape)
 
 
 class DenseSlice:
     """Elements `start` to `stop` of a key."""
 
-    __slots__ = ("at", "block", "id", "of", "start", "state", "stop", "value")
+    __slots__ = (
+        "_away",
+        "_before",
+        "_before_round",
+        "_copy",
+        "_other",
+        "at",
+        "block",
+        "id",
+        "of",
+        "start",
+        "state",
+        "stop",
+        "value",
+    )
 
     def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
         self.id, self.of, self.start, self.stop = id, of, start, stop
         self.state = State()
         self.value: Array | None = None
+        #: What the value was after the round before the last, should that not come to be whole elsewhere.
+        self._before: Array | None = None
+        self._before_round = -1
+        self._copy: Array | None = None  # memory for that, of a value that is updated
+        #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
+        self._other: tuple[Array, Block | None, int] | None = None
+        self._away = False
         #: Where others find it: a block, and bytes from its beginning.
         self.block: Block | None = None
         self.at = 0
@@ -109,6 +133,70 @@ class DenseSlice:
         if self.value is None:
             self.value, self.block, self.at = self.of.room(self, memory)
         return self.value
+
+    def keep(self, round: int) -> None:
+        """Keep the value as it is before this round; without memory for it there is none."""
+        value = self.live()
+        try:
+            self._copy = pages.empty((self.size,), value.dtype) if self._copy is None else self._copy
+        except MemoryError:
+            return
+        np.copyto(self._copy, value)
+        self._before, self._before_round = self._copy, round - 1
+
+    def other(self, memory: Values | None) -> tuple[Array, tuple[int, int] | None] | None:
+        """Return memory for a sum that leaves the value as it is, and its place; None: there is none."""
+        if self._other is None:
+            try:
+                self._other = (*allocate(self.size, self.of.dtype, memory), 0)
+            except MemoryError:
+                return None
+        array, block, at = self._other
+        return array, None if block is None else (block.segment, block.offset + at)
+
+    def turn(self, round: int) -> None:
+        """Make what was written there in this round the value, and keep the one before."""
+        assert self._other is not None
+        before = self.live(), self.block, self.at
+        self.value, self.block, self.at = self._other
+        self._other, self._away = before, not self._away
+        self._before, self._before_round = before[0], round - 1
+
+    def come_home(self, memory: Values | None) -> None:
+        """Bring the value back to where the slice began, beside the others of its key."""
+        there = self.other(memory) if self._away else None
+        if there is None or self._other is None:
+            return
+        home, place = there
+        with writing(memory, [place]):
+            np.copyto(home, self.live())
+        if self._before is home:
+            self._before = None
+        away = self.live(), self.block, self.at
+        self.value, self.block, self.at = self._other
+        self._other, self._away = away, False
+
+    def let_go(self, memory: Values) -> None:
+        """Give all memory back, but what the key's other slices are in as well."""
+        home, away = self.block, None if self._other is None else self._other[1]
+        if self._away:
+            home, away = away, home
+        if away is not None:
+            memory.give(away)
+        if home is not None and not (self.of.whole and self.of.slices):
+            memory.give(home)
+
+    def past(self, round: int) -> Array:
+        """Return the value as it was after a round.
+
+        Raises
+        ------
+        KVStoreError
+            That is not kept.
+        """
+        if self._before is None or self._before_round != round:
+            raise not_kept(self.of.key, round)
+        return self._before
 
     def plan(self, rule: Rule, clock: int) -> tuple[Any, ...]:
         """Plan one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
@@ -193,23 +281,32 @@ class Batch:
         self._sums: list[cpu.ReduceItem] = []
         self._updates: list[cpu.UpdateItem] = []
         self._places: list[tuple[int, int]] = []
+        self._turned: list[tuple[DenseSlice, int]] = []
         self._counted: list[tuple[State, tuple[int, int]]] = []
 
-    def add(self, part: DenseSlice, job: Job, rule: Rule) -> bool:
-        """Take in a job; if that raises, nothing has happened. False: its outs will not be written."""
+    def add(self, part: DenseSlice, job: Job, rule: Rule, keeps: bool = False) -> bool:
+        """Take in a job; if that raises, nothing has happened. False: its outs will not be written.
+
+        With `keeps` the value before it is kept.
+        """
         weight = part.live()
         sources = self._sources(part, job, rule)
         if sources is None:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
+        place = part.place
         if rule.optimizer is None:
+            other = part.other(self._memory) if keeps else None
+            if other is not None:
+                weight, place = other
+                self._turned.append((part, job.round))
             self._sums.append((sources, weight, outs))
         else:
             kind, params, master, states, counts = part.plan(rule, job.clock)
             self._updates.append((kind, params, sources, weight, master, states, outs))
             self._counted.append((part.state, counts))
-        if part.place is not None:
-            self._places.append(part.place)
+        if place is not None:
+            self._places.append(place)
         return True
 
     def _sources(self, part: DenseSlice, job: Job, rule: Rule) -> list[Array] | cpu.Coded | None:
@@ -241,6 +338,8 @@ class Batch:
                 cpu.reduce(self._sums)
             if self._updates:
                 cpu.update(self._updates)
+        for part, round in self._turned:
+            part.turn(round)
         for state, counts in self._counted:
             state.keep(counts)
 

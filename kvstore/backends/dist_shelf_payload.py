@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DTypeError, RowIndexError, ShapeError
+from ..errors import DTypeError, KVStoreError, RowIndexError, ShapeError
+from ..grouping import Key
 from ..kernels import cpu
 from ..sparse import RowSparseArray
 from .entry import Array
@@ -49,6 +50,11 @@ class Place(NamedTuple):
     offset: int
     nbytes: int
     stamp: int
+
+
+def not_kept(key: Key, round: int) -> KVStoreError:
+    """Make the error of who asks for a value as it was."""
+    return KVStoreError(f"the value that key {key!r} had after round {round} is not kept")
 
 
 def plain(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:

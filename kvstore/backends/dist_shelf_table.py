@@ -11,7 +11,7 @@ import math
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ..optimizer.optimizer import State as Tree
 from ..optimizer.updater import Plan
 from ..sparse import RowSparseArray
 from .dist_shelf_index import NONE, Pair, RowIndex
+from .dist_shelf_payload import not_kept
 from .dist_shelf_rules import (
     NOTHING,
     PartState,
@@ -42,6 +43,18 @@ _ROOM = 1.25  # memory for so many times the rows that are there
 _LARGE = 2 * 1024 * 1024  # from so many bytes on,
 _ADDRESSES = 16  # addresses for so many times the rows
 _MAP_NORESERVE = 0x4000  # in mmap since some Python only
+
+
+class _Kept(NamedTuple):
+    """What a table was after a round: all, with the blank row, or the rows that the next one changed."""
+
+    round: int
+    ids: Ids
+    rows: Array
+    blank: Array | None
+
+
+_NOTHING_KEPT = _Kept(-1, np.empty(0, np.int64), np.empty(0), None)
 
 
 class Table:
@@ -77,6 +90,8 @@ class Table:
         self._blank_era = 0
         self._block: Array = np.empty((0, *shape[1:]), dtype)
         self._rooms: list[Array] = []
+        self._keeps = -1  # round before the one that is being done, if what it left is to be kept
+        self._before = _NOTHING_KEPT
 
     @property
     def held(self) -> Array:
@@ -117,6 +132,34 @@ class Table:
         if self.blank.view(np.uint8).any():
             rows[positions < 0] = self.blank[0]
         return ids, rows
+
+    def past(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
+        """Do the same as `read` with the table as it was after a round.
+
+        Raises
+        ------
+        KVStoreError
+            That is not kept.
+        """
+        kept = self._before
+        if kept.round != round or self._keeps != round:
+            raise not_kept(self.key, round)
+        if kept.blank is None:  # only some rows have changed since then
+            ids, rows = self.read(ids)
+        elif ids is None:
+            return kept.ids, kept.rows
+        else:
+            rows = np.repeat(kept.blank, len(ids), axis=0)
+        _, there, where = np.intersect1d(ids, kept.ids, assume_unique=True, return_indices=True)
+        rows[there] = kept.rows[where]
+        return ids, rows
+
+    def _keep(self, ids: Ids | None) -> None:
+        """Keep these rows as they are before a round, or all; without memory for them there is nothing."""
+        if self._keeps >= 0:
+            self._before = _NOTHING_KEPT
+            with suppress(MemoryError):
+                self._before = _Kept(self._keeps, *self.read(ids), self.blank.copy() if ids is None else None)
 
     def fill(self) -> None:
         """Hold every row, in their order."""
@@ -291,8 +334,15 @@ class Table:
 
     # ------------------------------------------------------------------------------------------ rounds
 
-    def apply(self, sources: list[RowSparseArray | Array], rule: Rule, clock: int) -> None:
-        """Replace by the sum of sources, or update with it; if that fails the table is as before."""
+    def apply(self, sources: list[RowSparseArray | Array], rule: Rule, clock: int, keeps: int = -1) -> None:
+        """Replace by the sum of sources, or update with it; if that fails the table is as before.
+
+        `keeps` is the round before this one, if what it left is to be kept for `past`.
+        """
+        self._keeps = keeps
+        by_rows = rule.optimizer is not None and rule.optimizer.fused and _lazy(rule.optimizer)
+        if not by_rows or not all(isinstance(source, RowSparseArray) for source in sources):
+            self._keep(None)
         sparse = [source for source in sources if isinstance(source, RowSparseArray)]
         if len(sparse) < len(sources):
             self._apply_dense([_as_dense(source) for source in sources], rule, clock)
@@ -315,10 +365,11 @@ class Table:
         assert rule.optimizer is not None
         if isinstance(rule.optimizer, SGLD):
             self.fill()  # every element has its own noise
-        if rule.optimizer.sparse_mode(True) == "dense":
+        if not _lazy(rule.optimizer):
             self._update_all(merged(sources), rule, clock)
             return
         ids, maps, datas = merge(sources)
+        self._keep(ids)
         with self._unless_it_fails(), self.state.counting(rule, self.key, clock) as updater:
             positions = self._hold(ids)
             kind, params, master, states = self._plan(updater)
@@ -370,6 +421,11 @@ class Table:
             changes = [self.held, *leaves(self.tree())]
             with undone(changes, rows if works_by_rows(rule.optimizer) else None):
                 updater(self.key, gradient, self.held)
+
+
+def _lazy(optimizer: Optimizer) -> bool:
+    """Whether an update changes no other rows than those that have a gradient."""
+    return optimizer.sparse_mode(True) != "dense"
 
 
 def _as_dense(source: RowSparseArray | Array) -> Array:

@@ -86,11 +86,19 @@ class Entry:
 def first_value(key: Key, values: list[Any], taken: bool) -> Array | RowSparseArray:
     """Return the one value of a key that is to be initialised."""
     if taken:
-        raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
+        raise initialised_already(key)
     if len(values) > 1:
         raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
     value = values[0]
     return checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
+
+
+def initialised_already(key: Key) -> DuplicateKeyError:
+    """Make the error for a second init of a key."""
+    return DuplicateKeyError(
+        f"key {key!r} is initialised already; init and broadcast take a key once. Where a cell of a notebook "
+        "runs again, close() the store and create a new one first; push and load change a value that is there"
+    )
 
 
 def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:
@@ -102,7 +110,11 @@ def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:
 def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
     """Raise DTypeError unless `dtype` is the key's, whatever its byte order."""
     if not same_type(dtype, entry.dtype):
-        raise DTypeError(f"value of key {entry.key!r} has element type {dtype}, the key has {entry.dtype}")
+        name = f"{'ml_dtypes' if entry.dtype.name == 'bfloat16' else 'np'}.{entry.dtype.name}"
+        raise DTypeError(
+            f"value of key {entry.key!r} has element type {dtype}, the key has {entry.dtype}: cast it, as "
+            f"x.astype({name}) does, or x.to(torch.{entry.dtype.name})"
+        )
 
 
 def sparse_outs(

@@ -21,6 +21,7 @@ import numpy as np
 from ..config import StoreConfig
 from ..errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
 from ..optimizer import Optimizer
+from ..waiting import WaitClock
 from .allreduce import AllReduceBackend, called, check_launched, check_process
 from .collective import Finish, Item, plain
 
@@ -30,7 +31,6 @@ log = logging.getLogger("kvstore.horovod")
 _DTYPES = frozenset(("float32", "float64", "int32", "int64"))
 _TURNS = 2  # operations of the same name that may be under way
 _NAP = 100e-6  # seconds between two looks; Horovod itself looks for work once in a millisecond
-_NOTICE_AFTER = 10.0
 
 #: Group of stores -> number of the next one in it.
 _numbers: dict[str, Iterator[int]] = {}
@@ -208,13 +208,14 @@ class Horovod:
             raise operation.error
 
     def _until_complete(self, operation: _Operation) -> None:
-        start, told_so = time.monotonic(), False
-        while not self._complete(operation):
-            waited = time.monotonic() - start
-            if waited > self._timeout:
+        clock = WaitClock(self._timeout)
+        while True:
+            waited = clock.read()
+            if self._complete(operation):
+                return
+            if clock.over:
                 raise self._give_up(operation, waited)
-            if waited > _NOTICE_AFTER and not told_so:
-                told_so = True
+            if clock.tells():
                 log.warning(
                     "worker %d has waited %.0f s for %s; all workers must call it",
                     self.rank,

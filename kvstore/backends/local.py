@@ -14,10 +14,9 @@ from ..compression import Codec, Feedback
 from ..config import StoreConfig
 from ..errors import (
     ArrayError,
-    KeyKindError,
     KeyNotFoundError,
 )
-from ..grouping import Group, Key
+from ..grouping import Group, Key, other_kind
 from ..kernels import cpu
 from ..optimizer import Optimizer, Updater
 from ..sparse import RowSparseArray, kind_of
@@ -50,6 +49,7 @@ class LocalBackend:
     num_workers = 1
     begins = False
     parallel = False
+    turns = False
     binds = True
     compresses = False
     updates = True
@@ -152,6 +152,13 @@ class LocalBackend:
         if entry is None or entry.table is not None or self.feedback is not None:
             return False
         return self._apply.small(entry, value, out)
+
+    def is_clear(self, verb: str, keys: list[Key]) -> bool:
+        """Not asked for."""
+        return True
+
+    def make_way(self, verb: str, keys: list[Key]) -> None:
+        """Not asked for."""
 
     def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Host arrays are the same in any thread."""
@@ -341,9 +348,7 @@ class LocalBackend:
     def _check_kind(self, key: Key) -> None:
         some = next(iter(self._entries), key)
         if isinstance(some, str) != isinstance(key, str):
-            raise KeyKindError(
-                f"key {key!r} is a {type(key).__name__} key, this store has {type(some).__name__} keys"
-            )
+            raise other_kind(key, type(some))
 
     def _entry(self, key: Key) -> Entry:
         try:

@@ -3,6 +3,7 @@
 MPI matches collectives by their order alone. So a small one goes ahead of each operation, on a communicator
 of its own, in which all processes compare what they mean; data moves when all mean the same.
 Its waits end at the store's deadline; MPI's own do not, and if a process dies, MPI ends the whole job.
+Who is waited for comes out in a roll call, which is held in long waits only.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import numpy.typing as npt
 
 from ..config import StoreConfig
 from ..errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
+from ..waiting import WaitClock
 from .allreduce import AllReduceBackend, called, check_launched, check_process
 from .collective import Finish, Item
 from .comparison import all_mean_the_same, difference, mark
+from .mpi_rollcall import RollCall, absent
 
 log = logging.getLogger("kvstore.mpi")
 
@@ -36,7 +39,8 @@ _SMALL = 64 * 1024  # bytes up to which arrays travel together: a copy costs les
 _MOST = 1 << 30  # bytes of one message: counts of MPI 3 have 31 bits
 _PATIENCE = 1e-3  # seconds of a wait for others after which the processor is left to them
 _NAP = 200e-6
-_NOTICE_AFTER = 10.0
+_LONG = 0.1  # seconds after which data on its way is no reason not to listen to the others
+_MANY = 64  # operations after which one who never waits takes in what the others have told
 
 
 class MpiBackend(AllReduceBackend):
@@ -51,12 +55,13 @@ class MpiBackend(AllReduceBackend):
 class _Operation:
     """An operation on its way: first the comparison, then the data."""
 
-    __slots__ = ("back", "checks", "data", "done", "error", "items", "request", "start", "what")
+    __slots__ = ("back", "checks", "data", "done", "error", "items", "number", "request", "start", "what")
 
     def __init__(
         self, what: str, checks: Array, items: Sequence[Item], start: Callable[[_Operation], list[Any]]
     ) -> None:
         self.what = what
+        self.number = 0  # of the store's operations, from 1
         self.checks = checks  # what this process means, and then the highest of what all mean
         self.items = items
         self.start = start
@@ -100,6 +105,8 @@ class Mpi:
         self._timeout = timeout
         self._held: list[Any] = []  # requests under way, and with them their memory
         self._queue: deque[_Operation] = deque()
+        self._count = 0  # of operations announced
+        self._roll: RollCall | None = None
         self._broken: str | None = None
         self._pid = os.getpid()
         world = self._mpi.COMM_WORLD
@@ -130,6 +137,7 @@ class Mpi:
     def _join(self, world: Any, group: str) -> int:
         """Make communicators with all processes; returns the number of this one on its machine."""
         self._order = self._duplicate(world)
+        self._roll = RollCall(self._mpi, self._order)
         self._data = self._duplicate(world)
         self._finish(self._announce("create", f"a store of group {group!r}", meaning=group))
         # A split has no deadline, but now all are here.
@@ -168,6 +176,9 @@ class Mpi:
         with self._lock:
             operation.request = self._order.Iallreduce(self._mpi.IN_PLACE, operation.checks, op=self._mpi.MAX)
             self._queue.append(operation)
+            self._count = operation.number = self._count + 1
+            if self._roll is not None and self._count % _MANY == 0:
+                self._roll.hear(self._count)
         return operation
 
     def _start_broadcast(self, operation: _Operation) -> list[Any]:
@@ -192,12 +203,15 @@ class Mpi:
     def close(self) -> None:
         """Finish what is under way, and free the communicators."""
         if self._broken is None and not self._mpi.Is_finalized():
-            self._until(lambda: not self._queue, "the last sums")
+            self._until(lambda: not self._queue, "the last sums", self._count)
             self._free()
             self._broken = "the store is closed"
 
     def _free(self) -> None:
         """Give back communicators with which nothing is under way."""
+        if self._roll is not None:
+            with self._lock:
+                self._roll.drain()
         while self._own:
             self._own.pop().Free()
 
@@ -209,14 +223,15 @@ class Mpi:
     # ------------------------------------------------------------------------------------------ waiting
 
     def _finish(self, operation: _Operation) -> None:
-        self._until(lambda: operation.done, operation.what)
+        self._until(lambda: operation.done, operation.what, operation.number)
         if operation.error is not None:
             raise operation.error
 
-    def _until(self, ready: Callable[[], bool], what: str) -> None:
-        """Help the operations along until it is ready."""
-        start, told = time.monotonic(), False
+    def _until(self, ready: Callable[[], bool], what: str, number: int = 0) -> None:
+        """Help the operations along until it is ready; what the operation of this number needs."""
+        clock = WaitClock(self._timeout)
         while True:
+            waited = clock.read()
             with self._lock:
                 if self._mpi.Is_finalized():
                     raise KVStoreError(f"worker {self.rank}: MPI was finalized in {what}")
@@ -224,23 +239,35 @@ class Mpi:
                     active = self._drive()
                     if ready():
                         return
+                    if waited > (_LONG if active else _PATIENCE):
+                        self._call_roll(clock)
                 except self._mpi.Exception as error:
                     if not self._made:
                         raise
                     self._break(f"MPI failed in {what}: {error}")
                     raise PeerLostError(f"worker {self.rank}: {self._broken}") from error
-            waited = time.monotonic() - start
-            if waited > self._timeout:
-                self._give_up(what, waited)
-            if waited > _NOTICE_AFTER and not told:
-                told = True
+            if clock.over:
+                self._give_up(what, waited, number)
+            if clock.tells():
                 log.warning(
-                    "worker %d has waited %.0f s for %s; all workers must call it", self.rank, waited, what
+                    "worker %d has waited %.0f s for %s; %s", self.rank, waited, what, self._who(number)
                 )
             if active or waited < _PATIENCE:
                 os.sched_yield()
             else:
                 time.sleep(_NAP)
+
+    def _call_roll(self, clock: WaitClock) -> None:
+        """Hear who has called what, answer, and after a while ask."""
+        if self._roll is not None:
+            self._roll.hear(self._count)
+            if clock.is_long:
+                self._roll.tell(self._count)
+
+    def _who(self, number: int) -> str:
+        """Say who has not called an operation; of no number, that is not known."""
+        text = "all workers must call it"
+        return text if self._roll is None or not number else f"{text}, {absent(self._roll.missing(number))}"
 
     def _drive(self) -> bool:
         """Begin what all processes have called, in order, and say whether data is on its way."""
@@ -291,12 +318,10 @@ class Mpi:
         if self._broken is not None:
             raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
 
-    def _give_up(self, what: str, waited: float) -> None:
-        text = f"worker {self.rank} has waited {waited:.0f} s for {what}"
+    def _give_up(self, what: str, waited: float, number: int) -> None:
+        text = f"worker {self.rank} has waited {waited:.0f} s for {what}: {self._who(number)}"
         self._break(text)
-        raise TimeoutError(
-            f"{text}: all workers must call it; MPI cannot take it back, so start the job again"
-        )
+        raise TimeoutError(f"{text}; MPI cannot take it back, so start the job again")
 
     def _break(self, text: str) -> None:
         """MPI still owns the memory of what is under way; its end at exit would wait for ever."""

@@ -103,11 +103,10 @@ class NcclBackend(TwoPlacesBackend, AllReduceBackend):
             return super().start_push(groups, priority)
         return self._start(groups, {}, priority)
 
-    def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
-        """Begin; what is left is to wait for sums of the host, and to write them out."""
+    def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
         targets = groups if outs is None else outs
         if not self._touches_gpus(groups) and not self._touches_gpus(targets):
-            return super().start_pushpull(groups, outs, priority)
+            return super()._start_pushpull(groups, outs, priority)
         return self._start(groups, dict(targets), priority)
 
     def _start(self, groups: list[Group], targets: dict[Key, list[Any]], priority: int) -> Finish:
@@ -123,13 +122,45 @@ class NcclBackend(TwoPlacesBackend, AllReduceBackend):
         items = self._items(mine, outs, streams)
         for key, values in mine:
             self._move(key, values, streams)
-        finish = super().start_pushpull(host, rest, priority) if rest else super().start_push(host, priority)
+        if self._is_guest:
+            self._meet_on_gpus()
+        finish = super()._start_pushpull(host, rest, priority) if rest else super().start_push(host, priority)
         self._gpus.push(items, streams)
+        if self._is_guest:
+            self._gpus.keep_until_done()
         return partial(self._finish, finish, sent, streams)
 
     def _finish(self, finish: Finish, sent: Sent, streams: Streams) -> None:
         finish()
         self._send(sent, streams)
+
+    # ---------------------------------------------------------------------------- keys that pass through
+
+    def _knows(self, key: Key) -> bool:
+        """Whether a key was initialised."""
+        return key in self._order
+
+    def _guest(self, groups: list[Group]) -> AllReduceBackend:
+        """As in the base, for keys on GPUs, too."""
+        there = [(key, values) for key, values in groups if self._comes_from_gpu(key, values)]
+        names = {key for key, _ in there}
+        guest = super()._guest([(key, values) for key, values in groups if key not in names])
+        assert isinstance(guest, NcclBackend)
+        guest._gpus = NcclGpus(self.engine)
+        guest._on_gpu = guest._gpus.entries
+        guest._order = dict.fromkeys(key for key, _ in groups)
+        for i, (key, values) in enumerate(there):
+            self._check_kind(key)
+            guest._gpus.pass_through(key, i, values[0])
+        return guest
+
+    def _meet_on_gpus(self) -> None:
+        """Compare what all workers mean by keys that pass through on GPUs."""
+        if self._on_gpu and self.num_workers > 1:
+            named = [(f"{key!r} on a GPU", own.first.like) for key, own in self._on_gpu.items()]
+            self.engine.agree(
+                "sum", f"the sum of {told([str(key) for key in self._on_gpu])}", self._meaning(named)
+            )
 
     # ------------------------------------------------------------------------------------ between the places
 

@@ -90,6 +90,20 @@ class NcclGpus:
         self._spread(made, {copy.device: streams.of(copy.device) for copy in made})
         self.entries.update({copy.key: NcclKey(copy) for copy in made})
 
+    def pass_through(self, key: Key, number: int, value: Any) -> None:
+        """Make room for the sum of a key that has no value, on the GPU of the first array of the sum."""
+        streams = Streams([value])
+        seen = self.value(key, value, streams)
+        place = self._engine.place(seen.device)
+        tail = place.tail(streams.of(seen.device))
+        self.entries[key] = NcclKey(DeviceKey(place, key, number, seen.shape, seen.dtype, tail))
+
+    def keep_until_done(self) -> None:
+        """Hold the memory of all keys until the work under way there is done."""
+        for entry in self.entries.values():
+            for copy in entry.copies.values():
+                copy.place.keep([copy], copy.tail.stream)
+
     def _added(self, key: Key, number: int, value: DeviceView, streams: Streams) -> DeviceKey:
         stream = streams.of(value.device)
         call = Call(self._engine.place(value.device), stream, streams)

@@ -24,6 +24,7 @@ import msgspec
 from .. import addresses, cluster, roles
 from ..config import StoreConfig
 from ..errors import ConfigError, TimeoutError
+from ..waiting import WaitClock
 from ..wire.channel import Dealer, NotSentError, Router
 from ..wire.context import Context
 
@@ -34,7 +35,7 @@ M = TypeVar("M")
 _VERSION = 1
 _AGAIN = 0.2  # seconds between two hellos
 _PATIENCE = 5.0  # seconds in which those who have an answer should say so
-_NOTICE_AFTER = 10.0
+_LOOK = 0.5  # seconds of a wait for a hello
 
 # Stores of one job are paired by their group and the order in which each process creates them.
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -193,7 +194,7 @@ class Meeting:
         """
         if not _one_at_a_time.acquire(timeout=self._timeout):
             raise TimeoutError(f"another thread has been making a store for {self._timeout:g} s")
-        context = Context()
+        context = Context(job=self._place.job)
         try:
             return self._lead(context, make) if self._place.rank == 0 else self._follow(context)
         finally:
@@ -205,12 +206,13 @@ class Meeting:
     def _lead(self, context: Context, make: Callable[[], bytes]) -> Answer:
         router = Router(context, self._address)
         here: dict[int, tuple[bytes, Hello]] = {0: (b"", self._hello)}
-        clock = _Clock(self._timeout)
-        while len(here) < self._place.size:
-            self._take(router, here, clock.pause())
-            if clock.over():
+        clock = WaitClock(self._timeout)
+        while self._missing(here):
+            clock.read()
+            self._take(router, here, min(_LOOK, clock.left))
+            if clock.over and self._missing(here):
                 raise self._alone(here)
-            if clock.should_tell():
+            if clock.tells():
                 log.warning("worker 0 waits for %s", _names(self._missing(here)))
         answer = Answer(make(), [hello for _, (_, hello) in sorted(here.items())])
         self._answer(router, here, answer)
@@ -273,45 +275,25 @@ class Meeting:
         place = self._place
         identity = f"{self._store}/{place.rank}/{os.getpid()}".encode()
         dealer = Dealer(context, self._address, identity, "worker", 0)
-        clock = _Clock(self._timeout)
+        clock = WaitClock(self._timeout)
         while True:
+            clock.read()
             dealer.send([msgspec.msgpack.encode(self._hello)])
-            frames = dealer.receive(clock.pause(_AGAIN))
+            frames = dealer.receive(min(_AGAIN, clock.left))
             answer = None if frames is None else _read(frames, Answer)
             if answer is not None:
                 break
-            if clock.over():
+            if clock.over:
                 raise TimeoutError(
                     f"worker {place.rank} of {place.size} waited {self._timeout:g} s for all workers at "
                     f"{self._address}: did they start, and create as many stores in the same order?"
                 )
-            if clock.should_tell():
+            if clock.tells():
                 log.warning("worker %d waits for all workers to create the store", place.rank)
         if answer.refusal:
             raise ConfigError(answer.refusal)
         dealer.send([_THANKS])
         return answer
-
-
-class _Clock:
-    """Time of a wait: its end, and the moment at which to say that it lasts."""
-
-    def __init__(self, timeout: float) -> None:
-        self._start = time.monotonic()
-        self._timeout = timeout
-        self._told = False
-
-    def over(self) -> bool:
-        return time.monotonic() - self._start > self._timeout
-
-    def pause(self, most: float = 0.5) -> float:
-        left = self._start + self._timeout - time.monotonic()
-        return max(0.0, min(most, left))
-
-    def should_tell(self) -> bool:
-        late = not self._told and time.monotonic() - self._start > _NOTICE_AFTER
-        self._told = self._told or late
-        return late
 
 
 _THANKS = b"thanks"

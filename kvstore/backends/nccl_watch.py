@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 from ..devices.driver import Driver
 from ..errors import KVStoreError, PeerLostError, TimeoutError
+from ..waiting import WaitClock
 from .nccl_meeting import Hello
 
 log = logging.getLogger("kvstore.nccl")
@@ -25,21 +26,20 @@ log = logging.getLogger("kvstore.nccl")
 _LOOK = 0.02  # seconds between two looks
 _IDLE = 1.0  # seconds without work after which the thread ends
 _GRACE = 0.5  # seconds in which what a peer has begun before its end may still complete
-_NOTICE_AFTER = 10.0
 _NAP = 50e-6
 
 
 class Pending:
     """An operation from before its call until the GPU is done with it."""
 
-    __slots__ = ("begun", "device", "event", "told", "what")
+    __slots__ = ("begun", "clock", "device", "event", "what")
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, timeout: float) -> None:
         self.what = what
         self.begun = time.monotonic()
+        self.clock = WaitClock(timeout)
         self.event = 0  # 0: the call has not returned
         self.device = 0
-        self.told = False
 
 
 class Watch:
@@ -98,7 +98,7 @@ class Watch:
             The store is broken.
         """
         self.check()
-        pending = Pending(what)
+        pending = Pending(what, self._timeout)
         with self._lock:
             self._pending.append(pending)
             if self._thread is None:
@@ -171,14 +171,17 @@ class Watch:
                 )
 
     def _look(self) -> None:
-        self._drop(lambda pending: bool(pending.event) and self._is_done(pending))
         with self._lock:
             oldest = self._pending[0] if self._pending else None
-        if oldest is None or self.error is not None:
+        if oldest is None:
             return
-        waited = time.monotonic() - oldest.begun
-        if waited > _NOTICE_AFTER and not oldest.told:
-            oldest.told = True
+        waited = oldest.clock.read()
+        self._drop(lambda pending: bool(pending.event) and self._is_done(pending))
+        with self._lock:
+            over = not self._pending or self._pending[0] is not oldest
+        if over or self.error is not None:
+            return
+        if oldest.clock.tells():
             log.warning(
                 "worker %d has waited %.0f s for %s; all workers must call it",
                 self._rank,
@@ -186,9 +189,9 @@ class Watch:
                 oldest.what,
             )
         error = self._trouble() or self._death(oldest)
-        if error is None and waited > self._timeout:
+        if error is None and oldest.clock.over:
             error = self._late(oldest.what, waited)
-        if error is not None:
+        if error is not None and not (oldest.event and self._is_done(oldest)):
             self._end(error)
 
     def _is_done(self, pending: Pending) -> bool:

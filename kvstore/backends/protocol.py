@@ -30,6 +30,9 @@ class Backend(Protocol):
     #: Whether calls of several threads wait at the same time: `begin`, with None for the priority, is then
     #: called under the lock, and what it returns outside of it.
     parallel: bool
+    #: Whether the operations of a key must not overlap, where `parallel`: each has the key's turn until its
+    #: end; `make_way`, `init`, `view` and `barrier` are then called without the lock.
+    turns: bool
     #: Whether calls can be bound; see `bind`.
     binds: bool
     #: Whether gradients move, so that compressing them has a meaning.
@@ -67,16 +70,23 @@ class Backend(Protocol):
         Returns what is left to do, which needs no lock.
         """
 
+    def is_clear(self, verb: str, keys: list[Key]) -> bool:
+        """Whether the keys' next operation may begin without a wait; where `turns`."""
+
+    def make_way(self, verb: str, keys: list[Key]) -> None:
+        """Wait for what must be complete before the keys' next operation may begin; where `turns`."""
+
     def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Note in the arguments of an operation what is the caller's and will not be the background's."""
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Callable[[], None]:
         """Check a `pushpull` once, and return the shortest way to do it again; where `binds`."""
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
         """Do a `pushpull` of one key with arrays as the caller wrote them, where that takes few steps.
 
-        False: nothing has happened, and the long way decides.
+        False: nothing has happened, and the long way decides. A callable, where `turns`: what is left to do,
+        which needs no lock.
         """
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,8 @@ class SharedBackend:
     """See `kvstore.backends.protocol.Backend`."""
 
     begins = True
-    parallel = False
+    parallel = True
+    turns = True
     binds = False
     compresses = True
     updates = True
@@ -147,10 +148,7 @@ class SharedBackend:
         raise NotImplementedError
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
-        """Arrive at once: then workers that wait in different orders do not wait for each other.
-
-        A result that is still to be delivered is so before the key's next round may begin.
-        """
+        """Arrive at once: then workers that wait in different orders do not wait for each other."""
         starts: dict[str, Callable[..., Finish]] = {
             "push": self.start_push,
             "pull": self.start_pull,
@@ -158,35 +156,51 @@ class SharedBackend:
         }
         if verb not in starts:
             return partial(getattr(self, verb), *arguments)
-        keys = [key for key, _ in arguments[0]]
-        if verb != "pull":
-            self._deliver_first(keys)
+        if priority is None:  # the key's turn lasts to the end of it
+            return starts[verb](*arguments)
         finish = Once(starts[verb](*arguments))
         if verb != "push":
-            for key in keys:
+            for key, _ in arguments[0]:
                 earlier = self._undelivered.get(key, ())
                 self._undelivered[key] = [*(one for one in earlier if not one.done), finish]
         return finish
 
-    def _deliver_first(self, keys: list[Key]) -> None:
+    def is_clear(self, verb: str, keys: list[Key]) -> bool:
+        """Whether a push has memory, and no result is still to be delivered."""
+        if verb == "pull" or verb == "row_sparse_pull":
+            return True
+        if not self._undelivered.keys().isdisjoint(keys):
+            return False
+        return shm.is_clear(self._job, keys)
+
+    def make_way(self, verb: str, keys: list[Key]) -> None:
+        """See results delivered, and rounds complete, that the next push of the keys would overwrite."""
+        if verb not in ("push", "pushpull"):
+            return
         for key in keys:
             for finish in self._undelivered.pop(key, ()):
                 with contextlib.suppress(Exception):  # whoever holds the operation's handle is told
                     finish()
+        if self._late or self._job.forked or self._job.standing() != shm.READY:
+            return  # the push says what is wrong
+        self._waits.make_way([handle for key in keys if (handle := self._keys.find(key)) is not None])
 
     def start_push(self, groups: list[Group]) -> Finish:
         """Arrive; what is left to do is to help."""
         dense, sparse = self._sources(groups)
         self._waits.check_writing()
-        self._fall_in([*dense, *sparse])
-        host = self._push_away(dense)
-        if self.feedback is not None:
-            self._pack_to_slots(host, self.feedback)
-        else:
-            self._copy_to_slots([pair for pair in host if not self._push_from_region(*pair)])
-        for handle, sources in sparse:
-            self._push_rows(handle, sources)
         pushed = self._arguments.by_order([*dense, *sparse])
+        self._fall_in(pushed)
+        handles = [handle for handle, _ in pushed]
+        self._waits.make_way(handles)
+        with self._one_call(handles):
+            host = self._push_away(dense)
+            if self.feedback is not None:
+                self._pack_to_slots(host, self.feedback)
+            else:
+                self._copy_to_slots([pair for pair in host if not self._push_from_region(*pair)])
+            for handle, sources in sparse:
+                self._rows.arrive(handle, sources)
         return partial(self._waits.help, [shm.Call(handle, [], False) for handle, _ in pushed])
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
@@ -212,6 +226,9 @@ class SharedBackend:
     def _finish_pull(
         self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later, aims: list[Away]
     ) -> None:
+        if len(calls) + len(rows) + len(aims) > 1:
+            handles = [*(call.handle for call in calls), *(handle for handle, _ in rows)]
+            self._waits.see_whole([*handles, *(aim.handle for aim, _ in aims)])
         self._finish_calls(self._waits.read, calls, later)
         if aims:
             self._finish_away(self._waits.read, aims, later)
@@ -234,13 +251,16 @@ class SharedBackend:
             (h, values, self._arguments.outs(h, targets[h.key], later, values))
             for h, values in self._arguments.by_order(host)
         ]
+        handles = [handle for handle, _ in self._arguments.by_order([*dense])]
         self._waits.check_writing()
         self._fall_in(wanted)
-        self._push_away(away)
+        self._waits.make_way(handles)
         large = is_large([(handle, values + arrays) for handle, values, arrays in wanted])
         private: set[Key] = set()
         try:
-            direct = self._arrive(wanted, private)
+            with self._one_call(handles):
+                self._push_away(away)
+                direct = self._arrive(wanted, private)
         except BaseException:
             self._waits.give_up([shm.Call(h, [], False) for h, _, _ in wanted if h.key in private])
             raise
@@ -317,12 +337,10 @@ class SharedBackend:
                     and self._may_peek(region=True)
                     and not self._arguments.may_go_away(handle)
                 )
-                self._waits.wait(partial(shm.make_way, handle), handle)
                 self._arguments.landed(handle)
                 self._arrive_in_region(handle, values[0], home, in_place)
                 direct |= {handle.key} if in_place else set()
             elif self._may_peek():
-                self._waits.wait(partial(shm.make_way, handle), handle)
                 self._arguments.landed(handle)
                 private.add(handle.key)
                 shm.arrive_privately(handle, values[0])
@@ -336,16 +354,14 @@ class SharedBackend:
         shm.arrive_in_region(handle, home, in_place)
         self._lent[handle.key, handle.arrived % 2] = value
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Finish:
         """One small dense key with plain arrays."""
         if self._waits.joined or self._late or self.feedback is not None or self._arguments.gpus is not None:
             return False
         done = shm.quick_pushpull(self._job, key, value, out)
         if done is None:
             return False
-        if isinstance(done, shm.Call):
-            self._waits.complete([done], set())
-        return True
+        return partial(self._waits.complete, [done], set()) if isinstance(done, shm.Call) else True
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""
@@ -360,8 +376,10 @@ class SharedBackend:
             for out, ids in pairs:
                 check_shape(handle, out, "out")
                 jobs.append((handle, self._rows.wanted(handle, ids), out))
-        for handle, ids, out in jobs:
+        for handle, _, _ in jobs:
             self._waits.settle(handle)
+        self._waits.see_whole([handle for handle, _, _ in jobs])
+        for handle, ids, out in jobs:
             self._rows.gather(handle, ids, out)
 
     # ---------------------------------------------------------------------------------------- updates
@@ -430,7 +448,11 @@ class SharedBackend:
         return self.view(key)
 
     def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
-        """One by one."""
+        """One by one, once all are complete."""
+        handles = [self._arguments.handle(key) for key in keys]
+        for handle in handles:
+            self._waits.settle(handle)
+        self._waits.see_whole(handles)
         return [self.fetch(key) for key in keys]
 
     def kind(self, key: Key) -> Kind:
@@ -567,7 +589,6 @@ class SharedBackend:
         home = self._job.offset_of(values[0]) if len(values) == 1 and not handle.small else 0
         if not home:
             return False
-        self._waits.wait(partial(shm.make_way, handle), handle)
         self._arguments.landed(handle)
         self._arrive_in_region(handle, values[0], home, False)
         return True
@@ -587,7 +608,6 @@ class SharedBackend:
         """Push what GPUs hand to each other; returns the rest."""
         away, host = self._arguments.apart(dense)
         if away:
-            self._make_way(away)
             self._arguments.push_away(away)
         return host
 
@@ -597,15 +617,22 @@ class SharedBackend:
         for handle in self._keys.all():
             self._arguments.come_home(handle)
 
-    def _make_way(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
-        for handle, _ in pairs:
-            if (outcome := shm.make_way(handle)) != shm.READY:  # the outcome may be work for this worker
-                self._waits.wait(partial(shm.make_way, handle), handle, first=outcome)
+    @contextlib.contextmanager
+    def _one_call(self, handles: list[Handle]) -> Iterator[None]:
+        """Arrive at all keys, or at none that counts if this process dies; the body waits for nobody else."""
+        if len(handles) < 2:
+            yield
+            return
+        try:
+            shm.begin_call(self._job)
+            yield
+            self._waits.note_call(handles)
+        finally:
+            shm.end_call(self._job)
 
     def _pack_to_slots(self, pairs: list[tuple[Handle, list[Array]]], feedback: Feedback) -> None:
         """Push the values packed; a codec without kernels packs and unpacks them here."""
         compiled = feedback.codec.compiled
-        self._make_way(pairs)
         for handle, _ in pairs:
             self._arguments.landed(handle)
         if compiled is None:
@@ -626,7 +653,6 @@ class SharedBackend:
             pushed.keep()
 
     def _copy_to_slots(self, pairs: list[tuple[Handle, list[Array]]]) -> None:
-        self._make_way(pairs)
         summed = []
         for handle, values in pairs:
             self._arguments.landed(handle)
@@ -637,10 +663,6 @@ class SharedBackend:
         cpu.reduce([(values, shm.slot(handle), []) for handle, values in summed])
         for handle, _ in summed:
             shm.arrive_with_slot(handle)
-
-    def _push_rows(self, handle: Handle, sources: list[RowSparseArray]) -> None:
-        self._waits.wait(partial(shm.make_way, handle), handle)
-        self._rows.arrive(handle, sources)
 
 
 def _finished(finish: Complete, calls: list[shm.Call], later: Later) -> KVStoreError | None:

@@ -15,11 +15,10 @@ from ..errors import (
     ArrayError,
     CapabilityError,
     DTypeError,
-    KeyKindError,
     KeyNotFoundError,
     ShapeError,
 )
-from ..grouping import Group, Key
+from ..grouping import Group, Key, other_kind
 from ..kernels import cpu
 from ..memory import _shared as shm
 from ..sparse import RowSparseArray
@@ -62,9 +61,7 @@ class Arguments:
         """Raise if the store's keys are of the other kind."""
         kind = self._keys.kind
         if kind and (kind == 2) != isinstance(key, str):
-            raise KeyKindError(
-                f"key {key!r} is a {type(key).__name__} key, this store has {('int', 'str')[kind - 1]} keys"
-            )
+            raise other_kind(key, (int, str)[kind - 1])
 
     def check_same(self, handle: Handle, value: Array | RowSparseArray) -> None:
         """Raise unless a key is here what it is on the worker that made it."""

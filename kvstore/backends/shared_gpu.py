@@ -22,7 +22,6 @@ from ..devices import arrays, driver
 from ..devices.arrays import DeviceView
 from ..devices.memory import host_copy
 from ..devices.streams import Stream, order
-from ..errors import ArrayError
 from ..grouping import Key
 from ..memory import _shared as shm
 from .device_calls import Streams
@@ -79,11 +78,7 @@ class Gpus:
 
     def sources(self, handle: Handle, values: list[Any]) -> list[Any]:
         """Check what is pushed to a key, and begin to copy it down, if it must be; `land` waits for that."""
-        if any(arrays.device_of(value) is None for value in values):
-            raise ArrayError(
-                f"the values of key {handle.key!r} lie on the host and on a GPU; give arrays of one kind in "
-                "one list"
-            )
+        arrays.check_all_on_devices(values, handle.key)
         what, streams = f"value of key {handle.key!r}", Streams(values)
         seen = [self._seen(value, what, streams) for value in values]
         for view, _ in seen:

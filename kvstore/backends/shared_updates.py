@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,16 @@ class Updates:
         self._version = 0
         #: What was raised in this process, by key and round, until its worker is told.
         self.causes: dict[tuple[Key, int], BaseException] = {}
-        #: The key whose round this process is carrying out: who waits for it now would wait for itself.
-        self.at_work: Key | None = None
+        self._at_work: tuple[int, Key] | None = None
         self._records: dict[int | str, int] = {}
         #: What completes rounds whose parts lie on GPUs; None before an array of a GPU is met.
         self.away: Any = None
+
+    @property
+    def at_work(self) -> Key | None:
+        """The key whose round this thread is carrying out: to wait for it would be to wait for oneself."""
+        now = self._at_work
+        return now[1] if now is not None and now[0] == threading.get_ident() else None
 
     def check(self, handle: Handle) -> None:
         """Raise DTypeError if the key's weight cannot be updated."""
@@ -142,14 +148,14 @@ class Updates:
 
     def carry_out(self, handle: Handle, rows: Rows) -> None:
         """Plan, or do, the update of the round that this worker has just opened."""
-        outer, self.at_work = self.at_work, handle.key
+        outer, self._at_work = self._at_work, (threading.get_ident(), handle.key)
         try:
             away, ranks = shm.opened_away(handle)
             if away:
                 self.away.carry_out(handle, away, ranks)
             elif shm.opened_with_rows(handle):
                 rows.carry_out(handle)
-            elif self.updater is not None and self.updater.optimizer.fused:
+            elif self._may_update_in_place(handle):
                 self._plan(handle)
             else:
                 self._do(handle)
@@ -163,7 +169,13 @@ class Updates:
             if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
                 raise
         finally:
-            self.at_work = outer
+            self._at_work = outer
+
+    def _may_update_in_place(self, handle: Handle) -> bool:
+        """Whether all parts outlive their workers: an update that has begun must end."""
+        if self.updater is None or not self.updater.optimizer.fused:
+            return False
+        return not shm.opened_privately(handle)
 
     def _name(self) -> str:
         return "the updater" if self.updater is None else type(self.updater.optimizer).__name__

@@ -6,16 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 
 from ..errors import ConfigError, FencedError, KVStoreError, PeerLostError, TimeoutError, UpdaterError
 from ..grouping import Key
 from ..memory import _shared as shm
+from ..waiting import WaitClock
 from .shared_rows import Rows
 from .shared_updates import Updates
 
 log = logging.getLogger("kvstore.shared")
 
-_NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
 _DYING = 0.5  # seconds that the end of a process may take
 
 Handle = shm.Handle
@@ -49,6 +51,20 @@ class Once:
             raise self._error
 
 
+@dataclass
+class _Call:
+    """A push of several keys."""
+
+    keys: list[tuple[Handle, int]]  # each with its round
+    evened: bool = False  # after a loss: they stand at one round, if that could be
+
+
+def _behind(keys: list[tuple[Handle, int]]) -> int:
+    """How many rounds the last of some keys is behind the call that pushed them; 0 where all are alike."""
+    behind = {round - handle.standing for handle, round in keys if handle.arrived == round}
+    return max(behind) if len(behind) > 1 else 0
+
+
 class Waits:
     """The waits of one worker of a job."""
 
@@ -58,6 +74,8 @@ class Waits:
         self._job, self._keys, self._updates, self._rows = job, keys, updates, rows
         self._timeout, self._rank = timeout, rank
         self._told = False  # of the loss of a peer
+        # The last call with several keys, by key.
+        self._calls: dict[Key, _Call] = {}
         self._reported: dict[Key, int] = {}  # the last failed round that this worker was told of
         self._preparing = threading.RLock()  # the updater works for one thread at a time
         self.joined = False
@@ -109,14 +127,16 @@ class Waits:
         if failure := self._failure(handle, call.round):
             errors.append(failure)
             return
+        if left := handle.left_out(call.round):
+            self._tell_who_left(handle, call.round, left)
         if call.deliver() != shm.READY:
             self.wait(call.deliver, handle)
 
     def read(self, calls: list[shm.Call]) -> None:
         """See the rounds complete that this worker has pushed into, and deliver."""
         if self._told:  # the loss was reported: reads give what there is
-            for call in calls:  # an update that the dead have left half done is finished first
-                self._help(call)
+            self.see_whole([call.handle for call in calls])
+            for call in calls:
                 self.wait(call.deliver, call.handle)
             return
         at_work = self._updates.at_work
@@ -157,12 +177,80 @@ class Waits:
                 self._reported[handle.key] = handle.failed
                 raise
 
+    def _rest(self, call: shm.Call) -> None:
+        """After a loss: see what can be finished without the dead finished, by this worker or by others."""
+
+        def step() -> int:
+            outcome = call.help()
+            if outcome == shm.TICK and call.handle.at_rest:
+                return shm.READY
+            if outcome == shm.TICK:
+                self._job.look_around()  # another may have died at work
+                time.sleep(0.0005)
+            return outcome
+
+        self.wait(step, call.handle)
+
+    def make_way(self, handles: list[Handle]) -> None:
+        """See the rounds complete whose memory the next push of each key needs."""
+        for handle in handles:
+            if (outcome := shm.make_way(handle)) != shm.READY:  # the outcome may be work for this worker
+                self.wait(partial(shm.make_way, handle), handle, first=outcome)
+
+    def note_call(self, handles: list[Handle]) -> None:
+        """Note that this worker has arrived at these keys in one call."""
+        call = _Call(shm.rounds_of(handles))
+        self._calls.update(dict.fromkeys([handle.key for handle in handles], call))
+
+    def see_whole(self, handles: list[Handle]) -> None:
+        """After a loss: have keys that one call pushed stand at one round, also those that are not asked for.
+
+        What can be finished is; what is ahead then goes back, if its last value is still there. Raises where
+        several keys are asked for that are not of one round.
+        """
+        if not self._told:
+            return
+        for handle in handles:
+            self._rest(shm.Call(handle, [], False))
+        wanted = set(handles) if len(handles) > 1 else set()
+        for call in {id(c): c for h in handles if (c := self._calls.get(h.key))}.values():
+            asked = [pair for pair in call.keys if pair[0] in wanted] if wanted else []
+            if not call.evened or _behind(asked):
+                self._even_out(call.keys)
+                call.evened = True
+            if _behind(asked):
+                raise self._uneven(asked)
+
+    def _even_out(self, keys: list[tuple[Handle, int]]) -> None:
+        for _ in range(2):  # a survivor may arrive between two keys
+            for handle, _ in keys:
+                self._rest(shm.Call(handle, [], False))
+        last = _behind(keys)
+        for handle, round in keys if last else ():
+            if handle.arrived == round and handle.standing > round - last:
+                handle.step_back(round - last)
+
+    def _uneven(self, keys: list[tuple[Handle, int]]) -> PeerLostError:
+        rounds = ", ".join(f"{handle.key!r} of round {handle.standing}" for handle, _ in keys)
+        return self._lost(
+            f". The keys of one call are not of one round: {rounds}. Read each by a call of its own, "
+            "or go back to a file"
+        )
+
+    def _tell_who_left(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
+        for rank, last in left:
+            log.warning(
+                f"worker {rank} has left after round {last} of key {handle.key!r}, without join(): round "
+                f"{round} is without it, says worker {self._rank}, and so are those that follow. If it was "
+                "not to end, look at its output; if it had no more batches, have it call join() first"
+            )
+
     def settle(self, handle: Handle) -> None:
         """See the rounds complete that this worker has pushed into."""
         if handle.key == self._updates.at_work:
             return
         if self._told:
-            self._help(shm.Call(handle, [], False))
+            self.see_whole([handle])
         elif handle.complete < handle.arrived or handle.failed == handle.arrived > 0:
             self.complete([shm.Call(handle, [], False)], set())
 
@@ -182,19 +270,20 @@ class Waits:
     ) -> None:
         """Take steps until one is ready, within the deadline."""
         outcome = step() if first == shm.TICK else first
-        start, told = time.monotonic(), False
+        clock = WaitClock(self._timeout)
         while outcome != shm.READY:
             if outcome in (shm.PLAN, shm.CATCH_UP):
                 self._prepare(outcome, handle)
             elif outcome != shm.TICK:
                 self._raise(outcome, handle)
-            waited = time.monotonic() - start
-            if waited > self._timeout:
-                raise TimeoutError(self._waiting(handle, missing, what, waited))
-            if waited > _NOTICE_AFTER and not told:
-                told = True
-                log.warning("%s", self._waiting(handle, missing, what, waited))
+            waited = clock.read()
             outcome = step()
+            if outcome != shm.TICK:
+                continue
+            if clock.over:
+                raise TimeoutError(self._waiting(handle, missing, what, waited))
+            if clock.tells():
+                log.warning("%s", self._waiting(handle, missing, what, waited))
 
     def _absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
         if missing is not None:
@@ -216,15 +305,9 @@ class Waits:
         where = "" if handle is None else f" (key {handle.key!r}, round {handle.complete + 1})"
         if outcome == shm.PEER_LOST:
             self._told = True
-            lost = self._job.lost()
-            rank = lost[0] if lost else -1
-            raise PeerLostError(
-                f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}{where}. "
-                "The last complete values can still be read and saved; with on_peer_loss='continue' the "
-                "others would have gone on",
-                role="worker",
-                rank=rank,
-                last_seen=self._job.silence(rank) if rank >= 0 else None,
+            raise self._lost(
+                f"{where}. The last complete values can still be read and saved; with "
+                "on_peer_loss='continue' the others would have gone on"
             )
         if outcome == shm.FENCED:
             raise FencedError(
@@ -234,6 +317,16 @@ class Waits:
         if outcome == shm.NO_MEMORY:
             raise MemoryError(f"no memory for more of the job's shared region{where}")
         raise KVStoreError(f"unexpected outcome {outcome} of a wait{where}")
+
+    def _lost(self, text: str) -> PeerLostError:
+        lost = self._job.lost()
+        rank = lost[0] if lost else -1
+        return PeerLostError(
+            f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}{text}",
+            role="worker",
+            rank=rank,
+            last_seen=self._job.silence(rank) if rank >= 0 else None,
+        )
 
     def _failure(self, handle: Handle, round: int) -> KVStoreError | None:
         """Return the error of a round that came to nothing; each worker is told once."""

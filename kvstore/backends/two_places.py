@@ -6,12 +6,12 @@ from typing import Any
 
 from ..devices import arrays
 from ..devices.arrays import DeviceArray, DeviceView
-from ..errors import ArrayError, CapabilityError, DuplicateKeyError, KeyKindError
-from ..grouping import Group, Key
+from ..errors import CapabilityError, DuplicateKeyError
+from ..grouping import Group, Key, other_kind
 from ..sparse import RowSparseArray
 from .device_calls import Streams, seen_out
 from .device_keys import DeviceKey
-from .entry import Array, Entry, dense_of
+from .entry import Array, Entry, dense_of, initialised_already
 from .local import LocalBackend
 
 #: Arrays on GPUs that take values of the host's keys.
@@ -80,12 +80,10 @@ class TwoPlacesBackend(LocalBackend):
 
     def _comes_from_gpu(self, key: Key, values: list[Any]) -> bool:
         """Whether the values of one push lie on GPUs; they lie there all or none."""
-        on_gpu = [arrays.device_of(value) is not None for value in values]
-        if any(on_gpu) and not all(on_gpu):
-            raise ArrayError(
-                f"the values of key {key!r} lie on the host and on a GPU; give arrays of one kind in one list"
-            )
-        return any(on_gpu)
+        if not arrays.any_on_device(values):
+            return False
+        arrays.check_all_on_devices(values, key)
+        return True
 
     def _dense_outs(self, key: Key, outs: list[Any], ignore_sparse: bool) -> list[Any]:
         sparse = [out for out in outs if isinstance(out, RowSparseArray)]
@@ -117,16 +115,14 @@ class TwoPlacesBackend(LocalBackend):
     def _check_new(self, key: Key, values: list[Any]) -> None:
         self._check_kind(key)
         if key in self._order:
-            raise DuplicateKeyError(f"key {key!r} is initialised already; init and broadcast take a key once")
+            raise initialised_already(key)
         if len(values) > 1:
             raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
 
     def _check_kind(self, key: Key) -> None:
         some = next(iter(self._order), key)
         if isinstance(some, str) != isinstance(key, str):
-            raise KeyKindError(
-                f"key {key!r} is a {type(key).__name__} key, this store has {type(some).__name__} keys"
-            )
+            raise other_kind(key, type(some))
 
     def _entry(self, key: Key) -> Entry:
         if key in self._on_gpu:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import DTYPES
+from ..arrays import DTYPES, bfloat16, refuse_what_is_no_array
 from ..errors import ArrayError, DTypeError, KVStoreError
 from ..sparse import RowSparseArray
 from . import dlpack, driver, streams
@@ -218,6 +218,16 @@ def device_of(obj: Any) -> int | None:
     return _device_of_any(obj)
 
 
+def check_all_on_devices(values: Iterable[Any], key: object) -> None:
+    """Raise `ArrayError` unless all values of one push lie on GPUs."""
+    for value in values:
+        if device_of(value) is None:
+            refuse_what_is_no_array(value, f"value of key {key!r}")
+            raise ArrayError(
+                f"the values of key {key!r} lie on the host and on a GPU; give arrays of one kind in one list"
+            )
+
+
 def _device_of_any(obj: Any) -> int | None:
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
@@ -367,7 +377,7 @@ def _describe(obj: Any) -> str:
 def _torch_type(dtype: Any) -> np.dtype[Any] | None:
     name = str(dtype).partition(".")[2]
     if name == "bfloat16":
-        return dlpack.bfloat16("a tensor")
+        return bfloat16("a tensor")
     try:
         return np.dtype(name)
     except TypeError:
@@ -428,7 +438,7 @@ def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
 
 def _interface_type(typestr: str, what: str) -> np.dtype[Any]:
     if typestr.endswith("V2"):
-        return dlpack.bfloat16(what)
+        return bfloat16(what)
     try:
         return np.dtype(typestr)
     except TypeError:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import bfloat16
 from ..errors import ArrayError, DTypeError
 
 CUDA, CUDA_HOST, CUDA_MANAGED = 2, 3, 13
@@ -137,18 +138,6 @@ def _dtype(found: _Type, what: str) -> np.dtype[Any]:
         return np.dtype(f"{kind}{found.bits}")
     except TypeError:
         raise DTypeError(f"{what} has element type {kind}{found.bits}, which NumPy does not know") from None
-
-
-def bfloat16(what: str) -> np.dtype[Any]:
-    """NumPy's name for bfloat16, which is ml_dtypes'."""
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise DTypeError(
-            f"{what} is bfloat16, which NumPy knows through ml_dtypes: pip install ml_dtypes"
-        ) from None
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return dtype
 
 
 class _Exported:

@@ -69,21 +69,23 @@ def main() -> None:
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same bits."
 )
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.")
-def demo(workers: int, replicas: int | None, **options: Any) -> None:
+@click.option(
+    "--servers",
+    type=click.IntRange(1, 64),
+    help="Servers to start, for the `dist` stores.  [default: 1 for these, unless some are there]",
+)
+def demo(workers: int, servers: int | None, replicas: int | None, **options: Any) -> None:
     """Train a small network on handwritten digits, its gradients summed and applied by a store.
 
     The data comes with scikit-learn, so nothing is downloaded. Four processes of one replica end with the
     same weights, bit by bit, as one process of four.
     """
-    from kvstore.launch.demo import Settings, run
-    from kvstore.launch.spawn import spawn
+    from kvstore.launch.demo import Settings, start
 
-    if workers == 1:
-        run(Settings(replicas=replicas or 4, **options))
-        return
-    if options["store"] == "local":
+    if workers > 1 and options["store"] == "local":
         options["store"] = "shared"
-    spawn(run, workers, (Settings(replicas=replicas or 1, **options),))
+    settings = Settings(replicas=replicas or (4 if workers == 1 else 1), **options)
+    raise SystemExit(start(settings, workers, servers))
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
@@ -251,7 +253,8 @@ def scheduler(
         "KVSTORE_KEYS_FILE": keys,
         "KVSTORE_INSECURE": 1 if insecure else None,
     }
-    serve(environment_with(options, os.environ), reporter(report_fd, click.echo))
+    report = reporter(report_fd, click.echo)
+    serve(environment_with(options, os.environ), report, launched=report_fd is not None)
 
 
 @main.command()

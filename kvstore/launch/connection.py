@@ -57,6 +57,10 @@ class FarMember:
         """Whether the process has ended."""
         return self.code is not None
 
+    def stopped(self) -> bool:
+        """Say that nothing is known of it."""
+        return False
+
     def end(self, number: int, grace: float = GRACE) -> None:
         """Have a signal sent to its group, which is killed if it is still there `grace` seconds later."""
         self._kill_at = self._kill_at or time.monotonic() + grace

@@ -23,8 +23,8 @@ from .member import Member, Part
 from .output import Sink
 from .process import GRACE, adopt_orphans
 from .relay import Relay
+from .signals import ENDING
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.05  # seconds between two looks at groups that are about to end
 _FULL = 1 << 20  # bytes of output that may be on their way
 _CHUNK = 1 << 16
@@ -72,7 +72,7 @@ class Far:
 
     def __init__(self, keeper: Keeper) -> None:
         self._channel = _Channel()
-        self._relay = Relay((signal.SIGCHLD, *_ENDING), self._on_signal, self._channel)
+        self._relay = Relay((signal.SIGCHLD, *ENDING), self._on_signal, self._channel)
         self._here = Here(self._relay, keeper, prefix=False)
         self._reader = m.Reader(m.To)
         self._members: dict[int, Member] = {}

@@ -18,6 +18,7 @@ from pathlib import Path
 from kvstore import addresses, roles
 from kvstore.cluster import Placement
 from kvstore.errors import ConfigError, TimeoutError
+from kvstore.waiting import WaitClock
 
 from .certificates import Certificates
 from .member import Part
@@ -100,8 +101,9 @@ class Meeting:
         """
         if self.folder is None:
             return self.scheduler
-        until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
+        clock = WaitClock(_PATIENCE)
+        while not clock.over:
+            clock.read()
             with contextlib.suppress(OSError):
                 return (self.folder / _ADDRESS).read_text()
             time.sleep(_LOOK)

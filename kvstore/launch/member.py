@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvstore.errors import ConfigError
 
 from .output import Lines, Writes
-from .process import GRACE, tied_to, told
+from .process import GRACE, stopped, tied_to, told
 
 TAIL = 20  # lines of stderr that are told again at the end
 UNKILLABLE = 5.0  # seconds after which a process that even SIGKILL does not end is given up
@@ -83,11 +83,23 @@ class Member:
         return self.err.tail
 
     def ended(self) -> bool:
-        """Whether the process has ended. What it left running is then asked to end too."""
+        """Whether the process has ended. What it left running is then asked to end too.
+
+        Its last words are read before anybody asks for them.
+        """
         if self.code is None and (code := self._process.poll()) is not None:
             self.code, self.seconds = code, time.monotonic() - self._started
+            self.err.catch_up()
             self.end(signal.SIGTERM)
         return self.code is not None
+
+    def stopped(self) -> bool:
+        """Whether it is known to stand still, as after SIGSTOP."""
+        return stopped(self.group)
+
+    def since_end(self) -> float:
+        """Seconds since it has ended."""
+        return time.monotonic() - self._started - self.seconds
 
     def end(self, number: int, grace: float = GRACE) -> None:
         """Send a signal to the group, which is killed if it is still there `grace` seconds later."""

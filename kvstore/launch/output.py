@@ -82,11 +82,17 @@ class Lines:
         self._feed(data)
         return bool(data)
 
-    def close(self) -> None:
-        """Take what is left and close the stream. A last line without a newline gets one."""
+    def catch_up(self) -> None:
+        """Take what is there, unless all was taken and it is closed."""
+        if self.stream.closed:
+            return
         for _ in range(_PIPE // _CHUNK):  # no more than a pipe holds: somebody may write for ever
             if not self.read():
                 break
+
+    def close(self) -> None:
+        """Take what is left and close the stream. A last line without a newline gets one."""
+        self.catch_up()
         if self._parts:
             self._line(b"")
         self.stream.close()

@@ -7,9 +7,12 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 #: Seconds between asking a process to end and killing it, so that all are gone within two.
 GRACE = 1.5
+#: Exit code of a scheduler that a launcher has asked to end, and to which no worker ever came.
+DESERTED = 69
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -50,6 +53,14 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def stopped(process: int) -> bool:
+    """Whether a process of this machine stands still, as after SIGSTOP."""
+    try:
+        return b") T " in Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return False
 
 
 def tied_to(parent: int) -> Callable[[], None]:

@@ -19,15 +19,16 @@ from kvstore import cluster
 from kvstore.cluster import Placement
 from kvstore.errors import ConfigError
 
+from .causes import misses, patience
 from .here import Here
 from .keeper import Keeper
 from .meeting import Meeting
 from .member import Member, Part
-from .process import GRACE, adopt_orphans, tied_to, told
+from .process import GRACE, adopt_orphans, stopped, tied_to, told
 from .relay import Relay
 from .service import variables_of
+from .signals import ENDING
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.05  # seconds between two looks at processes that are about to end
 _BEAT = 1.0  # seconds between two looks at our parent: some launchers, if killed, leave their ranks running
 
@@ -134,8 +135,9 @@ class _Rank:
         self._code: int | None = None  # of the rank
         self._kill_at: float | None = None  # the worker
         self._parent = os.getppid()
+        self._patience = patience()
         self._cleared: Callable[[], None] | None = None  # what we have made for all ranks
-        self._relay = Relay((signal.SIGCHLD, *_ENDING), self._on_signal)
+        self._relay = Relay((signal.SIGCHLD, *ENDING), self._on_signal)
         self._here = Here(self._relay, keeper, prefix=True)
 
     def run(self) -> int:
@@ -194,7 +196,7 @@ class _Rank:
             self._end(1)
 
     def _look(self) -> None:
-        for member in [member for member in self._services if member.ended()]:
+        for member in [one for one in self._services if one.ended() and not self._noticed_only(one)]:
             self._services.remove(member)
             early = self._worker is None
             if (member.code or early) and self._code is None:
@@ -205,6 +207,14 @@ class _Rank:
             self._left.remove(member)
             self._here.forget(member)
         self._look_at_worker()
+
+    def _noticed_only(self, member: Member) -> bool:
+        """Whether a service has failed because all workers had, and ours is still about to end."""
+        worker = self._worker
+        if worker is None or worker.returncode is not None or stopped(worker.pid):
+            return False
+        mine = Part("worker", self._company.place.rank)
+        return misses(member.part, member.tail, mine) and member.since_end() < self._patience
 
     def _look_at_worker(self) -> None:
         worker = self._worker

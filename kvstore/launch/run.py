@@ -20,16 +20,17 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 
+from .causes import Causes
 from .fleet import Fleet, Hosts
 from .here import Here
 from .keeper import Keeper
 from .member import Part
-from .process import adopt_orphans, new_job, signal_name, variables
+from .process import DESERTED, adopt_orphans, new_job, signal_name, variables
 from .relay import Relay
 from .service import Cast, Service
+from .signals import ENDING
 from .site import Running, Site
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
 _LOOK = 0.05  # seconds between two looks at groups that are about to end
 _FIRST_WORD = 60.0  # seconds after which a scheduler must have said where it is
@@ -131,6 +132,8 @@ class _Job:
         self._restarts: dict[Part, int] = {}
         self._running: list[Running] = []
         self._left: list[Running] = []  # of which there may be something left
+        self._scheduler: Running | None = None
+        self._causes: Causes[Running] = Causes()
         self._failure: str | None = None
         self._failed: Running | None = None
         self._tail: Sequence[bytes] | None = None  # last words of what failed and was no process of the job
@@ -139,7 +142,7 @@ class _Job:
         self._asked = False  # servers and scheduler, to end
         self._stage = _Stage.REACHING
         self._first_word = 0.0  # when the scheduler must have said where it is
-        self._relay = Relay((signal.SIGCHLD, *_ENDING), self._on_signal)
+        self._relay = Relay((signal.SIGCHLD, *ENDING), self._on_signal)
         self._far = hosts is not None
         self._site: Site = (
             Fleet(hosts, self._relay, keeper, prefix) if hosts else Here(self._relay, keeper, prefix)
@@ -194,6 +197,8 @@ class _Job:
         member = self._site.start(part, self._command_of(part), self._environment(part), keys, told)
         self._running.append(member)
         self._left.append(member)
+        if part.role == "scheduler":
+            self._scheduler = member
 
     def _environment(self, part: Part) -> dict[str, str]:
         chosen = {"PYTHONUNBUFFERED": "1", **self._site.variables}
@@ -217,7 +222,8 @@ class _Job:
         return bool(self._signal or self._failure)
 
     def _turn(self) -> None:
-        if self._ending or len(self._running) < len(self._left) or self._leaving is not None:
+        waiting = len(self._running) < len(self._left) or self._causes.waiting
+        if self._ending or waiting or self._leaving is not None:
             timeout: float | None = _LOOK
         elif self._far:
             timeout = _BEAT
@@ -232,13 +238,18 @@ class _Job:
             self._on_signal(signal.SIGPIPE)
 
     def _look_after_members(self) -> None:
-        ended = [member for member in self._running if member.ended()]
-        # Of those that ended together, one that a signal killed did not end because of the others, and a
-        # server not because of a worker.
-        for member in sorted(ended, key=lambda one: ((one.code or 0) >= 0, one.part.role == "worker")):
-            self._running.remove(member)
-            too_early = self._stage is not _Stage.RUNNING  # a scheduler, before there is anybody else
-            if (member.code or too_early) and not (self._ending or self._asked):
+        too_early = self._stage is not _Stage.RUNNING  # a scheduler, before there is anybody else
+        running, self._running = self._running, []
+        ended: list[Running] = []
+        for member in running:
+            (ended if member.ended() else self._running).append(member)
+        # On one that was started again nothing is laid: it may be looking for those that are gone.
+        there = [member for member in running if not self._restarts.get(member.part)]
+        for member in ended:
+            if member.code or too_early:
+                self._causes.add(member, there)
+        for member in self._causes.take():
+            if not (self._ending or self._asked):
                 self._on_failure(member)
         for member in [member for member in self._left if member.gone()]:
             self._left.remove(member)
@@ -279,7 +290,7 @@ class _Job:
     def _on_failure(self, member: Running) -> None:
         role, most = member.part.role, self._most_restarts.get(member.part.role, 0)
         done = sum(count for part, count in self._restarts.items() if part.role == role)
-        if done < most and self._leaving is None:
+        if done < most and self._leaving is None and not self._causes.deserted:
             self._restarts[member.part] = self._restarts.get(member.part, 0) + 1
             self._say(f"{member.how}; starting it again ({done + 1} of {most})")
             self._start(member.part)
@@ -298,8 +309,10 @@ class _Job:
         self._signal = number
         if again:
             self._end(self._left, signal.SIGKILL)
-        else:
-            self._end(self._workers_or_all(), signal.SIGTERM if number == signal.SIGPIPE else number)
+            return
+        for member in self._workers_or_all():  # a scheduler that still imports would answer SIGINT at length
+            passed_on = member.part.role == "worker" and number != signal.SIGPIPE
+            member.end(number if passed_on else signal.SIGTERM)
 
     def _workers_or_all(self) -> list[Running]:
         """Those to be ended first: the workers, where there are any."""
@@ -317,8 +330,17 @@ class _Job:
             self._say(self._failure + how)
             for line in lines:
                 self._relay.err.write(line + b"\n")
+        elif self._signal is None and self._running_in_vain():
+            self._say(
+                "no worker has created a store on servers, so they had nothing to do: create 'dist_sync' (or "
+                "another store of that kind) in the program, or leave -s away"
+            )
         elif self._signal:
             self._say(f"all workers are ended, because of {signal_name(self._signal)}")
+
+    def _running_in_vain(self) -> bool:
+        """Whether a scheduler has waited for workers, and none has ever come."""
+        return self._scheduler is not None and self._scheduler.code == DESERTED
 
     def _write_out(self) -> None:
         """Wait for the readers of our output, but not for long after a signal."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from kvstore import addresses, roles
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.ps.config import ps_config
+
+from .process import DESERTED
 
 _ALL = ("0.0.0.0", "::")
 #: Variables in the place of which an option stands.
@@ -44,8 +48,11 @@ def address_option(host: str | None, port: int | None, environment: Mapping[str,
     return addresses.tcp(host, port or 0)
 
 
-def scheduler(environment: Mapping[str, str], report: Callable[[str], None]) -> None:
-    """Run the scheduler; `report` is called with its address as soon as others can connect."""
+def scheduler(environment: Mapping[str, str], report: Callable[[str], None], launched: bool = False) -> None:
+    """Run the scheduler; `report` is called with its address as soon as others can connect.
+
+    Where a launcher asks it to end and no worker has ever come, its exit code says so.
+    """
     found = _part(environment)
     from kvstore.backends import dist_roles
 
@@ -53,7 +60,14 @@ def scheduler(environment: Mapping[str, str], report: Callable[[str], None]) -> 
         """Tell the address that others use, which need not be the one that the socket has."""
         report(found.bound(addresses.split(address)[1]).scheduler)
 
-    dist_roles.scheduler(found, ps_config(environment), bound)
+    dist_roles.scheduler(found, ps_config(environment), bound, _tell_if_deserted if launched else None)
+
+
+def _tell_if_deserted(deserted: Callable[[], bool]) -> None:
+    def end(number: int, frame: object) -> NoReturn:
+        os._exit(DESERTED if deserted() else 128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:

@@ -42,6 +42,9 @@ class Running(Protocol):
     def ended(self) -> bool:
         """Whether it has ended."""
 
+    def stopped(self) -> bool:
+        """Whether it is known to stand still, as after SIGSTOP."""
+
     def end(self, number: int, grace: float = GRACE) -> None:
         """Send a signal to it and to what it has started; kill what is there `grace` seconds later."""
 

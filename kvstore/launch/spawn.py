@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import multiprocessing
 import operator
@@ -19,9 +20,13 @@ from typing import Any
 
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
 
-from .process import GRACE, new_job, tied_to, told, variables
+from .causes import Causes
+from .member import Part
+from .process import GRACE, new_job, stopped, tied_to, told, variables
+from .signals import deferred
 
 _LONGEST = 32_000  # characters of a traceback: less than a pipe holds, so that a worker never waits to tell
+_LOOK = 0.05  # seconds between two looks at a process that is about to end
 
 _environment = threading.Lock()
 
@@ -34,11 +39,14 @@ class _Worker:
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.rank = rank
+        #: Exit code once its end was seen; negative for a signal.
+        self.code: int | None = None
         self._told, telling = context.Pipe(duplex=False)
         self._process: SpawnProcess = context.Process(
             target=_body, args=(fn, tuple(args), telling, os.getpid()), name=f"kvstore-worker-{rank}"
         )
-        with telling, _set(job):
+        # Ctrl-C reaches it when `_body` can tell what to make of it, and not in the middle of an import.
+        with telling, _set(job), _without_ctrl_c():
             self._process.start()
 
     @property
@@ -47,19 +55,34 @@ class _Worker:
         return self._process.sentinel
 
     @property
-    def code(self) -> int:
-        """Exit code of the ended process; negative for a signal."""
+    def part(self) -> Part:
+        """Say what it is in its job."""
+        return Part("worker", self.rank)
+
+    @functools.cached_property
+    def tail(self) -> list[bytes]:
+        """What the ended process told, in lines."""
+        try:
+            return self._told.recv_bytes().split(b"\n")
+        except (EOFError, OSError):
+            return []
+
+    def end(self) -> int:
+        """Take note of the end of the process; return its exit code."""
         self._process.join()
-        return self._process.exitcode or 0
+        self.code = self._process.exitcode or 0
+        return self.code
+
+    def stopped(self) -> bool:
+        """Whether it stands still, as after SIGSTOP."""
+        return stopped(self._process.pid or 0)
 
     def error(self) -> WorkerError:
         """Put what the ended process told into an error."""
-        text = f"rank {self.rank} {told(self.code)}"
-        try:
-            text += f":\n{self._told.recv_bytes().decode()}"
-        except (EOFError, OSError):
-            text += "; it told nothing, its stderr may say more"
-        return WorkerError(text, rank=self.rank, code=self.code)
+        words = b"\n".join(self.tail).decode()
+        text = f":\n{words}" if words else "; it told nothing, its stderr may say more"
+        code = self.code or 0
+        return WorkerError(f"rank {self.rank} {told(code)}{text}", rank=self.rank, code=code)
 
     def signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
@@ -80,7 +103,9 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
     job = new_job()
     workers: list[_Worker] = []
     try:
-        workers.extend(_started(rank, variables(job, rank, n), fn, args) for rank in range(n))
+        for rank in range(n):
+            with deferred():  # one that nobody knows of would not be ended
+                workers.append(_started(rank, variables(job, rank, n), fn, args))
         _wait(workers, deadline, timeout)
     finally:
         _end(workers)
@@ -116,19 +141,20 @@ def _started(rank: int, job: Mapping[str, str], fn: Callable[..., object], args:
 def _wait(workers: list[_Worker], deadline: float, timeout: float | None) -> None:
     """Wait for all workers; raise for the first that fails."""
     waiting = {worker.sentinel: worker for worker in workers}
+    causes: Causes[_Worker] = Causes()
     while waiting:
         left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        ready = connection.wait(list(waiting), left)
-        if not ready:
+        ready = connection.wait(list(waiting), _LOOK if causes.waiting else left)
+        if not ready and time.monotonic() >= deadline:
             ranks = ", ".join(str(worker.rank) for worker in waiting.values())
             raise TimeoutError(
                 f"not ended after {timeout:g} s: rank {ranks}; give more time, or see what they wait for"
             )
-        ended = [waiting.pop(sentinel) for sentinel in ready if isinstance(sentinel, int)]
-        # One that a signal killed did not end because of the others.
-        for worker in sorted(ended, key=lambda worker: worker.code >= 0):
-            if worker.code:
-                raise worker.error()
+        for worker in [waiting.pop(sentinel) for sentinel in ready if isinstance(sentinel, int)]:
+            if worker.end():
+                causes.add(worker, workers)
+        for worker in causes.take():
+            raise worker.error()
 
 
 def _end(workers: list[_Worker]) -> None:
@@ -168,12 +194,23 @@ def _set(changes: Mapping[str, str]) -> Iterator[None]:
                     os.environ[name] = value
 
 
+@contextlib.contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Block SIGINT in this thread, and in a process that it starts meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _body(
     fn: Callable[..., object], args: tuple[Any, ...], telling: connection.Connection, parent: int
 ) -> None:
     """Call `fn` in a worker, and tell how it failed."""
     tied_to(parent)()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         fn(*args)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # Ctrl-C reaches all; the caller tells of it once

@@ -64,6 +64,7 @@ cdef extern from "region.h" nogil:
         KV_CLOSED
         KV_OPENING
         KV_OPEN
+    uint64_t KV_NO_ROUND
     ctypedef struct kv_level:
         pass
     ctypedef struct kv_log:
@@ -73,6 +74,7 @@ cdef extern from "region.h" nogil:
         kv_log log
     ctypedef struct kv_part:
         uint64_t arrived, first
+        uint64_t pushed[2]
         uint64_t slot[2]
         uint64_t source[2]
         uint32_t kind[2]
@@ -81,7 +83,7 @@ cdef extern from "region.h" nogil:
         uint64_t phase, failed, mask
         int32_t dtype, rule, n_states, sparse
         uint64_t n, nbytes, chunks
-        uint64_t value[2]
+        uint64_t value[2], of[2]
         uint64_t parts, map, master
         uint64_t states[4]
         double params[16]
@@ -96,7 +98,7 @@ cdef extern from "region.h" nogil:
         char *base
         kv_header *head
         kv_worker *worker
-        uint64_t window, mode, tried, incarnation, spin, looked, word
+        uint64_t window, mode, tried, incarnation, spin, looked, word, left_told
         int rank, size, fd, forked, go_on, crowded
         int *pidfd
         const kv_level *const *level
@@ -169,8 +171,16 @@ cdef extern from "region.h" nogil:
     ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
     int kv_advance(kv_self *me, kv_call *call)
     int kv_bring_forward(kv_self *me, kv_call *call, int patient)
-    int kv_sum_small(kv_self *me, kv_call *call)
+    int kv_sum_small(kv_self *me, kv_call *call, int patient)
+    void kv_begin_call(kv_self *me)
+    void kv_end_call(kv_self *me)
+    int kv_whole(kv_self *me, kv_part *part, int w, int parity)
+    int kv_over_own(kv_self *me, const kv_call *call)
+    int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
+    int kv_at_rest(kv_self *me, kv_entry *e)
+    uint64_t kv_left_out(kv_self *me, kv_entry *e, uint64_t round)
     int kv_deliver(kv_self *me, kv_call *call)
+    int kv_has_kind(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, int kind)
     int kv_has_rows(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_has_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t size)

@@ -56,7 +56,34 @@ cdef class Handle:
         cdef kv_part *part = kv_parts(self.job.me, self.e)
         members = kv_get(&self.job.me.head.members)
         return [w for w in range(self.job.me.size)
-                if members >> w & 1 and kv_get(&part[w].first) <= round and kv_get(&part[w].arrived) < round]
+                if members >> w & 1 and kv_get(&part[w].first) <= round
+                and (kv_get(&part[w].arrived) < round or not kv_whole(self.job.me, &part[w], w, round & 1))]
+
+    @property
+    def standing(self):
+        """The round that the value is of."""
+        return kv_get(&self.e.of[kv_current_of(kv_get(&self.e.phase))])
+
+    def step_back(self, uint64_t round):
+        """Have the value of an earlier round in use again, if it is still there."""
+        return bool(kv_step_back(self.job.me, self.e, round))
+
+    @property
+    def at_rest(self):
+        """Whether nobody is at work on the value."""
+        return bool(kv_at_rest(self.job.me, self.e))
+
+    def left_out(self, uint64_t round):
+        """Who was in earlier rounds, has left without having joined, and is not in this complete one.
+
+        Pairs of rank and its last round; of each rank once.
+        """
+        cdef kv_self *me = self.job.me
+        cdef kv_part *part = kv_parts(me, self.e)
+        cdef uint64_t out = kv_left_out(me, self.e, round)
+        me.left_told |= out
+        return [(w, max(kv_get(&part[w].pushed[0]), kv_get(&part[w].pushed[1])))
+                for w in range(me.size) if out >> w & 1] if out else []
 
     def value(self, other=False):
         """The value in use, or the other one, as a writable array."""
@@ -331,6 +358,7 @@ cdef class Keys:
                 return -1
             (<int64_t *>(me.base + e.rows_of))[0] = -1 if ids.size == value.shape[0] else ids.size
             memcpy(me.base + e.rows_of + 8, cnp.PyArray_DATA(ids), ids.nbytes)
+        e.of[1] = KV_NO_ROUND
         e.name = e.shape + 8 * e.ndim
         for i in range(e.ndim):
             (<int64_t *>(me.base + e.shape))[i] = value.shape[i]

@@ -13,7 +13,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 3,
+    KV_LAYOUT_VERSION = 4,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -44,6 +44,8 @@ typedef struct {
     _Atomic uint64_t beat;        /* nanoseconds of CLOCK_MONOTONIC */
     _Atomic uint64_t gates;       /* barriers reached */
     _Atomic uint64_t probe;       /* address of a word in its own memory that holds KV_MAGIC */
+    _Atomic uint64_t joined;      /* incarnation that said that it has no more batches */
+    _Atomic uint64_t calls, whole; /* calls with several keys: begun, and arrived at all of their keys */
     _Alignas(128) _Atomic uint32_t bell; /* sleeps here */
     _Alignas(128) kv_log log;
 } kv_worker;
@@ -58,18 +60,24 @@ typedef struct {
     _Atomic uint64_t first;    /* first round that waits for it */
     _Alignas(64) _Atomic uint64_t arrived;   /* last round that is behind it */
     uint64_t slot[2];          /* memory for copies of what it pushes; 0: none yet */
+    uint64_t call[2];          /* of `pushed`, where KV_OF_CALL stands in `kind`: the worker's call that it was a part of */
 } kv_part;
 
 /* KV_AWAY: in the memory of a GPU, where other processes reach it and this region does not. */
 enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS, KV_PACKED, KV_AWAY };
 
-static inline enum kv_kind kv_kind_of(const kv_part *part, int parity) { return (enum kv_kind)(part->kind[parity] & 0xff); }
+#define KV_OF_CALL 0x80u /* beside the kind: other keys were pushed by the same call */
+
+static inline enum kv_kind kv_kind_of(const kv_part *part, int parity) { return (enum kv_kind)(part->kind[parity] & 0x7f); }
+
+#define KV_NO_ROUND (~0ull) /* of a value that is being written, or was not written to its end */
 
 /* A key. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t phase; /* see round.h */
     _Atomic uint64_t failed;   /* round that came to nothing */
     uint64_t mask;             /* who is in the open round */
+    _Atomic uint64_t of[2];    /* round that each value is of */
     int32_t dtype, rule, n_states, sparse;
     uint64_t n, nbytes, chunks;
     uint64_t value[2];         /* the one in use is said by the phase; the other takes the next sum */
@@ -123,6 +131,8 @@ typedef struct {
     int crowded;       /* more workers than processors */
     uint64_t mode, tried; /* the mode that this process can carry out, and that it tried to */
     uint64_t incarnation, spin, looked;
+    uint64_t calling;                  /* number of the call with several keys that is arriving; 0: none is */
+    uint64_t left, left_told, left_at; /* bits: who left without having joined; of these, who was told of; the epoch */
     int pidfd[KV_MAX_WORKERS];
     uint64_t pidfd_of[KV_MAX_WORKERS];
     const kv_level *const *level;

@@ -124,6 +124,7 @@ static int kv_sit_down(kv_self *me)
     kv_put(&w->started, kv_started((uint64_t)getpid()));
     kv_put(&w->probe, (uint64_t)(uintptr_t)&me->word);
     kv_put(&w->beat, kv_now_ns());
+    kv_put(&w->whole, kv_get(&w->calls)); /* what an earlier process has pushed counts, with the rest or without */
     kv_put(&w->incarnation, me->incarnation);
     kv_put(&w->state, kv_life(me, KV_COMING)); /* from now on this process's death is noticed */
     return 0;
@@ -300,6 +301,8 @@ static int kv_seated(void *context)
 static void kv_stand_up(kv_self *me, enum kv_state state)
 {
     uint64_t now = kv_get(&me->worker->state);
+    if (state == KV_JOINED)
+        kv_put(&me->worker->joined, me->incarnation);
     if (kv_here(now) && kv_get(&me->worker->incarnation) == me->incarnation &&
         kv_swap(&me->worker->state, now, kv_life(me, state))) {
         if (state != KV_LOST) /* the others write it off, as any other who is lost */

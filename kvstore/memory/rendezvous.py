@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import AuthError, ConfigError, KVStoreError, TimeoutError
+from ..waiting import WaitClock
 
 log = logging.getLogger("kvstore.shared")
 
-_NOTICE_AFTER = 10.0
 _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2  # in fcntl since Python 3.8 on some builds only
 _BACKLOG = 4096
 
@@ -94,20 +94,20 @@ class Meeting:
         TimeoutError
             Nobody came.
         """
-        start, pause, told = time.monotonic(), 0.0005, False
-        while (fd := self.look(range(self.size))) is None:
-            waited = time.monotonic() - start
-            if waited > timeout:
+        clock, pause = WaitClock(timeout), 0.0005
+        while True:
+            waited = clock.read()
+            if (fd := self.look(range(self.size))) is not None:
+                return fd
+            if clock.over:
                 raise TimeoutError(
                     f"worker {self.rank} of {self.size} waited {waited:.0f} s for worker 0 of its job to "
                     "create its store; did it start, with the same KVSTORE_JOB, and create as many stores?"
                 )
-            if waited > _NOTICE_AFTER and not told:
+            if clock.tells():
                 log.warning("worker %d waits for worker 0 to create its store", self.rank)
-                told = True
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
-        return fd
 
     def _address(self, rank: int) -> bytes:
         return f"\0kvstore/{self.name}/{rank}".encode()

@@ -60,15 +60,24 @@ static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)
     return (kv_part *)kv_at(me, e->parts);
 }
 
+/* Whether a worker that has arrived has arrived at all keys of that call. A call is a part of all of its rounds or of
+ * none: a round that was opened with one who then dies could be complete, and the next key's could never be. */
+static int kv_whole(kv_self *me, const kv_part *part, int w, int parity)
+{
+    return !(part->kind[parity] & KV_OF_CALL) || part->call[parity] <= kv_get(&me->head->worker[w].whole);
+}
+
 /* Whether every member that `round` waits for has arrived, and who is in it. */
 static int kv_everyone(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
 {
     const kv_part *part = kv_parts(me, e);
     uint64_t members = kv_get(&me->head->members), arrived = 0;
     for (int w = 0; w < me->size; w++) {
-        if (kv_get(&part[w].pushed[round & 1]) >= round)
+        if (kv_get(&part[w].pushed[round & 1]) >= round) {
+            if (members & kv_bit(w) && !kv_whole(me, &part[w], w, (int)(round & 1)))
+                return 0;
             arrived |= kv_bit(w);
-        else if (members & kv_bit(w) && kv_get(&part[w].first) <= round)
+        } else if (members & kv_bit(w) && kv_get(&part[w].first) <= round)
             return 0;
     }
     *in = arrived;
@@ -94,6 +103,19 @@ static int kv_still_there(kv_self *me, const kv_entry *e, uint64_t round, uint64
     return 1;
 }
 
+/* What this worker arrives at from here to `kv_end_call` is one call. Nothing between them waits for another worker. */
+static void kv_begin_call(kv_self *me)
+{
+    me->calling = kv_add(&me->worker->calls, 1) + 1;
+}
+
+static void kv_end_call(kv_self *me)
+{
+    me->calling = 0;
+    kv_put(&me->worker->whole, kv_get(&me->worker->calls));
+    kv_tell(me);
+}
+
 /* This worker's source of its next round is in place. */
 static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
 {
@@ -102,7 +124,8 @@ static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshol
     kv_put(&part->filling, round);
     atomic_thread_fence(memory_order_release);
     part->source[round & 1] = source;
-    part->kind[round & 1] = kind;
+    part->kind[round & 1] = me->calling ? kind | KV_OF_CALL : kind;
+    part->call[round & 1] = me->calling;
     part->threshold[round & 1] = threshold;
     kv_put(&part->pushed[round & 1], round);
     kv_put(&part->arrived, round);
@@ -120,6 +143,22 @@ static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t sour
 static void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
 {
     kv_arrive_as(me, e, KV_PACKED | (uint32_t)code << 8, threshold, source);
+}
+
+/* Whether an out of the call lies over what this worker has pushed into the round. It is then written after the round
+ * only: if its owner dies within a chunk, that is summed again from what was pushed. (What its owner leaves in place,
+ * without an out, is known as such: see kv_take_over.) */
+static int kv_over_own(kv_self *me, const kv_call *call)
+{
+    const kv_part *part = &kv_parts(me, call->entry)[me->rank];
+    int parity = (int)(call->round & 1);
+    const char *from = (const char *)kv_at(me, part->source[parity]), *end = from + call->entry->nbytes;
+    if (!call->round || kv_kind_of(part, parity) != KV_SLOT || kv_get(&part->pushed[parity]) != call->round)
+        return 0;
+    for (int j = 0; j < call->n_outs; j++)
+        if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)
+            return 1;
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ the work */
@@ -502,6 +541,8 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
 static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
 {
     uint64_t turn = kv_turn_of(phase) + (current != kv_current_of(phase));
+    if (kv_get(&e->failed) != kv_round_of(phase))
+        kv_put(&e->of[current], kv_round_of(phase));
     if (!kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), turn, KV_CLOSED)))
         return 0;
     kv_tell(me);
@@ -536,6 +577,7 @@ static uint64_t kv_hold(kv_self *me, kv_entry *e, uint64_t phase)
     uint64_t round = kv_complete_round(phase) + 1, opening = kv_phase(round, me->rank, kv_turn_of(phase), KV_OPENING);
     if (!kv_swap(&e->phase, phase, opening))
         return 0;
+    kv_put(&e->of[1 - kv_current_of(phase)], KV_NO_ROUND);
     kv_put(&e->updates[round & 1], kv_get(&e->updates[1 - (round & 1)]));
     return opening;
 }
@@ -554,6 +596,8 @@ static _Atomic uint64_t *kv_next_updates(kv_entry *e)
 static void kv_return(kv_self *me, kv_entry *e, int other)
 {
     uint64_t phase = kv_get(&e->phase), turn = kv_turn_of(phase) + (other != 0);
+    if (other)
+        kv_put(&e->of[1 - kv_current_of(phase)], kv_round_of(phase) - 1);
     kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) - 1, 0, turn, KV_CLOSED));
     kv_tell(me);
 }
@@ -778,28 +822,76 @@ static int kv_put_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, co
 
 /* A small key that is only summed: nobody waits for the work of another. As soon as all have arrived, each sums for
  * itself; the lowest rank puts the sum away. From then on the others may fill their slots anew, for round + 2: who has
- * not read them yet takes what was put away. */
-static int kv_sum_small(kv_self *me, kv_call *call)
+ * not read them yet takes what was put away. Without patience, all must arrive while this worker spins. */
+static int kv_sum_small(kv_self *me, kv_call *call, int patient)
 {
     kv_entry *e = call->entry;
     kv_arrivals a = {me, e, call->round, 0, kv_get(&me->head->epoch)};
-    int outcome = kv_wait(me, kv_have_arrived, &a);
+    int outcome = patient ? kv_wait(me, kv_have_arrived, &a) : kv_spin(me, kv_have_arrived, &a) ? KV_READY : KV_TICK;
     if (outcome != KV_READY)
         return outcome;
     if (!a.in || !kv_sums(me) || !call->n_outs || kv_is_python_s(me, e, call->round, a.in))
-        return kv_advance(me, call);
+        return kv_bring_forward(me, call, patient);
     /* Another worker may have seen the round complete, as an update, and then have gone back to sums. */
     if (kv_get(&me->head->mode) && kv_complete_round(kv_get(&e->phase)) >= call->round)
-        return kv_advance(me, call);
+        return kv_bring_forward(me, call, patient);
     kv_sources s;
     kv_gather(me, call, call->round, a.in, &s);
     kv_sum_here(me, call, NULL, s.src, s.coded, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
     if (!kv_still_there(me, e, call->round, a.in))
-        return kv_advance(me, call);
+        return kv_bring_forward(me, call, patient);
     call->delivered[0] = 1;
     if (me->rank == __builtin_ctzll(a.in) && !kv_put_away(me, e, call->round, a.in, call->outs[0]))
-        return kv_advance(me, call);
+        return kv_bring_forward(me, call, patient);
     return KV_READY;
+}
+
+/* Whether nobody is at work on the key's value: what is left is the round of a value that stays, or a dead worker's. */
+static int kv_at_rest(kv_self *me, const kv_entry *e)
+{
+    uint64_t phase = kv_get(&e->phase);
+    if (kv_step_of(phase) == KV_OPENING)
+        return !kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state));
+    return kv_step_of(phase) == KV_CLOSED;
+}
+
+/* After a loss: have the value of an earlier round in use again. 0: it is not there, or an optimizer's states are ahead. */
+static int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
+{
+    uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
+    if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me) || kv_get(&e->away) || kv_get(&e->of[1 - current]) != round)
+        return 0;
+    return kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), kv_turn_of(phase) + 1, KV_CLOSED));
+}
+
+/* Who has left without having joined, and was not told of yet. */
+static uint64_t kv_leavers(kv_self *me)
+{
+    uint64_t epoch = kv_get(&me->head->epoch);
+    if (epoch == me->left_at)
+        return me->left & ~me->left_told;
+    me->left_at = epoch;
+    me->left = 0;
+    for (int w = 0; w < me->size; w++) {
+        const kv_worker *peer = &me->head->worker[w];
+        if (kv_state(me, w) == KV_LEFT && kv_get(&peer->joined) != kv_get(&peer->incarnation))
+            me->left |= kv_bit(w);
+    }
+    me->left_told &= me->left;
+    return me->left & ~me->left_told;
+}
+
+/* Of these, who has pushed into the key and is not in a round that is complete. */
+static uint64_t kv_left_out(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    const kv_part *part = kv_parts(me, e);
+    uint64_t out = kv_leavers(me);
+    for (int w = 0; out >> w; w++) {
+        uint64_t even = kv_get(&part[w].pushed[0]), odd = kv_get(&part[w].pushed[1]), last = even > odd ? even : odd;
+        if (!last || last >= round)
+            out &= ~kv_bit(w);
+    }
+    return out;
 }
 
 /* Push number `arrived + 1` needs the memory of the push before the last: see that round complete. */

@@ -31,7 +31,7 @@ cdef class Call:
         self.c.entry = handle.e
         self.c.round = pushed_round(handle)
         self.c.outs, self.c.n_outs = into, <int>n
-        self.c.delivered = self.delivered
+        self.c.delivered = NULL if kv_over_own(handle.job.me, &self.c) else self.delivered
         self.c.stream = large
 
     @property
@@ -50,7 +50,7 @@ cdef class Call:
             if kv_complete_round(kv_get(&self.c.entry.phase)) >= self.c.round:
                 outcome = KV_READY
             elif self.c.n_outs and self.c.entry.nbytes <= KV_SMALL_KEY and not self.c.delivered[0]:
-                outcome = kv_sum_small(me, &self.c)
+                outcome = kv_sum_small(me, &self.c, 1)
             else:
                 outcome = kv_advance(me, &self.c)
         return outcome
@@ -78,6 +78,36 @@ def make_way(Handle handle):
     with nogil:
         outcome = kv_make_way(handle.job.me, handle.e)
     return outcome
+
+
+def is_clear(Job job, list keys):
+    """Whether no push of any of these keys has to wait for its memory."""
+    cdef Handle h
+    cdef uint64_t arrived
+    for key in keys:
+        known = job.handles.get(key)
+        if known is None:
+            continue
+        h = known
+        arrived = kv_get(&kv_parts(job.me, h.e)[job.me.rank].arrived)
+        if arrived >= 2 and kv_complete_round(kv_get(&h.e.phase)) + 1 < arrived:
+            return False
+    return True
+
+
+def rounds_of(list handles):
+    """The last round that this process pushed into, of each key."""
+    return [(h, pushed_round(<Handle>h)) for h in handles]
+
+
+def begin_call(Job job):
+    """What this worker arrives at until `end_call` is one call: no round is opened with a part of it only."""
+    kv_begin_call(job.me)
+
+
+def end_call(Job job):
+    """This worker has arrived at all keys of the call."""
+    kv_end_call(job.me)
 
 
 def slot(Handle handle):
@@ -157,6 +187,11 @@ def opened_with_rows(Handle handle):
     return bool(kv_has_rows(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask))
 
 
+def opened_privately(Handle handle):
+    """Whether a part of the round that this worker has opened lies in another process's own memory."""
+    return bool(kv_has_kind(handle.job.me, handle.e, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask, KV_PRIVATE))
+
+
 def opened_sources(Handle handle):
     """What was pushed into the round that this worker has opened, by rank: arrays; for rows their offset; None on a GPU."""
     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
@@ -188,7 +223,8 @@ def opened_sources(Handle handle):
 def quick_pushpull(Job job, key, value, out):
     """A `pushpull` of one small dense key; None where the long way must be taken, else an outcome or a `Call`.
 
-    `READY`: it is done. A `Call`: this worker has arrived, and the call must be waited for.
+    `READY`: it is done. A `Call`: this worker has arrived, and the call must be waited for; for longer than it
+    takes to spin, nothing is waited for here.
     """
     handle = job.handles.get(key)
     if handle is None or job.closed or job.me.forked:
@@ -218,10 +254,10 @@ def quick_pushpull(Job job, key, value, out):
     c.outs, c.n_outs = &target[0], 1
     c.delivered = &delivered
     with nogil:
-        outcome = kv_sum_small(me, &c)
+        outcome = kv_sum_small(me, &c, 0)
         if outcome == KV_READY and not delivered:
             outcome = kv_deliver(me, &c)
-    if outcome == KV_READY and h.e.failed != c.round:
+    if outcome == KV_READY and h.e.failed != c.round and not kv_left_out(me, h.e, c.round):
         return KV_READY
     cdef Call late = Call(h, [value if out is None else out], False)
     if outcome != KV_TICK:

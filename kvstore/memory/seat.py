@@ -6,13 +6,13 @@ import itertools
 import logging
 import os
 import secrets
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from ..cluster import Placement, detect
 from ..config import StoreConfig
 from ..errors import ConfigError, KVStoreError, TimeoutError
+from ..waiting import WaitClock
 from . import _shared as shm
 from .rendezvous import Meeting
 
@@ -38,11 +38,11 @@ class Seat:
         )  # nobody else is to come
         number = next(_numbers[job, config.group])
         self._meeting = Meeting(job, config.group, number, place.rank, place.size)
-        deadline = time.monotonic() + config.timeout
+        clock = WaitClock(config.timeout)
         try:
             self.job = self._enter(config)
             self._meeting.listen()
-            self._settle(deadline)
+            self._settle(clock)
         except BaseException:
             self.leave(lost=False)
             raise
@@ -84,7 +84,7 @@ class Seat:
             raise
         return job
 
-    def _settle(self, deadline: float) -> None:
+    def _settle(self, clock: WaitClock) -> None:
         job = self.job
         if not job.sit_down():
             raise ConfigError(f"rank {self.rank} of this job is taken by process {job.pid(self.rank)}")
@@ -92,19 +92,22 @@ class Seat:
             job.come_back()
             return
         job.enlist()
-        self._await(job.wait_for_all, lambda: [w for w in range(self.size) if job.state(w) == 0], deadline)
+        self._await(job.wait_for_all, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
         job.probe()
         gate = job.arrive_at_gate()
-        self._await(lambda: job.wait_at_gate(gate), lambda: job.late_for_gate(gate), deadline)
+        self._await(lambda: job.wait_at_gate(gate), lambda: job.late_for_gate(gate), clock)
 
-    def _await(self, step: Callable[[], int], missing: Callable[[], list[int]], deadline: float) -> None:
-        while (outcome := step()) != shm.READY:
+    def _await(self, step: Callable[[], int], missing: Callable[[], list[int]], clock: WaitClock) -> None:
+        while True:
+            clock.read()
+            if (outcome := step()) == shm.READY:
+                return
             if outcome != shm.TICK and self.job.lost():
                 raise KVStoreError(
                     f"worker {self.job.lost()[0]} of {self.size} died while the job was starting; "
                     "look at its error"
                 )
-            if time.monotonic() > deadline:
+            if clock.over:
                 names = ", ".join(map(str, missing()))
                 raise TimeoutError(
                     f"worker {self.rank} of {self.size} waited {self._timeout:g} s for workers {names} to "

@@ -265,8 +265,11 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
         int held = ready(context);
         if (!held)
             syscall(SYS_futex, &me->worker->bell, FUTEX_WAIT, bell, &nap, NULL, 0);
-        if (atomic_fetch_sub(&me->sleepers, 1) == 1) /* else another thread of this process still sleeps */
+        if (atomic_fetch_sub(&me->sleepers, 1) == 1) { /* else another thread of this process still sleeps */
             kv_clear_bits(&me->head->asleep, kv_bit(me->rank));
+            if (atomic_load(&me->sleepers)) /* one that lay down meanwhile */
+                kv_set_bits(&me->head->asleep, kv_bit(me->rank));
+        }
         if (held || ready(context))
             return KV_READY;
         uint64_t now = kv_now_ns();

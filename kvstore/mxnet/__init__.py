@@ -18,11 +18,12 @@ from ..base import BACKENDS
 from ..base import create as create_ours
 from ..errors import ArgumentError, CapabilityError
 from ..grouping import group
-from ..optimizer import Optimizer, Updater, states
+from ..optimizer import Optimizer, states
 from ..optimizer.optimizer import Index
 from ..sparse import RowSparseArray
 from ..store import KVStore as OurKVStore
-from .arrays import Outs, is_rows, lent, lent_gradient, put_rows, taken
+from .arrays import Outs, is_rows, lent, lent_all, lent_gradient, put_rows, taken
+from .errors import all_raise_both, raises_both
 from .library import mx
 from .optimizers import Foreign, Translated, check_scale, indices_of, keeps_states_only, obstacle
 
@@ -32,17 +33,19 @@ PathLike = str | os.PathLike[str]
 
 
 class _Held(NamedTuple):
-    """What MXNet's trainer asks for as `_updater`."""
+    """What MXNet's trainer asks for as `_updater`; the states are NDArrays on the store's memory."""
 
     optimizer: Any
-    states: Any
+    states: dict[Index, Any]
 
 
+@all_raise_both
 class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     """One of our stores, as MXNet sees it.
 
     MXNet's arrays are used in place, once MXNet is done with them, and results are there when a call returns:
-    nothing of a call is left to MXNet's engine. Arrays on the CPU only.
+    nothing of a call is left to MXNet's engine. Arrays on the CPU only. Every error of `kvstore.errors` that
+    is raised here is an ``mxnet.base.MXNetError``, too.
 
     Parameters
     ----------
@@ -206,12 +209,15 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         self.store.set_updater(updater if updater is None else _with_their_arrays(updater))
 
     @property
-    def _updater(self) -> _Held | Updater | None:
+    def _updater(self) -> _Held | None:
         """What has the optimizer: MXNet's trainer looks for it here after it has loaded states."""
         ours = self.store._updater
-        if self._rule is None or ours is None:
-            return ours
-        return _Held(self._rule.theirs, ours.states)
+        if ours is None:
+            return None
+        if self._rule is None:
+            return _Held(ours.optimizer, {key: lent_all(state) for key, state in ours.states.items()})
+        states = {key: lent_all(self._rule.shown(state)) for key, state in ours.states.items()}
+        return _Held(self._rule.theirs, states)
 
     # ----------------------------------------------------------------------------------------- states
 
@@ -290,6 +296,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         return f"<kvstore.mxnet of {self.store!r}>"
 
 
+@raises_both
 def create(name: str = "local", **options: Any) -> KVStore:
     """Create one of our stores for MXNet.
 
@@ -307,7 +314,8 @@ def create(name: str = "local", **options: Any) -> KVStore:
 
     Raises
     ------
-    As `kvstore.create`; ArgumentError for a class that was registered here, and for ``"teststore"``.
+    As `kvstore.create`, each an ``mxnet.base.MXNetError``, too; ArgumentError for a class that was registered
+    here, and for ``"teststore"``.
     """
     store = create_ours(_without_prefix(name), **options)
     if not isinstance(store, OurKVStore):
@@ -330,6 +338,7 @@ def _without_prefix(name: Any) -> Any:
 def _register(name: str) -> None:
     """Have ``mxnet.kvstore.create("kvstore_<name>")`` make one of ours."""
 
+    @raises_both
     def __init__(self: KVStore) -> None:  # noqa: N807 - the constructor of the class below
         KVStore.__init__(self, create_ours(name))
         self._made = True

@@ -75,6 +75,13 @@ def lent(array: Array) -> Any:
     return mx.nd.from_numpy(array.view())
 
 
+def lent_all(state: Any) -> Any:
+    """Return an optimizer's state with an NDArray in the place of each array; the rest as it is."""
+    if isinstance(state, tuple):
+        return tuple(lent_all(part) for part in state)
+    return lent(state) if isinstance(state, np.ndarray) and state.ndim else state
+
+
 def rows_of(array: Array) -> Any:
     """Return a row-sparse copy of a dense array, with all rows, as MXNet keeps such weights."""
     ids = np.arange(len(array), dtype=np.int64)

@@ -36,16 +36,32 @@ class _Rule:
         Says what would differ with these settings; empty where nothing would.
     fixed : dict
         Our keywords that MXNet's has no attribute for.
+    shown : callable
+        Returns our state of a key in the order of MXNet's.
     """
 
     name: str
     settings: Mapping[str, str]
     differs: Callable[[Any], str]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    shown: Callable[[State], State] = lambda state: state
 
 
 def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
+
+
+def _copy_last(state: State) -> State:
+    """Put the copy of 32 bits behind the momentum."""
+    return state[::-1] if isinstance(state, tuple) else state
+
+
+def _square_first(state: State) -> State:
+    """Put the mean of the squares before the mean."""
+    if not isinstance(state, tuple):
+        return state
+    first, second, *rest = state
+    return (second, first, *rest) if rest else (first, _square_first(second))
 
 
 def _agrees(optimizer: Any) -> str:
@@ -76,11 +92,11 @@ def _dcasgd_differs(optimizer: Any) -> str:
 
 
 _MOMENTS = _same("beta1", "beta2", "epsilon")
-_SGD = _Rule("sgd", _same("momentum", "lazy_update"), _agrees)
+_SGD = _Rule("sgd", _same("momentum", "lazy_update"), _agrees, shown=_copy_last)
 _RULES = {
     "SGD": _SGD,
     "ccSGD": _SGD,
-    "NAG": _Rule("nag", _same("momentum"), _nag_differs),
+    "NAG": _Rule("nag", _same("momentum"), _nag_differs, shown=_copy_last),
     "Adam": _Rule("adam", {**_MOMENTS, **_same("lazy_update")}, _clips_late),
     # 1.9.1 has no epsilon and makes 0/0 a NaN; this one is too small to be seen otherwise.
     "Adamax": _Rule("adamax", _same("beta1", "beta2"), _clips_late, {"epsilon": 1e-30}),
@@ -89,12 +105,18 @@ _RULES = {
     "Signum": _Rule("signum", _same("momentum", "wd_lh"), _agrees),
     "SGLD": _Rule("sgld", {}, _agrees),
     "LAMB": _Rule("lamb", {**_MOMENTS, **_same("lower_bound", "upper_bound", "bias_correction")}, _agrees),
-    "LARS": _Rule("lars", {"eps": "epsilon", **_same("momentum", "lazy_update", "eta")}, _lars_differs),
+    "LARS": _Rule(
+        "lars",
+        {"eps": "epsilon", **_same("momentum", "lazy_update", "eta")},
+        _lars_differs,
+        shown=_copy_last,
+    ),
     "DCASGD": _Rule("dcasgd", _same("momentum", "lamda"), _dcasgd_differs),
     "RMSProp": _Rule(
         "rmsprop",
         {"gamma1": "rho", "gamma2": "momentum", **_same("epsilon", "centered", "clip_weights")},
         _rmsprop_differs,
+        shown=_square_first,
     ),
 }
 #: MXNet's own classes whose updates leave something in the optimizer itself, beside the states.
@@ -180,6 +202,12 @@ class Translated:
             changed.setdefault("learning_rate", now["learning_rate"])
         self._told = now
         return changed
+
+    def shown(self, state: State) -> State:
+        """Return a key's state in the order of MXNet's."""
+        rule = rule_of(self.theirs)
+        assert rule is not None
+        return rule.shown(state)
 
     def count(self, keys: list[Index]) -> None:
         """Count an update of each key, as MXNet's object would have."""
@@ -289,6 +317,10 @@ class Foreign(Optimizer):
     def learning_rate(self) -> float:
         """The current rate of MXNet's object."""
         return float(self.theirs.learning_rate)
+
+    def shown(self, state: State) -> State:
+        """Return a key's state, which is in MXNet's order."""
+        return state
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> State:
         """Return what MXNet's rule remembers, as NumPy arrays."""

@@ -12,9 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, Union
 
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from .checks import count, finite
-from .registry import nearest
 
 Schedule = Union["LRScheduler", Callable[[int], float]]
 Klass = TypeVar("Klass", bound="type[LRScheduler]")

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import pages
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from . import checks
 from .checks import Settings
 from .lr_scheduler import LRScheduler, Schedule, from_config
-from .registry import create, find, name_of, nearest, register
+from .registry import create, find, name_of, register
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = "int | str"
@@ -27,6 +27,17 @@ _log = logging.getLogger("kvstore")
 
 # Taken for MXNet's sake; they say nothing about the values that training produces.
 _IGNORED = frozenset({"sym", "param_dict", "aggregate_num", "use_fused_step"})
+#: What other libraries call our keywords.
+_SYNONYMS = {
+    "lr": "learning_rate",
+    "weight_decay": "wd",
+    "eps": "epsilon",
+    "betas": "beta1",
+    "clip": "clip_gradient",
+    "scheduler": "lr_scheduler",
+}
+_NOT_SHOWN = _IGNORED | {"learning_rate", "param_idx2name"}
+_ABSENT = object()
 
 
 class _ScheduleConflict(ConfigError, UserWarning):
@@ -98,6 +109,8 @@ class Optimizer:
     optional_state: ClassVar[frozenset[str]] = frozenset()
     #: Names of all constructor arguments, those of the bases included.
     keywords: ClassVar[frozenset[str]]
+    #: Their defaults, those of the class itself first.
+    defaults: ClassVar[Mapping[str, Any]]
     #: Old keyword -> its new name.
     renamed: ClassVar[Mapping[str, str]] = {}
 
@@ -118,7 +131,11 @@ class Optimizer:
         tables = [base.settings for base in reversed(cls.__bases__) if issubclass(base, Optimizer)]
         tables.append(vars(cls).get("settings", {}))
         cls.settings = {name: check for table in tables for name, check in table.items()}
-        cls.keywords = frozenset[str]().union(*(_own_keywords(base) for base in cls.__mro__))
+        first_wins: dict[str, Any] = {}
+        for base in cls.__mro__:
+            first_wins |= {k: v for k, v in _own_defaults(base).items() if k not in first_wins}
+        cls.defaults = first_wins
+        cls.keywords = frozenset(cls.defaults)
 
     def __init__(
         self,
@@ -375,7 +392,7 @@ class Optimizer:
     def _checked(self, name: str, value: Any) -> Any:
         known = self.keywords - _IGNORED
         if name not in known:
-            hint = f"{nearest(name, known)}; known: {', '.join(sorted(known))}"
+            hint = f"{nearest(name, known, _SYNONYMS)}; known: {', '.join(sorted(known))}"
             raise ConfigError(f"{type(self).__name__} has no setting {name!r}{hint}")
         if name == "lr_scheduler":
             return as_schedule(value)
@@ -436,25 +453,37 @@ class Optimizer:
         for name in unknown:
             if name in kind.renamed:
                 raise TypeError(f"{kind.__name__}: the keyword {name!r} is now called {kind.renamed[name]!r}")
+            hint = nearest(name, kind.keywords, _SYNONYMS)
             known = ", ".join(sorted(kind.keywords))
-            raise TypeError(
-                f"{kind.__name__} has no keyword {name!r}{nearest(name, kind.keywords)}; it takes {known}"
-            )
+            raise TypeError(f"{kind.__name__} has no keyword {name!r}{hint}; it takes {known}")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(learning_rate={self.learning_rate!r}, num_update={self.num_update})"
+        shown = {"learning_rate": self.learning_rate, **self._shown(), "num_update": self.num_update}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def _shown(self) -> dict[str, Any]:
+        """Return what the rule itself takes, the weight decay, and of the rest what is not the default."""
+        common = Optimizer.defaults
+        values = {name: getattr(self, name, _ABSENT) for name in self.defaults if name not in _NOT_SHOWN}
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not _ABSENT
+            and (name not in common or name == "wd" or (value or None) != (common[name] or None))
+        }
 
 
-def _own_keywords(klass: type) -> frozenset[str]:
-    """Names of the arguments of a class's own constructor."""
+def _own_defaults(klass: type) -> dict[str, Any]:
+    """Arguments of a class's own constructor, and their defaults."""
     if klass is object or "__init__" not in vars(klass):
-        return frozenset()
+        return {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     _, *parameters = inspect.signature(vars(klass)["__init__"]).parameters.values()
-    return frozenset(parameter.name for parameter in parameters if parameter.kind in kinds)
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind in kinds}
 
 
-Optimizer.keywords = _own_keywords(Optimizer)
+Optimizer.defaults = _own_defaults(Optimizer)
+Optimizer.keywords = frozenset(Optimizer.defaults)
 
 
 def as_schedule(value: Any) -> Schedule | None:

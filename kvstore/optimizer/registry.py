@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import warnings
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
@@ -121,9 +119,3 @@ def _is_optimizer(klass: Any, base: type) -> bool:
 def _advice(name: str) -> str:
     hint = f": {_RETIRED[name]}" if name in _RETIRED else nearest(name, _registry)
     return f"{hint}; known: {', '.join(sorted(_registry))}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the closest known word, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

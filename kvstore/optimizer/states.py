@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from .. import pages
+from ..arrays import bfloat16
 from ..errors import ConfigError, KVStoreError, StateFileError
 from ..files import checksum, replacing
 from .optimizer import Array, Index, Optimizer, State
@@ -192,10 +193,7 @@ def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
     # A copy: what the library returns looks into read-only bytes.
     array = pages.copy(tensors.pop(_tensor_name(path, key)))
     if outline == "bfloat16" and array.dtype == np.uint16:
-        from ml_dtypes import bfloat16
-
-        halves: Array = array.view(bfloat16)
-        return halves
+        return array.view(bfloat16(f"the state of key {key!r}"))
     if array.dtype.name != outline:
         raise StateFileError(
             f"the state of key {key!r} is of type {array.dtype}, and {outline!r} was written"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .messages import PROTOCOL, Failure, Hello, Welcome
+from .messages import PROTOCOL, Failure, Hello, Met, Welcome
 from .peers import Mail, Peer, Process, State
 from .roster import Roster
 from .stores import Stores
@@ -64,9 +64,11 @@ class Admission:
             mail.refuse(peer, error)
         elif self._closed:
             mail.refuse(peer, _OVER)
-        elif not self._enter(peer, hello, mail):
-            peer.since = mail.now
-            self._contests.append((peer, hello))
+        else:
+            mail.write(peer, Met())
+            if not self._enter(peer, hello, mail):
+                peer.since = mail.now
+                self._contests.append((peer, hello))
 
     def look(self, mail: Mail) -> None:
         """Look again at those who want a rank that somebody has."""

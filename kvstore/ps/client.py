@@ -19,9 +19,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..config import StoreConfig
-from ..errors import ClosedError, KVStoreError, PeerLostError, TimeoutError
+from ..errors import ArgumentError, ClosedError, KVStoreError, PeerLostError, TimeoutError
 from ..memory.outbox import Inbox, Outbox
+from ..waiting import WaitClock
 from . import events
 from . import messages as m
 from .failures import raised
@@ -33,8 +36,7 @@ from .worker import Worker
 
 log = logging.getLogger("kvstore.ps")
 
-_NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
-_ANSWERED = 1.0  # seconds before that in which it is asked for whom
+_ANSWERED = 1.0  # seconds before a wait says what it waits for, in which it is asked for whom
 _TICK = 0.1  # seconds between two looks at the clock
 _FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
 
@@ -56,10 +58,12 @@ class Request(NamedTuple):
 class Operation:
     """Requests under way."""
 
-    __slots__ = ("answer", "done", "error", "requests")
+    __slots__ = ("answer", "done", "error", "requests", "rounds")
 
     def __init__(self, requests: Sequence[Request] = ()) -> None:
         self.requests = requests
+        #: Of the values that came, by request, as the servers count.
+        self.rounds: dict[int, int] = {}
         self.done = False
         self.error: Failure | None = None
         self.answer: Answer | None = None
@@ -95,8 +99,14 @@ class Client:
         self._inboxes: dict[Hashable, Inbox | None] = {}
         self._barriers = 0
         self._released: set[Operation] = set()  # nobody waits for these
+        #: Says which key a slice is of.
+        self.name_of: Callable[[int], str] = "slice {}".format
         self._late: Failure | None = None  # what became of one of them
         self._ticked = 0.0
+        self._ran = (
+            time.monotonic(),
+            time.process_time(),
+        )  # when this process ran last, and for how long by then
         self.closed = False
         self._failure: Failure | None = None
         self.outbox = Outbox() if config.same_host_shm else None
@@ -111,14 +121,21 @@ class Client:
             self._process.worker_options(config.credit_bytes, slice_bytes),
             self.outbox.offer() if self.outbox is not None else "",
         )
-        self._sockets = WorkerSockets(self._roles, hello)
+        self._sockets = WorkerSockets(self._roles, hello, self._process.echo)
+        try:
+            self._sockets.check(hello, "the store's options")
+        except ArgumentError:
+            self._sockets.close()
+            raise
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Send: lambda action: self._sockets.send(action.peer, action.message),
             events.Got: self._take,
             events.Done: self._done,
             events.Connect: self._connect,
+            events.MetScheduler: self._met,
             events.Failed: self._failed,
             events.ViewChanged: lambda action: _tell(action.view),
+            events.Shrunk: self._warn,
         }
         try:
             self._step_in(events.Start())
@@ -130,7 +147,7 @@ class Client:
         assert welcome is not None
         self.rank, self.size = welcome.rank, welcome.size
         self.local_rank, self.local_size = self._process.place(self.rank, self.size)
-        self._process.opened(self, welcome.pulse)
+        self._process.opened(self)
 
     # ------------------------------------------------------------------------------------ data and questions
 
@@ -170,7 +187,14 @@ class Client:
                 )
             raise
         if operation.error is not None:
+            self._hear_of(operation.error)
             raise raised(operation.error)
+
+    def _hear_of(self, failure: Failure) -> None:
+        """Wait for the scheduler's word of a loss of which a server has told: then there are reads again."""
+        if failure.role in ("worker", "server") and not self.broken:
+            with contextlib.suppress(KVStoreError):
+                self._wait(lambda: self.broken or self.failed, "the scheduler's word of a loss")
 
     def let_go(self, operation: Operation) -> None:
         """Wait no longer for pushes whose payloads nobody changes; what becomes of them is told later.
@@ -191,6 +215,7 @@ class Client:
     def _raise_late(self) -> None:
         if self._late is not None:
             late, self._late = self._late, None
+            self._hear_of(late)
             raise raised(late)
 
     def _note(self, operation: Operation) -> None:
@@ -204,12 +229,16 @@ class Client:
         Raises
         ------
         TimeoutError, and what the scheduler answered
+        ArgumentError
+            The question cannot be sent; nothing has happened.
         """
+        message = make(request=0, store=0)
+        self._sockets.check(message, what)
         operation = Operation()
         name = next(self._names)
         self._operations[name] = operation
         try:
-            self._step_in(events.Ask(name, make(request=0, store=0)))
+            self._step_in(events.Ask(name, message))
             self._wait(lambda: operation.done or (until is not None and until()), what)
         finally:
             self._operations.pop(name, None)
@@ -235,12 +264,34 @@ class Client:
         ranks = {one.rank for one in view.members}
         return self.rank == min(ranks - set(view.late) or ranks, default=self.rank)
 
+    @property
+    def broken(self) -> bool:
+        """Whether rounds have ended with a loss."""
+        view = self._machine.view
+        return view is not None and view.broken
+
+    @property
+    def late(self) -> bool:
+        """Whether this worker took a lost one's place, and has not pushed."""
+        return self._machine.late
+
+    def lost_servers(self) -> set[int]:
+        """Return the servers that are lost for good."""
+        view = self._machine.view
+        losses = view.losses if view is not None else ()
+        return {one.rank for one in losses if one.role == "server"}
+
     def check_writing(self) -> None:
         """Raise unless this worker may push."""
         self._check_alive()
+        if self.broken:
+            raise self.lost_peer()
+
+    def lost_peer(self, text: str = "") -> KVStoreError:
+        """Make the error of who meets a loss; `text` in the place of what is said of it."""
         view = self._machine.view
-        if view is not None and view.broken:
-            raise raised(lost(view.losses))
+        failure = lost(view.losses if view is not None else ())
+        return raised(msgspec.structs.replace(failure, text=text) if text else failure)
 
     def barrier(self) -> None:
         """Wait until every member that has not joined is here; what they pushed has been taken in by then."""
@@ -282,6 +333,10 @@ class Client:
         """Return the memory of a server's values, if this process can read it."""
         return self._inboxes.get(server)
 
+    def round_of(self, part: Any, round: int) -> int:
+        """Turn a server's round of a slice into this worker's."""
+        return round - self._machine.base(part.server, part.slice)
+
     def complete(self, slices: Iterable[Any]) -> int:
         """Count the pushes of this worker whose rounds are known to be complete, in all slices (parts)."""
         return min(self._machine.complete(one.server, one.slice) for one in slices)
@@ -311,25 +366,30 @@ class Client:
 
     def _wait(self, ready: Callable[[], bool], what: str, operation: Operation | None = None) -> None:
         """Drive until it is ready."""
-        start = time.monotonic()
-        asked = told = False
+        clock = WaitClock(self._config.timeout)
+        asked = False
         while True:
-            with self._turn():
-                if ready():
-                    return
-                self._check_alive()
-                self._drive()
-            if self._waiters:
-                time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
-            waited = time.monotonic() - start
-            if waited > min(_NOTICE_AFTER, self._config.timeout) - _ANSWERED and not asked:
+            clock.read()
+            if self._driven(ready):
+                return
+            if clock.near_notice(_ANSWERED) and not asked:
                 asked = True
                 self._inquire(operation)
-            if waited > min(_NOTICE_AFTER, self._config.timeout) and not told:
-                told = True
-                log.warning("%s", self._waiting(what, waited))
-            if waited > self._config.timeout:
-                raise TimeoutError(self._waiting(what, waited))
+            if clock.tells():
+                log.warning("%s", self._waiting(what, clock.waited))
+            if clock.over:
+                raise TimeoutError(self._waiting(what, clock.waited))
+            if self._waiters:
+                time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
+
+    def _driven(self, ready: Callable[[], bool]) -> bool:
+        """Take one turn at the sockets, if it is not ready yet; whether it is then."""
+        with self._turn():
+            if ready():
+                return True
+            self._check_alive()
+            self._drive()
+            return ready()
 
     def _drive(self) -> None:
         """Wait a little for messages, and handle them."""
@@ -358,14 +418,29 @@ class Client:
         if now - self._ticked < _TICK:
             return False
         self._ticked = now
-        self._carry_out(self._machine.step(events.Tick(), now))
+        self._look_for_stop()
+        lost = self._process.without_scheduler
+        event = events.Tick() if lost is None else events.SchedulerLost(lost)
+        self._carry_out(self._machine.step(event, now))
         return True
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):
             if type(message) is m.Attached:
                 self._open_memory(peer, message)
+            self._look_for_stop()
             self._carry_out(self._machine.step(events.Received(peer, message), time.monotonic()))
+
+    def _look_for_stop(self) -> None:
+        """Tell the machine if this process has stood still: time has passed, and it has not run."""
+        now, patience = time.monotonic(), self._process.config.dead_after
+        still = now - self._ran[0]
+        if still < min(_TICK, patience / 2):
+            return
+        ran = time.process_time()
+        if still > patience / 2 and ran - self._ran[1] < still / 10:
+            self._carry_out(self._machine.step(events.StoodStill(still), now))
+        self._ran = now, ran
 
     def _carry_out(self, actions: list[events.Action]) -> None:
         self._actions.extend(actions)
@@ -379,14 +454,28 @@ class Client:
         self._inboxes.pop(action.server, None)
         self._sockets.connect(action.server, action.address)
 
+    def _met(self, action: events.MetScheduler) -> None:
+        self._process.met(action.met)
+        self._sockets.connect_echo(action.met.echo)
+
     def _failed(self, action: events.Failed) -> None:
         self._failure = action.failure
+        if action.failure.role == "scheduler":
+            self._process.without_scheduler = action.failure
+
+    def _warn(self, action: events.Shrunk) -> None:
+        log.warning(
+            "worker %d has ended, or closed its store, without join(): sums go on without it. The last round "
+            "that it was in was number %d of %s. A worker that has no more batches calls store.join()",
+            action.rank, action.round, self.name_of(action.slice),
+        )  # fmt: skip
 
     def _take(self, action: events.Got) -> None:
         operation = self._operations.get(action.op)
         if operation is None:  # given up
             return
         request = operation.requests[action.index]
+        operation.rounds[action.index] = action.record.round
         if request.take is None or operation.error is not None:
             return
         try:
@@ -437,7 +526,8 @@ class Client:
         whom = f"; missing: {' and '.join(names)}" if names else ""
         if not self._machine.met:
             whom = f"; no scheduler answers at {self._roles.scheduler}: start it, or check the address"
-        who = f"worker {self.rank}" if self._machine.welcome is not None else "this process"
+        welcome = self._machine.welcome
+        who = "this process" if welcome is None else f"worker {welcome.rank}"
         return f"{who} has waited {waited:.0f} s for {what}{whom}"
 
     def _check_alive(self) -> None:

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from .messages import Answer, Batch, Control, Failure, Install, KeyEntry, Kind, Record, View, Welcome
+from .messages import Answer, Batch, Control, Failure, Install, KeyEntry, Kind, Met, Record, View, Welcome
+
+#: Name of the scheduler's echo, where it is a peer.
+ECHO = "echo"
 
 # -------------------------------------------------------------------------------------------------- events
 
@@ -29,7 +32,8 @@ class Received(NamedTuple):
 
     `peer` names who sent it in a way that `Send` can name it again. Scheduler: the identity of the sender's
     socket, which no other process or store ever has. Server: ``"scheduler"``, or the identity of a worker's
-    data socket. Worker: ``"scheduler"``, or the rank of a server.
+    data socket. Worker: ``"scheduler"``, or the rank of a server. Both: `ECHO` for what the scheduler's echo
+    has sent back.
     """
 
     peer: Hashable
@@ -79,6 +83,18 @@ class Again(NamedTuple):
     part: Part
 
 
+class SchedulerLost(NamedTuple):
+    """Worker: another store of this process has found that the scheduler is lost; what one knows all know."""
+
+    failure: Failure
+
+
+class StoodStill(NamedTuple):
+    """Worker: this process has done nothing for so many seconds: it was stopped, or slept."""
+
+    seconds: float
+
+
 class Ask(NamedTuple):
     """Worker, after `Welcomed`: a request to the scheduler; `Done` comes with the answer.
 
@@ -94,11 +110,13 @@ class Applied(NamedTuple):
     """Server: jobs or writes are through, each a slice and what went wrong with it.
 
     Every slice of an `Apply` or `Write` must come back once, in any order and any portions; until then the
-    machine keeps all other requests away from the slice. A failed job leaves the value as it was.
+    machine keeps all other requests away from the slice. A failed job leaves the value as it was. A job that
+    was given up (`Abort`) comes back in `given_up`: its round never was.
     """
 
     store: int
     results: Sequence[tuple[int, Failure | None]]
+    given_up: Sequence[int] = ()
 
 
 class Saved(NamedTuple):
@@ -115,7 +133,20 @@ class Configured(NamedTuple):
     error: Failure | None = None
 
 
-Event = Start | Tick | Received | Heard | Submit | Again | Ask | Applied | Saved | Configured
+Event = (
+    Start
+    | Tick
+    | Received
+    | Heard
+    | Submit
+    | Again
+    | SchedulerLost
+    | StoodStill
+    | Ask
+    | Applied
+    | Saved
+    | Configured
+)
 
 # ------------------------------------------------------------------------------------------------- actions
 
@@ -139,6 +170,12 @@ class Connect(NamedTuple):
     incarnation: int
 
 
+class MetScheduler(NamedTuple):
+    """Worker, server: the scheduler knows us, wants signs of life, and has said where its `ECHO` is."""
+
+    met: Met
+
+
 class Welcomed(NamedTuple):
     """Worker, server: the scheduler has let us in; from now on requests are taken."""
 
@@ -149,6 +186,14 @@ class ViewChanged(NamedTuple):
     """Worker: a new view of the store, after `Welcomed`."""
 
     view: View
+
+
+class Shrunk(NamedTuple):
+    """Worker: sums lack one that left, whose last round of the slice, as this worker counts, was `round`."""
+
+    rank: int
+    slice: int
+    round: int
 
 
 class Got(NamedTuple):
@@ -206,6 +251,12 @@ class Apply(NamedTuple):
     jobs: list[Job]
 
 
+class Abort(NamedTuple):
+    """Server: no more rounds; jobs that wait for others, as those of whole keys do, come back `given_up`."""
+
+    store: int
+
+
 class Write(NamedTuple):
     """Server: carry out an INIT, ASSIGN or PUT_STATE; then `Applied` with the slice. FORGET is a `Forget`."""
 
@@ -222,7 +273,8 @@ class Reply(NamedTuple):
     `answers` are (kind, request, complete round, detail). The reply's record has that kind and round and the
     request's slice and sequence. VALUE: read the slice as `request.kind` says (PULL and PUSHPULL: the value;
     PULL_ROWS: rows; FETCH_STATE: state); detail is the request's frames; if reading fails, answer FAILED.
-    With ``request.stamp == BY_FRAME`` the value goes into a frame. FAILED: detail is the `Failure`.
+    With ``request.stamp == BY_FRAME`` the value goes into a frame. With OF_ROUND, too, and if `request.round`
+    is not the complete one, the value is the one that it was then. FAILED: detail is the `Failure`.
     DONE, UNKNOWN: nothing more. `batch` has the head of the message; its records and frames are empty.
     """
 
@@ -276,12 +328,15 @@ class End(NamedTuple):
 Action = (
     Send
     | Connect
+    | MetScheduler
     | Welcomed
     | ViewChanged
+    | Shrunk
     | Got
     | Done
     | Failed
     | Apply
+    | Abort
     | Write
     | Reply
     | Define

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from .events import Attachment, Forget, Job, Send, Write
+from .events import Abort, Attachment, Forget, Job, Send, Write
 from .losses import lost
-from .messages import PROBE, Attach, Attached, Batch, Failure, Fenced, Kind, Missing, Record, View
+from .messages import PROBE, Attach, Attached, Batch, Failure, Fenced, Kind, LeftOut, Missing, Record, View
 from .rounds import OPEN, Doing, Slot
 from .seats import Seat, Turn
 from .window import Window
@@ -17,7 +17,8 @@ from .window import Window
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
 _DONE, _VALUE, _FAILED, _UNKNOWN = Kind.DONE, Kind.VALUE, Kind.FAILED, Kind.UNKNOWN
 _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
-_READS = frozenset((Kind.PULL, Kind.PULL_ROWS, Kind.FETCH_STATE))
+_LAST_ROUND = Kind.LAST_ROUND
+_READS = frozenset((Kind.PULL, Kind.PULL_ROWS, Kind.FETCH_STATE, _LAST_ROUND))
 _WRITES = frozenset((Kind.INIT, Kind.ASSIGN, Kind.PUT_STATE, Kind.FORGET))
 _FREE, _ROUND, _WRITE = Doing.NOTHING, Doing.ROUND, Doing.WRITE
 
@@ -50,6 +51,8 @@ class Holding:
         #: Called with the answers that wait for a snapshot, where there are any.
         self.keep: Callable[[Seat, Record], None] | None = None
         self.ahead: list[tuple[Hashable, Batch]] = []  # of an epoch that is not known yet
+        #: Who has left without having joined: the last round of each slice that it was in.
+        self._left: dict[int, dict[int, int]] = {}
         self._early: dict[int, tuple[Hashable, Attach]] = {}
         self._bases: dict[int, tuple[tuple[int, int], ...]] = {}
 
@@ -144,6 +147,8 @@ class Holding:
         gone = {rank for rank, seat in self.seats.items() if members.get(rank) != seat.incarnation}
         dead = {loss.rank for loss in view.losses if loss.role == "worker"}
         replaced = {rank for rank, old in self.members.items() if members.get(rank, old) != old}
+        if self.sync:
+            self._note_left(members.keys() | dead)
         for rank in [rank for rank in self._bases if self.members.get(rank) != members.get(rank)]:
             del self._bases[rank]
         self.members, self.late = members, frozenset(view.late)
@@ -164,6 +169,22 @@ class Holding:
         for peer, attach in [self._early.pop(rank) for rank in list(self._early)]:
             self.attach(peer, attach, turn)
 
+    def _note_left(self, others: Iterable[int]) -> None:
+        """Note who of those that rounds have waited for is gone, and is none of these."""
+        for rank in self.needed.difference(others):
+            bases = dict(self._bases.get(rank, ()))
+            last = ((slot.id, slot.last(rank)) for slot in self.slots.values())
+            self._left[rank] = {slice_: round_ for slice_, round_ in last if round_ > bases.get(slice_, 0)}
+
+    def _tell_left(self, job: Job, turn: Turn) -> None:
+        """Tell all, once, that rounds go on without somebody who was in them."""
+        for rank, rounds in list(self._left.items()):
+            last = rounds.get(job.slice)
+            if last is not None and last < job.round:
+                del self._left[rank]
+                word = LeftOut(self.number, job.slice, rank, last)
+                turn.actions.extend(Send(seat.peer, word) for seat in self.seats.values())
+
     def _unseat(self, rank: int, turn: Turn) -> None:
         seat = self.seats.pop(rank)
         seat.gone = True
@@ -175,11 +196,13 @@ class Holding:
 
     def _break(self, turn: Turn) -> None:
         """Nobody waits for a round any more."""
-        for slot in self.slots.values():
+        for slot in list(self.slots.values()):
             for seat, record in slot.held:
                 self._fail(seat, record, slot, turn)
+            asked = [one for one in slot.pulls if one[1].kind == _LAST_ROUND]
             for seat, record, _ in slot.pulls:
-                self._fail(seat, record, slot, turn)
+                if record.kind != _LAST_ROUND:
+                    self._fail(seat, record, slot, turn)
             waiting = list(slot.queue)
             slot.queue.clear()
             for seat, record, frames in waiting:
@@ -188,8 +211,10 @@ class Holding:
                 else:
                     self._fail(seat, record, slot, turn)
             slot.held.clear()
-            slot.pulls.clear()
+            slot.pulls = asked
             slot.parts.clear()
+            self._settle(slot, turn)
+        turn.work.append(Abort(self.number))
 
     def _fail(self, seat: Seat, record: Record, slot: Slot, turn: Turn) -> None:
         if self.broken is not None:
@@ -291,10 +316,14 @@ class Holding:
             self._value(seat, slot, record, frames, turn)
 
     def _readable(self, slot: Slot, record: Record) -> bool:
+        if record[0] == _LAST_ROUND:
+            return self.broken is not None
         return record[3] <= slot.round or not self.sync
 
     def _value(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
-        if not slot.failures or not self._tell_failure(seat, slot, record, turn):
+        if record[0] == _LAST_ROUND:
+            turn.answer(seat, _DONE, record, slot.round)
+        elif not slot.failures or not self._tell_failure(seat, slot, record, turn):
             turn.answer(seat, _VALUE, record, slot.round, frames)
 
     def _tell_failure(self, seat: Seat, slot: Slot, record: Record, turn: Turn) -> bool:
@@ -373,6 +402,14 @@ class Holding:
 
     # ----------------------------------------------------------------------------------------------- progress
 
+    def given_up(self, slices: Iterable[int], turn: Turn) -> None:
+        """Take back rounds that were not done, since the store is broken."""
+        for slice_ in slices:
+            slot = self.slots.get(slice_)
+            if slot is not None and slot.busy == _ROUND:
+                slot.busy = _FREE
+                self._settle(slot, turn)
+
     def applied(self, results: Iterable[tuple[int, Failure | None]], turn: Turn) -> None:
         """Take what became of jobs and writes."""
         for slice_, failure in results:
@@ -444,7 +481,7 @@ class Holding:
         """Begin the next round of the slice, if it is complete."""
         if slot.busy or not self.sync or self.returning is not None or not slot.ready:
             return
-        if self._gathered():
+        if self.broken is not None or self._gathered():
             return
         before = slot.round
         job = slot.due(self.needed)
@@ -452,6 +489,8 @@ class Holding:
             self._settle(slot, turn)
         if job is not None and not slot.busy:
             slot.busy = _ROUND
+            if self._left:
+                self._tell_left(job, turn)
             turn.job(self.number, job)
 
     # ------------------------------------------------------------------------------------------ the scheduler

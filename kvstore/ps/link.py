@@ -9,12 +9,13 @@ from .messages import Letter
 
 _AHEAD = 1024  # letters that came before their turn and are kept
 _BURST = 64  # letters that are sent again at once
+_SLOWEST = 8  # times the first pause: who is only slow must not be buried under repetitions
 
 
 class Link:
     """One side of the exchange."""
 
-    __slots__ = ("_early", "_last", "_number", "_out", "_owes", "resend", "seen")
+    __slots__ = ("_early", "_last", "_number", "_out", "_owes", "_pause", "resend", "seen")
 
     def __init__(self, resend: float) -> None:
         self.resend = resend
@@ -23,6 +24,7 @@ class Link:
         self._number = 0
         self._out: deque[tuple[int, Any]] = deque()
         self._last = 0.0
+        self._pause = resend
         self._owes = False
 
     @property
@@ -38,7 +40,7 @@ class Link:
     def write(self, body: Any, now: float) -> Letter:
         """Make the next letter."""
         if not self._out:
-            self._last = now
+            self._last, self._pause = now, self.resend
         self._number += 1
         self._out.append((self._number, body))
         self._owes = False
@@ -52,7 +54,7 @@ class Link:
     def read(self, letter: Letter, now: float) -> list[Any]:
         """Take a letter; return what is to be handled now, in order."""
         if self._out and letter.seen >= self._out[0][0]:
-            self._last = now
+            self._last, self._pause = now, self.resend
             while self._out and letter.seen >= self._out[0][0]:
                 self._out.popleft()
         if not letter.number:
@@ -67,10 +69,10 @@ class Link:
         return self.aside(None) if self._owes else None
 
     def again(self, now: float) -> list[Letter]:
-        """Make again the letters that have had no acknowledgement for too long."""
-        if not self._out or now - self._last < self.resend:
+        """Make again the letters that have had no acknowledgement for too long; each time later."""
+        if not self._out or now - self._last < self._pause:
             return []
-        self._last = now
+        self._last, self._pause = now, min(2 * self._pause, _SLOWEST * self.resend)
         return [Letter(number, self.seen, body) for number, body in list(self._out)[:_BURST]]
 
     def _in_turn(self) -> list[Any]:

@@ -10,26 +10,33 @@ from typing import Any
 import msgspec
 
 from ..roles import Roles
+from ..waiting import NOTICE_AFTER
 from . import events
 from .config import PsConfig
 from .failures import raised
-from .messages import Letter, Welcome
+from .messages import Letter, Met
 from .scheduler import Scheduler, SchedulerOptions
 from .sockets import SchedulerSockets
 
 log = logging.getLogger("kvstore.ps")
 
 _TICK = 0.1  # seconds between two looks at the clock
-_NOTICE_AFTER = 10.0  # seconds until it says whom the job waits for
 
 
-def run(roles: Roles, config: PsConfig, report: Callable[[str], None] | None = None) -> None:
+def run(
+    roles: Roles,
+    config: PsConfig,
+    report: Callable[[str], None] | None = None,
+    watch: Callable[[Callable[[], bool]], None] | None = None,
+) -> None:
     """Be the scheduler of a job until it is over.
 
     Parameters
     ----------
     report : callable, optional
         Called with the address as soon as others can connect.
+    watch : callable, optional
+        Called before that with a function that says whether no worker has ever come.
 
     Raises
     ------
@@ -39,9 +46,12 @@ def run(roles: Roles, config: PsConfig, report: Callable[[str], None] | None = N
     sockets = SchedulerSockets(roles)
     roles = roles.bound(sockets.port)
     try:
+        loop = _Loop(roles, config, sockets)
+        if watch is not None:
+            watch(loop.deserted)
         if report is not None:
             report(sockets.address)
-        end = _Loop(roles, config, sockets).run()
+        end = loop.run()
     finally:
         sockets.close()
     if end.error is not None:
@@ -67,6 +77,10 @@ class _Loop:
         self._told = False
         self._ended: events.End | None = None
 
+    def deserted(self) -> bool:
+        """Whether no worker has ever come."""
+        return self._machine.deserted
+
     def run(self) -> events.End:
         """Serve until the job is over."""
         while self._ended is None:
@@ -84,7 +98,7 @@ class _Loop:
         if now - self._ticked >= _TICK:
             self._ticked = now
             self._step(events.Tick())
-        if not self._told and now - self._started > _NOTICE_AFTER:
+        if not self._told and now - self._started > NOTICE_AFTER:
             self._told = True
             if missing := self._machine.waits_for():
                 log.warning("the job has waited %.0f s for %s", now - self._started, missing)
@@ -97,8 +111,7 @@ class _Loop:
                 self._ended = action
 
     def _addressed(self, message: Any) -> Any:
-        """Tell those who are welcome where their signs of life are wanted."""
-        if type(message) is Letter and type(message.body) is Welcome:
-            body = msgspec.structs.replace(message.body, pulse=self._sockets.pulse)
-            return msgspec.structs.replace(message, body=body)
+        """Tell others where signs of life are wanted, and given."""
+        if type(message) is Letter and type(message.body) is Met:
+            return msgspec.structs.replace(message, body=Met(self._sockets.pulse, self._sockets.echo))
         return message

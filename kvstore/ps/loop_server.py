@@ -41,6 +41,9 @@ class Shelves(Protocol):
     def apply(self, action: events.Apply) -> events.Applied | None:
         """Carry out rounds; None where all of them wait for others."""
 
+    def abort(self, action: events.Abort) -> events.Applied:
+        """Give up rounds that wait for others."""
+
     def reach(self, batch: Batch) -> None:
         """Get hold of the shared memory that requests speak of: their worker may die before it is read."""
 
@@ -48,11 +51,12 @@ class Shelves(Protocol):
         """Write a value or a state."""
 
     def read(
-        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool
+        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool
     ) -> tuple[Record, list[Any]]:
         """Return what is asked for: place, rows, nbytes, and buffers where place is FRAME.
 
-        Live memory only where `steady`: the value stays as it is until the worker has it.
+        Live memory only where `steady`: the value stays as it is until the worker has it. `past`: as it was
+        after round `request.round`, which is not the last.
         """
 
     def seated(self, rank: int) -> None:
@@ -99,7 +103,7 @@ class ServerLoop:
         )
         self._machine = Server(hello, options, state)
         self._pulse: Pulse | None = None
-        self._keys = roles.keys
+        self._roles = roles
         self._process = process
         self._ticked = self._saved = time.monotonic()
         self._due = False  # a snapshot
@@ -113,12 +117,14 @@ class ServerLoop:
         self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
             events.Reply: self._reply,
             events.Apply: shelves.apply,
+            events.Abort: shelves.abort,
             events.Send: self._send,
             events.Write: shelves.write,
             events.Configure: self._configure,
             events.Define: shelves.define,
             events.Forget: self._forget,
             events.Attachment: self._attach,
+            events.MetScheduler: self._met,
             events.Welcomed: self._welcomed,
             events.Save: self._wants_snapshot,
             events.End: self._end,
@@ -212,9 +218,12 @@ class ServerLoop:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
             self._attaching = {peer: key for peer, key in self._attaching.items() if key[0] != action.store}
 
+    def _met(self, action: events.MetScheduler) -> None:
+        self._pulse = Pulse(action.met.pulse, self._process, self._roles.keys, self._roles.job)
+        self._sockets.connect_echo(action.met.echo)
+
     def _welcomed(self, action: events.Welcomed) -> None:
         self._shelves.seated(action.welcome.rank)
-        self._pulse = self._pulse or Pulse(action.welcome.pulse, self._process, self._keys)
 
     def _wants_snapshot(self, action: events.Save) -> None:
         self._due = True
@@ -261,7 +270,9 @@ class ServerLoop:
             return record, ()
         try:
             steady = self._machine.waits_for(store, rank)
-            found, buffers = self._shelves.read(store, rank, request, detail, steady)
+            past = request.stamp == m.OF_ROUND and request.round < round
+            found, buffers = self._shelves.read(store, rank, request, detail, steady, past)
+            round = request.round if past else round
         except KVStoreError as error:
             return _failed(record, Failure(type(error).__name__, str(error)))
         return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers

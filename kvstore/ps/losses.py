@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from .messages import Failure, Loss
 
 _ADVICE = {
@@ -27,6 +29,18 @@ def unmet(where: str, silent: float) -> Failure:
     """Make the error of who has looked in vain for a scheduler."""
     text = f"no scheduler has answered at {where} for {silent:.1f} s: start it, or check the address"
     return Failure("TimeoutError", text)
+
+
+def stopped(who: str, seconds: float, patience: float, why: Failure) -> Failure:
+    """Reword the error of a process that stood still, and is no part of its job any more."""
+    ended = "no scheduler answers since then: the job has ended, or has gone on without it"
+    what = ended if why.role == "scheduler" else why.text
+    text = (
+        f"{who} was stopped itself, or slept: it stood still for {seconds:.1f} s, and a stopped process "
+        f"counts as lost after {patience:g} s (KVSTORE_DEAD_AFTER); {what}; start the job again from what "
+        "was saved last"
+    )
+    return msgspec.structs.replace(why, text=text)
 
 
 def _how(loss: Loss) -> str:

@@ -35,6 +35,10 @@ class Process:
         self._open: list[Client] = []
         self._last: Client | None = None  # closed, and kept for the farewell
         self._pulse: Pulse | None = None
+        #: Where the scheduler's echo is, as soon as a store knows.
+        self.echo = ""
+        #: What the first store says that finds the scheduler lost.
+        self.without_scheduler: m.Failure | None = None
 
     def hello(self, group: str, options: dict[str, Any]) -> m.Hello:
         """Introduce the next store of a group."""
@@ -56,18 +60,23 @@ class Process:
         letter = min(1.0, config.dead_after / 4)
         # Before this process has met the scheduler only the store's own deadline counts, which comes first.
         start = threading.TIMEOUT_MAX if self._pulse is None else config.dead_after
-        return WorkerOptions(credit, slice_bytes, config.resend, letter, config.dead_after, start)
+        echoes = bool(self.echo)
+        return WorkerOptions(credit, slice_bytes, config.resend, letter, config.dead_after, start, echoes)
 
     def place(self, rank: int, size: int) -> tuple[int, int]:
         """Rank and size on this machine, as far as the launcher tells."""
         found = cluster.detect({**os.environ, "KVSTORE_JOB": self.roles.job or "job"})
         return (rank, size) if found.launcher == "none" else (found.local_rank, found.local_size)
 
-    def opened(self, client: Client, pulse: str) -> None:
-        """Note a store that has its place in the job; `pulse` is where signs of life are wanted."""
-        self._open.append(client)
+    def met(self, met: m.Met) -> None:
+        """Give signs of life to the scheduler, which knows this process now."""
+        self.echo = met.echo
         if self._pulse is None:
-            self._pulse = Pulse(pulse, self.name, self.roles.keys)
+            self._pulse = Pulse(met.pulse, self.name, self.roles.keys, self.roles.job)
+
+    def opened(self, client: Client) -> None:
+        """Note a store that has its place in the job."""
+        self._open.append(client)
 
     def look_after_others(self, waiting: Client) -> None:
         """Handle what has come for all stores but one, whose caller waits."""

@@ -15,7 +15,9 @@ from .window import SPAN
 
 _MANY = 4096  # records of a batch
 _PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds
+_FEW = 64  # requests that may be repeated instead of asked for
 _SMALL = 4096  # bytes that cost no more than asking whether they have come
+_SAMPLE = 512  # late requests that are asked for at once, as long as none is known to be lost
 
 _FIRST = -(1 << 62)  # before any priority
 
@@ -83,6 +85,7 @@ class Requests:
         self._answered = 0
         self._received = 0
         self._looked = 0.0
+        self._lossy = False  # the server has not got something that was sent
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._open) + sum(map(len, self._held.values()))
@@ -147,6 +150,7 @@ class Requests:
             if record[0] == Kind.UNKNOWN:
                 unknown.append(request)
                 request.sent = now
+                self._lossy = True
                 continue
             del self._open[record[2]]
             self._answered += request.size
@@ -160,17 +164,25 @@ class Requests:
         return done, unknown
 
     def late(self, now: float) -> list[Request]:
-        """Return requests that have waited too long for an answer; they count as sent now."""
+        """Return requests that have waited too long for an answer; they count as sent now.
+
+        Of very many only every so many-th, until one of these turns out to be lost: a server that is only
+        slow must not be buried under repetitions, and what is lost is lost in whole batches.
+        """
         if now - self._looked < self.resend / 4:
             return []
         self._looked = now
         late = [request for request in self._open.values() if now - request.sent >= self.resend]
+        if self._lossy:
+            self._lossy = False
+        elif len(late) > _SAMPLE:
+            late = late[:: -(-len(late) // _SAMPLE)]
         for request in late:
             request.sent = now
         return late
 
     def probes(self, requests: Sequence[Request]) -> list[tuple[list[Record], list[Any]]]:
-        """Ask for the answers again: small requests are repeated, of large ones only the head is."""
+        """Ask for the answers again: a few small requests are repeated, of others only the heads are."""
         return self._batches(requests, probe=True)
 
     def repeats(self, requests: Sequence[Request]) -> list[tuple[list[Record], list[Any]]]:
@@ -261,7 +273,7 @@ class Requests:
         frames: list[Any] = []
         size = 0
         for request in requests:
-            short = probe and request.size > _SMALL
+            short = probe and (request.size > _SMALL or len(requests) > _FEW)
             if records and (size + request.size > self.batch_bytes or len(records) == _MANY):
                 batches.append((records, frames))
                 records, frames, size = [], [], 0

@@ -140,6 +140,10 @@ class Slot:
         for rank in ranks:
             self.skip.pop(rank, None)
 
+    def last(self, rank: int) -> int:
+        """Return the last round that a worker is in, all of which have waited for it."""
+        return max([self.round, *(number for number, parts in self.parts.items() if rank in parts)])
+
     def leave(self, seat: Seat) -> None:
         """Let a worker that is gone wait no more: what is owed to its rank is owed to the next who has it."""
         self.pulls = [one for one in self.pulls if one[0] is not seat]

@@ -129,6 +129,11 @@ class Scheduler:
             self._tick(mail)
         return mail.actions
 
+    @property
+    def deserted(self) -> bool:
+        """Whether no worker has ever come."""
+        return not self._roster.workers
+
     def waits_for(self) -> str:
         """Say who is not there yet, for a log line."""
         missing = [f"server {rank}" for rank in self._roster.servers.missing]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .events import (
+    ECHO,
     Action,
     Applied,
     Configure,
@@ -15,6 +16,7 @@ from .events import (
     End,
     Event,
     Forget,
+    MetScheduler,
     Received,
     Save,
     Saved,
@@ -25,7 +27,7 @@ from .events import (
 )
 from .holding import Holding
 from .link import Link
-from .losses import lost, unmet
+from .losses import lost, stopped, unmet
 from .messages import (
     Attach,
     Batch,
@@ -37,6 +39,7 @@ from .messages import (
     Kind,
     Letter,
     Loss,
+    Met,
     Over,
     Ping,
     Pong,
@@ -48,6 +51,7 @@ from .messages import (
     Who,
 )
 from .seats import Seat, Turn
+from .silence import SilenceDetector
 
 SCHEDULER = "scheduler"
 
@@ -99,11 +103,11 @@ class Server:
         self._early: dict[Hashable, Attach] = {}
         self._unsaved: list[tuple[Seat, Record]] = []
         self._saving: list[tuple[Seat, Record]] = []  # in the snapshot that is being written
-        self._heard = 0.0
+        self._silence = SilenceDetector(self.options.dead_after)
         self._met = False  # the scheduler has ever said a word
-        self._stepped = 0.0
-        self._pinged = 0.0
+        self._echoes = False  # it has said where its echo is
         self._handlers: dict[type, Callable[[Any, float, Turn], None]] = {
+            Met: self._has_met,
             Welcome: self._welcomed,
             View: self._viewed,
             Slices: self._define,
@@ -120,9 +124,7 @@ class Server:
         """Take one event; return what is to be done."""
         turn = Turn()
         kind = type(event)
-        if now - self._stepped > self.options.dead_after / 2:
-            self._heard = now  # nobody has listened for a while: silence means nothing
-        self._stepped = now
+        self._silence.step(now)
         if self.ended:
             return []
         if kind is Received:
@@ -136,7 +138,7 @@ class Server:
         elif kind is Saved:
             self._saved(event, turn)  # type: ignore[arg-type]
         elif kind is Start:
-            self._heard = now
+            self._silence.hear(now)
             self._write(self.hello, now, turn)
         return turn.end()
 
@@ -165,6 +167,8 @@ class Server:
         kind = type(message)
         if kind is Batch:
             self._requests(peer, message, turn)
+        elif peer == ECHO:
+            self._silence.hear(now)
         elif kind is Letter:
             if peer == SCHEDULER:
                 self._read(message, now, turn)
@@ -207,6 +211,7 @@ class Server:
         store = self._stores.get(event.store)
         if store is not None:
             store.applied(event.results, turn)
+            store.given_up(event.given_up, turn)
 
     def _keep(self, seat: Seat, record: Record) -> None:
         self._unsaved.append((seat, record))
@@ -227,7 +232,8 @@ class Server:
     # ------------------------------------------------------------------------------------------ the scheduler
 
     def _read(self, letter: Letter, now: float, turn: Turn) -> None:
-        self._heard, self._met = now, True
+        self._silence.hear(now)
+        self._met = True
         for body in self._link.read(letter, now):
             handler = self._handlers.get(type(body))
             if handler is not None:
@@ -248,6 +254,10 @@ class Server:
             store.restarted = self.hello.restarted
             self._stores[number] = store
         return store
+
+    def _has_met(self, message: Met, now: float, turn: Turn) -> None:
+        self._echoes = True
+        turn.actions.append(MetScheduler(message))
 
     def _welcomed(self, message: Welcome, now: float, turn: Turn) -> None:
         self.rank = message.rank
@@ -316,12 +326,16 @@ class Server:
         turn.actions.extend(Send(SCHEDULER, letter) for letter in self._link.again(now))
         if self._unsaved:
             turn.work.append(Save())
-        silent, patience = now - self._heard, self.options.dead_after
-        if silent > (2 * patience if self._met else self.options.start or 2 * patience):
+        silent, patience = self._silence.silent(now), self.options.dead_after
+        if self._silence.lost(now, 2 * patience if self._met else self.options.start or 2 * patience):
             # Before this process was started again it had met one.
             met = self._met or self.hello.restarted
             failure = lost((Loss("scheduler", 0, silent),)) if met else unmet(self.options.where, silent)
+            if met and self._silence.stopped > patience:
+                failure = stopped(f"server {self.rank}", self._silence.stopped, patience, failure)
             self._end(failure, turn)
-        elif silent > patience / 10 and now - self._pinged > patience / 10:
-            self._pinged = now
-            turn.actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))
+        elif self._silence.asks(now):
+            if self._echoes:
+                turn.actions.append(Send(ECHO, Ping(0)))
+            if not self._echoes or self._silence.is_long(now):  # another may be at its address
+                turn.actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))

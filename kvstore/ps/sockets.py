@@ -11,13 +11,14 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from .. import addresses
-from ..errors import ProtocolError
+from ..errors import ArgumentError, ProtocolError
 from ..roles import Roles
 from ..wire.channel import Dealer, NotSentError, Poller, Router
 from ..wire.context import Context
 from ..wire.frames import Codec, pack
-from ..wire.pulse import Pulses
+from ..wire.pulse import Echo, Pulses
 from ..wire.refusals import Refusals
+from .events import ECHO
 from .messages import Batch, Control, Hello, Place
 
 log = logging.getLogger("kvstore.ps")
@@ -32,22 +33,38 @@ Message = Control | Batch
 
 
 class WorkerSockets:
-    """A worker's: one to the scheduler, and one to each server."""
+    """A worker's: one to the scheduler, one to its echo, and one to each server."""
 
-    def __init__(self, roles: Roles, hello: Hello) -> None:
-        self._context = Context(roles.keys)
+    def __init__(self, roles: Roles, hello: Hello, echo: str = "") -> None:
+        self._context = Context(roles.keys, job=roles.job)
         self._codec = Codec(roles.job)
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
         self._poller = Poller()
         self._servers: dict[int, Dealer] = {}
         self._peers: dict[Any, Hashable] = {}
+        self._echo: Dealer | None = None
         self.closed = False
         try:
             self._scheduler = Dealer(self._context, roles.scheduler, _identity(self._name))
             self._add(self._scheduler, SCHEDULER)
+            if echo:
+                self.connect_echo(echo)
         except BaseException:
             self.close()
             raise
+
+    def check(self, message: Control, what: str) -> None:
+        """Raise `ArgumentError` if a message cannot be sent: it would be tried again and again."""
+        try:
+            self._codec.encode(message)
+        except (ProtocolError, ValueError, OverflowError, TypeError) as error:
+            raise ArgumentError(f"{what} cannot be sent: {error}") from None
+
+    def connect_echo(self, address: str) -> None:
+        """Open the connection to the scheduler's echo."""
+        if self._echo is None:
+            self._echo = Dealer(self._context, address, _identity(f"{self._name}/echo"))
+            self._add(self._echo, ECHO)
 
     def connect(self, server: int, address: str) -> None:
         """Open a connection to a server, in the place of an old one."""
@@ -68,8 +85,11 @@ class WorkerSockets:
             dealer.close()
 
     def send(self, peer: Hashable, message: Message) -> None:
-        """Send to ``"scheduler"`` or a server's number."""
-        dealer = self._scheduler if peer == SCHEDULER else self._servers.get(peer)  # type: ignore[call-overload]
+        """Send to ``"scheduler"``, `ECHO` or a server's number."""
+        if peer == SCHEDULER:
+            dealer: Dealer | None = self._scheduler
+        else:
+            dealer = self._echo if peer == ECHO else self._servers.get(peer)  # type: ignore[call-overload]
         if dealer is None:
             return
         try:
@@ -104,14 +124,15 @@ class WorkerSockets:
 
 
 class ServerSockets:
-    """A server's: one to the scheduler, and one for all workers."""
+    """A server's: one to the scheduler, one to its echo, and one for all workers."""
 
     def __init__(self, roles: Roles, incarnation: int) -> None:
-        self._context = Context(roles.keys)
+        self._context = Context(roles.keys, job=roles.job)
         self._codec = Codec(roles.job)
         self._poller = Poller()
         self.closed = False
-        name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
+        self._echo: Dealer | None = None
+        self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
         try:
             self._workers = Router(self._context, _address(roles, name))
             self._scheduler = Dealer(self._context, roles.scheduler, _identity(name))
@@ -129,10 +150,18 @@ class ServerSockets:
             frames = self._codec.encode(_packed(message))
             if peer == SCHEDULER:
                 self._scheduler.send(frames, track=False)
-            else:
+            elif peer != ECHO:
                 self._workers.send(peer, frames, track=False)  # type: ignore[arg-type]
+            elif self._echo is not None:
+                self._echo.send(frames, track=False)
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
+
+    def connect_echo(self, address: str) -> None:
+        """Open the connection to the scheduler's echo."""
+        if self._echo is None:
+            self._echo = Dealer(self._context, address, _identity(f"{self._name}/echo"))
+            self._poller.add(self._echo)
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
         """Wait for messages, at most so many seconds; yield those that are there."""
@@ -146,9 +175,10 @@ class ServerSockets:
                     yield peer, message
 
     def _next(self, channel: Any) -> tuple[Hashable, Message | None] | None:
-        if channel is self._scheduler:
-            frames = self._scheduler.receive()
-            return None if frames is None else (SCHEDULER, _read(self._codec, frames, "the scheduler"))
+        if channel is not self._workers:
+            frames = channel.receive()
+            name = SCHEDULER if channel is self._scheduler else ECHO
+            return None if frames is None else (name, _read(self._codec, frames, "the scheduler"))
         found = self._workers.receive()
         if found is None:
             return None
@@ -164,25 +194,28 @@ class ServerSockets:
 
 
 class SchedulerSockets:
-    """The scheduler's: one for everybody, and one for signs of life."""
+    """The scheduler's: one for everybody, one for signs of life of others, and one that gives its own."""
 
     def __init__(self, roles: Roles) -> None:
-        self._context = Context(roles.keys)
+        # A scheduler without a name for its job has one when it has its port; till then nobody knows it.
+        self._context = Context(roles.keys, job=roles.job or secrets.token_hex(16))
         self._poller = Poller()
         self.closed = False
         try:
             self._all = Router(self._context, _bound(roles))
             self._pulses = Pulses(self._context, _address(roles, roles.scheduler + "/pulse/"))
+            self._echo = Echo(self._context, _address(roles, roles.scheduler + "/echo/"))
             self._poller.add(self._all)
             self._poller.add(self._pulses.router)
         except BaseException:
             self.close()
             raise
-        #: Where others find the scheduler, and where it listens for signs of life.
-        self.address, self.pulse = self._all.address, self._pulses.address
+        #: Where others find the scheduler, where it listens for signs of life, and where it gives its own.
+        self.address, self.pulse, self.echo = self._all.address, self._pulses.address, self._echo.address
         #: Its port; 0 of a unix socket.
         self.port = 0 if roles.ipc else int(self.address.rpartition(":")[2])
-        self._codec = Codec(roles.bound(self.port).job)
+        self._context.job = roles.bound(self.port).job
+        self._codec = Codec(self._context.job)
 
     def send(self, peer: Hashable, message: Message) -> None:
         """Send."""
@@ -232,7 +265,7 @@ def _address(roles: Roles, name: str) -> str:
 
 def _identity(name: str) -> bytes:
     """Cut a name to what ZeroMQ takes: 255 bytes, the end of which is what differs."""
-    return b"k" + name.encode()[-254:]
+    return b"k" + name.encode(errors="replace")[-254:]
 
 
 def _packed(message: Message) -> Message:

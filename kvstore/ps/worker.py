@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from .events import (
+    ECHO,
     Action,
     Again,
     Ask,
@@ -17,17 +18,21 @@ from .events import (
     Event,
     Failed,
     Got,
+    MetScheduler,
     Part,
     Received,
+    SchedulerLost,
     Send,
+    Shrunk,
     Start,
+    StoodStill,
     Submit,
     Tick,
     ViewChanged,
     Welcomed,
 )
 from .link import Link
-from .losses import lost
+from .losses import lost, stopped
 from .messages import (
     BY_FRAME,
     Answer,
@@ -40,9 +45,11 @@ from .messages import (
     Hello,
     Kind,
     Leave,
+    LeftOut,
     Letter,
     Loss,
     Member,
+    Met,
     Missing,
     Ping,
     Place,
@@ -55,6 +62,7 @@ from .messages import (
     Who,
 )
 from .requests import Operation, Request, Requests
+from .silence import SilenceDetector
 
 _PULL, _PUSH, _PUSHPULL, _INIT = Kind.PULL, Kind.PUSH, Kind.PUSHPULL, Kind.INIT
 _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
@@ -82,6 +90,8 @@ class WorkerOptions:
         Seconds without a word of the scheduler, while something waits, after which it is lost.
     start : float
         The same before its first word: it may be started after this process. 0: as `dead_after`.
+    echoes : bool
+        Whether `ECHO` can be reached before the scheduler has said where: another store knows it.
     """
 
     credit: int = 32 << 20
@@ -90,6 +100,7 @@ class WorkerOptions:
     letter: float = 1.0
     dead_after: float = 5.0
     start: float = 0.0
+    echoes: bool = False
 
 
 class _Server:
@@ -130,12 +141,14 @@ class Worker:
         self._begun = 0  # epoch in which it did
         self._bases: tuple[tuple[int, int], ...] = ()  # as the scheduler has told them
         self._left = False
+        self._shrunk: set[int] = set()  # ranks that rounds go on without
         #: Whether the scheduler has ever said a word.
         self.met = False
-        self._heard = 0.0
-        self._stepped = 0.0
-        self._pinged = 0.0
+        self._silence = SilenceDetector(self.options.dead_after)
+        self._echoes = self.options.echoes
+        self._still = (0.0, 0.0)  # seconds that the process was stopped last, and until when
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
+            Met: self._has_met,
             Welcome: self._welcomed,
             View: self._viewed,
             Answer: self._answered,
@@ -153,9 +166,7 @@ class Worker:
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
         actions: list[Action] = []
-        if now - self._stepped > self.options.dead_after / 2:
-            self._heard = now  # nobody has listened for a while: silence means nothing
-        self._stepped = now
+        self._silence.step(now)
         kind = type(event)
         if kind is Received:
             self._received(event.peer, event.message, now, actions)  # type: ignore[union-attr]
@@ -163,6 +174,10 @@ class Worker:
             self._submit(event, now, actions)  # type: ignore[arg-type]
         elif kind is Tick:
             self._tick(now, actions)
+        elif kind is SchedulerLost:
+            self._out(event.failure, actions)  # type: ignore[union-attr]
+        elif kind is StoodStill:
+            self._still = (event.seconds, now)  # type: ignore[union-attr]
         elif kind is Ask:
             self._ask(event, now, actions)  # type: ignore[arg-type]
         elif kind is Again:
@@ -188,6 +203,15 @@ class Worker:
         """How many of this worker's pushes into a slice are in rounds that are known to be complete."""
         requests = self._servers[server].requests
         return requests.complete.get(slice, 0) - requests.bases.get(slice, 0)
+
+    def base(self, server: int, slice: int) -> int:
+        """Round of a slice after which this worker's own begin."""
+        return self._servers[server].requests.bases.get(slice, 0)
+
+    @property
+    def late(self) -> bool:
+        """Whether it took a lost worker's place, and has not begun."""
+        return self._late
 
     def who(self, server: int | None, slice: int = -1, round: int = 0) -> Send:
         """Ask whom a round waits for, or with None the scheduler, whom start or barrier or init wait for.
@@ -266,9 +290,9 @@ class Worker:
         if record[0] == _PUSH or record[0] == _PUSHPULL:
             count = pushes[slice_] = pushes.get(slice_, 0) + 1
         elif self.view is not None and self.view.broken:
-            count = 0  # no round will be complete; take what there is
+            count = record[3]  # no round will be complete: what is there, or the one that the caller names
         else:
-            count = pushes.get(slice_, 0)
+            count = max(record[3], pushes.get(slice_, 0))
         return _new(Record, (record[0], slice_, 0, count, *record[4:]))
 
     def _again(self, event: Again, now: float, actions: list[Action]) -> None:
@@ -301,6 +325,8 @@ class Worker:
     def _received(self, peer: Hashable, message: Any, now: float, actions: list[Action]) -> None:
         if type(message) is Batch:
             self._replies(peer, message, now, actions)  # type: ignore[arg-type]
+        elif peer == ECHO:
+            self._silence.hear(now)
         elif type(message) is Letter:
             self._read(message, now, actions)
         elif type(message) is Attached:
@@ -310,6 +336,15 @@ class Worker:
                 self._fenced(message, now, actions)
         elif type(message) is Missing:
             self._told(message, now, actions)
+        elif type(message) is LeftOut:
+            self._left_out(peer, message, actions)  # type: ignore[arg-type]
+
+    def _left_out(self, server: int, message: LeftOut, actions: list[Action]) -> None:
+        known = self.welcome is not None and message.store == self.welcome.store
+        if known and server in self._servers and message.rank not in self._shrunk:
+            self._shrunk.add(message.rank)
+            own = message.round - self.base(server, message.slice)
+            actions.append(Shrunk(message.rank, message.slice, own))
 
     def _replies(self, rank: int, batch: Batch, now: float, actions: list[Action]) -> None:
         at = self._servers.get(rank)
@@ -377,7 +412,10 @@ class Worker:
         actions.append(Send(SCHEDULER, self._link.write(body, now)))
 
     def _read(self, letter: Letter, now: float, actions: list[Action]) -> None:
-        self._heard, self.met = now, True
+        self._silence.hear(now)
+        self.met = True
+        if now - self._still[1] > self.options.dead_after:
+            self._still = (0.0, 0.0)  # nobody has missed it
         for body in self._link.read(letter, now):
             handler = self._handlers.get(type(body))
             if handler is not None:
@@ -400,6 +438,10 @@ class Worker:
         self.missing = message
 
     # ----------------------------------------------------------------------------------------- who takes part
+
+    def _has_met(self, message: Met, now: float, actions: list[Action]) -> None:
+        self._echoes = True
+        actions.append(MetScheduler(message))
 
     def _welcomed(self, message: Welcome, now: float, actions: list[Action]) -> None:
         if self.welcome is not None:
@@ -491,7 +533,14 @@ class Worker:
         self._out(why, actions)
 
     def _fenced(self, message: Fenced, now: float, actions: list[Action]) -> None:
-        self._out(Failure("FencedError", message.text), actions)
+        self._out(self._told_of_stop(Failure("FencedError", message.text)), actions)
+
+    def _told_of_stop(self, why: Failure) -> Failure:
+        """Word why this process is out: if it was stopped itself, that comes first."""
+        if not self._still[0]:
+            return why
+        who = f"worker {self.welcome.rank}" if self.welcome is not None else "this worker"
+        return stopped(who, self._still[0], self.options.dead_after, why)
 
     def _out(self, failure: Failure, actions: list[Action]) -> None:
         """End: everything fails, from now on too."""
@@ -531,20 +580,22 @@ class Worker:
     def _look_for_scheduler(self, now: float, actions: list[Action]) -> None:
         """While something waits, make sure that the scheduler is there."""
         if not self.busy and self.welcome is not None:
-            self._heard = now
+            self._silence.hear(now)
             return
-        silent = now - self._heard
         patience = self.options.dead_after if self.met else self.options.start or self.options.dead_after
-        if silent > patience:
+        if self._silence.lost(now, patience):
             if self._left:
                 # It has ended, most likely, and its last word was lost.
                 actions.extend(Done(op) for op in self._delivered.values())
                 self._delivered.clear()
                 return
-            self._out(lost((Loss("scheduler", 0, silent),)), actions)
-        elif silent > self.options.dead_after / 10 and now - self._pinged > self.options.dead_after / 10:
-            self._pinged = now
-            actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))
+            loss = Loss("scheduler", 0, self._silence.silent(now))
+            self._out(self._told_of_stop(lost((loss,))), actions)
+        elif self._silence.asks(now):
+            if self._echoes:
+                actions.append(Send(ECHO, Ping(0)))
+            if not self._echoes or self._silence.is_long(now):  # another may be at its address
+                actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))
 
 
 def _failure(record: Record, batch: Batch) -> Failure:

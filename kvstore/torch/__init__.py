@@ -13,8 +13,7 @@ try:
     import torch as _torch  # noqa: F401
 except ImportError as _error:
     raise MissingBackendError(
-        "kvstore.torch needs PyTorch: pip install torch (for the host alone: --index-url "
-        f"https://download.pytorch.org/whl/cpu); {_error}"
+        f"kvstore.torch needs PyTorch: pip install torch (for the host alone, its build for CPUs); {_error}"
     ) from _error
 
 from .ddp import HookState, allreduce_hook

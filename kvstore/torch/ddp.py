@@ -8,9 +8,9 @@ from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
-from ..averaging import check_store, check_sums
+from ..averaging import check_size, check_store, check_sums
 from ..engine import Work
-from ..errors import ArgumentError, ConfigError
+from ..errors import ArgumentError
 from ..store import KVStore
 from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
 
@@ -48,12 +48,7 @@ class HookState:
     def __init__(self, store: KVStore, prefix: str = "ddp.", process_group: Any = None) -> None:
         check_store(store)
         check_prefix(prefix)
-        size = torch.distributed.get_world_size(process_group)
-        if size != store.num_workers:
-            raise ConfigError(
-                f"the process group has {size} processes, and store {store.type!r} {store.num_workers}: "
-                "create 'shared', or another store of all of them"
-            )
+        check_size(store, torch.distributed.get_world_size(process_group))
         self.store = store
         self._prefix = prefix
         self._keys: dict[Tensor, str] = {}

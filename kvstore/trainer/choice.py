@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base import BACKENDS, KVStoreBase, _has_peers, create
-from ..cluster import detect
+from ..base import BACKENDS, KVStoreBase, _has_peers, create, warn_if_apart
 from ..errors import ArgumentError, CapabilityError, ConfigError
 from ..sparse import RowSparseArray
 from ..store import KVStore
 from .parameter import Trainable
-
-log = logging.getLogger("kvstore.trainer")
 
 #: Elements above which weights that are only `local` are updated by the trainer, as Gluon does.
 _LARGE = 16 * 1024 * 1024
@@ -119,24 +115,8 @@ def _stays_here(name: str) -> bool:
     module = "" if name in KVStoreBase.kv_registry else BACKENDS.get(name, ("",))[0]
     alone = module == "device" or (module == "local" and not _has_peers()) or name == "teststore"
     if alone:
-        _tell_of_others(name)
+        warn_if_apart(name)
     return alone
-
-
-def _tell_of_others(name: str) -> None:
-    """Say so if a launcher has started this process among others, which this store does not see."""
-    try:
-        place = detect()
-    except ConfigError:  # whoever needs to know the job will say what is missing
-        return
-    if place.size > 1:
-        log.warning(
-            "worker %d of %d trains on its own: the store %r stays in its process; name 'shared', or 'local' "
-            "under `kvstore run`, to train together",
-            place.rank,
-            place.size,
-            name,
-        )
 
 
 def _is_distributed(store: Any) -> bool:

@@ -1,18 +1,24 @@
-"""Who is let in: CURVE keys, the list of those allowed, and what both sides are told of a refusal.
+"""Who is let in: CURVE keys or the job's name, and what both sides are told of a refusal.
 
 A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass, and where
-there are no keys, whoever has none. A client knows the server's key beforehand. ZeroMQ tells a refused client
-nothing, so its `Watch` reads the socket's monitor until the first handshake is done.
+there are no keys, who knows the name of the job (ZeroMQ's PLAIN, RFC 24). Nobody else gets as far as a
+message, of which ZeroMQ keeps all parts until it is whole, however many come. A client knows the server's key
+beforehand. ZeroMQ tells a refused client nothing, so its `Watch` reads the socket's monitor until the first
+handshake is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
+import hmac
 import itertools
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import zmq
@@ -22,6 +28,7 @@ from zmq.utils.monitor import parse_monitor_message
 from kvstore.errors import AuthError
 
 from .keys import Keys
+from .newcomers import Newcomers
 from .refusals import Refusals
 
 _ZAP = "inproc://zeromq.zap.01"
@@ -32,6 +39,9 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last one, for the doorkeeper
+_COME = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_LOOK = 20  # ms between two looks at handshakes that are not done
+_SOON, _EAGER = 1, 0.05  # ms, for so many seconds after one that is
 _HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 _NAMES = itertools.count()
 _PATIENCE = 3  # connections that end without a word: one may be the other process's own death
@@ -66,19 +76,51 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = N
         socket.curve_serverkey = server_key
 
 
+def password(job: str) -> bytes:
+    """Make what shows that a process is of a job, where there are no keys; it does not tell the name."""
+    name = job.encode(errors="surrogatepass")
+    return hashlib.blake2b(name, digest_size=32, person=b"kvstore door").hexdigest().encode()
+
+
+def use_password(socket: zmq.Socket[bytes], job: str) -> None:
+    """Have a client say of which job it is."""
+    socket.plain_username, socket.plain_password = b"kvstore", password(job)
+
+
+class _Door:
+    """An address at which clients come."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.limited = threading.Event()
+        if not address.startswith("tcp://"):
+            self.limited.set()
+
+
+_Doors = dict[zmq.Socket[bytes], _Door]
+
+
 class Doorkeeper:
     """A thread that lets clients in, and logs the others.
 
     It has to be closed before its context is.
+
+    Attributes
+    ----------
+    job : str
+        Whose processes are let in where there are no keys.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None, job: str) -> None:
         self._context = context
-        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: whoever has none
+        self.job = job
+        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: the job's name
         self._refusals = Refusals()
-        self._new: deque[tuple[zmq.Socket[bytes], str]] = deque()
+        self._newcomers = Newcomers()
+        self._new: deque[tuple[zmq.Socket[bytes], _Door]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
+        self._eager = 0.0
         self._silent = 0  # clients that have hung up
         self._zap = context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
@@ -86,16 +128,22 @@ class Doorkeeper:
         self._thread = threading.Thread(target=self._run, name="kvstore-door", daemon=True)
         self._thread.start()
 
-    def watch(self, socket: zmq.Socket[bytes], address: str) -> None:
+    def watch(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
         """Have a socket's clients checked, and failed handshakes logged; it is to be bound to `address`.
 
-        Without keys, too: where there is somebody to ask, ZeroMQ refuses clients of ZMTP 2 and older. One
-        that comes while the socket is being closed ends the process (libzmq 4.3.5,
-        `process_routing_id_msg`).
+        Returns what is set soon after it was bound, when the kernel knows how little it may take of them.
+
+        Clients of ZMTP 2 and older are refused, too: one that comes while the socket is being closed ends
+        the process (libzmq 4.3.5, `process_routing_id_msg`).
         """
         socket.zap_domain = b"kvstore"
-        self._new.append((listen(socket, self._context.socket(zmq.PAIR), _FAILED | _STOPPED), address))
+        if self._allowed is None:
+            socket.plain_server = True
+        events = _FAILED | _STOPPED | (_COME if address.startswith("tcp://") else 0)
+        door = _Door(address)
+        self._new.append((listen(socket, self._context.socket(zmq.PAIR), events), door))
         os.eventfd_write(self._wake, 1)
+        return door.limited
 
     def close(self) -> None:
         """Wait until the thread has let go of its sockets; those it watches are closed already."""
@@ -105,44 +153,69 @@ class Doorkeeper:
         os.close(self._wake)
 
     def _run(self) -> None:
-        doors: dict[zmq.Socket[bytes], str] = {}
+        doors: _Doors = {}
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
         poller.register(self._zap, zmq.POLLIN)
         try:
             while not self._closing:
-                for ready, _ in poller.poll():
+                for ready, _ in poller.poll(self._pause()):
                     if ready == self._wake:
                         os.eventfd_read(self._wake)
                         self._open(doors, poller)
                     elif ready is self._zap:
+                        self._hear(doors, poller)  # whoever asks has been accepted before
                         self._answer(self._zap)
-                    else:
-                        self._read(ready, doors, poller)
+                self._hear(doors, poller)
+                self._newcomers.look()
         finally:
             self._open(doors, poller)
             for socket in (*doors, self._zap):
                 socket.close()
+            self._newcomers.close()
 
-    def _open(self, doors: dict[zmq.Socket[bytes], str], poller: zmq.Poller) -> None:
+    def _open(self, doors: _Doors, poller: zmq.Poller) -> None:
         while self._new:
-            door, address = self._new.popleft()
-            doors[door] = address
-            poller.register(door, zmq.POLLIN)
+            socket, door = self._new.popleft()
+            doors[socket] = door
+            poller.register(socket, zmq.POLLIN)
 
-    def _read(self, door: zmq.Socket[bytes], doors: dict[zmq.Socket[bytes], str], poller: zmq.Poller) -> None:
-        event = parse_monitor_message(door.recv_multipart())
-        if event["event"] == _STOPPED:
-            poller.unregister(door)
-            del doors[door]
-            door.close()
-        elif event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH and not self._was_death(event):
-            # A wrong key has had its line below.
-            self._refusals.note(
-                f"a connection to {doors[door]}",
-                "it did not speak ZeroMQ as this job does; without keys, or with those of another job, or no "
-                "process of kvstore at all",
-            )
+    def _hear(self, doors: _Doors, poller: zmq.Poller) -> None:
+        """Take note of what has happened at the doors."""
+        for socket, door in list(doors.items()):
+            for event in _events(socket):
+                if event["event"] == _STOPPED:
+                    poller.unregister(socket)
+                    del doors[socket]
+                    socket.close()
+                    break
+                self._note(event, door)
+
+    def _note(self, event: Mapping[str, Any], door: _Door) -> None:
+        match event["event"]:
+            case zmq.EVENT_LISTENING:
+                self._newcomers.listen(event["value"])
+                door.limited.set()
+            case zmq.EVENT_ACCEPTED:
+                self._newcomers.add(event["value"], self._allowed is not None)
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._eager = time.monotonic() + _EAGER
+            case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                pass  # it has had its line below
+            case _ if not self._was_death(event):
+                # The address of the event has the port that was taken, where any was asked for.
+                taken = event["endpoint"].decode(errors="replace") or door.address
+                self._refusals.note(f"a connection to {taken}", self._unlike())
+
+    def _pause(self) -> int | None:
+        """Milliseconds till the next look at newcomers. Who was let in is known when it has heard of it."""
+        if not self._newcomers:
+            return None
+        return _SOON if time.monotonic() < self._eager else _LOOK
+
+    def _unlike(self) -> str:
+        other = "keys, is of another release" if self._allowed is None else "no keys, or another job's"
+        return f"it did not speak ZeroMQ as this job does: it has {other}, or is no process of kvstore at all"
 
     def _was_death(self, event: Mapping[str, Any]) -> bool:
         """Whether a client may have died in the handshake; where there are keys, it may just lack them."""
@@ -154,7 +227,7 @@ class Doorkeeper:
 
     def _may_enter(self, mechanism: bytes, credentials: list[bytes]) -> bool:
         if self._allowed is None:
-            return mechanism == b"NULL"
+            return mechanism == b"PLAIN" and hmac.compare_digest(credentials[-1], password(self.job))
         return mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self._allowed
 
     def _answer(self, zap: zmq.Socket[bytes]) -> None:
@@ -165,15 +238,27 @@ class Doorkeeper:
         _, number, _, address, _, mechanism, *credentials = request
         good = self._may_enter(mechanism, credentials)
         if not good:
-            told = (
-                z85.encode(credentials[0])[:8].decode() if credentials and len(credentials[0]) == 32 else "?"
-            )
             self._refusals.note(
                 f"a process at {address.decode(errors='replace') or 'this machine'}",
-                f"its key {told}... is not of this job",
+                f"its {_shown(mechanism, credentials)} is not of this job",
             )
         status = [b"200", b"OK"] if good else [b"400", b"not of this job"]
         zap.send_multipart([_VERSION, number, *status, b"", b""])
+
+
+def _events(socket: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
+    """Yield what a monitor has told."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            yield parse_monitor_message(socket.recv_multipart(zmq.DONTWAIT))
+
+
+def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
+    """Name what a client has shown, as far as the log may say it."""
+    if mechanism == b"PLAIN":
+        return "password"
+    known = bool(credentials) and len(credentials[0]) == 32
+    return f"key {z85.encode(credentials[0])[:8].decode() if known else '?'}..."
 
 
 class Watch:
@@ -231,13 +316,17 @@ class Watch:
     def _failed(self, event: int) -> None:
         self._failures += 1
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            why = "it does not know the key of this process"
+            why = (
+                "it does not know the key of this process"
+                if self._keys
+                else "it is of another job: KVSTORE_JOB, else the scheduler's address, must be the same text"
+            )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._failures < _PATIENCE:
             return
         elif self._keys:
             why = "it has no keys, or another one than this process expects of it"
         else:
-            why = "it wants keys, or is no process of kvstore, and this process has none"
+            why = "it wants keys, and this process has none; or it is no process of this release of kvstore"
         self.error = AuthError(
             f"{self._peer} refuses this process: {why}; start all processes of a job with one launcher, or "
             "give each its file of keys"

@@ -19,13 +19,14 @@ import zmq
 from kvstore import addresses
 from kvstore.errors import AuthError, ConfigError, KVStoreError
 
-from .auth import Watch, use_keys
+from .auth import Watch, use_keys, use_password
 from .context import Context
 from .frames import Buffer, Limits
 from .options import BORROWED, set_options
 
 _MORE = zmq.SNDMORE | zmq.DONTWAIT
 _LOOK = 0.05  # seconds between two looks at a handshake that is not done
+_SOON = 1.0  # seconds in which another thread has its turn
 
 
 class NotSentError(KVStoreError):
@@ -229,6 +230,8 @@ class Dealer(Channel):
             if not 0 <= self.rank < len(known):
                 raise AuthError(f"this process has no key of {self.peer}: it was started for a smaller job")
             use_keys(self.socket, keys, known[self.rank])
+        else:
+            use_password(self.socket, self._context.job)
         self._watch = Watch(
             self.socket, self._context.socket(zmq.PAIR), self._context.drop, self.peer, keys is not None
         )
@@ -286,8 +289,9 @@ class Router(Channel):
         try:
             if context.keys is not None:
                 use_keys(self.socket, context.keys)
-            context.watch_door(self.socket, address)
+            limited = context.watch_door(self.socket, address)
             self.socket.bind(re.sub(r"^(tcp://.*):0$", r"\1:*", address))
+            limited.wait(_SOON)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(_unbound(address, error)) from None
@@ -412,8 +416,9 @@ def _unbound(address: str, error: zmq.ZMQError) -> str:
     """Say why an address cannot be had, and what to do."""
     if error.errno == errno.EADDRINUSE:
         return (
-            f"{address} is taken by another process: choose another port with KVSTORE_PORT (0 takes a free "
-            "one), or end that process"
+            f"{address} is taken by another process: end that one, or choose another port, with --port or a "
+            "variable (KVSTORE_PORT for a server, KVSTORE_SCHEDULER or DMLC_PS_ROOT_PORT for a scheduler); 0 "
+            "takes a free one"
         )
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return (
@@ -422,4 +427,4 @@ def _unbound(address: str, error: zmq.ZMQError) -> str:
         )
     if error.errno == errno.EACCES:
         return f"{address}: this user may not take that port: choose one from 1024 on"
-    return f"cannot listen at {address!r}: {error.strerror}; check KVSTORE_HOST and KVSTORE_PORT"
+    return f"cannot listen at {address!r}: {error.strerror}; check host and port"

@@ -25,14 +25,19 @@ class Context:
     ----------
     keys : Keys, optional
         With them every connection is encrypted, and only the processes they list are let in. Without, nothing
-        is encrypted and nobody is asked.
+        is encrypted, and who knows the job's name is let in.
     limits : Limits, optional
     io_threads : int
         Threads of ZeroMQ's: about one for each GB/s.
+    job : str
+        Name of the job.
     """
 
-    def __init__(self, keys: Keys | None = None, limits: Limits | None = None, io_threads: int = 1) -> None:
+    def __init__(
+        self, keys: Keys | None = None, limits: Limits | None = None, io_threads: int = 1, job: str = ""
+    ) -> None:
         self.keys = keys
+        self._job = job
         self.limits = limits or Limits()
         self.pid = os.getpid()
         self._context = zmq.Context(io_threads)
@@ -42,6 +47,17 @@ class Context:
         self._lock = threading.Lock()
         self.closed = False
         _OPEN.add(self)
+
+    @property
+    def job(self) -> str:
+        """Name of the job; a scheduler may learn it only when it has its port."""
+        return self._job
+
+    @job.setter
+    def job(self, job: str) -> None:
+        self._job = job
+        if self._doorkeeper is not None:
+            self._doorkeeper.job = job
 
     def check(self) -> None:
         """Raise an error in a fork of the process, where nothing would ever arrive, and when it is closed."""
@@ -67,12 +83,16 @@ class Context:
             deafen(socket)
             socket.close(int(linger * 1000))
 
-    def watch_door(self, socket: zmq.Socket[bytes], address: str) -> None:
-        """Have a socket's clients checked, if there are keys, and refusals logged; before it is bound."""
+    def give(self, socket: zmq.Socket[bytes]) -> None:
+        """Leave a socket to a thread of its own, which closes it when `close` ends what it waits for."""
+        self._sockets.discard(socket)
+
+    def watch_door(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
+        """Have a socket's clients checked, and refusals logged; before it is bound. As `Doorkeeper.watch`."""
         with self._lock:
             if self._doorkeeper is None:
-                self._doorkeeper = Doorkeeper(self._context, self.keys)
-        self._doorkeeper.watch(socket, address)
+                self._doorkeeper = Doorkeeper(self._context, self.keys, self._job)
+        return self._doorkeeper.watch(socket, address)
 
     def close(self, linger: float = 0.0) -> None:
         """Close all sockets; blocks up to `linger` seconds for what is unsent. A second call does nothing."""

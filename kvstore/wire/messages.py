@@ -27,7 +27,7 @@ Option = str | int | float | bool
 COPIED = 16 * 1024
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Kind(enum.IntEnum):
@@ -42,6 +42,7 @@ class Kind(enum.IntEnum):
     FETCH_STATE = 7  # optimizer's state of a slice, packed; VALUE
     PUT_STATE = 8  # DONE
     FORGET = 9  # drop a slice; DONE
+    LAST_ROUND = 10  # DONE, which names the last round, once no more will be complete
     DONE = 20
     VALUE = 21
     FAILED = 22  # payload: msgpack of `Failure`
@@ -79,8 +80,8 @@ class Record(NamedTuple):
     frame: int = 0
     offset: int = 0
     nbytes: int = 0
-    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: BY_FRAME or
-    #: PROBE.
+    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: BY_FRAME,
+    #: PROBE or OF_ROUND.
     stamp: int = 0
 
 
@@ -93,6 +94,8 @@ PROBE = 2
 #: `Record.stamp` of a PUSHPULL in shared memory whose value may be written over what was pushed, and of an
 #: answer that has no payload because it was.
 IN_PLACE = 3
+#: `Record.stamp` of a read that wants the value as it was after round `round`, last or not.
+OF_ROUND = 4
 
 
 class Batch(NamedTuple):
@@ -320,6 +323,15 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 # ------------------------------------------------------------------------------------ scheduler -> anyone
 
 
+class Met(msgspec.Struct, frozen=True, tag=True):
+    """Your hello has come; the others may still be missing."""
+
+    pulse: str = ""
+    """Where the scheduler listens for signs of life."""
+    echo: str = ""
+    """Where it gives its own: it sends everything back, whatever it is busy with."""
+
+
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """All are there. To a server, `store` is -1 and the view empty."""
 
@@ -331,8 +343,6 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     servers: tuple[Member, ...]
     returned: bool = False
     """This worker takes the place of a lost one."""
-    pulse: str = ""
-    """Where the scheduler listens for signs of life."""
     late: tuple[int, ...] = ()
     """As in `View`."""
 
@@ -476,6 +486,16 @@ class Missing(msgspec.Struct, frozen=True, tag=True):
     servers: tuple[int, ...] = ()
 
 
+class LeftOut(msgspec.Struct, frozen=True, tag=True):
+    """To workers, once: rounds of this slice go on without a worker that left and had not joined."""
+
+    store: int
+    slice: int
+    rank: int
+    round: int
+    """The last one that it was in."""
+
+
 ToScheduler = (
     Hello
     | Bye
@@ -495,8 +515,8 @@ ToScheduler = (
     | Ping
     | Pong
 )
-FromScheduler = Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
-Direct = Attach | Attached | Fenced | Who | Missing
+FromScheduler = Met | Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
+Direct = Attach | Attached | Fenced | Who | Missing | LeftOut
 
 
 class Letter(msgspec.Struct, frozen=True, tag=True):

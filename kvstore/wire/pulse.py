@@ -1,7 +1,8 @@
-"""Signs of life: the scheduler pings, and every process sends the ping back without running any Python.
+"""Signs of life: whoever is asked sends the question back, without running any Python.
 
-The echo is a loop in C that never takes the interpreter's lock, so a process that computes for minutes in one
-call is alive; one that is stopped (SIGSTOP), swapped out or dead is silent.
+The scheduler asks every process (`Pulses`, `Pulse`), and each that waits asks the scheduler (`Echo`). What
+answers is a loop in C that never takes the interpreter's lock, so a process that computes for minutes in
+one call is alive; one that is stopped (SIGSTOP), swapped out or dead is silent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 
 import zmq
 
-from .auth import use_keys
+from .auth import use_keys, use_password
 from .channel import NotSentError, Router
 from .context import Context
 from .frames import Limits
@@ -35,10 +36,11 @@ class Pulse:
     process : str
         Under which name the scheduler hears of this process; no other may have it. At most 255 bytes.
     keys : Keys, optional
+    job : str
         As in `Context`.
     """
 
-    def __init__(self, address: str, process: str, keys: Keys | None = None) -> None:
+    def __init__(self, address: str, process: str, keys: Keys | None = None, job: str = "") -> None:
         self._pid = os.getpid()
         self._context = zmq.Context(1)
         self._socket = self._context.socket(zmq.DEALER)
@@ -47,6 +49,8 @@ class Pulse:
             self._socket.setsockopt(zmq.IDENTITY, process.encode())
             if keys is not None:
                 use_keys(self._socket, keys, keys.scheduler)
+            else:
+                use_password(self._socket, job)
             # A first sign on each new connection, unasked: a scheduler that has started again knows nobody.
             self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
             self._socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -66,12 +70,40 @@ class Pulse:
             self._thread.join()
 
     def _echo(self) -> None:
-        # A signal that came to this thread would make it take the interpreter's lock.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            zmq.proxy(self._socket, self._socket)
-        except zmq.ContextTerminated:
-            self._socket.close()
+        _echo(self._socket)
+
+
+class Echo:
+    """The scheduler's: sends back whatever comes, until its context is closed.
+
+    Parameters
+    ----------
+    context : Context
+    address : str
+        As of a `Router`.
+
+    Attributes
+    ----------
+    address : str
+        Where others connect.
+    """
+
+    def __init__(self, context: Context, address: str) -> None:
+        router = Router(context, address, _LIMITS)
+        self.address = router.address
+        router.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)  # who has gone must not end the loop
+        context.give(router.socket)
+        threading.Thread(target=_echo, args=(router.socket,), name="kvstore-echo", daemon=True).start()
+
+
+def _echo(socket: zmq.Socket[bytes]) -> None:
+    """Send back what comes, until the socket's context is closed; in a thread of its own."""
+    # A signal that came to this thread would make it take the interpreter's lock.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        zmq.proxy(socket, socket)
+    except zmq.ContextTerminated:
+        socket.close()
 
 
 class Pulses:

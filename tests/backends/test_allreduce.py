@@ -263,10 +263,52 @@ def test_mistakes_are_found_before_anything_is_handed_down(engine: Mirror, store
         lambda: store.init([1], [np.zeros(3)]),
         lambda: store.push("a", kv.RowSparseArray(np.zeros((1, 3)), np.array([0]), (3, 3))),
         lambda: store.broadcast("c", np.zeros(3), out=None),
+        lambda: store.pushpull(["a", "c"], [np.zeros(3), np.zeros(3)]),
+        lambda: store.pushpull("c", [np.zeros(3), np.zeros(2)]),
+        lambda: store.pushpull("c", np.zeros(3), out=out),
+        lambda: store.pushpull("c", []),
+        lambda: store.pushpull(1, np.zeros(3)),
     ):
         with pytest.raises(kv.KVStoreError):
             call()
     assert engine.seen == []
+
+
+def test_keys_that_were_never_initialised_are_summed_under_names_of_their_own(
+    engine: Mirror, store: kv.KVStore
+) -> None:
+    """The name says what no init has compared, so that engines see a difference, or never meet."""
+    names = set()
+    for key, value in (
+        ("v", np.ones((2, 3))),
+        ("v", np.ones((3, 2))),
+        ("v", np.ones((3, 2), np.float16)),
+        ("v", np.ones((3, 2), np.float32)),
+        ("1", np.ones((3, 2))),
+        (1, np.ones((3, 2))),
+    ):
+        engine.seen.clear()
+        out = np.zeros_like(value)
+        store.pushpull(key, value, out=out)
+        assert (out == 3).all()
+        assert (value == 1).all()
+        ((verb, ((name, _, size),), _),) = engine.seen
+        assert (verb, size) == ("allreduce", 6)
+        names.add(name)
+    assert len(names) == 6
+    assert store.keys() == []
+    for name in sorted(names):
+        store.init(name, np.ones(6))
+        engine.seen.clear()
+        store.push(name, np.ones(6))
+        ((_, ((mine, _, _),), _),) = engine.seen
+        assert mine not in names
+        assert store.pushpull("v", np.ones(2)) is None
+    engine.failure = kv.PeerLostError("worker 2 is gone", rank=2)
+    value, out = np.ones(3), np.zeros(3)
+    with pytest.raises(kv.PeerLostError):
+        store.pushpull("u", value, out=out)
+    assert not out.any()
 
 
 def test_nothing_is_pushed_where_there_is_nothing(engine: Mirror, store: kv.KVStore) -> None:

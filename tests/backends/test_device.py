@@ -17,6 +17,7 @@ import fake_torch
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import pace
 import pytest
 from fake_torch import FakeTorch
 from lazy_driver import GpuArray, LazyDriver, installed, new_stream
@@ -103,7 +104,7 @@ with kv.create("device") as store:
 loaded = {name.partition(".")[0] for name in sys.modules} & {"cuda", "numba", "numba_cuda", "torch", "cupy"}
 assert not loaded, loaded
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=pace.seconds(100))
 
 
 def test_without_the_extra_an_array_of_a_gpu_names_the_command(

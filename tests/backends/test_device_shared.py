@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pace
 import pytest
 from jobs import Job
 from lazy_driver import GpuArray, LazyDriver, installed
@@ -49,7 +50,7 @@ with kv.create("shared") as store:
 loaded = {name.partition(".")[0] for name in sys.modules} & {"cuda", "numba", "numba_cuda", "torch", "cupy"}
 assert not loaded, loaded
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=pace.seconds(100))
 
 
 def test_values_and_outs_on_several_gpus(store: kv.KVStore, fake: LazyDriver) -> None:

@@ -15,7 +15,7 @@ from references import DTYPES, dtype_of
 from shelves import Beside, Shelves, payload_of
 
 import kvstore as kv
-from kvstore.backends import dist_shelf_index
+from kvstore.backends import dist_shelf, dist_shelf_index
 from kvstore.backends.dist_shelf import Job, Payload
 from kvstore.backends.dist_shelf_index import NONE, RowIndex
 from kvstore.backends.dist_shelf_rules import needs_whole_keys
@@ -801,3 +801,83 @@ def test_forgotten_slices_are_gone() -> None:
         shelf.close()
     with pytest.raises(kv.KeyNotFoundError):
         shelves.pull("w")
+
+
+@quiet_about_halves
+@pytest.mark.parametrize(("name", "settings"), [("", {}), *RULES])
+@pytest.mark.parametrize(("servers", "cuts"), [(1, (7, 1024)), (2, (1024, 3000))])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_was_there_a_round_ago_is_kept(
+    name: str, settings: dict[str, Any], servers: int, cuts: tuple[int, ...], sparse: bool
+) -> None:
+    if sparse:
+        cuts = ()
+    if name in WHOLE:
+        servers = 1
+    shelves, n = Shelves(servers), 50
+    first = kv.RowSparseArray(numbers((5, 80)), np.arange(0, n, 10), (n, 80)) if sparse else numbers((n, 80))
+    shelves.init("w", first, cuts)
+    if name:
+        shelves.set_optimizer(create(name, **settings))
+    for round_ in range(1, 5):
+        before = shelves.pull("w")
+        ids = [np.arange(rank, n, 7 + round_) for rank in range(2)]
+        parts = [
+            kv.RowSparseArray(numbers((len(one), 80), seed=round_), one, (n, 80))
+            if sparse
+            else numbers((n, 80), seed=round_)
+            for one in ids
+        ]
+        assert not any(shelves.push(("w", parts)))
+        assert not np.array_equal(before, shelves.pull("w"))
+        assert np.array_equal(before, past(shelves, "w", round_ - 1))
+        with pytest.raises(kv.KVStoreError, match=f"after round {round_ + 1} is not kept"):
+            past(shelves, "w", round_ + 1)
+    assert not any(shelves.push(("w", parts[:1])))  # nobody else is there who could be lost
+    with pytest.raises(kv.KVStoreError, match="is not kept"):
+        past(shelves, "w", 4)
+
+
+def past(shelves: Shelves, key: str, round_: int) -> Array:
+    """Return a key as it was after a round; of a table also its rows, asked for all together."""
+    spec, found = shelves.entries[key].spec, []
+    for piece in shelves.entries[key].slices:
+        shelf = shelves.shelves[piece.server]
+        if not spec.sparse:
+            found.append(shelf.past(piece.id, round_))
+            continue
+        every = np.arange(piece.start, piece.stop, dtype=np.int64)
+        rows = shelf.past(piece.id, round_, every)[1]
+        ids, some = shelf.past(piece.id, round_)
+        assert np.array_equal(rows[ids - piece.start], some)
+        found.append(rows)
+    return np.concatenate(found).reshape(spec.shape)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_sums_and_rules_in_turn_give_the_same_with_what_was_there_kept(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for keeps in (True, False):
+        memory = Values() if shared else None
+        shelves = Shelves(1, memory)
+        if not keeps:
+            monkeypatch.setattr(dist_shelf, "_may_be_undone", lambda job: False)
+        shelves.init("w", numbers((50, 80)), (7, 1024))
+        for turn, rule in enumerate(("", "lamb", "none", "sgd", "none", "lamb")):
+            if rule == "none":
+                shelves.install("none", "")
+            elif rule:
+                shelves.set_optimizer(create(rule))
+            for round_ in range(3):
+                before = shelves.pull("w")
+                parts = [numbers((50, 80), seed=10 * turn + round_ + rank) for rank in range(2)]
+                assert not any(shelves.push(("w", parts)))
+                assert not keeps or np.array_equal(before, past(shelves, "w", shelves.pushes["w"] - 1))
+                found.append(shelves.pull("w"))
+        for shelf in shelves.shelves:
+            shelf.close()
+        if memory is not None:
+            memory.close()
+    assert all(map(np.array_equal, found[: len(found) // 2], found[len(found) // 2 :]))

@@ -70,6 +70,27 @@ def test_one_sum_over_all_gpus(store: kv.KVStore, nccl: fake_nccl.FakeNccl) -> N
     assert store.placement() == {"w": [(f"worker 0 cuda:{device}", 20) for device in range(3)]}
 
 
+def test_keys_that_were_never_initialised_leave_nothing(store: kv.KVStore, nccl: fake_nccl.FakeNccl) -> None:
+    for shape in (5, 3):
+        grads, outs = on([0, 1, 2], ones(shape)), [*on([3, 0], ones(shape)), np.zeros(shape)]
+        store.pushpull("w", grads, out=outs)
+        assert values(outs[:2]) == 2 * [[6.0] * shape]
+        assert outs[2].tolist() == [6.0] * shape
+        store.pushpull("w", grads)
+        assert values(grads) == 3 * [[6.0] * shape]
+    sums = [f"all_reduce float32 {n} op 0 root 0 of 3" for n in (5, 5, 3, 3)]
+    assert nccl.history() == sums
+    assert store.keys() == []
+    assert store.placement() == {}
+    with pytest.raises(kv.KeyNotFoundError, match="'w'"):
+        store.pull("w", out=outs)
+    with pytest.raises(kv.ArrayError, match="on the host and on a GPU"):
+        store.pushpull("w", [grads[0], np.ones(3, np.float32)])
+    store.init("w", grads[0])
+    with pytest.raises(kv.KeyNotFoundError, match="'v'"):
+        store.pushpull(["w", "v"], [grads, grads])
+
+
 def test_pushpull_in_place_and_with_outs(store: kv.KVStore) -> None:
     store.init("w", on(1, ones()))
     grads = on([0, 1], ones())

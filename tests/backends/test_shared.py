@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,47 @@ def test_a_wait_ends_at_the_deadline_and_says_for_whom_it_was(job: MakeJob) -> N
     waiting.say("go")
     waiting.expect("read")
     late.say("go")
+    made.results()
+
+
+# --------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 200))]
+)
+@pytest.mark.timeout(400)
+def test_threads_with_a_key_each_in_any_order(job: MakeJob, seed: int) -> None:
+    made = job(random.Random(seed).choice([2, 2, 3, 4]))
+    made.start_all(ROUNDS, "threads_with_keys", seed, 30, KVSTORE_TIMEOUT="150")
+    made.results(300)
+
+
+def test_threads_with_one_key_take_turns(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(ROUNDS, "threads_with_one_key", 300)
+    made.results()
+
+
+def test_a_store_is_closed_when_no_thread_waits_in_it(job: MakeJob) -> None:
+    made = job(2)
+    closing, late = made.start_all(ROUNDS, "close_waits_for_threads")
+    closing.expect("closes")
+    late.say("go")
+    made.results()
+
+
+def test_an_updater_calls_its_store_while_a_thread_waits_for_others(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(ROUNDS, "an_updater_calls_the_store")
+    made.results()
+
+
+def test_a_part_that_dies_with_its_worker_is_not_updated_from_in_place(job: MakeJob) -> None:
+    made = job(2)
+    pushing, setting = made.start_all(ROUNDS, "optimizer_under_a_pushed_array")
+    pushing.expect("pushed")
+    setting.say("go")
     made.results()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pace
 import pytest
 
 from bench import cases, compiled, dist, dist_cases, dist_plot, dist_profile, dist_table, figures
@@ -163,7 +164,7 @@ def test_dead_worker_is_told_and_leaves_nothing() -> None:
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(PeerError):
         peer.run(variant, 3)
-    end = time.monotonic() + 5
+    end = pace.deadline(5)
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < end
         time.sleep(0.01)

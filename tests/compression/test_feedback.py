@@ -302,3 +302,13 @@ def test_paths_and_keys_of_all_kinds(store: kv.KVStore, tmp_path: Path) -> None:
     store.push("\ud800", np.zeros(3, np.float32))
     with pytest.raises(kv.KeyKindError, match="no file can hold"):
         store.save_residuals(tmp_path / "other")
+
+
+def test_residuals_that_cannot_be_written(store: kv.KVStore, tmp_path: Path) -> None:
+    two_bit(store)
+    store.init("a", np.zeros(3, np.float32))
+    with pytest.raises(
+        kv.StateFileError, match=r"none/f cannot be written: there is no folder '\S+none'"
+    ) as caught:
+        store.save_residuals(tmp_path / "none" / "f")
+    assert isinstance(caught.value, FileNotFoundError)

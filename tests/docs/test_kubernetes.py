@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +178,9 @@ def test_processes_with_these_variables_train(tmp_path: Path) -> None:
                     text=True,
                 )
             )
-        results = [(*process.communicate(timeout=90), process.returncode) for process in processes]
+        results = [
+            (*process.communicate(timeout=pace.seconds(90)), process.returncode) for process in processes
+        ]
     finally:
         for process in processes:
             process.kill()

@@ -36,6 +36,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{link}: no such heading"
 
 
+def test_no_page_names_a_host_of_a_package_index() -> None:
+    """A page names packages; where they come from is the reader's own affair."""
+    hosts = re.compile(r"--(extra-)?index-url|\bpypi\.org/simple|\bdownload\.pytorch\.org")
+    pages = [*PAGES, ROOT / "SECURITY.md", *ROOT.glob("bench/**/*.md"), *ROOT.glob("kvstore/**/*.py")]
+    assert [page.name for page in pages if hosts.search(page.read_text())] == []
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in LINK.findall(prose(index))}

@@ -641,6 +641,115 @@ def mistakes_of_one_worker_are_its_own(here: Here) -> None:
     same(mine, total(here, salt=1))
 
 
+# ------------------------------------------------------------------------- keys that were never initialised
+
+
+@case
+def a_key_that_was_never_initialised_is_summed(here: Here) -> None:
+    for turn in range(3):
+        mine, out = value(here.rank, salt=turn), np.zeros((3, 5), np.float64)
+        here.store.pushpull("v", mine, out=out)
+        same(mine, value(here.rank, salt=turn))
+        same(out, total(here, salt=turn).astype(np.float64))
+        here.store.pushpull("v", mine)
+        same(mine, total(here, salt=turn))
+    assert here.store.keys() == []
+    raises(kv.KeyNotFoundError, "'v'", here.store.pull, "v", out=mine)
+    raises(kv.KeyNotFoundError, "'v'", here.store.push, "v", mine)
+    here.store.init("v", value(here.rank, 2, salt=7))  # of another shape: nothing was kept
+    same(here.store.view("v"), value(0, 2, salt=7))
+    mine = value(here.rank, 2, salt=8)
+    here.store.pushpull("v", mine)
+    same(mine, total(here, 2, salt=8))
+
+
+@case
+def uninitialised_keys_of_all_types_shapes_and_lists(here: Here) -> None:
+    shapes = [(), (7,), (3, 0, 2), (2, 3), (300, 200)]
+    for number, dtype in enumerate((*DTYPES, "float32")):
+        element = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        keys: list[Any] = [number * 10 + i for i in range(len(shapes))]
+        mine = [[value(here.rank, shape, element), value(here.rank, shape, element)] for shape in shapes]
+        here.store.pushpull(keys, mine)
+        for shape, pair in zip(shapes, mine, strict=True):
+            for found in pair:
+                same(found, (2 * total(here, shape, element)).astype(element))
+    assert here.store.keys() == []
+
+
+@case
+def uninitialised_keys_in_the_background(here: Here) -> None:
+    here.store.init("w", np.zeros(5, np.float32))
+    mine = {key: value(here.rank, 5, salt=ord(key)) for key in "wab"}
+    works = [here.store.pushpull(key, array, async_op=True) for key, array in mine.items()]
+    for work, (key, array) in zip(works, mine.items(), strict=True):
+        work.wait()
+        same(array, total(here, 5, salt=ord(key)))
+    assert here.store.keys() == ["w"]
+
+
+@case
+def names_of_uninitialised_keys_are_nobody_elses(here: Here) -> None:
+    """Whatever the store calls a key in front of the engine: a key may be called so, too."""
+    names = ["v", "uninitialised v", "uninitialised 'v' (4,) float32", "uninitialised uninitialised v"]
+    for name in names[1:]:
+        here.store.init(name, np.zeros(4, np.float32))
+    mine = [value(here.rank, 4, salt=i) for i in range(len(names))]
+    order = names[::-1] if here.engine in BY_NAME and here.engine not in NUMBERED and here.rank else names
+    works = [here.store.pushpull(name, mine[names.index(name)], async_op=True) for name in order]
+    for work in works:
+        work.wait()
+    for i, array in enumerate(mine):
+        same(array, total(here, 4, salt=i))
+
+
+@case
+def uninitialised_keys_that_differ_are_an_error_for_all(here: Here) -> None:
+    if here.engine in BY_NAME and here.engine not in NUMBERED:
+        return  # they wait for each other, until the deadline
+    last = here.rank == here.size - 1
+    pairs: list[tuple[Any, Any]] = [
+        (("a", np.ones((2, 3), np.float32)), ("a", np.ones((3, 2), np.float32))),
+        (("a", np.ones(6, np.float32)), ("a", np.ones(5, np.float32))),
+        (("a", np.ones(6, np.float32)), ("b", np.ones(6, np.float32))),
+        (("a", np.ones(6, np.float32)), ("a", np.ones(6, np.float16))),
+        (("1", np.ones(6, np.float32)), (1, np.ones(6, np.float32))),
+    ]
+    for one, other in pairs:
+        key, mine = other if last else one
+        raises(kv.ConfigError, "other", here.store.pushpull, key, mine)
+        assert (mine == 1).all()
+    store = here.make()
+    if here.engine in COMPARING:  # known here, unknown there
+        store.init("w", np.ones(6, np.float32))
+        key, mine = ("v" if last else "w"), np.ones(6, np.float32)
+        raises(kv.ConfigError, "other", store.pushpull, key, mine)
+        assert (store.view("w") == 1).all()
+    mine = value(here.rank)
+    store.pushpull("after", mine)
+    same(mine, total(here))
+
+
+@case
+def mistakes_with_uninitialised_keys_are_their_worker_s_own(here: Here) -> None:
+    here.store.init("w", value(0))
+    if here.rank == here.size - 1:
+        fit, other = value(0), np.zeros(4, np.float32)
+        raises(kv.KeyNotFoundError, "'v'", here.store.pushpull, ["w", "v"], [fit, fit])
+        raises(kv.ShapeError, "'v'", here.store.pushpull, "v", [fit, other])
+        raises(kv.DTypeError, "'v'", here.store.pushpull, "v", [fit, fit.astype(np.float64)])
+        raises(kv.ShapeError, "'v'", here.store.pushpull, "v", fit, out=other)
+        raises(kv.KeyKindError, "", here.store.pushpull, 3, fit)
+        raises(kv.DTypeError, "", here.store.pushpull, "v", np.zeros(3, np.int16))
+        raises(kv.ArrayError, "", here.store.pushpull, "v", "text")
+        raises(kv.KeyNotFoundError, "'v'", here.store.pushpull, "v", [])
+        rows = kv.RowSparseArray(np.zeros((1, 3), np.float32), np.array([0]), (3, 3))
+        raises(kv.CapabilityError, "row-sparse", here.store.pushpull, "v", rows)
+    mine = value(here.rank, salt=1)
+    here.store.pushpull("v", mine)
+    same(mine, total(here, salt=1))
+
+
 @case
 def element_types_that_no_store_has(here: Here) -> None:
     for dtype in ("bool", "int16", "uint16", "uint32", "uint64", "complex64", "M8[s]"):
@@ -872,6 +981,11 @@ def views_and_numbers(here: Here) -> None:
     assert here.store.placement() == {"w": [(f"worker {here.rank}", 60)]}
     numbers = here.store.statistics()
     assert (numbers.keys, numbers.nbytes, numbers.pushes) == (1, 60, 1)
+    raises(kv.ShapeError, "'w'", here.store.push, "w", np.zeros(99, np.float32))
+    assert here.store.statistics() == numbers, "what raised does not count"
+    assert "w" in here.store
+    assert "v" not in here.store
+    assert len(here.store) == 1
     home = here.store.attach("w", value(here.rank, salt=2))
     here.store.pushpull("w", home)
     same(home, total(here, salt=2))

@@ -23,9 +23,7 @@ import conformance
 import numpy as np
 
 import kvstore as kv
-
-#: Engines whose waits stand in another module than that of their name.
-_WAITS = {"nccl": "nccl_watch"}
+from kvstore import waiting
 
 
 class Witness:
@@ -74,10 +72,7 @@ def killed(here: Witness) -> None:
 
 def absent(here: Witness) -> None:
     """The victim is alive, and never calls."""
-    if here.engine != "gloo":
-        importlib.import_module(f"kvstore.backends.{_WAITS.get(here.engine, here.engine)}")._NOTICE_AFTER = (
-            here.deadline / 2
-        )
+    waiting.NOTICE_AFTER = here.deadline / 2
     if here.victim:
         time.sleep(6)
         here.tell()
@@ -87,6 +82,37 @@ def absent(here: Witness) -> None:
     reads = here.still_reads()
     here.store.close()
     here.tell(first=first, later=later, reads=reads)
+
+
+def some_absent(here: Witness) -> None:
+    """Of four one is late, and two never call."""
+    waiting.NOTICE_AFTER = here.deadline / 2
+    if here.store.rank in (1, 3):
+        time.sleep(3 * here.deadline)
+        return
+    if here.store.rank == 2:
+        time.sleep(here.deadline * 0.7)
+    here.tell(first=here.meet(lambda: here.store.pushpull("a", here.weight)))
+
+
+def all_but_one_wait(here: Witness) -> None:
+    """The victim is late again and again, and never waits; what the others told disturbs nothing."""
+    mpi = importlib.import_module("kvstore.backends.mpi")
+    waiting.NOTICE_AFTER, mpi._MANY = 0.1, 2
+    mine, words = np.empty(1000, np.float32), 0
+    for t in range(12):
+        if here.victim:
+            time.sleep(0.3 if t < 6 else 0)
+            words += here.store._backend.engine._order.Iprobe()
+        mine[:] = t
+        here.store.pushpull("b", mine)
+        assert (mine == t * here.store.num_workers).all()
+    roll = here.store._backend.engine._roll
+    here.store.close()
+    again = kv.create(here.engine, timeout=here.deadline)
+    again.init("a", mine)
+    again.close()
+    here.tell(words=int(words), told=roll._told, heard=roll._heard.tolist())
 
 
 def absent_from_init(here: Witness) -> None:
@@ -221,7 +247,7 @@ def finalized(here: Witness) -> None:
 
 
 def _until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not ready() and time.monotonic() < end:
         time.sleep(0.02)
 
@@ -229,7 +255,8 @@ def _until(ready: Callable[[], bool]) -> None:
 BODIES = {
     body.__name__: body
     for body in (
-        *(killed, absent, absent_from_create, absent_from_init, absent_from_barrier),
+        *(killed, absent, some_absent, all_but_one_wait),
+        *(absent_from_create, absent_from_init, absent_from_barrier),
         *(other_key, leaves_by_an_error, interrupted, forked, too_many, finalized),
     )
 }

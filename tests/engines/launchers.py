@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pace
+
 HERE = Path(__file__).parent
 _YOUNG = 2.0  # seconds
 _OF_LAUNCHERS = ("KVSTORE_", "PMI", "MPI_LOCAL", "OMPI_", "HOROVOD_", "HYDRA", "HYDI")
@@ -165,7 +167,7 @@ def run(
             start_new_session=True,
         )
         try:
-            code = process.wait(timeout)
+            code = process.wait(pace.seconds(timeout))
         except subprocess.TimeoutExpired:
             code = -1
         seconds = time.monotonic() - start_time

@@ -98,6 +98,36 @@ def mistakes(store: kv.KVStore, folder: Path) -> Told:
     return {"other": other, "place": place, "foreign": foreign, "shape": shape}
 
 
+def passing(store: kv.KVStore, folder: Path) -> Told:
+    """Keys that were never initialised, on GPUs and beside keys of the host."""
+    rank, size = store.rank, store.num_workers
+    everyone = sum(range(1, size + 1))
+    for n in (5, 7):
+        grad, out, far = on(ones(rank + 1, n)), on(ones(0, n)), ones(0, n, np.float64)
+        store.pushpull("v", [grad, grad], out=[out, far])
+        store.pushpull("v", grad)
+        assert out.get().tolist() == far.tolist() == [2 * everyone] * n
+        assert grad.get().tolist() == [everyone] * n
+    both = [on(ones(rank + 1)), ones(rank + 1)]
+    store.pushpull(["gpu", "host"], both)
+    assert both[0].get().tolist() == both[1].tolist() == [everyone] * 5
+    host, out = ones(rank + 1), on(ones(0))
+    store.pushpull("host", host, out=out)
+    assert out.get().tolist() == [everyone] * 5
+    assert store.keys() == []
+    told = {
+        "shape": seen(lambda: store.pushpull("v", on(np.ones((2, 3) if rank else (3, 2), np.float32)))),
+        "place": seen(lambda: store.pushpull("v", on(ones()) if rank else ones())),
+        "pull": seen(lambda: store.pull("v", out=out)),
+    }
+    if rank:  # a mistake of one is its own
+        told["own"] = seen(lambda: store.pushpull("v", [on(ones()), on(ones(n=4))]))
+    store.init("v", on(ones()))
+    store.pushpull("v", grad := on(ones()))
+    assert grad.get().tolist() == [size] * 5
+    return told
+
+
 def killed(store: kv.KVStore, folder: Path) -> Told:
     store.init("w", on(ones()))
     grad = on(ones())
@@ -131,7 +161,9 @@ def stores_in_turn(store: kv.KVStore, folder: Path) -> Told:
     return {}
 
 
-BODIES = {body.__name__: body for body in (sums, both_places, mistakes, killed, absent, stores_in_turn)}
+BODIES = {
+    body.__name__: body for body in (sums, both_places, mistakes, passing, killed, absent, stores_in_turn)
+}
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pace
 import pytest
 from engines import launchers
 
@@ -17,7 +18,7 @@ BUILDER = Path(__file__).parent / "build_horovod.py"
 def test_the_builder_says_what_it_wants() -> None:
     for arguments in ([], ["shark", "folder"]):
         ended = subprocess.run(
-            [sys.executable, BUILDER, *arguments], capture_output=True, text=True, timeout=60
+            [sys.executable, BUILDER, *arguments], capture_output=True, text=True, timeout=pace.seconds(60)
         )
         assert ended.returncode == 1
         assert "build_horovod.py core FOLDER" in ended.stderr
@@ -31,7 +32,7 @@ def test_the_builder_says_what_it_wants() -> None:
 def test_the_core_is_built_and_works(tmp_path: Path) -> None:
     folder = Path(os.environ.get("KVSTORE_TEST_CACHE", tmp_path)) / "horovod-core"
     folder.mkdir(exist_ok=True)
-    subprocess.run([sys.executable, BUILDER, "core", folder], check=True, timeout=800)
+    subprocess.run([sys.executable, BUILDER, "core", folder], check=True, timeout=pace.seconds(800))
     ended = launchers.run(launchers.horovod_core(str(folder)), 2, tmp_path, "conformance.py")
     assert [told["outcomes"] for told in ended.told.values()] == 2 * [
         dict.fromkeys(ended.told[0]["outcomes"], "")

@@ -82,6 +82,33 @@ def test_a_wait_for_who_never_calls_ends_at_the_deadline(
 
 
 @engines
+def test_a_timeout_of_mpi_names_who_has_not_called(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.name != "mpi":
+        pytest.skip("MPI's roll call")
+    ended = job(engine, tmp_path, "some_absent", size=4, deadline=8)
+    told = ended.told[0]["first"]
+    assert told["error"] == "TimeoutError"
+    for text in (told["text"], ended.output):
+        assert "for the sum of key a: all workers must call it, and workers 1 and 3 have not, or are" in text
+    notice = (
+        "worker 0 has waited 4 s for the sum of key a; all workers must call it, and workers 1, 2 and 3 have"
+    )
+    assert notice in ended.output, "worker 2 comes later"
+
+
+@engines
+def test_who_is_always_late_is_called_and_disturbs_nobody(engine: launchers.Engine, tmp_path: Path) -> None:
+    if engine.name != "mpi":
+        pytest.skip("MPI's roll call")
+    ended = job(engine, tmp_path, "all_but_one_wait", size=3, deadline=50)
+    assert ended.code == 0, ended.output
+    for rank in (0, 1):
+        assert ended.told[rank]["told"] > 2, "it waited, and said so"
+    assert ended.told[2]["words"], "words lay there"
+    assert min(ended.told[2]["heard"][:2]) > 2, "and were taken in"
+
+
+@engines
 def test_a_store_that_not_all_create_is_not_created(engine: launchers.Engine, tmp_path: Path) -> None:
     if engine.name != "mpi":
         pytest.skip("a process can create a store without the others")

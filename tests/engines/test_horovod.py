@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import kvstore as kv
+from kvstore import waiting
 from kvstore.backends import horovod
 
 
@@ -246,7 +247,7 @@ def test_an_operation_that_cannot_begin_is_the_loss_of_a_peer(
 def test_a_wait_ends_at_the_deadline_and_says_before_for_what(
     hvd: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(horovod, "_NOTICE_AFTER", 0.05)
+    monkeypatch.setattr(waiting, "NOTICE_AFTER", 0.05)
     with kv.create("horovod", timeout=0.3) as store:
         store.init("a", np.ones(3))
         hvd.held = True

@@ -9,6 +9,7 @@ import pytest
 
 import kvstore as kv
 from kvstore.backends import mpi
+from kvstore.backends.mpi_rollcall import absent
 
 
 def test_without_mpi4py_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +47,17 @@ def test_pieces_cover_an_array_in_place(monkeypatch: pytest.MonkeyPatch) -> None
         piece += 1
     assert (array == 1).all()
     assert list(mpi._pieces(np.zeros((0, 2)))) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], "and all have: one of them is stopped, or has left"),
+        ([2], "and worker 2 has not, or is stopped"),
+        ([1, 3], "and workers 1 and 3 have not, or are stopped"),
+        (list(range(9)), "and workers 0, 1, 2, 3, 4, 5, 6, 7 and 8 have not, or are stopped"),
+        (list(range(99)), "and workers 0, 1, 2, 3, 4, 5, 6, 7 and 91 more have not, or are stopped"),
+    ],
+)
+def test_who_is_absent_is_named_for_people(ranks: list[int], text: str) -> None:
+    assert absent(ranks) == text

@@ -50,6 +50,16 @@ def test_mistakes_are_said_before_anybody_waits(tmp_path: Path) -> None:
 
 
 @needs_engine
+def test_keys_that_were_never_initialised(tmp_path: Path) -> None:
+    ended = job(tmp_path, "passing")
+    assert ended.code == 0, ended.output
+    for told in ended.told.values():
+        assert told["shape"]["error"] == told["place"]["error"] == "ConfigError", told
+        assert told["pull"]["error"] == "KeyNotFoundError"
+    assert ended.told[1]["own"]["error"] == "ShapeError"
+
+
+@needs_engine
 @pytest.mark.parametrize("remote", ["0", pytest.param("1", marks=pytest.mark.nightly)])
 def test_the_death_of_a_process(remote: str, tmp_path: Path) -> None:
     """Noticed by us, and where NCCL notices, by it."""
@@ -203,17 +213,23 @@ def test_several_stores_in_turn_at_one_tcp_address(meet: Callable[..., list[Any]
         assert [answer.name for answer in answers] == [b"the name"] * 3
 
 
-def test_strangers_at_the_address_are_not_heard(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("knows_the_job", [True, False])
+def test_strangers_at_the_address_are_not_heard(
+    meet: Callable[..., list[Any]], tmp_path: Path, knows_the_job: bool
+) -> None:
     address = free_address()
     noise = [b"", b"\xff" * 99, b"thanks", msgspec.msgpack.encode([1, "another store", 1, 2, "", 7])]
     heard = []
 
     def shout() -> None:
-        context = Context()
+        context = Context(job=str(tmp_path) if knows_the_job else "another")
         dealer = Dealer(context, address, b"stranger", "worker", 0)
-        for text in noise:
-            dealer.send([text])
-        heard.append(dealer.receive(3.0))
+        try:
+            for text in noise:
+                dealer.send([text])
+            heard.append(dealer.receive(3.0))
+        except kv.AuthError:
+            heard.append("refused")
         context.close()
 
     thread = threading.Thread(target=shout)
@@ -224,7 +240,7 @@ def test_strangers_at_the_address_are_not_heard(meet: Callable[..., list[Any]], 
     answers = meet(where)
     thread.join()
     assert [answer.name for answer in answers] == [b"the name"] * 2
-    assert heard == [None]
+    assert heard == [None if knows_the_job else "refused"]
 
 
 def test_who_is_missing_is_named(meet: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def _compiled() -> Path:
     if not library.exists():
         fresh = folder / f"{os.getpid()}.so"
         flags = ["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-        subprocess.run(["cc", *flags, "-o", fresh, SOURCE, "-ldl", "-lpthread"], check=True, timeout=60)
+        subprocess.run(["cc", *flags, "-o", fresh, SOURCE, "-ldl", "-lpthread"], check=True, timeout=600)
         fresh.replace(library)
     return library
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import pace
 import pytest
+from faults import strangers
 from faults.proxy import Proxy
 from servers import ServedJob
 
@@ -121,21 +124,13 @@ class _Closing(ServedJob):
         self._others: list[jobs.Worker] = []
         super().__init__(nursery, folder, *size, **variables)
 
-    def _role(self, role: str, rank: int, **variables: str) -> jobs.Worker:
+    def _role(self, role: str, rank: int, *_: str, **variables: str) -> jobs.Worker:
         """As elsewhere, but for those that run another body, or have keys."""
         if self._keys:
             name = role if role == "scheduler" else f"{role}-{rank}"
             variables["KVSTORE_KEYS_FILE"] = self._keys[name]
-        if not self._bodies[role]:
-            return super()._role(role, rank, **variables)
-        own = {"KVSTORE_ROLE": role, "KVSTORE_JOB": self.name, "TMPDIR": str(self.folder)}
-        request = {
-            "module": BODIES,
-            "function": self._bodies[role],
-            "arguments": [],
-            "variables": {**self.variables, **own, **variables},
-        }
-        return jobs.Worker(self.nursery, request)
+        module = BODIES if self._bodies[role] else "servers"
+        return super()._role(role, rank, module, self._bodies[role], **variables)
 
     def role(self, role: str, **variables: str) -> jobs.Worker:
         """Start one process more."""
@@ -171,7 +166,7 @@ def faults(shared_nursery: SharedNursery, tmp_path: Path) -> Faults:
 
 def finish(*workers: jobs.Worker, timeout: float = 20) -> list[Any]:
     """Results of workers, which must end well."""
-    end = time.monotonic() + timeout
+    end = pace.deadline(timeout)
     for worker in workers:
         worker.finish(end)
     return [worker.result() for worker in workers]
@@ -209,7 +204,7 @@ def kill(one: jobs.Worker) -> float:
 def check_lost(found: list[dict[str, Any]], killed: float, role: str, rank: int) -> None:
     for one in found:
         assert (one["role"], one["rank"]) == (role, rank), one
-        assert one["noticed"] - killed < IN_TIME, one["noticed"] - killed
+        assert one["noticed"] - killed < pace.seconds(IN_TIME), one["noticed"] - killed
         assert role in one["text"]
     assert len({str(one.get("values")) for one in found}) == 1, found
 
@@ -223,7 +218,7 @@ def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
         time.sleep(draw.random() * 0.1)
         killed = kill(victim)
         check_lost(finish(*workers), killed, "worker", rank)
-        assert victim.finish(time.monotonic() + 5) == -signal.SIGKILL, victim.errors()
+        assert victim.finish(pace.deadline(5)) == -signal.SIGKILL, victim.errors()
         assert made.ended(10) == [0] * (1 + len(made.servers))
 
 
@@ -336,6 +331,50 @@ def test_a_worker_killed_after_close(faults: Faults, seed: int) -> None:
     faults.run(kill_after_close, [()], seed)
 
 
+def lose_between_slices(faults: Faults, draw: random.Random, seed: int) -> None:
+    """What survivors read is of one round for all keys of a call, and for all of them."""
+    workers = draw.choice([2, 3])
+    with faults.job(workers, 2, KVSTORE_DEAD_AFTER="5", KVSTORE_TIMEOUT="120",
+                    KVSTORE_SAME_HOST_SHM=str(draw.randrange(2))) as made:  # fmt: skip
+        victim = draw.randrange(workers)
+        killed = draw.random() < 0.3
+        started = made.start_all(BODIES, "whole_after_loss", seed, victim, killed)
+        for worker in started:
+            worker.expect("ready", 120)
+        time.sleep(draw.random() * 0.2)
+        if killed:
+            kill(started[victim])
+        found = finish(*(one for rank, one in enumerate(started) if rank != victim), timeout=240)
+        rounds = [one["rounds"] for one in found if "rounds" in one]
+        assert all(one == rounds[0] for one in rounds), found
+        started[victim].finish(pace.deadline(120))
+        assert made.ended(120) == [0, 0, 0]
+
+
+def test_a_loss_between_slices(faults: Faults) -> None:
+    faults.run(lose_between_slices, [(seed,) for seed in range(4)], 0)
+
+
+def read_beside(faults: Faults, draw: random.Random, seed: int) -> None:
+    patience = {"KVSTORE_DEAD_AFTER": "60", "KVSTORE_TIMEOUT": "120"}
+    with faults.job(3, 2, KVSTORE_SAME_HOST_SHM=str(draw.randrange(2)), **patience) as made:
+        made.start_all(BODIES, "reads_while_others_go_on", seed)
+        seen = finish(*made.workers, timeout=240)[0]["seen"]
+        assert len(seen) > 1
+        assert made.ended(120) == [0, 0, 0]
+
+
+def test_reads_beside_the_rounds_of_others(faults: Faults) -> None:
+    faults.run(read_beside, [(seed,) for seed in range(2)], 0)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(200))
+def test_a_loss_between_slices_with_many_seeds(faults: Faults, seed: int) -> None:
+    faults.run(lose_between_slices, [(1000 + seed,)], seed)
+
+
 # ---------------------------------------------------------------------------------------------- going on
 
 
@@ -431,10 +470,11 @@ def stop_for_long(faults: Faults, draw: random.Random, role: str) -> None:
         for worker, told in zip(workers, found, strict=True):
             if worker is one:
                 assert told["error"] == "FencedError", told
+                assert "was stopped itself" in told["text"], told
             else:
                 assert told["error"] == "PeerLostError", told
                 assert role in told["text"], told
-                assert told["noticed"] - stopped < IN_TIME
+                assert told["noticed"] - stopped < pace.seconds(IN_TIME)
         if role == "server":
             assert codes[2] == 1
             assert "FencedError" in made.servers[1].errors()
@@ -447,6 +487,33 @@ def test_a_process_stands_still(faults: Faults, seed: int) -> None:
     roles = [("worker",), ("server",), ("scheduler",)]
     faults.run(stop_for_a_while, roles, seed)
     faults.run(stop_for_long, roles, seed)
+
+
+def wake_after_the_end(faults: Faults, draw: random.Random, role: str) -> None:
+    """Who is stopped until its job is over is told that it was stopped, and not that the others are lost."""
+    with faults.job(2, 2) as made:
+        workers = made.start_all(BODIES, "until_fenced", draw.choice(["pushpull", "push", "barrier"]))
+        ready(*workers)
+        time.sleep(draw.random() * 0.1)
+        one = workers[1] if role == "worker" else made.servers[1]
+        one.signal(signal.SIGSTOP)
+        others = [other for other in (made.scheduler, *made.servers, *workers) if other is not one]
+        end = pace.deadline(60)
+        assert [other.finish(end) for other in others] == [0] * len(others)
+        time.sleep(2 * DEAD_AFTER)  # the shortest time that it can have been stopped
+        one.signal(signal.SIGCONT)
+        if role == "server":
+            assert one.finish(pace.deadline(60)) == 1
+            assert "server 1 was stopped itself" in one.errors()
+            return
+        told = finish(one, timeout=60)[0]
+        assert "worker 1 was stopped itself" in told["text"], told
+        assert "the job has ended" in told["text"], told
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_process_wakes_after_the_end(faults: Faults, seed: int) -> None:
+    faults.run(wake_after_the_end, [("worker",), ("server",)], seed)
 
 
 # --------------------------------------------------------------------------------------------- a server again
@@ -494,6 +561,9 @@ class Behind:
     def __init__(self, made: ServedJob, workers: Callable[[str], Proxy]) -> None:
         self.proxies = [workers(made.variables["KVSTORE_SCHEDULER"])]
         made.variables["KVSTORE_SCHEDULER"] = self.proxies[0].address
+        echo = workers(made.scheduler.expect_some("echo at ")[8:])
+        self.proxies.append(echo)
+        made.scheduler.say(echo.address)
         for server in made.servers:
             proxy = workers(server.expect_some("at ")[3:])
             self.proxies.append(proxy)
@@ -514,7 +584,7 @@ def disturb(faults: Faults, draw: random.Random, how: str, same_host: bool) -> N
         "cut": {"cut_after": 1 << 18 if same_host else 1 << 20, "delay": 0.001},
     }[how]
     variables = {"KVSTORE_SAME_HOST_SHM": str(int(same_host)), "KVSTORE_DEAD_AFTER": "5"}
-    with faults.job(2, 2, server="behind", **variables) as made:
+    with faults.job(2, 2, server="behind", scheduler="scheduler_behind", **variables) as made:
         with Behind(made, lambda target: Proxy(target, draw.random(), **options)) as behind:
             workers = made.start_all(BODIES, "trained", 30 if same_host else 5)
             if how == "cut":
@@ -535,7 +605,7 @@ def test_a_bad_network_changes_nothing(faults: Faults, seed: int) -> None:
 
 def cut_off(faults: Faults, draw: random.Random, what: str) -> None:
     """One worker cannot be reached for a while, or for good."""
-    with faults.job(2, 1, server="behind", KVSTORE_DEAD_AFTER="3") as made:
+    with faults.job(2, 1, server="behind", scheduler="scheduler_behind", KVSTORE_DEAD_AFTER="3") as made:
         with Behind(made, lambda target: Proxy(target, draw.random())) as behind:
             workers = made.start_all(BODIES, "trained" if what == "heals" else "until_fenced",
                                      *([40, 0.01] if what == "heals" else []))  # fmt: skip
@@ -571,9 +641,9 @@ def end_badly(faults: Faults, draw: random.Random, how: str) -> None:
         ended = workers[rank].expect("ends")
         victim = workers.pop(rank)
         for one in finish(*workers):
-            assert one["noticed"] - ended < IN_TIME
+            assert one["noticed"] - ended < pace.seconds(IN_TIME)
         codes = {"_exit": 0, "exit from with": 3, "abort": -signal.SIGABRT}
-        assert victim.finish(time.monotonic() + 10) == codes.get(how, 1), victim.errors()
+        assert victim.finish(pace.deadline(10)) == codes.get(how, 1), victim.errors()
         assert made.ended(10) == [0, 0]
 
 
@@ -593,6 +663,44 @@ def end_well(faults: Faults, draw: random.Random, how: str) -> None:
 @pytest.mark.parametrize("seed", [0])
 def test_a_worker_that_ends_well_is_not_missed(faults: Faults, seed: int) -> None:
     faults.run(end_well, [("close",), ("return",), ("sys.exit",)], seed)
+
+
+def leave_in_the_middle(faults: Faults, draw: random.Random, name: str, how: str, seed: int) -> None:
+    """Sums that shrink are told of, once, in each of the others; an ordinary end and `join` are not."""
+    leaver, patience = draw.randrange(3), {"KVSTORE_DEAD_AFTER": "60", "KVSTORE_TIMEOUT": "120"}
+    with faults.job(3, 2, **patience) as made:
+        workers = made.start_all(BODIES, "leaves_in_the_middle", name, how, leaver, seed)
+        found = finish(*workers, timeout=240)
+        made.ended(120)
+    warned = name == "dist_sync" and how in ("sys.exit", "close")
+    for rank, one in enumerate(found):
+        expected = int(warned and rank != leaver)
+        assert len(one["warnings"]) == expected, (rank, leaver, one)
+        if expected:
+            text, last = one["warnings"][0], one["last"]
+            assert f"worker {leaver} has ended, or closed its store, without join()" in text
+            assert f"was number {last} of key 'a'" in text or f"was number {last} of key 'b'" in text, text
+            assert one["totals"][last - 1 : last + 1] == [111, 111 - 10**leaver]
+
+
+LEAVING = [
+    ("dist_sync", "sys.exit"),
+    ("dist_sync", "close"),
+    ("dist_sync", "join"),
+    ("dist_sync", "at the end"),
+    ("dist_async", "sys.exit"),
+]
+
+
+def test_a_worker_that_leaves_in_the_middle(faults: Faults) -> None:
+    faults.run(leave_in_the_middle, [(*case, 0) for case in LEAVING], 0)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(200))
+def test_a_worker_that_leaves_in_the_middle_with_many_seeds(faults: Faults, seed: int) -> None:
+    faults.run(leave_in_the_middle, [(*LEAVING[seed % len(LEAVING)], 1000 + seed)], seed)
 
 
 def test_uneven_batches(faults: Faults) -> None:
@@ -617,7 +725,7 @@ def interrupt(faults: Faults, draw: random.Random, where: str, same_host: bool) 
         time.sleep(0.3 + draw.random() * 0.3)  # it is likely to wait now; sooner is no error
         sent = time.monotonic()
         waiting.signal(signal.SIGINT)
-        assert waiting.expect("interrupted") - sent < IN_TIME
+        assert waiting.expect("interrupted") - sent < pace.seconds(IN_TIME)
         if late is not None:
             late.say("go")
             finish(late)
@@ -655,7 +763,7 @@ def intrude(faults: Faults, draw: random.Random, who: str) -> None:
                 {"KVSTORE_SIZE": "6", "KVSTORE_LOCAL_SIZE": "6", "KVSTORE_NUM_WORKERS": "6"},
                 "out of range",
             ),
-            "job": ("refused", ["FencedError"], 0, {"KVSTORE_JOB": "yesterday"}, "yesterday"),
+            "job": ("refused", ["AuthError"], 0, {"KVSTORE_JOB": "yesterday"}, "another job"),
             "version": ("of_another_version", [], 0, {}, "99"),
         }[who]
         stranger = made.start(BODIES, body, *arguments, rank=rank, **variables)
@@ -675,7 +783,7 @@ def differ(faults: Faults, draw: random.Random, options: dict[str, Any], word: s
         first = made.start(BODIES, "refused", "KVStoreError", rank=0)
         time.sleep(0.5)
         second = made.start(BODIES, "refused_with", "ConfigError", options, rank=1)
-        second.finish(time.monotonic() + 20)
+        second.finish(pace.deadline(20))
         assert word in second.result()
         first.signal(signal.SIGKILL)
 
@@ -764,7 +872,11 @@ def fill_the_disk(faults: Faults, draw: random.Random, when: str) -> None:
             server.say("fill")
             server.expect("full")
             made.start_all(BODIES, "first_values_on_a_full_disk")
-            assert "too large" in finish(*made.workers)[0]
+            told = finish(*made.workers)[0]
+            assert re.search(
+                rf"no snapshot: {folder}/\S+ cannot be written: File too large; make room", told
+            ), told
+            assert ".tmp" not in told
         else:
             workers = made.start_all(BODIES, "trained", 40, 0.03)
             ready(*workers)
@@ -810,7 +922,7 @@ def start_the_scheduler_late(faults: Faults, draw: random.Random) -> None:
         address = f"tcp://127.0.0.1:{port}"
         scheduler = made.role("scheduler", KVSTORE_SCHEDULER=address, KVSTORE_NUM_WORKERS="2")
         finish(*workers)
-        end = time.monotonic() + 10
+        end = pace.deadline(10)
         assert (scheduler.finish(end), server.finish(end)) == (0, 0)
 
 
@@ -820,12 +932,12 @@ def take_an_old_port(faults: Faults, draw: random.Random) -> None:
         workers = made.start_all(BODIES, "until_fenced", "pushpull")
         ready(*workers)
         made.scheduler.signal(signal.SIGKILL)
-        made.scheduler.finish(time.monotonic() + 5)
+        made.scheduler.finish(pace.deadline(5))
         address = made.variables["KVSTORE_SCHEDULER"]
         made.role("scheduler", KVSTORE_SCHEDULER=address, KVSTORE_NUM_WORKERS="2")
         for found in finish(*workers):
             assert found["error"] == "FencedError", found
-        assert made.servers[0].finish(time.monotonic() + 10) == 1
+        assert made.servers[0].finish(pace.deadline(10)) == 1
         assert "FencedError" in made.servers[0].errors()
 
 
@@ -844,7 +956,7 @@ def test_addresses_that_cannot_be_had(faults: Faults) -> None:
             second = made.role(
                 "scheduler", KVSTORE_SCHEDULER=address, KVSTORE_INSECURE="1", KVSTORE_NUM_WORKERS="1"
             )
-            assert second.finish(time.monotonic() + 10) == 1
+            assert second.finish(pace.deadline(10)) == 1
             assert "ConfigError" in second.errors()
             assert word in second.errors()
 
@@ -869,6 +981,37 @@ def test_wrong_keys(faults: Faults) -> None:
         assert first["digest"] == second["digest"]
         assert made.ended(10) == [0, 0]
         assert made.scheduler.errors().count("\n") < 6, made.scheduler.errors()
+
+
+@pytest.mark.parametrize("secured", [False, True])
+@pytest.mark.parametrize(
+    "seconds", [4, pytest.param(600, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+)
+def test_floods_of_strangers(faults: Faults, seconds: int, secured: bool) -> None:
+    """Ten senders of what never ends, at every port: little memory, few words, and right sums."""
+    keys = keys_of_a_job(faults.folder / "keys", workers=2) if secured else {}
+    own = [{"KVSTORE_KEYS_FILE": keys[f"worker-{rank}"]} if secured else {} for rank in (0, 1)]
+    with faults.job(2, 1, keys=keys, KVSTORE_DEAD_AFTER="60", KVSTORE_TIMEOUT="100") as made:
+        workers = [
+            made.start(BODIES, "trained", seconds * 20, 0.05, rank=rank, **own[rank]) for rank in (0, 1)
+        ]
+        ready(*workers, line="working")
+        ports = [port for one in (made.scheduler, *made.servers) for port in strangers.listening(one.pid)]
+        assert len(ports) == 4  # three are the scheduler's: for all, for signs of life, and for its own
+        with (
+            strangers.Memory(made.scheduler.pid) as scheduler,
+            strangers.Memory(made.servers[0].pid) as server,
+            strangers.flood(ports, list(strangers.KINDS)) as end,
+        ):
+            first, second = finish(*workers, timeout=60 + 4 * seconds)
+            assert all(count > 0 for count in end())
+        assert first["digest"] == second["digest"]
+        assert made.ended(30) == [0, 0]
+        said = [line for one in (made.scheduler, *made.servers) for line in one.errors().splitlines()]
+        assert 0 < max(scheduler.grown, server.grown) < 16, (scheduler.grown, server.grown)
+        # For each port, and for all that showed something wrong to a process; again after a minute.
+        assert 2 <= len(said) <= 5 * (2 + first["lasted"] // 60), said
+        assert all("refused a " in line for line in said), said
 
 
 def keys_of_a_job(folder: Path, workers: int) -> dict[str, str]:
@@ -897,7 +1040,7 @@ class Networks:
         self._holders = [subprocess.Popen(holder) for _ in range(2)]
         self.pids = [one.pid for one in self._holders]
         own = os.readlink("/proc/self/ns/net")
-        end = time.monotonic() + 5
+        end = pace.deadline(5)
         while any(os.readlink(f"/proc/{pid}/ns/net") == own for pid in self.pids):
             assert time.monotonic() < end
             time.sleep(0.01)

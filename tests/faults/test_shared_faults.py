@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pace
 import pytest
 from jobs import Job
 
@@ -74,6 +75,91 @@ def test_a_worker_killed_in_an_update_of_rows(job: MakeJob, seed: int) -> None:
 def test_two_hundred_killed_workers(job: MakeJob, tmp_path: Path) -> None:
     for seed in range(1000, 1200):
         kill_one(job, tmp_path, seed)
+
+
+# ------------------------------------------------------------------------------- keys of one call
+
+
+@pytest.mark.parametrize("arrivals", range(5))
+def test_a_call_is_part_of_all_of_its_rounds_or_of_none(job: MakeJob, tmp_path: Path, arrivals: int) -> None:
+    made = job(3)
+    made.start_all(BODIES, "dies_within_a_call", arrivals, str(tmp_path))
+    made.finish()
+    first, second = (made.workers[rank].result() for rank in (0, 2))
+    assert first == second == [-4.5], "three rounds of three workers at the rate of 0.5, and no more"
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_keys_of_two_rounds_are_not_read_as_one(job: MakeJob, tmp_path: Path, optimizer: bool) -> None:
+    made = job(2)
+    survivor, victim = made.start_all(BODIES, "keys_of_two_rounds", str(tmp_path), optimizer)
+    assert victim.finish(pace.deadline(60)) == -signal.SIGKILL, victim.errors()
+    survivor.say("dead")
+    made.finish()
+    survivor.result()
+
+
+def test_a_read_after_a_loss_waits_for_a_survivor_at_work(job: MakeJob) -> None:
+    made = job(3)
+    told, working, victim = made.start_all(BODIES, "reads_wait_for_who_works")
+    for worker in (told, victim):
+        worker.expect("pushed")
+    working.say("go")
+    working.expect("works")
+    victim.signal(signal.SIGKILL)
+    told.expect("told")
+    working.say("go")
+    made.finish()
+    assert told.result() == working.result() == 3
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 200))]
+)
+@pytest.mark.timeout(400)
+def test_a_worker_killed_among_calls_of_several_keys(job: MakeJob, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    made = job(draw.choice([2, 3, 3]))
+    workers = made.start_all(BODIES, "calls_until_lost", seed, str(tmp_path), KVSTORE_TIMEOUT="150")
+    for worker in workers:
+        worker.expect("ready", 150)
+    time.sleep(draw.random() * 0.06)  # the instant
+    workers.pop(draw.randrange(made.size)).signal(signal.SIGKILL)
+    made.finish(300)
+    first, *others = [worker.result() for worker in workers]
+    assert all(other == first for other in others)
+
+
+# ------------------------------------------------------------------------------- leaving without a word
+
+
+@pytest.mark.parametrize("size", [50, 40_000])
+@pytest.mark.parametrize("how", ["exit", "close", "with", "join"])
+def test_who_leaves_without_join_is_named_once(job: MakeJob, how: str, size: int) -> None:
+    made = job(3)
+    workers = made.start_all(BODIES, "leaves_early", how, size)
+    for worker in workers:
+        worker.expect("half")
+    workers[1].finish(pace.deadline(60))
+    workers[0].say("go")
+    workers[2].say("go")
+    made.finish()
+    for worker in (workers[0], workers[2]):
+        if how == "join":
+            assert worker.result() == []
+            continue
+        (text,) = worker.result()
+        assert "worker 1 has left after round 5 of key 'w', without join(): round 6" in text
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 200))]
+)
+@pytest.mark.timeout(400)
+def test_nobody_is_named_at_an_ordinary_end(job: MakeJob, seed: int) -> None:
+    made = job(random.Random(seed).choice([2, 3, 4]))
+    made.start_all(BODIES, "ends_in_its_own_time", seed, KVSTORE_TIMEOUT="150")
+    assert made.results(300) == [[]] * made.size
 
 
 # ------------------------------------------------------------------------------- going on without
@@ -209,7 +295,7 @@ def test_two_processes_of_one_rank(job: MakeJob) -> None:
     for worker in workers:
         worker.expect("in")
     second = made.start(BODIES, "refused", "ConfigError", rank=1)
-    second.finish(time.monotonic() + 20)
+    second.finish(pace.deadline(20))
     assert "taken" in second.result()
     for worker in workers:
         worker.say("go")
@@ -246,10 +332,10 @@ def test_another_users_process_under_the_name_of_a_worker(job: MakeJob) -> None:
     squatter = made.start(BODIES, "squats", name, 65534, rank=0)
     squatter.expect("squats")
     victim = made.start(BODIES, "refused", "AuthError", rank=1)
-    victim.finish(time.monotonic() + 20)
+    victim.finish(pace.deadline(20))
     assert "65534" in victim.result()
     founder = made.start(BODIES, "refused", "KVStoreError", rank=0)
-    founder.finish(time.monotonic() + 20)
+    founder.finish(pace.deadline(20))
     founder.result()
     squatter.say("go")
     made.finish()
@@ -277,7 +363,7 @@ def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob,
         worker.expect("ready")
     time.sleep(where)  # the instant
     workers[1].signal(signal.SIGSTOP)
-    end = time.monotonic() + 9
+    end = pace.deadline(9)
     for worker in (workers[0], workers[2]):
         worker.finish(end)
         assert worker.result() == "PeerLostError"

@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import pace
 import pytest
 from click.testing import CliRunner, Result
 
@@ -55,7 +56,7 @@ def test_options_out_of_range_are_refused(arguments: list[str]) -> None:
 def test_a_missing_extra_names_the_command_that_installs_it(module: str, tmp_path: Path) -> None:
     hide = f"import sys; sys.modules[{module!r}] = None; "
     arguments = [*COMMAND[:2], hide + COMMAND[2], "demo"]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(60))
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1

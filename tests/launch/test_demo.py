@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pace
 import pytest
 from click.testing import CliRunner
 
 import kvstore as kv
 from kvstore.launch.cli import main
-from kvstore.launch.demo import Outcome, Settings, digits, network
+from kvstore.launch.demo import Outcome, Settings, digits, network, screen
 from kvstore.launch.demo.training import BATCH, TUNED, Stopwatch, digest, step, train
 
 
@@ -45,7 +48,7 @@ def test_same_seed_same_bits_in_two_processes(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", command, "demo", "--epochs", "3", "--seed", "7"]
     outputs = [
         subprocess.run(
-            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(100), check=True
         ).stdout
         for _ in range(2)
     ]
@@ -61,12 +64,98 @@ def test_processes_end_with_the_bits_of_as_many_replicas(tmp_path: Path) -> None
     for more in ([], ["-n", "4"]):  # a worker's own sum comes first: 2 of 2 add up in another order
         arguments = [sys.executable, "-c", command, "demo", "--epochs", "2", *more]
         done = subprocess.run(
-            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(100), check=True
         )
         match = re.search(r"weights +([0-9a-f]{12})\n", done.stdout)
         assert match is not None, done.stdout
         found.add(match[1])
     assert len(found) == 1
+
+
+def command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvstore.launch", "demo", *arguments]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(300))
+
+
+@pytest.mark.timeout(600)
+def test_servers_of_its_own_end_with_the_same_bits(tmp_path: Path) -> None:
+    epochs = ["--epochs", "2"]
+    done = [
+        command(tmp_path, *epochs),
+        command(tmp_path, *epochs, "-n", "4", "--store", "dist_sync"),
+        command(tmp_path, *epochs, "-n", "2", "--replicas", "1", "--store", "dist_sync", "--servers", "2"),
+    ]
+    assert [one.returncode for one in done] == [0, 0, 0], [one.stderr for one in done]
+    weights = [re.search(r"weights +([0-9a-f]{12})\n", one.stdout) for one in done]
+    assert all(weights)
+    assert weights[0][1] == weights[1][1]  # type: ignore[index]
+    assert "4 workers of 1" in done[1].stdout
+    assert "2 workers of 1" in done[2].stdout
+    for one in done[1:]:
+        assert len(re.findall("test accuracy +0", one.stdout)) == 1
+        assert "waiting for others" in one.stdout
+    assert "waiting for others" not in done[0].stdout
+
+
+SLOW = """
+import json, time
+import numpy as np
+import kvstore as kv
+from kvstore.launch.demo import Settings, digits, network, training
+
+store = kv.create("shared")
+if store.rank == 1:
+    usual = network.gradients
+    network.gradients = lambda *arguments: (time.sleep(0.5), usual(*arguments))[1]
+weights, watch, data = network.initial(0), training.Stopwatch(), digits.load()
+store.init(list(weights), list(weights.values()))
+store.set_optimizer(training.rule(Settings(), 4))
+for _ in range(4):
+    training.step(store, [weights], data, np.arange(training.BATCH), watch)
+if store.rank == 0:
+    print(json.dumps(watch.seconds))
+"""
+
+
+def test_time_that_another_worker_takes_is_told_from_the_pull(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-m", "kvstore.launch", "run", "-n", "2", "--no-prefix", "slow.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(100), check=True
+    )
+    seconds = json.loads(done.stdout)
+    assert seconds["waiting for others"] > 1  # of the 2 that the other one sleeps
+    assert seconds["pull"] < seconds["waiting for others"]
+
+
+def test_processes_that_share_cores_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    cores = len(os.sched_getaffinity(0))
+    outcome = Outcome(0.97, 2.0, {"push": 1.0}, "0" * 12)
+    screen.report(Settings(), outcome, 1, cores)
+    assert "share" not in capsys.readouterr().out.rpartition("total")[2]
+    screen.report(Settings(), outcome, cores + 1, cores + 1)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{cores + 1} processes share {'a core' if cores == 1 else f'{cores} cores'}" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "4", "--store", "device"], "4 of them would train apart from each other: use --store shared"),
+        (["-n", "2", "--servers", "2"], "--servers is for stores on servers"),
+        (["-n", "2", "--store", "teststore"], "'teststore' runs no optimizer"),
+        (["-n", "2", "--store", "sharde"], "did you mean 'shared'"),
+    ],
+)
+def test_what_cannot_train_together_is_refused_in_one_line(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    done = command(tmp_path, *arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert words in line
+    assert "Traceback" not in line
 
 
 def test_another_seed_gives_other_bits() -> None:
@@ -134,11 +223,14 @@ class Recorder:
     """Stands for worker `rank` of a job: notes the gradients that it would push."""
 
     def __init__(self, rank: int, num_workers: int) -> None:
-        self.rank, self.num_workers = rank, num_workers
+        self.rank, self.num_workers, self.type = rank, num_workers, "shared"
         self.pushed: list[list[np.ndarray]] = []
 
     def push(self, names: list[str], values: list[list[np.ndarray]]) -> None:
         self.pushed = values
+
+    def barrier(self) -> None:
+        pass
 
     def pull(self, names: list[str], out: list[list[np.ndarray]]) -> None:
         pass

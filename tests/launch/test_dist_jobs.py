@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pace
 import pytest
 from jobs import names_in_memory
 from launched import Job, until
@@ -35,7 +36,7 @@ def sums(output: bytes, workers: int, mark: bool = True) -> list[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=pace.seconds(100))
     return process.returncode, out, err
 
 
@@ -76,9 +77,46 @@ def test_two_jobs_on_one_machine_do_not_meet(job: Job, script: str) -> None:
         assert sorted(out.splitlines()) == sums(out, workers)
 
 
-def test_workers_without_such_a_store_need_no_servers(job: Job) -> None:
+def test_workers_without_such_a_store_need_no_servers_and_are_told_so(job: Job) -> None:
     code, out, err = finish(job.run("-n", "2", "-s", "1", text="print('hello')"))
-    assert (code, sorted(out.splitlines()), err) == (0, [b"[0] hello", b"[1] hello"], b"")
+    assert (code, sorted(out.splitlines())) == (0, [b"[0] hello", b"[1] hello"])
+    (line,) = err.splitlines()
+    assert line.startswith(b"kvstore run: no worker has created a store on servers")
+    assert b"create 'dist_sync'" in line
+
+
+def test_a_failure_is_not_followed_by_what_servers_were_for(job: Job) -> None:
+    code, _, err = finish(job.run("-n", "1", "-s", "1", text="sys.exit(3)"))
+    assert code == 3
+    assert b"no worker has created" not in err
+
+
+APART = """
+import kvstore as kv
+for _ in range(2):
+    kv.create({!r}{}).close()
+"""
+
+
+@pytest.mark.parametrize("options", [["-n", "2"], ["-n", "2", "-s", "1"]], ids=" ".join)
+def test_a_store_apart_from_the_other_workers_warns_once(job: Job, options: list[str]) -> None:
+    code, _, err = finish(job.run(*options, text=APART.format("device", "")))
+    assert code == 0
+    for rank in range(2):
+        (line,) = [line for line in err.splitlines() if line.startswith(b"[%d]" % rank)]
+        assert b"rank %d of 2 trains on its own: kvstore has started 2 processes" % rank in line
+        for word in (b"store 'device' has 1 of them", b"'shared' or 'dist_sync'", b"processes=1"):
+            assert word in line
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "option"),
+    [("2", "device", ", processes=1"), ("2", "shared", ""), ("2", "local", ""), ("1", "device", "")],
+)
+def test_a_store_of_all_workers_or_one_that_is_meant_to_be_apart_does_not_warn(
+    job: Job, size: str, name: str, option: str
+) -> None:
+    assert finish(job.run("-n", size, text=APART.format(name, option)))[::2] == (0, b"")
 
 
 def test_a_worker_that_ends_first_leaves_the_servers_to_the_others(job: Job) -> None:
@@ -231,6 +269,7 @@ def test_a_port_that_is_taken_is_named(parts: Parts) -> None:
     assert err.startswith(b"Error: ")
     assert err.count(b"\n") == 1
     assert port.encode() in err
+    assert b"with --port" in err
 
 
 def test_without_a_scheduler_a_worker_says_so_in_time(parts: Parts, script: str) -> None:
@@ -239,7 +278,7 @@ def test_without_a_scheduler_a_worker_says_so_in_time(parts: Parts, script: str)
     code, _, err = finish(worker)
     assert code == 1
     last = err.splitlines()[-1]
-    assert last.startswith(b"kvstore.errors.TimeoutError: this process has waited 2 s for ")
+    assert re.match(rb"kvstore\.errors\.TimeoutError: this process has waited \d+ s for ", last)
 
 
 def test_the_launcher_s_servers_are_gone_when_it_is_killed(job: Job, script: str) -> None:
@@ -248,7 +287,7 @@ def test_the_launcher_s_servers_are_gone_when_it_is_killed(job: Job, script: str
         process = job.run("-n", "2", "-s", "2", script, stdout=out)
     until(lambda: (job.folder / "out").read_bytes().count(b"there") == 2)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=pace.seconds(60))
     until(lambda: not job.alive())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pace
 import pytest
 from click.testing import CliRunner, Result
 from launched import Job
@@ -59,7 +60,7 @@ def test_outside_of_a_job() -> None:
 
 def test_in_a_job_of_kvstore_run(job: Job) -> None:
     process = job.run("-n", "2", "--no-prefix", "-m", "kvstore.launch", "env")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=pace.seconds(60))
     assert process.returncode == 0
     lines = [line.split() for line in out.decode().splitlines()]
     assert lines.count(["launcher", "kvstore"]) == 2

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 from launched import MARK, Job, until
 
@@ -153,7 +154,7 @@ def test_variables_that_are_carried() -> None:
 )
 def test_options_that_do_not_go_together(job: Job, arguments: list[str], words: bytes) -> None:
     process = job.run("-n", "2", *arguments, "x.py")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=pace.seconds(60))
     assert process.returncode == 1
     assert err.startswith(b"Error: ")
     assert words in err
@@ -186,7 +187,7 @@ def test_whoever_talks_without_end_is_no_far_side() -> None:
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=pace.seconds(60))
     return process.returncode, out, err
 
 
@@ -418,7 +419,7 @@ def test_kill_9_of_the_launcher_ends_all_hosts(far: Job, early: bool) -> None:
     process = far.run("-n", "4", *BOTH, text=STAY)
     until(lambda: far.said("ready", 0) if early else far.said("ready", 0, 1, 2, 3))
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=pace.seconds(60))
     until(lambda: not far.alive())
 
 
@@ -672,5 +673,5 @@ def test_ssh_itself(job: Job, ssh_port: int) -> None:
     process = job.run(*arguments, text=STAY)
     until(lambda: job.said("ready", 0, 1, 2))
     process.kill()  # sshd's processes are no children of ours
-    process.communicate(timeout=60)
+    process.communicate(timeout=pace.seconds(60))
     until(lambda: not job.alive())

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pace
 import pytest
 from launched import Job, until
 
@@ -264,7 +265,7 @@ class Ranks:
 
     def check(self, process: subprocess.Popen[bytes], n: int) -> None:
         """All has ended well, with the right sums, and nothing is left."""
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=pace.seconds(90))
         assert (process.returncode, out, err) == (0, b"", b"")
         total = float(sum(range(1, n + 1)))
         assert [self.text("sums", rank) for rank in range(n)] == [f"{n} {[total] * 3}"] * n
@@ -328,9 +329,27 @@ if RANK == {rank}:
     sys.exit(7)
 {FOREVER}"""
     process = ranks.start(launcher, 2, "-s", "2", text=text)
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=pace.seconds(90))
     assert process.returncode != 0
     assert b"kvstore role: rank %d failed with exit code 7" % rank in err
+    until(lambda: not ranks.job.alive())
+
+
+def test_a_program_that_takes_seconds_to_fail_comes_before_its_servers(ranks: Ranks) -> None:
+    text = """
+store.init("v", np.zeros(3, np.float32))
+import atexit
+from kvstore.ps.process import _leave_at_exit
+atexit.unregister(_leave_at_exit)
+atexit.register(time.sleep, 3)  # after the others were told
+atexit.register(_leave_at_exit)
+raise RuntimeError("the very error")
+"""
+    _, err = ranks.start(mpich, 1, "-s", "1", text=text).communicate(timeout=pace.seconds(90))
+    assert b"all workers are lost" in err, err
+    assert b"kvstore role: rank 0 failed with exit code 1" in err, err
+    assert b"kvstore role: the scheduler" not in err
+    assert b"kvstore role: server" not in err
     until(lambda: not ranks.job.alive())
 
 
@@ -345,7 +364,7 @@ def test_kill_9_of_what_runs_beside_ends_all(ranks: Ranks, launcher: Launcher, w
         if word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[3:4]
     ]
     os.kill(victims[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=pace.seconds(90))
     assert process.returncode != 0
     name = b"the scheduler" if word == b"scheduler" else b"server 0"
     assert b"kvstore role: %s was ended by SIGKILL" % name in err
@@ -359,7 +378,7 @@ def test_kill_9_of_a_program_ends_all(ranks: Ranks, launcher: Launcher, rank: in
     process = ranks.start(launcher, 3, "-s", "1", text=FOREVER)
     ranks.until_ready(0, 1, 2)
     os.kill(int(ranks.text("ready", rank)), signal.SIGKILL)
-    process.communicate(timeout=90)
+    process.communicate(timeout=pace.seconds(90))
     assert process.returncode != 0
     until(lambda: not ranks.job.alive())
 
@@ -372,7 +391,7 @@ def test_a_signal_to_the_launcher_ends_all(ranks: Ranks, launcher: Launcher, num
     process = ranks.start(launcher, 2, "-s", "1", text=FOREVER)
     ranks.until_ready(0, 1)
     process.send_signal(number)
-    process.communicate(timeout=90)
+    process.communicate(timeout=pace.seconds(90))
     assert process.returncode != 0
     until(lambda: not ranks.job.alive())
 
@@ -384,7 +403,7 @@ def test_ranks_of_torchrun_train_with_servers(ranks: Ranks) -> None:
         pytest.skip("KVSTORE_TEST_TORCH names no Python with PyTorch")
     role = [str(python), "-m", "kvstore.launch", "role", "-s", "1", "train.py"]
     command = [str(torchrun), "--nproc-per-node", "2", "--no-python", *role]
-    subprocess.run(command, cwd=ranks.folder, env=ranks.job.environment, check=True, timeout=90)
+    subprocess.run(command, cwd=ranks.folder, env=ranks.job.environment, check=True, timeout=pace.seconds(90))
     assert [ranks.text("sums", rank) for rank in (0, 1)] == ["2 [3.0, 3.0, 3.0]"] * 2
     until(lambda: not ranks.job.alive())
 
@@ -415,7 +434,7 @@ def test_a_folder_that_another_job_has_left_is_not_taken(ranks: Ranks) -> None:
     assert found.folder is not None
     found.folder.mkdir(parents=True)
     process = ranks.start(mpich, 1, "-s", "1", "--meet", "here", **options)
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=pace.seconds(90))
     assert process.returncode != 0
     assert b"Error: " in err
     assert b"is there: a job of this name runs, or was killed" in err
@@ -455,6 +474,6 @@ def test_tasks_of_slurm_meet_where_they_are_told(ranks: Ranks) -> None:
 def test_a_task_of_slurm_that_fails_ends_all(ranks: Ranks) -> None:
     text = f"if RANK == 3: sys.exit(7)\n{FOREVER}"
     process = ranks_of_slurm(ranks, "127.0.0.[2-3]", "-s", "2", text=text)
-    process.communicate(timeout=90)
+    process.communicate(timeout=pace.seconds(90))
     assert process.returncode != 0
     until(lambda: not ranks.job.alive())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pace
 import pytest
 from click.testing import CliRunner
 from jobs import names_in_memory
@@ -17,7 +18,7 @@ from kvstore.launch.cli import main
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=pace.seconds(60))
     return process.returncode, out, err
 
 
@@ -312,7 +313,7 @@ def test_kill_9_of_the_launcher_ends_all(job: Job) -> None:
     process = job.run("-n", "2", text=GRANDCHILD + "forever()")
     until(lambda: job.said("ready", 0, 1))
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=pace.seconds(60))
     until(lambda: not job.alive())
 
 
@@ -320,7 +321,7 @@ def test_kill_9_of_the_launcher_while_it_starts_ends_all(job: Job) -> None:
     process = job.run("-n", "8", text='say("ready")\nforever()')
     until(lambda: any(job.said("ready", rank) for rank in range(8)))
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=pace.seconds(60))
     until(lambda: not job.alive())
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 from click.testing import CliRunner, Result
 from launched import Job
@@ -33,7 +34,13 @@ class Loop:
         self.calls: list[tuple[Roles, PsConfig]] = []
         self.before: Callable[[], None] = lambda: None
 
-    def run(self, roles: Roles, config: PsConfig, report: Callable[[str], None] | None = None) -> None:
+    def run(
+        self,
+        roles: Roles,
+        config: PsConfig,
+        report: Callable[[str], None] | None = None,
+        watch: Callable[[Callable[[], bool]], None] | None = None,
+    ) -> None:
         self.before()
         self.calls.append((roles, config))
         if report is not None:
@@ -175,7 +182,7 @@ def test_a_server_that_finds_no_scheduler_says_where_it_has_looked(job: Job) -> 
     variables = {**job.environment, "KVSTORE_TIMEOUT": "1"}
     command = ["-m", "kvstore.launch", "server", "--scheduler", "tcp://127.0.0.1:1"]
     process = job.start(*command, env=variables)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=pace.seconds(60))
     assert (process.returncode, out, err.count(b"\n")) == (1, b"", 1)
     assert err.startswith(b"Error: no scheduler has answered at tcp://127.0.0.1:1 for ")
     assert err.endswith(b"start it, or check the address\n")
@@ -315,7 +322,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 def test_env_shows_the_part_of_a_server(job: Job) -> None:
     process = job.start("-m", "kvstore.launch", "env", env={**job.environment, **DMLC})
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=pace.seconds(60))
     assert process.returncode == 0
     rows = dict(line.strip().split(maxsplit=1) for line in out.decode().splitlines() if len(line.split()) > 1)
     assert rows["role"] == "server"

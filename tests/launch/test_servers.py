@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 from jobs import names_in_memory
 from launched import Job, until
@@ -114,7 +115,7 @@ SERVICES = ALL[:3]
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=pace.seconds(60))
     return process.returncode, out, err
 
 
@@ -427,7 +428,7 @@ def test_kill_9_of_the_launcher_ends_all(servers: Servers, early: bool) -> None:
     process = servers.run(STAY, 'say("ready")\nforever()')
     until(lambda: servers.said("ready", *(ALL[:1] if early else ALL)))
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=pace.seconds(60))
     until(lambda: not servers.job.alive())
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from typing import Any
 
+import pace
 import pytest
 from launched import Job, until
 
@@ -43,7 +44,7 @@ def _indented(text: str) -> str:
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=pace.seconds(60))
     return process.returncode, out.decode(), err.decode()
 
 
@@ -156,7 +157,7 @@ def test_kill_9_of_the_caller_ends_all(job: Job) -> None:
     process = script(job, "say('ready')\nforever()", "kv.spawn(fn, 2)")
     until(lambda: job.said("ready", 0, 1))
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=pace.seconds(60))
     until(lambda: not job.alive())
 
 

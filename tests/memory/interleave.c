@@ -150,7 +150,7 @@ typedef struct {
 
 /* What a seed decides. */
 static struct {
-    int workers, keys, steps, go_on, updates, by_hand, overwrites, joiner, join_after, deaths, returns, pace;
+    int workers, keys, steps, go_on, updates, by_hand, overwrites, joiner, join_after, deaths, returns, pace, calls;
     int order[2 * ROUNDS];
     uint64_t fate_at;
     const char *fate_in;
@@ -165,7 +165,7 @@ static int budget, quiet = 1, verbose, died, pids, gave_up;
 static jmp_buf home;
 static char broken[512];
 static struct {
-    uint64_t rounds, steps, deaths, returns, updates, peeks, overwrites, joins, lost, spoiled, finished, in_place;
+    uint64_t rounds, steps, deaths, returns, updates, peeks, overwrites, joins, lost, spoiled, finished, in_place, calls;
 } count;
 
 static uint64_t chance(void)
@@ -639,7 +639,7 @@ static int see_complete(worker *w, key *k, kv_call *call)
         if (kv_complete_round(kv_get(&k->e->phase)) >= call->round)
             return KV_READY;
         if (call->n_outs && is_small(k) && !call->delivered[0])
-            outcome = kv_sum_small(&w->self, call);
+            outcome = kv_sum_small(&w->self, call, 1);
         else
             outcome = kv_advance(&w->self, call);
         if (!prepared(w, k, outcome))
@@ -667,7 +667,7 @@ static int help(worker *w, key *k)
 
 static void deliver(worker *w, key *k, kv_call *call)
 {
-    if (is_small(k) && call->n_outs && call->delivered[0])
+    if (is_small(k) && call->delivered && call->delivered[0])
         return;
     int outcome;
     while (outcome = kv_deliver(&w->self, call), prepared(w, k, outcome))
@@ -722,7 +722,7 @@ static int receive(worker *w, key *k, uint64_t *first, int n_outs, const char *h
     unsigned char delivered[ELEMENTS] = {0};
     char *outs[2] = {(char *)first, (char *)w->out[1]};
     kv_call call = {.entry = k->e, .round = pushed_round(w, k), .outs = outs, .n_outs = n_outs};
-    call.delivered = n_outs ? delivered : NULL;
+    call.delivered = n_outs && !kv_over_own(&w->self, &call) ? delivered : NULL;
     int outcome = see_complete(w, k, &call);
     if (outcome != KV_READY || (call.round && atomic_load(&k->e->failed) == call.round))
         return outcome;
@@ -754,7 +754,7 @@ static int pushpull(worker *w, key *k)
     if (outcome != KV_READY)
         return outcome;
     uint64_t round = arrived(w, k);
-    uint64_t *first = is_private && draw(2) ? source : w->out[0];
+    uint64_t *first = (is_private || at_home) && draw(2) ? source : w->out[0];
     outcome = receive(w, k, first, in_place ? 0 : 1 + draw(2), w->doing);
     if (is_private && outcome != KV_READY)
         give_up(w, k);
@@ -774,6 +774,26 @@ static int plain_push(worker *w, key *k)
     w->doing = "push";
     int outcome = push(w, k, KV_SLOT, !is_small(k) && draw(2), &source);
     return outcome == KV_READY ? help(w, k) : outcome;
+}
+
+/* A push of both keys by one call, as SharedBackend.start_push: it is a part of both rounds or of none. */
+static int push_both(worker *w, uint64_t round)
+{
+    uint64_t *source;
+    int outcome = KV_READY;
+    w->doing = "push of both keys";
+    for (int i = 0; i < KEYS && outcome == KV_READY; i++)
+        outcome = make_way(w, &keys[i]);
+    if (outcome != KV_READY)
+        return outcome;
+    kv_begin_call(&w->self);
+    for (int i = 0; i < KEYS; i++)
+        if (arrived(w, &keys[i]) < round && (outcome = push(w, &keys[i], KV_SLOT, 0, &source)) != KV_READY)
+            violation("worker %d waits within a call: outcome %d", rank_of(w), outcome);
+    kv_end_call(&w->self);
+    for (int i = 0; i < KEYS && outcome == KV_READY; i++)
+        outcome = draw(2) ? receive(w, &keys[i], w->out[0], 1, "pull of both") : help(w, &keys[i]);
+    return outcome;
 }
 
 /* As SharedBackend._overwrite. */
@@ -814,8 +834,26 @@ static int settle_all(worker *w)
 
 /* ------------------------------------------------------------------------------------------------ the programmes */
 
+static int take_part_by_calls(worker *w)
+{
+    for (int round = 1; round <= plan.steps / KEYS; round++) {
+        if (arrived(w, &keys[0]) >= (uint64_t)round && arrived(w, &keys[1]) >= (uint64_t)round)
+            continue;
+        if (plan.joiner == rank_of(w) && round == 1 + plan.join_after)
+            return KV_READY;
+        int outcome = kv_standing(&w->self);
+        if (outcome == KV_READY)
+            outcome = push_both(w, (uint64_t)round);
+        if (outcome != KV_READY)
+            return outcome;
+    }
+    return KV_READY;
+}
+
 static int take_part(worker *w)
 {
+    if (plan.calls)
+        return take_part_by_calls(w);
     int seen[KEYS] = {0}, done = 0;
     for (int s = 0; s < plan.steps; s++) {
         key *k = &keys[plan.order[s]];
@@ -836,6 +874,22 @@ static int take_part(worker *w)
     return KV_READY;
 }
 
+/* As Waits._rest: what can be finished without the dead is. */
+static int rest(worker *w, key *k)
+{
+    for (;;) {
+        kv_call call = {.entry = k->e, .round = pushed_round(w, k)};
+        int outcome = kv_bring_forward(&w->self, &call, 0);
+        if (outcome == KV_TICK && kv_at_rest(&w->self, k->e))
+            return KV_READY;
+        if (!prepared(w, k, outcome))
+            return outcome;
+        if (outcome == KV_TICK)
+            kv_look_around(&w->self);
+        SPOT(step());
+    }
+}
+
 /* After the loss of a peer: what there is can be read. */
 static void read_on(worker *w)
 {
@@ -846,7 +900,7 @@ static void read_on(worker *w)
         unsigned char delivered[ELEMENTS] = {0};
         char *outs[1] = {(char *)w->out[0]};
         kv_call call = {.entry = k->e, .round = pushed_round(w, k), .outs = outs, .n_outs = 1, .delivered = delivered};
-        int before = k->versions - 1, outcome = help(w, k);
+        int before = k->versions - 1, outcome = rest(w, k);
         if (outcome != KV_READY && outcome != KV_PEER_LOST)
             violation("worker %d, after a loss: outcome %d", rank_of(w), outcome);
         memset(delivered, 0, sizeof delivered);
@@ -1008,6 +1062,7 @@ static void make_key(key *k, int number)
         for (int j = 0; j < 4; j++)
             all[i].home[number][j] = take(w, e->nbytes);
     kv_publish(&w->self, e);
+    e->of[1] = KV_NO_ROUND;
     k->last_phase = e->phase;
 }
 
@@ -1019,12 +1074,13 @@ static void decide(void)
         "kv_rejoin", "kv_close", "kv_prepare", "kv_put_out", "kv_open", "kv_arrive", "kv_lock_region", "kv_unlock_region",
         "kv_put_away", "kv_take_locked", "kv_bring_to_close", "come_back", "update_by_hand", "kv_return", "kv_borrow",
         "span", "copy", "kv_make_room", "kv_take_chunk", "carry_out", "overwrite", "kv_sit_down", "kv_stand_up",
-        "kv_tell", "kv_come_back", "kv_enlist", "kv_settle_lost", "kv_finish_marking", "kv_deliver"};
+        "kv_tell", "kv_arrive_as", "kv_arrive_as", "kv_begin_call", "kv_end_call", "kv_come_back", "kv_enlist", "kv_settle_lost", "kv_finish_marking", "kv_deliver"};
     memset(&plan, 0, sizeof plan);
     plan.workers = 2 + draw(WORKERS - 1);
     plan.keys = 1 + draw(KEYS);
     plan.updates = draw(2);
     plan.by_hand = plan.updates && draw(3) == 0;
+    plan.calls = plan.keys == KEYS && draw(4) == 0;
     plan.go_on = draw(2);
     plan.deaths = draw(3) ? 0 : 1 + draw(plan.go_on ? 4 : 2);
     plan.returns = plan.go_on && plan.deaths ? draw(4) : 0;
@@ -1038,7 +1094,9 @@ static void decide(void)
         plan.fate_in_count = 1 + draw(draw(2) ? 8 : 60);
     }
     int rounds[KEYS] = {0};
-    for (int wanted = (1 + draw(ROUNDS - 1)) * plan.keys; plan.steps < wanted; ) {
+    for (int i = 0, wanted = plan.calls * KEYS * (1 + draw(ROUNDS - 1)); i < wanted; i++)
+        plan.order[plan.steps++] = i % KEYS;
+    for (int wanted = plan.calls ? 0 : (1 + draw(ROUNDS - 1)) * plan.keys; plan.steps < wanted; ) {
         int k = draw(plan.keys);
         if (rounds[k]++ < ROUNDS)
             plan.order[plan.steps++] = k;
@@ -1086,6 +1144,11 @@ static void check_end(void)
         if (w->lives && head->worker[rank_of(w)].log.entry)
             violation("worker %d has left a chunk behind", rank_of(w));
     }
+    if (plan.calls && told && kv_complete_round(keys[0].e->phase) != kv_complete_round(keys[1].e->phase))
+        violation("a call is complete in round %llu of key 0, in round %llu of key 1",
+                  (unsigned long long)kv_complete_round(keys[0].e->phase),
+                  (unsigned long long)kv_complete_round(keys[1].e->phase));
+    count.calls += (uint64_t)(plan.calls && told);
     for (int i = 0; i < plan.keys; i++) {
         key *k = &keys[i];
         if (k->e->phase != k->last_phase)
@@ -1168,11 +1231,11 @@ int main(int n, char **arguments)
         }
     printf("{\"runs\": %llu, \"steps\": %llu, \"rounds\": %llu, \"finished\": %llu, \"deaths\": %llu, \"returns\": %llu, "
            "\"updates\": %llu, \"peeks\": %llu, \"in_place\": %llu, \"overwrites\": %llu, \"joins\": %llu, \"lost\": %llu, "
-           "\"spoiled\": %llu}\n",
+           "\"spoiled\": %llu, \"calls\": %llu}\n",
            (unsigned long long)how_many, (unsigned long long)count.steps, (unsigned long long)count.rounds,
            (unsigned long long)count.finished, (unsigned long long)count.deaths, (unsigned long long)count.returns,
            (unsigned long long)count.updates, (unsigned long long)count.peeks, (unsigned long long)count.in_place,
            (unsigned long long)count.overwrites, (unsigned long long)count.joins, (unsigned long long)count.lost,
-           (unsigned long long)count.spoiled);
+           (unsigned long long)count.spoiled, (unsigned long long)count.calls);
     return 0;
 }

@@ -9,6 +9,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import pace
 import pytest
 
 HERE = Path(__file__).parent
@@ -28,6 +29,7 @@ KINDS = (
         "joins",
         "lost",
         "spoiled",
+        "calls",
     ),
 )
 
@@ -60,10 +62,20 @@ MUTANTS = {
         "kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));",
         "(kv_put(word, kv_chunk_word(round, me->rank, KV_TAKEN)), 1);",
     ),
+    "a round is opened with a part of a call": (
+        "round.h",
+        "part->call[parity] <= kv_get(&me->head->worker[w].whole);",
+        "1;",
+    ),
     "a push does not make way": ("round.h", "if (arrived < 2 || ", "if (1 || "),
     "a slot filled anew is not noticed": (
         "round.h",
         "if (!kv_still_there(me, e, call->round, a.in))",
+        "if (0)",
+    ),
+    "who dies within a chunk has its result where its part was": (
+        "round.h",
+        "if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)",
         "if (0)",
     ),
     "a sum in place is made twice": ("round.h", "!kv_over_sources(me, e, round)", "1"),
@@ -117,7 +129,7 @@ def build(folder: Path, headers: Path, *flags: str) -> Path:
 
 def interleave(program: Path, first: int, count: int) -> subprocess.CompletedProcess[str]:
     command = [str(program), str(first), str(count)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=pace.seconds(1000), check=False)
 
 
 def counted(program: Path, first: int, count: int) -> dict[str, int]:

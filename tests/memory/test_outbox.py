@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pace
 import pytest
 from jobs import Job, Worker
 from procs_outbox import MIB, stamp_of
@@ -315,9 +316,9 @@ def test_a_reader_outlives_the_process_that_is_read(job: MakeJob) -> None:
     reading = made.start(BODIES, "reads", offer, places, rank=1)
     reading.expect("reading")
     filling.signal(signal.SIGKILL)
-    filling.finish(time.monotonic() + 10)
+    filling.finish(pace.deadline(10))
     reading.say("go on")
-    reading.finish(time.monotonic() + 10)
+    reading.finish(pace.deadline(10))
     assert reading.result() == list(range(1, len(SIZES) + 1))
     assert Inbox.open(offer) is None
 
@@ -330,9 +331,9 @@ def test_a_reader_that_is_killed_harms_nobody(job: MakeJob) -> None:
         reading = made.start(BODIES, "reads", offer, places, rank=1)
         reading.expect("reading")
         reading.signal(signal.SIGKILL)
-        assert reading.finish(time.monotonic() + 10) == -signal.SIGKILL
+        assert reading.finish(pace.deadline(10)) == -signal.SIGKILL
     filling.say("end")
-    assert filling.finish(time.monotonic() + 10) == 0
+    assert filling.finish(pace.deadline(10)) == 0
 
 
 def test_memory_that_grows_is_found_and_gone_memory_is_an_error(job: MakeJob) -> None:
@@ -349,7 +350,7 @@ def test_memory_that_grows_is_found_and_gone_memory_is_an_error(job: MakeJob) ->
             assert (inbox.view(segment, offset, 3 * MIB) == number).all()
     assert len(segments) > 2
     growing.signal(signal.SIGKILL)
-    growing.finish(time.monotonic() + 10)
+    growing.finish(pace.deadline(10))
     assert inbox.view(0, 0, 10).nbytes == 10
     inbox = Inbox(inbox._file)  # type: ignore[arg-type]
     with pytest.raises(kv.ProtocolError, match="cannot be read"):
@@ -367,7 +368,7 @@ def test_memory_cannot_be_pulled_away(job: MakeJob) -> None:
     truncating.expect("tried")
     assert view.sum() > 0
     truncating.say("end")
-    truncating.finish(time.monotonic() + 10)
+    truncating.finish(pace.deadline(10))
     assert truncating.result() == ["truncate", "open and truncate", "unseal"]
 
 
@@ -376,7 +377,7 @@ def test_a_copy_is_of_one_piece_or_none(job: MakeJob) -> None:
     writing = made.start(BODIES, "writes_on", 300_000, 10**8, rank=0)
     offer, place = writing.expect_some("{"), heard(writing)
     copying = made.start(BODIES, "copies_on", offer, place, 1.5, 40, rank=1)
-    copying.finish(time.monotonic() + 60)
+    copying.finish(pace.deadline(60))
     counts = copying.result()
     assert counts["good"] > 0
     assert counts["torn"] > 0
@@ -387,7 +388,7 @@ def test_a_writer_that_dies_while_it_writes_leaves_no_value(job: MakeJob) -> Non
     made = job(1)
     writing = made.start(BODIES, "writes_on", 20 * MIB, 10**6, rank=0)
     inbox, place = opened(writing.expect_some("{")), heard(writing)
-    end = time.monotonic() + 20
+    end = pace.deadline(20)
     while stamp_of(inbox, place) % 2 == 0 and time.monotonic() < end:
         pass
     writing.signal(signal.SIGSTOP)
@@ -395,7 +396,7 @@ def test_a_writer_that_dies_while_it_writes_leaves_no_value(job: MakeJob) -> Non
     stamp, out = stamp_of(inbox, place), np.empty(place[2], np.uint8)
     assert inbox.copy(*place, stamp, out) == (stamp % 2 == 0)
     writing.signal(signal.SIGKILL)
-    writing.finish(time.monotonic() + 10)
+    writing.finish(pace.deadline(10))
     assert stamp_of(inbox, place) == stamp
 
 

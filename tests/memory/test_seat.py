@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pace
 import pytest
 from jobs import Job, sockets_of
 
@@ -57,7 +58,7 @@ def test_workers_that_differ_in_what_a_loss_means(job: MakeJob) -> None:
     made = job(2)
     made.start(BODIES, "refused", "KVStoreError", rank=0)
     other = made.start(BODIES, "refused", "ConfigError", 0, "continue", rank=1)
-    other.finish(time.monotonic() + 20)
+    other.finish(pace.deadline(20))
     assert "on_peer_loss" in other.result()
     made.finish()
 
@@ -67,12 +68,12 @@ def test_a_worker_that_dies_before_the_job_is_complete(job: MakeJob) -> None:
     waiting = made.start(BODIES, "refused", "KVStoreError", 0, "raise", 20.0, rank=0)
     dying = made.start(BODIES, "refused", "KVStoreError", 0, "raise", 20.0, rank=1)
     name = Meeting(made.name, "default", 0, 1, 3).name
-    end = time.monotonic() + 20
+    end = pace.deadline(20)
     while not watches(waiting.pid, dying.pid) and time.monotonic() < end:
         time.sleep(0.005)
     started = time.monotonic()
     dying.signal(signal.SIGKILL)
-    waiting.finish(time.monotonic() + 10)
+    waiting.finish(pace.deadline(10))
     assert "worker 1" in waiting.result()
     assert time.monotonic() - started < 2
     assert not sockets_of(name)

@@ -154,6 +154,69 @@ def test_unknown_keyword(name):
         opt.create(name, learning_rat=1)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("given", "ours"), [("lr", "learning_rate"), ("LR", "learning_rate"), ("weight_decay", "wd")]
+)
+def test_keywords_of_other_libraries(name, given, ours):
+    with pytest.raises(TypeError, match=f"no keyword '{given}', did you mean '{ours}'"):
+        opt.create(name, **{given: 1})
+    with pytest.raises(ConfigError, match=f"no setting '{given}', did you mean '{ours}'"):
+        opt.create(name).configure(**{given: 1})
+
+
+def test_keywords_of_other_libraries_that_this_rule_has_under_another_name():
+    for given, ours in (("betas", "beta1"), ("eps", "epsilon")):
+        with pytest.raises(TypeError, match=f"no keyword '{given}', did you mean '{ours}'"):
+            opt.Adam(**{given: 1})
+    with pytest.raises(TypeError, match=r"SGD has no keyword 'betas'; it takes"):
+        opt.SGD(betas=(0.9, 0.999))
+
+
+# -------------------------------------------------------------------------------------------------- repr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_repr_shows_what_a_rule_takes(name):
+    optimizer = opt.create(name, **({} if name == "groupadagrad" else {"wd": 0.25}))  # it has no decay
+    text = repr(optimizer)
+    assert text.startswith(f"{type(optimizer).__name__}(learning_rate={optimizer.learning_rate!r}, ")
+    assert text.endswith(", num_update=0)")
+    for keyword in optimizer.keywords - opt.Optimizer().keywords | {"wd"}:
+        assert f"{keyword}={getattr(optimizer, keyword)!r}" in text
+    assert not [keyword for keyword in ("rescale_grad", "clip_gradient", "lr_mult", "sym") if keyword in text]
+
+
+def test_repr_as_given():
+    assert repr(opt.SGD(0.5, momentum=0.9, wd=1e-4)) == (
+        "SGD(learning_rate=0.5, momentum=0.9, lazy_update=False, wd=0.0001, num_update=0)"
+    )
+    text = repr(
+        opt.Adam(
+            beta1=0.8, clip_gradient=2, rescale_grad=0.5, lr_mult={"a": 2}, lr_scheduler=FactorScheduler(3)
+        )
+    )
+    assert text.startswith(
+        "Adam(learning_rate=0.01, beta1=0.8, beta2=0.999, epsilon=1e-08, lazy_update=False, "
+    )
+    for part in (
+        "rescale_grad=0.5",
+        "clip_gradient=2.0",
+        "lr_mult={'a': 2.0}",
+        "lr_scheduler=FactorScheduler(step=3",
+    ):
+        assert part in text
+
+
+def test_repr_of_an_own_rule():
+    class Own(opt.Optimizer):
+        def __init__(self, power=2, forgotten=1, **common):
+            super().__init__(**common)
+            self.power = power
+
+    assert repr(Own(power=3)) == "Own(learning_rate=0.01, power=3, wd=0.0, num_update=0)"
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

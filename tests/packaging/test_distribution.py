@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -17,7 +20,10 @@ else:
     import tomli as tomllib  # comes with pytest there
 
 ROOT = Path(__file__).parents[2]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+PACKAGES = {extra: [re.split(r"[^\w-]", line)[0] for line in lines] for extra, lines in EXTRAS.items()}
 
 
 def packages(top: str) -> list[Path]:
@@ -36,6 +42,61 @@ def test_the_command_is_installed() -> None:
     assert script.dist is not None
     assert script.dist.name == "kvstore-train"
     assert script.value == "kvstore.launch.cli:main"
+
+
+def imported() -> set[str]:
+    """Top names of all that the library imports, inside of functions too."""
+    found: set[str] = set()
+    for path in ROOT.glob("kvstore/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_extras_for_users_list_what_is_imported() -> None:
+    names = {"scikit-learn": "sklearn"}
+    for extra in ("cli", "demo", "bfloat16", "mpi"):
+        for wanted in EXTRAS[extra]:
+            name = re.split(r"[<>=\[;]", wanted)[0]
+            assert names.get(name, name) in imported(), f"{extra}: nothing imports {name}"
+
+
+def test_bfloat16_is_an_extra_that_tests_and_benchmarks_have() -> None:
+    assert EXTRAS["bfloat16"] == ["ml_dtypes>=0.4"]
+    for extra in ("test", "bench"):
+        first = EXTRAS[extra][0]
+        assert first.startswith("kvstore-train[")
+        assert "bfloat16" in first
+        assert not [wanted for wanted in EXTRAS[extra] if wanted.startswith("ml_dtypes")]
+
+
+@pytest.mark.parametrize("extra", [extra for extra, names in PACKAGES.items() if "pytest" in names])
+def test_pytest_knows_its_settings_in_every_extra_that_has_it(extra: str) -> None:
+    """Settings of a plugin are errors where that plugin is not."""
+    plugins = [
+        entry.name
+        for package in PACKAGES[extra]
+        if package.startswith("pytest-")
+        for entry in metadata.distribution(package).entry_points.select(group="pytest11")
+    ]
+    options = [word for name in plugins for word in ("-p", name)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--collect-only", "-q", "bench/bench_local.py"],
+        cwd=ROOT,
+        env={**clean, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_whoever_runs_the_benches_has_pytest() -> None:
+    assert {"bench", "test"} == {extra for extra, names in PACKAGES.items() if "pytest" in names}
 
 
 def sources(folder: str, *suffixes: str) -> set[str]:

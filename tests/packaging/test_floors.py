@@ -19,9 +19,10 @@ FLOORS = {
     "base": 4, "store": 4, "plan": 4, "checkpoint": 4,
     "backends": 3,
     "ps": 2, "optimizer": 2, "compression": 2,
-    "wire": 1, "memory": 1, "devices": 1, "arrays": 1, "sparse": 1, "grouping": 1, "engine": 1, "observe": 1,
+    "wire": 1, "memory": 1, "devices": 1, "arrays": 1, "sparse": 1, "grouping": 1, "engine": 1, "turns": 1,
+    "observe": 1,
     "files": 1, "tensor_file": 1, "pages": 1, "cluster": 1, "config": 1, "errors": 1,
-    "roles": 1, "addresses": 1,
+    "roles": 1, "addresses": 1, "waiting": 1,
     "kernels": 0,
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy
+import pace
 import pytest
 
 import kvstore
@@ -39,7 +40,7 @@ def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=pace.seconds(60),
         check=True,
     )
 

@@ -62,3 +62,17 @@ def test_a_public_function_is_annotated(name: str) -> None:
     assert signature.return_annotation is not signature.empty
     named = [p for p in signature.parameters.values() if p.name not in {"self", "cls"}]
     assert all(p.annotation is not p.empty for p in named), signature
+
+
+def test_dir_shows_what_is_public() -> None:
+    shown = {name for name in dir(kv) if not name.startswith("__")}
+    assert set(kv.__all__) <= shown
+    assert not {"engine", "grouping", "importlib", "files", "pages", "Any", "_cpu", "base"} & shown
+    assert {"__version__", "__doc__"} <= set(dir(kv))
+
+
+def test_a_front_door_that_is_open_is_shown() -> None:
+    import kvstore.trainer
+
+    assert kvstore.trainer is kv.trainer
+    assert "trainer" in dir(kv)

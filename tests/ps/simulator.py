@@ -13,6 +13,8 @@ the list of rounds that made it, so that every check is exact:
 * every failed round is told once to each worker that pushed into it, before it reads a later value;
 * who comes back begins at one and the same pass in all slices, wherever the others are in theirs;
 * a barrier opens when all members that are there have arrived; epochs only grow;
+* a key is read as of one round, by who rests beside the rounds of others and after a loss, or its rounds are
+  named;
 * every call ends, within bounded time after the last fault, and only with errors that the faults explain.
 """
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,9 +32,11 @@ from kvstore.ps import events as e
 from kvstore.ps import messages as m
 from kvstore.ps.scheduler import Scheduler, SchedulerOptions
 from kvstore.ps.server import Server, ServerOptions
+from kvstore.ps.whole import Calls, behind
 from kvstore.ps.worker import Worker, WorkerOptions
 
 TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
+TOGETHER = 8.0  # seconds for slices to come to one round
 PATIENCE = 90.0  # seconds after the last fault within which everything has to end
 MESSAGES = 50_000  # no job needs nearly as many
 JOB = "simulated"
@@ -84,6 +88,7 @@ class Faults(NamedTuple):
     kill_scheduler: bool = False
     cut: float = 0.0  # seconds
     stop: float = 0.0
+    busy: float = 0.0  # with one step; its echo answers meanwhile
     bad: bool = False
 
     @property
@@ -153,8 +158,10 @@ def _faults(rng: random.Random) -> Faults:
         "drop": rng.choice((0.0, 0.0, 0.05, 0.1)),
         "double": rng.choice((0.0, 0.1, 0.3)),
     }
-    if kind < 0.15:
+    if kind < 0.12:
         return Faults(bad=rng.random() < 0.5)
+    if kind < 0.15:
+        return Faults(**noisy, busy=rng.choice((1.0, 4.0, 9.0)))
     if kind < 0.40:
         return Faults(**noisy, bad=rng.random() < 0.2)
     if kind < 0.50:
@@ -183,7 +190,7 @@ class Host:
         self.name = name
         self.alive = True
         self.resumes = 0.0
-        self.pulse = True
+        self.engaged = 0.0  # until then it takes no step
         job.hosts[name] = self
 
     def tick(self) -> None:
@@ -213,7 +220,10 @@ class SchedulerHost(Host):
         for action in self.machine.step(event, self.job.now):
             if isinstance(action, e.Send):
                 host, store = action.peer
-                self.job.send(self.name, host, ("scheduler", store), action.message)
+                message = action.message
+                if type(message) is m.Letter and type(message.body) is m.Met:
+                    message = msgspec.structs.replace(message, body=m.Met(echo=e.ECHO))
+                self.job.send(self.name, host, ("scheduler", store), message)
             elif isinstance(action, e.End):
                 self.alive = False
 
@@ -230,6 +240,7 @@ class ServerHost(Host):
         self.incarnation = incarnation
         self.values: dict[tuple[int, int], Value] = dict(snapshot[0]) if snapshot else {}
         self.busy: set[tuple[int, int]] = set()
+        self.jobs: dict[tuple[int, int], object] = {}  # rounds that are being done
         self.defined: set[tuple[int, int]] = set()
         self.wants_snapshot = False
         self.saves = -1  # dies just after so many snapshots, while answers to what is in the last one travel
@@ -262,6 +273,9 @@ class ServerHost(Host):
 
     def receive(self, where: Any, message: Any) -> None:
         """Take a message from the scheduler, or from a worker's data socket."""
+        if where[0] == e.ECHO:
+            self.take(e.Received(e.ECHO, message))
+            return
         if self.job.plan.faults.kill_worker:
             self.members = {number: store.members for number, store in self.machine._stores.items()}
         self.take(e.Received("scheduler" if where[0] == "scheduler" else where, message))
@@ -277,7 +291,10 @@ class ServerHost(Host):
             elif kind is e.Apply:
                 for job in action.jobs:
                     self._check_parts(action.store, job)
+                    self.jobs[action.store, job.slice] = job
                     self._later((action.store, job.slice), self._apply, action.store, job)
+            elif kind is e.Abort:
+                self._abort(action.store)
             elif kind is e.Write:
                 self._later((action.store, action.slice), self._write, action)
             elif kind is e.Configure:
@@ -295,6 +312,8 @@ class ServerHost(Host):
     def _send(self, action: e.Send) -> None:
         if action.peer == "scheduler":
             self.job.send(self.name, "scheduler", (self.name, -1), action.message)
+        elif action.peer == e.ECHO:
+            self.job.echo(self.name, (e.ECHO, -1), action.message)
         else:
             host, store = action.peer
             self.job.send(self.name, host, (self.machine.rank, self.incarnation, store), action.message)
@@ -310,9 +329,21 @@ class ServerHost(Host):
     def _work(self, at: tuple[int, int], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if not self.alive and not self.machine.ended:
             return
+        if arguments[-1] is self.jobs.get(at):
+            del self.jobs[at]
+        elif isinstance(arguments[-1], e.Job):
+            return  # given up
         self.busy.discard(at)
         failure = work(*arguments)
         self.take(e.Applied(at[0], [(at[1], failure)]))
+
+    def _abort(self, store: int) -> None:
+        """Give up some rounds that are not done, as if they waited for other slices."""
+        given_up = [at[1] for at in self.jobs if at[0] == store and self.job.rng.random() < 0.5]
+        for slice_ in given_up:
+            del self.jobs[store, slice_]
+            self.busy.discard((store, slice_))
+        self.take(e.Applied(store, [], given_up))
 
     def _apply(self, store: int, job: e.Job) -> m.Failure | None:
         parts = tuple(frames[record.frame] for _, record, frames in job.parts)
@@ -388,7 +419,10 @@ class ServerHost(Host):
                 at = (action.batch.store, request.slice)
                 self.job.check(at not in self.busy, f"{at} is read while it is written")
                 place, nbytes = m.Place.FRAME, 1
-                frames.append(self.values[at])
+                value = self.values[at]
+                if request.stamp == m.OF_ROUND and request.round < round_:
+                    value, round_ = self._past(value, request.round), request.round
+                frames.append(value)
                 self._check_told(action.batch, request)
             elif kind == m.Kind.FAILED:
                 self._note_told(action.batch, request, detail)
@@ -411,6 +445,15 @@ class ServerHost(Host):
             )
         batch = action.batch._replace(records=records, frames=tuple(frames))
         self._send(e.Send(action.peer, batch))
+
+    def _past(self, value: Value, round_: int) -> Value:
+        """Return what a slice was after a round: it is kept for one round longer."""
+        if value.round <= round_:  # what came after it has failed
+            return value
+        self.job.past += 1
+        self.job.check(value.before is not None and value.before.round <= round_, f"{round_} is not kept")
+        assert value.before is not None
+        return value.before
 
     def _note_told(self, batch: m.Batch, request: m.Record, failure: m.Failure) -> None:
         """Note that a failed round is told, by one request, however often that is answered."""
@@ -453,6 +496,9 @@ class Store:
         self.over = False
         self.error: m.Failure | None = None
         self.epoch = 0
+        self.pushed = Calls()
+        self.shrunk: set[int] = set()  # workers without which rounds go on, as this one was told
+        self.rounds: dict[Hashable, dict[int, int]] = {}  # of values that came, by operation and part
         self.connections: dict[int, int] = {}
         self.addresses: dict[int, str] = {}
         rank = host.asked
@@ -467,8 +513,13 @@ class Store:
             ordinal=ordinal,
             options={"mode": plan.mode, "on_peer_loss": plan.on_peer_loss, "slice_bytes": 4096},
         )
-        options = WorkerOptions(plan.credit, plan.batch, RESEND, LETTER, DEAD)
+        options = WorkerOptions(plan.credit, plan.batch, RESEND, LETTER, DEAD, start=10 * DEAD)
         self.machine = Worker(hello, options)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has closed the store, or does."""
+        return self.over or (self.step_ > 0 and self.script[self.step_ - 1] == ("close",))
 
     @property
     def number(self) -> int:
@@ -498,13 +549,17 @@ class Store:
                 self.job.check(action.view.epoch > self.epoch, "an epoch went back")
                 self.epoch = action.view.epoch
                 self._check_begin(action.view)
+            elif kind is e.Shrunk:
+                self._check_shrunk(action)
             elif kind is e.Failed:
+                if action.failure.role == "scheduler":
+                    self.host.without_scheduler = action.failure
                 self.fail(action.failure)
 
     def receive(self, where: Any, message: Any) -> None:
         """Take a message from the scheduler, or from a server if it is the one connected to."""
-        if where[0] == "scheduler":
-            self.take(e.Received("scheduler", message))
+        if where[0] in ("scheduler", e.ECHO):
+            self.take(e.Received(where[0], message))
         elif self.connections.get(where[0]) == where[1]:
             if isinstance(message, m.Batch):
                 self._acknowledge(where[0], message)
@@ -518,6 +573,8 @@ class Store:
         job = self.job
         if action.peer == "scheduler":
             job.send(self.host.name, "scheduler", (self.host.name, self.ordinal), action.message)
+        elif action.peer == e.ECHO:
+            job.echo(self.host.name, (e.ECHO, self.ordinal), action.message)
         else:
             address = self.addresses[action.peer]
             job.send(self.host.name, address, (self.host.name, self.ordinal), action.message)
@@ -528,7 +585,7 @@ class Store:
         """Start as many steps of the program as may run at once."""
         while not self.over and self.step_ < len(self.script):
             step = self.script[self.step_]
-            wanted = step[1] if step[0] in ("init", "push", "pull", "pushpull") else None
+            wanted = step[1] if step[0] in ("init", "push", "pull", "pushpull", "look") else None
             taken = {key for keys in self.busy.values() for key in keys}
             if self.busy and (wanted is None or taken & {*wanted, "*"} or len(self.busy) > 2):
                 return
@@ -554,9 +611,17 @@ class Store:
     def submit(self, kind: m.Kind, keys: tuple[str, ...], then: Callable[[e.Done], None]) -> None:
         """Ask the servers, for all slices of these keys."""
         parts = [self._part(kind, one) for key in keys for one in self.entries[key].slices]
+        if kind in (m.Kind.PUSH, m.Kind.PUSHPULL):
+            self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
+        self.send_parts(keys, parts, then)
+
+    def send_parts(self, keys: tuple[str, ...], parts: list[e.Part], then: Callable[[e.Done], None]) -> int:
+        """Ask the servers."""
         name = self._name(keys, then)
         self.parts[name] = parts
+        self.rounds[name] = {}
         self.take(e.Submit(name, parts, self.job.rng.randint(-1, 1)))
+        return name
 
     def _part(self, kind: m.Kind, one: m.Slice) -> e.Part:
         if kind not in (m.Kind.PUSH, m.Kind.PUSHPULL):
@@ -619,7 +684,109 @@ class Store:
         self.submit(m.Kind.PUSH, keys, self._next)
 
     def _pull(self, keys: tuple[str, ...]) -> None:
-        self.submit(m.Kind.PULL, keys, self._next)
+        if self.job.plan.mode == "sync" and (self.resting or self.machine.late):
+            parts = [self._part(m.Kind.PULL, one) for key in keys for one in self.entries[key].slices]
+            self._read_together(keys, parts, {}, self.job.now + TOGETHER)
+        else:
+            self.submit(m.Kind.PULL, keys, self._next)
+
+    # ------------------------------------------------------------------------------ reads of one round
+
+    def _read_together(
+        self, keys: tuple[str, ...], parts: list[e.Part], rounds: dict[int, int], end: float
+    ) -> None:
+        """Read, and read again what is behind, while others go on."""
+        name = self.send_parts(keys, parts, lambda done: self._came(keys, parts, rounds, end, done))
+        self.job.at(end, self._give_up, name)
+
+    def _give_up(self, name: int) -> None:
+        """Name the rounds, and go on: who should have pushed the rest is gone."""
+        if name in self.busy and self.host.alive:
+            self.job.named += 1
+            self.calls[name] = lambda done: None
+            del self.busy[name]
+            self.go()
+
+    def _came(
+        self,
+        keys: tuple[str, ...],
+        parts: list[e.Part],
+        rounds: dict[int, int],
+        end: float,
+        done: e.Done,
+    ) -> None:
+        if done.error is not None:
+            self.fail(done.error)
+            return
+        rounds.update({parts[at].record.slice: round_ for at, round_ in self.rounds[done.op].items()})
+        again: list[e.Part] = []
+        for key in keys:
+            slices = self.entries[key].slices
+            there = [self._own(one, rounds[one.id]) for one in slices]
+            late = [self._part(m.Kind.PULL, slices[at]) for at in behind(there)]
+            again += [one._replace(record=one.record._replace(round=max(there))) for one in late]
+        if again:
+            self._read_together(keys, again, rounds, end)
+            return
+        self._check_one_round(keys, rounds)
+        self.go()
+
+    def _own(self, one: m.Slice, round_: int) -> int:
+        return round_ - self.machine.base(one.server, one.id)
+
+    def _check_one_round(self, keys: Iterable[str], rounds: dict[int, int]) -> None:
+        for key in keys:
+            found = {self._own(one, rounds[one.id]) for one in self.entries[key].slices if one.id in rounds}
+            self.job.check(len(found) == 1, f"{self} read {key} of rounds {found}")
+            self.job.together += 1
+
+    def _reread(self) -> None:
+        """After a loss: learn where all slices are, then read each key as of the last whole round."""
+        view = self.machine.view
+        if view is None or not view.broken:
+            if self.host.alive and not self.over:
+                self.job.at(self.job.now + 0.1, self._reread)
+            return
+        lost = {one.rank for one in view.losses if one.role == "server"}
+        here = {
+            key: entry for key, entry in self.entries.items() if not lost & {s.server for s in entry.slices}
+        }
+        parts = [self._part(m.Kind.LAST_ROUND, one) for entry in here.values() for one in entry.slices]
+        self.send_parts(("*",), parts, lambda done: self._know(tuple(here), done))
+
+    def _know(self, keys: tuple[str, ...], done: e.Done) -> None:
+        slices = {key: self.entries[key].slices for key in keys}
+        if done.error is not None:  # a key without a value, or another loss
+            self._close()
+            return
+        last = {one.id: self.machine.complete(one.server, one.id) for key in keys for one in slices[key]}
+        rounds = {key: [last[one.id] for one in slices[key]] for key in keys}
+        parts, wanted = [], {}
+        for key in keys:
+            whole = self.pushed.whole(key, rounds)
+            self.job.check(whole <= min(rounds[key]), f"round {whole} of {key} is not whole: {rounds}")
+            if max(rounds[key]) > whole + 1:
+                self.job.named += 1
+                continue
+            for one in slices[key]:
+                part = self._part(m.Kind.PULL, one)
+                if last[one.id] > whole:
+                    part = part._replace(record=part.record._replace(round=whole, stamp=m.OF_ROUND))
+                parts.append(part)
+                wanted[one.id] = whole
+        self.send_parts(("*",), parts, lambda done: self._known(keys, wanted, done))
+
+    def _known(self, keys: tuple[str, ...], wanted: dict[int, int], done: e.Done) -> None:
+        if done.error is None:
+            parts = self.parts[done.op]
+            rounds = {parts[at].record.slice: round_ for at, round_ in self.rounds[done.op].items()}
+            for key in keys:
+                for one in self.entries[key].slices:
+                    there = self._own(one, rounds[one.id]) if one.id in rounds else wanted.get(one.id)
+                    told = f"{self} read round {there} of {key}, not {wanted.get(one.id)}"
+                    self.job.check(there == wanted.get(one.id), told)
+            self.job.reread += 1
+        self._close()
 
     def _pushpull(self, keys: tuple[str, ...]) -> None:
         self.submit(m.Kind.PUSHPULL, keys, self._next)
@@ -647,6 +814,9 @@ class Store:
         self.busy.pop("nap", None)
         if self.host.alive:
             self.go()
+
+    def _look(self, keys: tuple[str, ...]) -> None:
+        self._pull(keys)
 
     def _linger(self) -> None:
         """Stay, resting, until all others are through: they must not wait for this one."""
@@ -684,15 +854,19 @@ class Store:
                 self.over = False
                 self.script = [("close",)]
                 self.step_ = 0
-                self.job.at(self.job.now + 0.01, self._close_after)
+                reads = self.job.plan.mode == "sync" and failure.error == "PeerLostError"
+                self.job.at(self.job.now + 0.01, self._close_after, reads)
             else:
                 self.host.finish()
 
-    def _close_after(self) -> None:
-        """Close with whatever is still under way given up, as an exception through a `with` does."""
+    def _close_after(self, reads: bool) -> None:
+        """Read what is left, or close with whatever is under way, as an exception through a `with` does."""
         if self.host.alive and self.machine.failure is None and self.step_ == 0:
             self.step_ = 1
-            self._close()
+            if reads and self.job.rng.random() < 0.8:
+                self._reread()
+            else:
+                self._close()
 
     # ------------------------------------------------------------------------------------------- checks
 
@@ -704,6 +878,23 @@ class Store:
             done = record.kind in (m.Kind.DONE, m.Kind.VALUE)
             if done and request is not None and isinstance(request.payload, Payload):
                 self.job.acknowledged[request.payload] = self.job.now
+
+    def _check_shrunk(self, action: e.Shrunk) -> None:
+        """Who is missing has left on its own, without a word, after the round that is named."""
+        ranked = [one.stores[self.ordinal] for one in self.job.incarnations if one.rank == action.rank]
+        left = [one for one in ranked if one.leaves and not one.resting]
+        last = [len(one.sent.get(action.slice, ())) + one.base(action.slice) for one in left]
+        told, check = f"{self} is told that worker {action.rank} left after {action.round}", self.job.check
+        check(
+            action.round + self.base(action.slice) in last and self.job.plan.mode == "sync", f"{told}: {last}"
+        )
+        check(action.rank not in self.shrunk, f"{told}, twice")
+        self.shrunk.add(action.rank)
+        self.job.shrunk += 1
+
+    def base(self, slice_: int) -> int:
+        """Round after which this worker's own begin."""
+        return self.job.bases.get((self.host.rank, self.host.incarnation, self.number, slice_), 0)
 
     def _check_begin(self, view: m.View) -> None:
         """Who begins does so after the same pass in all slices, unless there was nobody to meet."""
@@ -719,6 +910,7 @@ class Store:
         if action.op not in self.calls:
             return
         part = self.parts[action.op][action.index]
+        self.rounds[action.op][action.index] = action.record.round
         if self.job.plan.shared and self.job.rng.random() < 0.1:
             return
         value = action.frames[action.record.frame]
@@ -757,6 +949,7 @@ class WorkerHost(Host):
         ]
         self.saying_bye = False
         self.killed = False
+        self.without_scheduler: m.Failure | None = None
         job.incarnations.append(self)
 
     def start(self) -> None:
@@ -766,7 +959,8 @@ class WorkerHost(Host):
 
     def tick(self) -> None:
         for store in self.stores:
-            store.take(e.Tick())
+            lost = self.without_scheduler
+            store.take(e.Tick() if lost is None else e.SchedulerLost(lost))
 
     def receive(self, where: Any, message: Any) -> None:
         """Take a message to one of its stores."""
@@ -807,6 +1001,11 @@ class Job:
         self.snapshots: dict[int, Any] = {}
         self.saved: dict[int, float] = {}
         self.seen: dict[tuple[int, int, int], Value] = {}  # values that were read, by store, slice and round
+        self.together = 0  # keys that were read as of one round beside the rounds of others
+        self.reread = 0  # times that all keys were read after a loss
+        self.shrunk = 0  # times that somebody was told so
+        self.past = 0  # slices that were read as they were a round before
+        self.named = 0  # times that the rounds of a key were named instead
         self.begun = 0  # workers that came back and met others
         self.met = True  # each that began has met others, and learned from them where they are
         self.restarted = False
@@ -850,7 +1049,21 @@ class Job:
             starts = [at for at, step in enumerate(steps) if step[0] == "pass" or not self.plan.passes]
             steps = steps[:1] + steps[max(1, rng.choice([*starts, len(steps)])) :]
         elif rng.random() < 0.2:
-            steps = [*steps[: rng.randint(1, len(steps))], ("join",), *[("linger",)] * rng.randint(0, 1)]
+            looks = [("look", tuple(key for key, _ in self.plan.keys))] * rng.choice((0, 0, 2))
+            linger = [("linger",)] * rng.randint(0, 1)
+            steps = [*steps[: rng.randint(1, len(steps))], ("join",), *looks, *linger]
+        elif rng.random() < 0.05 and not self.plan.passes:
+            return [*self._calls(steps[: rng.randint(1, len(steps))]), ("close",)]  # without a word
+        program = self._calls(steps)
+        if rng.random() < 0.5:
+            program.append(("pull", tuple(key for key, _ in self.plan.keys)))
+        if self.plan.faults.kill_worker and rng.random() < 0.3:
+            program.insert(rng.randint(1, len(program)), ("pause",))
+        return [*program, ("close",)]
+
+    def _calls(self, steps: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Verbs for the steps of a script."""
+        rng = self.rng
         program: list[tuple[Any, ...]] = []
         for step in steps:
             if self.plan.passes and rng.random() < 0.1:
@@ -864,11 +1077,7 @@ class Job:
             program.extend((word, step[1]) for word in verb.split())
             if rng.random() < 0.2:
                 program.append(("pull", step[1]))
-        if rng.random() < 0.5:
-            program.append(("pull", tuple(key for key, _ in self.plan.keys)))
-        if self.plan.faults.kill_worker and rng.random() < 0.3:
-            program.insert(rng.randint(1, len(program)), ("pause",))
-        return [*program, ("close",)]
+        return program
 
     # ------------------------------------------------------------------------------------------ network
 
@@ -885,12 +1094,22 @@ class Job:
                 delay += rng.random() * 0.6
             self.at(self.now + delay, self._deliver, source, target, where, message)
 
+    def echo(self, source: str, where: Any, message: Any) -> None:
+        """Send a message to the scheduler's echo, which is there as long as its process is not stopped."""
+        self.at(self.now + self.rng.random() * 0.01, self._echoed, source, where, message)
+
+    def _echoed(self, source: str, where: Any, message: Any) -> None:
+        there = self.scheduler.alive and self.now >= self.scheduler.resumes
+        if there and not self.cut(source, "scheduler"):
+            self._deliver("scheduler", source, where, message)
+
     def _deliver(self, source: str, target: str, where: Any, message: Any) -> None:
         host = self.hosts.get(target)
         if host is None or not host.alive or self.cut(source, target):
             return
-        if self.now < host.resumes:
-            self.at(host.resumes + self.rng.random() * 0.01, self._deliver, source, target, where, message)
+        resumes = max(host.resumes, host.engaged)
+        if self.now < resumes:
+            self.at(resumes + self.rng.random() * 0.01, self._deliver, source, target, where, message)
         else:
             host.receive(where, message)
 
@@ -904,10 +1123,11 @@ class Job:
         for host in list(self.hosts.values()):
             if not host.alive or self.now < host.resumes:
                 continue
-            listens = self.scheduler.alive and self.now >= self.scheduler.resumes
+            listens = self.scheduler.alive and self.now >= max(self.scheduler.resumes, self.scheduler.engaged)
             if host is not self.scheduler and listens and not self.cut(host.name, "scheduler"):
                 self.scheduler.take(e.Heard(host.name))
-            host.tick()
+            if self.now >= host.engaged:
+                host.tick()
         self.over = not any(host.alive for host in self.hosts.values())
         self.at(self.now + TICK, self._tick)
 
@@ -931,6 +1151,8 @@ class Job:
         name = rng.choice([one for one in self.hosts if one != "scheduler" or faults.stop])
         if faults.cut or faults.stop:
             self.at(when, self._hinder, name)
+        if faults.busy:
+            self.at(when, self._keep_busy, rng.choice(["scheduler", *self.hosts]))
 
     def _kill_worker(self, at: int) -> None:
         worker = self.workers[at]
@@ -990,6 +1212,14 @@ class Job:
     def _kill_scheduler(self) -> None:
         self.scheduler.die()
 
+    def _keep_busy(self, name: str) -> None:
+        """Have a process take no step for some time, once all know where the echo is."""
+        stores = [store.machine for worker in self.workers for store in worker.stores]
+        if not all(one._echoes for one in (*stores, *(server.machine for server in self.servers))):
+            self.at(self.now + 0.1, self._keep_busy, name)
+            return
+        self.hosts[name].engaged = self.last_fault = self.now + self.plan.faults.busy
+
     def _hinder(self, name: str) -> None:
         """Cut a process off, or stop it, for some time."""
         faults = self.plan.faults
@@ -1010,7 +1240,7 @@ class Job:
         for worker in self.workers:
             other = worker.stores[store.ordinal]
             lost = not worker.alive and worker.rank not in stores[store.number].members
-            excused = other.resting or other.over or lost or worker.incarnation >= 200
+            excused = other.resting or other.leaves or lost or worker.incarnation >= 200
             number = self.arrived.get((worker.name, store.ordinal), 0)
             self.check(excused or number >= store.barriers, f"{store} went through a barrier before {other}")
 

@@ -64,3 +64,13 @@ def test_letters_are_sent_again_after_a_while_and_not_before() -> None:
     assert link.again(1.5) == []
     link.read(Letter(0, 1, None), 1.6)
     assert link.again(9.0) == []
+
+
+def test_who_is_only_slow_is_not_buried_under_repetitions() -> None:
+    link = Link(1.0)
+    link.write("a", 0.0)
+    times = [now for now in range(100) if link.again(float(now))]
+    assert times == [1, 3, 7, 15, 23, 31, 39, 47, 55, 63, 71, 79, 87, 95]
+    link.read(Letter(0, 1, None), 100.0)
+    second = link.write("b", 100.0)
+    assert link.again(101.0) == [second]

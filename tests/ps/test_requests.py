@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,6 +135,22 @@ def test_large_requests_are_probed_and_small_ones_repeated() -> None:
     assert frames == ["payload 1"]
     assert requests.late(1.5) == []
     assert len(requests.late(2.5)) == 2
+
+
+def test_a_slow_server_is_not_buried_under_repetitions_and_a_lost_batch_is_found_at_once() -> None:
+    requests = table()
+    for at in range(20_000):
+        add(requests, at, 8)
+    pump(requests)
+    late = requests.late(1.0)
+    assert 256 < len(late) <= 512
+    assert all(len(frames) == 0 for _, frames in requests.probes(late))
+    numbers = [one.sequence for one in late]
+    assert max(b - a for a, b in itertools.pairwise(numbers)) < 100  # no lost batch lies between two of them
+    others = requests.late(1.5)
+    assert not {one.sequence for one in others} & set(numbers)
+    requests.answered(reply(numbers[3], kind=Kind.UNKNOWN), 1.6)
+    assert len(requests.late(1.9)) == 20_000 - len(late) - len(others)
 
 
 def test_what_the_server_does_not_know_is_sent_whole() -> None:

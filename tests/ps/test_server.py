@@ -498,9 +498,105 @@ def test_a_scheduler_that_was_never_there_is_not_lost() -> None:
         hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
         machine = Server(hello, ServerOptions(start=1, where="tcp://127.0.0.1:1"))
         machine.step(e.Start(), 0.0)
-        (end,) = (one for one in machine.step(e.Tick(), 1.5) if isinstance(one, e.End))
+        ends = [one for at in (0.5, 1.5, 2.5) for one in machine.step(e.Tick(), at) if isinstance(one, e.End)]
+        (end,) = ends
         assert end.error is not None
         found[restarted] = end.error
     assert found[False].error == "TimeoutError"
-    assert "no scheduler has answered at tcp://127.0.0.1:1 for 1.5 s" in found[False].text
+    assert "no scheduler has answered at tcp://127.0.0.1:1 for 2.5 s" in found[False].text
     assert found[True].error == "PeerLostError"
+
+
+def broken(machine: Machine, epoch: int = 2) -> None:
+    """Lose worker 1."""
+    del machine.members[1]
+    machine.view(epoch, losses=(m.Loss("worker", 1, 5.0),), broken=True)
+
+
+def told(machine: Machine) -> list[tuple[m.Kind, int]]:
+    """Kind and round of the answers of the last step to worker 0."""
+    replies = [one for one in machine.actions if isinstance(one, e.Reply) and one.peer == 0]
+    return [(answer[0], answer[2]) for reply in replies for answer in reply.answers]
+
+
+def test_the_last_round_is_told_once_there_are_no_more() -> None:
+    machine = Machine()
+    machine.start()
+    machine.ask(0, K.LAST_ROUND)
+    assert told(machine) == []
+    machine.ask(0, K.PUSH, 1)
+    machine.ask(1, K.PUSH, 1)
+    machine.applied()
+    assert told(machine) == []
+    broken(machine)
+    assert told(machine) == [(K.DONE, 1)]
+    machine.ask(0, K.LAST_ROUND)
+    assert told(machine) == [(K.DONE, 1)]
+
+
+def test_a_round_that_is_being_done_at_a_loss_is_the_last_one() -> None:
+    machine = Machine()
+    machine.start()
+    machine.ask(0, K.PUSH, 1)
+    machine.ask(1, K.PUSH, 1)
+    broken(machine)
+    assert e.Abort(0) in machine.actions
+    machine.ask(0, K.LAST_ROUND)
+    assert told(machine) == []
+    machine.applied()
+    assert told(machine) == [(K.DONE, 1)]
+
+
+def test_a_round_that_is_given_up_never_was() -> None:
+    machine = Machine()
+    machine.start()
+    machine.ask(0, K.PUSH, 1)
+    machine.ask(1, K.PUSH, 1)
+    broken(machine)
+    machine.ask(0, K.LAST_ROUND)
+    machine.ask(0, K.PULL)
+    machine.step(e.Applied(0, [], [0]))
+    assert told(machine) == [(K.DONE, 0), (K.VALUE, 0)]
+
+
+def left_out(machine: Machine) -> list[m.LeftOut]:
+    sent = [one.message for one in machine.actions if isinstance(one, e.Send)]
+    return [one for one in sent if isinstance(one, m.LeftOut)]
+
+
+def one_round(machine: Machine, number: int, *ranks: int) -> list[m.LeftOut]:
+    found = []
+    for rank in ranks:
+        machine.ask(rank, K.PUSH, number)
+        found += left_out(machine)
+    machine.applied()
+    return found
+
+
+def test_who_leaves_without_having_joined_is_told_of_with_the_first_round_that_lacks_it() -> None:
+    machine = Machine(workers=3)
+    machine.start()
+    assert one_round(machine, 1, 0, 1, 2) == []
+    machine.ask(1, K.PUSH, 2)  # ahead of the others
+    del machine.members[1]
+    machine.view(2)
+    assert one_round(machine, 2, 0, 2) == []
+    assert one_round(machine, 3, 0, 2) == [m.LeftOut(0, 0, 1, 2)] * 2
+    assert one_round(machine, 4, 0, 2) == []
+
+
+def test_nobody_is_told_of_who_has_joined_is_lost_or_never_pushed() -> None:
+    for how in ("joined", "lost", "never pushed"):
+        machine = Machine(workers=3)
+        machine.start()
+        if how != "never pushed":
+            one_round(machine, 1, 0, 1, 2)
+        epoch = 2
+        if how == "joined":
+            machine.view(2, resting=(1,))
+            epoch = 3
+        del machine.members[1]
+        machine.view(epoch, losses=(m.Loss("worker", 1, 5.0),) if how == "lost" else ())
+        number = 1 + (how != "never pushed")
+        assert one_round(machine, number, 0, 2) == [], how
+        assert one_round(machine, number + 1, 0, 2) == [], how

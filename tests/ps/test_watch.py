@@ -38,7 +38,7 @@ def test_a_server_may_come_back_in_time_and_hears_everything() -> None:
     assert job.last("w0", m.View) is None
     job.server(0, 2, restarted=True)
     kinds = [type(body) for body in job.sent["s0.2"]]
-    assert kinds == [m.Welcome, m.Slices, m.Install, m.View]
+    assert kinds == [m.Met, m.Welcome, m.Slices, m.Install, m.View]
     view = job.last("w1", m.View)
     assert (view.broken, view.epoch, view.servers[0].incarnation) == (False, 2, 2)
 

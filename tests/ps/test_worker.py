@@ -285,7 +285,7 @@ def test_a_silent_scheduler_is_lost_only_to_those_who_wait() -> None:
     waited = store.pass_time(4.0)
     assert any(isinstance(one, e.Send) and isinstance(one.message.body, m.Ping) for one in waited)  # type: ignore[union-attr]
     assert not any(isinstance(one, e.Failed) for one in waited)
-    [failed] = [one for one in store.pass_time(2.0) if isinstance(one, e.Failed)]
+    [failed] = [one for one in store.pass_time(3.0) if isinstance(one, e.Failed)]
     assert failed.failure.role == "scheduler"
     store.submit("c", (0, K.PULL, 0))
     assert store.done()[0].error == failed.failure

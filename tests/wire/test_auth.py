@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pace
 import pytest
 import zmq
 
 from kvstore.errors import AuthError
+from kvstore.wire.auth import password
 from kvstore.wire.channel import Dealer, Poller, Router
 from kvstore.wire.context import Context
 from kvstore.wire.keys import Keys
@@ -80,7 +82,7 @@ def test_a_client_without_keys_is_refused(
     text = refused(Dealer(context(), router.address, b"bare"))
     assert "wants keys" in text
     assert router.receive(0.1) is None
-    end = time.monotonic() + PATIENCE
+    end = pace.deadline(PATIENCE)
     while not (lines := [one for one in caplog.records if one.name == "kvstore.wire"]):
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -152,7 +154,7 @@ def test_another_process_is_refused_in_time(
     refused_one = start("client", router.address, str(tmp_path / "keys"), "stranger")
     bare = start("client", router.address, "", "bare")
     for process in (refused_one, bare):
-        out, _ = process.communicate(timeout=PATIENCE)
+        out, _ = process.communicate(timeout=pace.seconds(PATIENCE))
         name, seconds, *_ = out.split()
         assert name == "AuthError", out
         assert float(seconds) < 10
@@ -204,3 +206,38 @@ def test_peers_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureF
         refusals.note(f"peer {number}", "bad key")
     assert refusals.count == 5000
     assert len(refusals._last) <= 1024
+
+
+def test_a_refusal_names_the_port_that_was_taken(
+    context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture
+) -> None:
+    router = Router(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
+    assert not router.address.endswith(":0")
+    host, _, port = router.address.rpartition("//")[2].rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as stranger:
+        stranger.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + b"\0" * 48)
+    end = pace.deadline(120)
+    while not caplog.messages and time.monotonic() < end:
+        time.sleep(0.01)
+    assert f"a connection to {router.address}" in caplog.messages[0]
+
+
+def test_a_process_of_another_job_is_told_so(
+    context: Callable[..., Context], address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = Router(context(job="ours"), address)
+    text = refused(Dealer(context(job="theirs"), router.address, b"worker"))
+    assert "another job: KVSTORE_JOB" in text
+    assert router.receive(0.0) is None
+    assert "its password is not of this job" in caplog.text
+    assert "ours" not in caplog.text + text
+    assert password("theirs").decode() not in caplog.text
+
+
+def test_a_job_may_get_its_name_after_its_address(context: Callable[..., Context]) -> None:
+    made = context(job="nobody knows this")
+    router = Router(made, "tcp://127.0.0.1:0")
+    made.job = router.address
+    dealer = Dealer(context(job=router.address), router.address, b"worker")
+    dealer.send([b"hello"])
+    assert router.receive(20)

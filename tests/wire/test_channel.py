@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import pace
 import pytest
 import zmq
 
@@ -35,7 +36,7 @@ def pair(context: Contexts, address: str, **options: object) -> tuple[Router, De
 
 
 def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
+    end = pace.deadline(PATIENCE)
     while not true():
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.01)
@@ -166,7 +167,7 @@ def test_a_dealer_finds_a_router_that_has_started_again(context: Contexts) -> No
     assert router.receive(PATIENCE)
     first.close()
     router = Router(context(), router.address)
-    end = time.monotonic() + PATIENCE
+    end = pace.deadline(PATIENCE)
     while (found := router.receive(0.1)) is None:  # what was under way when it went is lost
         assert time.monotonic() < end
         dealer.send([b"two"])
@@ -239,7 +240,7 @@ def test_a_dealer_whose_old_connection_looks_alive_is_heard_on_its_new_one(conte
     try:
         dealer = Dealer(context(), f"tcp://127.0.0.1:{relay.port}", b"worker 0")
         for turn in range(5):
-            end = time.monotonic() + PATIENCE
+            end = pace.deadline(PATIENCE)
             while (found := router.receive(0.05)) is None:
                 assert time.monotonic() < end, f"connection {turn + 1} is not heard"
                 dealer.send([b"hello"])

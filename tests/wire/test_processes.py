@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import pace
 import pytest
 
 from kvstore.errors import ProtocolError
@@ -35,7 +36,7 @@ def test_a_killed_peer_is_not_there_any_more(context: Contexts, start: Start, ad
     assert len(found[1][1]) == 1 << 20
     process.kill()
     process.wait(PATIENCE)
-    end = time.monotonic() + PATIENCE
+    end = pace.deadline(PATIENCE)
     while not gone(router, b"worker 0"):
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -63,7 +64,7 @@ def test_a_process_of_another_job_or_version_is_told(
     assert isinstance(letter.body, Hello)
     assert (letter.body.job, letter.body.protocol) == (job, PROTOCOL + bool(newer))
     router.send(found[0], codec.encode(Letter(1, 1, Refused("ConfigError", "not you"))))
-    out, errors = process.communicate(timeout=PATIENCE)
+    out, errors = process.communicate(timeout=pace.seconds(PATIENCE))
     assert "text='not you'" in out, errors
 
 
@@ -75,7 +76,7 @@ def test_a_fork_cannot_use_its_parents_connections(context: Contexts, start: Sta
         assert found is not None
         assert found[1][0].bytes in (b"before", b"after")
         router.send(found[0], [b"answer"])
-    out, errors = process.communicate(timeout=PATIENCE)
+    out, errors = process.communicate(timeout=pace.seconds(PATIENCE))
     lines = out.splitlines()
     assert len(lines) == 6, (out, errors)
     assert all(line.startswith("KVStoreError this process is a fork of process") for line in lines[:4]), out
@@ -85,6 +86,6 @@ def test_a_fork_cannot_use_its_parents_connections(context: Contexts, start: Sta
 
 def test_a_process_with_unsent_messages_ends(start: Start) -> None:
     process = start("leaves", "tcp://127.0.0.1:9")
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=pace.seconds(PATIENCE))
     assert process.returncode == 0
     assert not errors, errors

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
+import pace
 import pytest
 
 from kvstore.wire.context import Context
@@ -39,7 +40,7 @@ def beats(pulses: Pulses, name: str, seconds: float) -> int:
 
 
 def wait_for(pulses: Pulses, name: str) -> None:
-    end = time.monotonic() + PATIENCE
+    end = pace.deadline(PATIENCE)
     while not beats(pulses, name, BEAT):
         assert time.monotonic() < end, f"{name} was never heard"
 
@@ -87,6 +88,16 @@ def test_with_keys(context: Contexts, job_keys: dict[str, Keys]) -> None:
     pulses = Pulses(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
     pulse = Pulse(pulses.address, "worker 0", job_keys["worker"])
     stranger = Pulse(pulses.address, "stranger", job_keys["stranger"])
+    wait_for(pulses, "worker 0")
+    assert beats(pulses, "stranger", 10 * BEAT) == 0
+    pulse.close()
+    stranger.close()
+
+
+def test_without_keys_its_job_is_heard_only(context: Contexts, address: str) -> None:
+    pulses = Pulses(context(job="a job"), address)
+    pulse = Pulse(pulses.address, "worker 0", job="a job")
+    stranger = Pulse(pulses.address, "stranger", job="another job")
     wait_for(pulses, "worker 0")
     assert beats(pulses, "stranger", 10 * BEAT) == 0
     pulse.close()

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
+from faults.strangers import KINDS, begin, command, greeting
 
-from kvstore.errors import ProtocolError
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.wire import newcomers
+from kvstore.wire.auth import password
 from kvstore.wire.channel import Dealer, Router
 from kvstore.wire.context import Context
 from kvstore.wire.frames import Codec
@@ -22,9 +26,14 @@ from kvstore.wire.messages import Batch, Kind, Record
 Contexts = Callable[..., Context]
 PATIENCE = 30.0
 
-#: What ZMTP 3.1 begins with: signature, version, mechanism NULL, not a server, filler.
-GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
-READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+GREETING = greeting(b"PLAIN")
+_TYPE = b"\x0bSocket-Type\x00\x00\x00\x06DEALER"
+INITIATE = command(b"\x08INITIATE" + _TYPE)
+
+
+def hello(job: str) -> bytes:
+    """Say of which job one is."""
+    return command(b"\x05HELLO\x07kvstore\x40" + password(job))
 
 
 def noise(number: int) -> list[bytes]:
@@ -33,12 +42,14 @@ def noise(number: int) -> list[bytes]:
         [os.urandom(200)],
         [b"GET / HTTP/1.1\r\nHost: parameters\r\n\r\n"],
         [b"\xff" + bytes(8) + b"\x7f\x01\x00" + b"garbage" * 20],  # a version long gone
-        [GREETING.replace(b"NULL", b"EVIL")],
+        [greeting(b"EVIL")],
+        [greeting(b"NULL")],
         [GREETING, os.urandom(100)],
-        [GREETING, READY, b"\x00\x05hello"],  # a good connection, and a message too early
-        [GREETING, READY, b"\x02" + (1 << 62).to_bytes(8, "big")],  # and one of 4 EiB
+        [GREETING, hello(""), INITIATE, b"\x00\x05hello"],  # who knows the name, and a message too early
+        [GREETING, hello(""), INITIATE, b"\x02" + (1 << 62).to_bytes(8, "big")],  # and one of 4 EiB
+        [GREETING, hello("another"), INITIATE, b"\x00\x05hello"],
         [b"\xff"],
-    ][number % 8]
+    ][number % 10]
 
 
 @contextlib.contextmanager
@@ -110,18 +121,91 @@ def test_a_router_serves_among_2000_strangers(
     assert 1 <= len(lines) <= 2, lines
 
 
-def test_a_message_of_a_stranger_comes_to_the_codec_and_no_further(context: Contexts) -> None:
-    router = Router(context(), "tcp://127.0.0.1:0")
-    with socket.create_connection(("127.0.0.1", int(router.address.rpartition(":")[2])), PATIENCE) as one:
-        one.sendall(GREETING + READY)
+def connected(router: Router) -> socket.socket:
+    host, _, port = router.address.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), PATIENCE)
+
+
+@pytest.mark.parametrize("job", ["a job", "another job"])
+def test_who_does_not_know_the_job_gets_no_message_in(
+    context: Contexts, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    """And what others say comes to the codec, and no further."""
+    monkeypatch.setattr("kvstore.wire.options._HANDSHAKE", 1000)
+    router = Router(context(job="a job"), "tcp://127.0.0.1:0")
+    with connected(router) as one:
+        one.sendall(GREETING + hello(job))
         heard = b""
-        while b"READY" not in heard:
-            heard += one.recv(1000)
-        one.sendall(b"\x00\x05hello")
-        found = router.receive(PATIENCE)
+        while b"WELCOME" not in heard and (more := one.recv(1000)):
+            heard += more
+        assert (b"WELCOME" in heard) == (job == "a job")
+        with contextlib.suppress(ConnectionError):
+            one.sendall(INITIATE + b"\x00\x05hello")
+        found = router.receive(PATIENCE if job == "a job" else 0.1)
+        if job != "a job":
+            assert found is None
+            return
         assert found is not None
         with pytest.raises(ProtocolError):
             Codec("a job").decode(found[1])
+
+
+def taken(one: socket.socket) -> int:
+    """Bytes of ours that the other side has taken."""
+    return int(struct.unpack_from("Q", one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128), 120)[0])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_little_is_taken_of_a_stranger(context: Contexts, kind: str, host: str) -> None:
+    """What is more than a handshake stays where it is, or the connection is closed at once."""
+    try:
+        router = Router(context(), f"tcp://{host}:0")
+    except ConfigError:
+        pytest.skip("no IPv6")
+    first, body = KINDS[kind]
+    with connected(router) as one:
+        one.setblocking(False)
+        quiet, last, closed = 0, -1, False
+        with contextlib.suppress(ConnectionError):
+            begin(one, first)
+            while quiet < 10 and not closed:
+                time.sleep(0.05)
+                with contextlib.suppress(BlockingIOError):
+                    for _ in range(300 if len(body) < 100 else 1):
+                        one.send(body)
+                with contextlib.suppress(BlockingIOError):
+                    closed = one.recv(1000) == b""
+                quiet, last = (quiet + 1 if taken(one) == last else 0), taken(one)
+        # Small pieces may be more until we have heard of the connection.
+        assert last <= 2 * newcomers.MOST, last
+    assert router.receive(0.0) is None
+
+
+def test_a_first_message_may_be_large(context: Contexts, job_keys: dict[str, Keys]) -> None:
+    """What the kernel has left out comes again."""
+    for secured in (False, True):
+        router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
+        payloads = [os.urandom(newcomers.MOST * 10) for _ in range(10)]
+        for number, payload in enumerate(payloads):
+            dealer = Dealer(context(job_keys["worker"] if secured else None), router.address, b"w%d" % number)
+            dealer.send([payload])
+        found = dict(router.receive(PATIENCE) or pytest.fail("lost") for _ in payloads)
+        assert {name: frames[0].bytes for name, frames in found.items()} == {
+            b"w%d" % number: payload for number, payload in enumerate(payloads)
+        }
+
+
+def test_a_connection_that_ends_at_once_is_read_to_its_end(context: Contexts) -> None:
+    router = Router(context(), "tcp://127.0.0.1:0")
+    payload = os.urandom(newcomers.MOST * 10)
+    for number in range(20):
+        dealer = Dealer(context(), router.address, b"w%d" % number)
+        dealer.send([payload])
+        dealer.close(linger=PATIENCE)
+        found = router.receive(PATIENCE)
+        assert found is not None
+        assert found[1][0].bytes == payload
 
 
 @pytest.mark.parametrize("secured", [False, True])
@@ -131,9 +215,9 @@ def test_old_protocols_are_refused(
 ) -> None:
     """ZMTP 1.0 (with a signature, or none at all) and 2.0: a socket that is closed meanwhile would abort."""
     router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
-    greeting = b"\x08" + bytes(8) if revision is None else GREETING[:10] + bytes([revision, 5])
+    begin = b"\x08" + bytes(8) if revision is None else GREETING[:10] + bytes([revision, 5])
     with socket.create_connection(("127.0.0.1", int(router.address.rpartition(":")[2])), PATIENCE) as old:
-        old.sendall(greeting + b"\0\x03old\0\5hello")
+        old.sendall(begin + b"\0\x03old\0\5hello")
         with contextlib.suppress(ConnectionResetError):
             while old.recv(1000):  # its greeting, and then the end
                 pass

@@ -6,12 +6,82 @@ extra, so only `run` imports them: `digits` is the data, from scikit-learn, and 
 
 from __future__ import annotations
 
+import sys
+from dataclasses import fields
+
 import kvstore as kv
-from kvstore.errors import CapabilityError, MissingBackendError
+from kvstore import cluster, roles
+from kvstore.base import BACKENDS
+from kvstore.errors import CapabilityError, ConfigError, MissingBackendError, WorkerError
 
-from .training import Outcome, Settings, train
+from .training import Outcome, Settings, rule, train
 
-__all__ = ["Outcome", "Settings", "run"]
+__all__ = ["Outcome", "Settings", "run", "start"]
+
+
+def start(settings: Settings, workers: int, servers: int | None = None) -> int:
+    """Train in `workers` processes, with servers where the store has some; return an exit code.
+
+    Parameters
+    ----------
+    servers : int, optional
+        How many are started; None: one for a store on servers, unless this process finds some.
+
+    Raises
+    ------
+    ConfigError
+        The store has no servers, or no part in several processes.
+    MissingBackendError, CapabilityError
+        As from `run`.
+    KVStoreError
+        A worker failed.
+    """
+    kind = BACKENDS.get(settings.store.lower(), ("",))[0]
+    if kind != "dist" and servers:
+        raise ConfigError(
+            f"--servers is for stores on servers, such as 'dist_sync'; {settings.store!r} has none"
+        )
+    if kind == "device" and workers > 1:
+        raise ConfigError(
+            f"store {settings.store!r} is one of a single process, so {workers} of them would train apart"
+            f" from each other: use --store shared or dist_sync, or one process with --replicas {workers}"
+        )
+    _extras()
+    rule(settings, updates=1)
+    if kind == "dist" and (servers or not roles.signs()):
+        return _with_servers(settings, workers, servers or 1)
+    if workers == 1:
+        run(settings)
+    else:
+        _in_processes(settings, workers)
+    return 0
+
+
+def _with_servers(settings: Settings, workers: int, servers: int) -> int:
+    from ..run import run as launch
+    from ..service import Service
+
+    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    command = [sys.executable, "-m", "kvstore.launch", "demo", *options]
+    return launch(command, workers, prefix=False, service=Service(servers))
+
+
+def _in_processes(settings: Settings, workers: int) -> None:
+    from ..spawn import spawn
+
+    try:
+        spawn(run, workers, (settings,))
+    except WorkerError as error:  # without its traceback, which is ours and not the user's
+        first, *_, last = str(error).splitlines()
+        raise kv.KVStoreError(first if first == last else f"{first} {last}") from error
+
+
+def _processes() -> int:
+    """Count the processes of the job on this machine."""
+    place, part = cluster.detect(), roles.find()
+    alone = place.size == place.local_size
+    return place.local_size + (part.num_servers + 1 if part and alone else 0)
 
 
 def run(settings: Settings) -> Outcome:
@@ -24,28 +94,39 @@ def run(settings: Settings) -> Outcome:
     CapabilityError
         The store cannot run an optimizer.
     """
-    try:
-        from . import digits, screen
-    except ModuleNotFoundError as missing:
-        raise MissingBackendError(
-            f"kvstore demo needs the module {missing.name!r}; get it with: pip install 'kvstore-train[demo]'"
-        ) from missing
+    _extras()
+    from . import digits, screen
+
     with _open(settings.store) as store:
         first = store.rank == 0
         with screen.progress(settings, visible=first) as show:
             outcome = train(store, settings, digits.load(), show)
         if first:
-            screen.report(settings, outcome, store.num_workers)
+            screen.report(settings, outcome, store.num_workers, _processes())
     return outcome
 
 
+def _extras() -> None:
+    try:
+        from . import digits, screen  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise MissingBackendError(
+            f"kvstore demo needs the module {missing.name!r}; get it with: pip install 'kvstore-train[demo]'"
+        ) from missing
+
+
 def _open(name: str) -> kv.KVStore:
-    """Create a store that can train: one with all verbs, and with an optimizer of its own."""
+    """Create a store that can train: one with all verbs, all workers, and an optimizer of its own."""
     store = kv.create(name)
     if isinstance(store, kv.KVStore):
-        if store.is_capable("optimizer"):
+        whole = store.num_workers >= cluster.detect().size
+        if whole and store.is_capable("optimizer"):
             return store
         store.close()
+        if not whole:
+            raise CapabilityError(
+                f"store {name!r} has not all processes of the demo; try 'shared' or 'dist_sync'"
+            )
     raise CapabilityError(
         f"store {name!r} runs no optimizer, and the demo trains with one on the store; try 'local'"
     )

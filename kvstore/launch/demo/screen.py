@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -36,7 +37,7 @@ def progress(settings: Settings, visible: bool) -> Iterator[Callable[[float], No
             bar.stop()
 
 
-def report(settings: Settings, outcome: Outcome, workers: int) -> None:
+def report(settings: Settings, outcome: Outcome, workers: int, processes: int) -> None:
     """Print accuracy, pace, the digest of the weights, and where the time went."""
     console = Console(highlight=False)
     size = f"{settings.replicas} replicas" if workers == 1 else f"{workers} workers of {settings.replicas}"
@@ -45,6 +46,10 @@ def report(settings: Settings, outcome: Outcome, workers: int) -> None:
     console.print(f"epochs per second  {settings.epochs / outcome.seconds:.1f}")
     console.print(f"weights            {outcome.weights}")
     console.print(_times(outcome))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if processes > cores:
+        these = "a core" if cores == 1 else f"{cores} cores"
+        console.print(f"{processes} processes share {these}: while some compute, the others wait for a core")
 
 
 def _times(outcome: Outcome) -> Table:

@@ -92,7 +92,7 @@ def train(store: kv.KVStore, settings: Settings, data: Data, show: Callable[[flo
     replicas = [network.initial(settings.seed) for _ in range(settings.replicas)]
     steps = len(data.labels) // BATCH
     store.init(list(replicas[0]), list(replicas[0].values()))
-    store.set_optimizer(_optimizer(settings, steps * settings.epochs))
+    store.set_optimizer(rule(settings, steps * settings.epochs))
     watch, accuracy, start = Stopwatch(), 0.0, time.perf_counter()
     random = np.random.default_rng(settings.seed)
     for _ in range(settings.epochs):
@@ -105,7 +105,7 @@ def train(store: kv.KVStore, settings: Settings, data: Data, show: Callable[[flo
     return Outcome(accuracy, time.perf_counter() - start, watch.seconds, digest(replicas[0]))
 
 
-def _optimizer(settings: Settings, updates: int) -> kv.optimizer.Optimizer:
+def rule(settings: Settings, updates: int) -> kv.optimizer.Optimizer:
     """Build the rule with a cosine schedule: a short warm-up, then down to a hundredth at the last update."""
     options = TUNED.get(settings.optimizer.lower(), {})
     if settings.lr is not None:
@@ -120,7 +120,10 @@ def _optimizer(settings: Settings, updates: int) -> kv.optimizer.Optimizer:
 
 
 def step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, watch: Stopwatch) -> None:
-    """Take one batch: each replica the gradient of its shard, then push all keys, then pull all keys."""
+    """Take one batch: each replica the gradient of its shard, then push all keys, then pull all keys.
+
+    `pull` would wait for the slowest worker too; the barrier is there to tell that time from the pull's own.
+    """
     names = list(replicas[0])
     first = store.rank * len(replicas)
     shards = np.array_split(batch, store.num_workers * len(replicas))[first : first + len(replicas)]
@@ -131,6 +134,9 @@ def step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, 
         ]
     with watch("push"):
         store.push(names, [[part[name] for part in parts] for name in names])
+    if store.num_workers > 1 and "async" not in store.type:  # where a round waits for all
+        with watch("waiting for others"):
+            store.barrier()
     with watch("pull"):
         store.pull(names, out=[[weights[name] for weights in replicas] for name in names])
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pace
 import pytest
 
 from kvstore.kernels.cuda import Spec, cache
@@ -134,10 +135,10 @@ else:
 
 def test_a_process_that_finds_its_kernels_needs_no_numba(folder: Path) -> None:
     cache.write(folder, SPEC, cubin())
-    subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], check=True, timeout=pace.seconds(60))
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
     heavy = "{'numba', 'cuda', 'llvmlite', 'click'}"
     code = f"import sys, kvstore.kernels.cuda; assert not {heavy} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=pace.seconds(60))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pace
 import pytest
 
 from kvstore.kernels.cuda import Spec, all_specs
@@ -91,7 +92,7 @@ assert not hasattr(numpy, "row_stack")
 
 def test_a_numpy_without_row_stack_will_do() -> None:
     command = [sys.executable, "-W", "ignore", "-c", LIKE_A_LATER_NUMPY]
-    subprocess.run(command, check=True, timeout=100)
+    subprocess.run(command, check=True, timeout=pace.seconds(100))
 
 
 def test_products_and_sums_are_rounded_each(tmp_path: Path) -> None:
@@ -120,6 +121,6 @@ def test_kernels_are_built_ahead_of_time(tmp_path: Path) -> None:
     ]
     command += [argument for name in names for argument in ("--kernel", name)]
     for said in ("4 kernels compiled", "0 kernels compiled"):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=pace.seconds(100), check=True)
         assert said in done.stdout
     assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o644] * 4

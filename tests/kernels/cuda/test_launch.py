@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pace
 import pytest
 from fake_cuda import FakeDriver
 from fake_cuda.cases import DeviceTarget, fresh
@@ -110,7 +111,7 @@ assert driver.live().blocks == 0
 
 def test_a_process_without_numba_launches_what_was_made_ahead(fake_cuda: FakeDriver) -> None:  # noqa: F811
     command = [sys.executable, "-c", WITHOUT_NUMBA, str(Path(__file__).parents[2])]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=pace.seconds(60))
 
 
 def test_an_error_of_a_launch_is_raised(fake_cuda: FakeDriver, device: DeviceTarget) -> None:  # noqa: F811

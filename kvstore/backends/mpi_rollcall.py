@@ -1,0 +1,72 @@
+"""Who has called, as far as it was told: the word of each process that waits for long.
+
+The comparison of MPI's operations does not say who has not come. So a process that has waited for long tells
+all others how many operations it has announced, and who hears that in a wait answers in kind. Nothing travels
+while all come in time, and nobody waits for a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+_TAG = 1
+
+
+class RollCall:
+    """What each process of a communicator has announced; its point-to-point messages are the roll call's."""
+
+    #: Words on their way, and their requests: MPI reads the memory until they are done.
+    _sent: ClassVar[list[tuple[npt.NDArray[np.int64], list[Any]]]] = []
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self._mpi, self._comm = mpi, comm
+        self._rank, size = comm.Get_rank(), comm.Get_size()
+        self._heard = np.zeros(size, np.int64)
+        self._told = 0
+
+    def tell(self, count: int) -> None:
+        """Let all know that this process has announced so many operations; once for each number."""
+        if count <= self._told:
+            return
+        self._told = count
+        word = np.array([count], np.int64)
+        others = [rank for rank in range(len(self._heard)) if rank != self._rank]
+        self._sent[:] = [pair for pair in self._sent if not self._mpi.Request.Testall(pair[1])]
+        self._sent.append((word, [self._comm.Isend(word, rank, _TAG) for rank in others]))
+
+    def hear(self, count: int) -> None:
+        """Take in what others have told, and answer."""
+        if self.drain():
+            self.tell(count)
+
+    def drain(self) -> bool:
+        """Take in what others have told; whether anybody has."""
+        status, word, asked = self._mpi.Status(), np.empty(1, np.int64), False
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, _TAG, status):
+            rank = status.Get_source()
+            self._comm.Recv(word, rank, _TAG)
+            self._heard[rank] = max(self._heard[rank], word[0])
+            asked = True
+        return asked
+
+    def missing(self, number: int) -> list[int]:
+        """Ranks that have not told of so many operations."""
+        return [rank for rank, n in enumerate(self._heard) if n < number and rank != self._rank]
+
+
+def absent(ranks: Sequence[int]) -> str:
+    """Name who has not called, for people; all have where nobody is named."""
+    if not ranks:
+        return "and all have: one of them is stopped, or has left"
+    if len(ranks) == 1:
+        return f"and worker {ranks[0]} has not, or is stopped"
+    first = ", ".join(map(str, ranks[:-1][:8]))
+    rest = f"{len(ranks) - 8} more" if len(ranks) > 9 else f"{ranks[-1]}"
+    return f"and workers {first} and {rest} have not, or are stopped"
+
+
+__all__ = ["RollCall", "absent"]

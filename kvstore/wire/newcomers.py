@@ -1,0 +1,188 @@
+"""Connections whose handshake is not done, and the few bytes that the kernel takes from each meanwhile.
+
+ZeroMQ limits a frame, to what the largest message of a job needs; a stranger's first frame may be as large,
+on any number of connections. Nothing of a handshake is: so the kernel passes on the first bytes of a new
+connection only, by a socket filter (classic BPF), which anybody may set on a socket of his own. The others
+wait where they are, at the sender, until the handshake is done or ZeroMQ's patience with it has ended. To
+read now and then how much has come would be too late: a gigabyte takes half a second.
+
+A connection inherits a filter from the socket that listens, which passes small segments, however many; it
+gets its own as soon as we hear of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+log = logging.getLogger("kvstore.wire")
+
+#: Bytes of a connection that come through before its handshake is done. It needs less than 2,000; the rest is
+#: for first messages that are here before we have seen that it is done.
+MOST = 16 * 1024
+
+# Bytes of a segment that come through before we have heard of a connection: a greeting and the first command.
+_SMALL = 1024
+
+# What a server sends to anybody: its greeting, with CURVE its WELCOME, and that it refuses. Who is let in is
+# sent more: a READY has 40 bytes at least.
+_GREETING, _CURVE_WELCOME, _ERROR = 64, 170, 12
+
+_TCP_SAVE_SYN, _TCP_SAVED_SYN = 27, 28  # linux/tcp.h; Python knows them not
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
+_ACKED = struct.Struct("120xQ")  # tcp_info.tcpi_bytes_acked
+_SYN_BYTES = 512
+
+
+@dataclass(frozen=True)
+class _Newcomer:
+    inode: int
+    most_told: int  # bytes that a stranger is sent
+
+
+class Newcomers:
+    """The connections that were accepted and are not known to be let in."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, _Newcomer] = {}
+        # Two descriptors from the start: there may be none left when it counts.
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._hand = os.dup(self._nothing)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self._hand)
+        os.close(self._nothing)
+
+    def listen(self, fd: int) -> None:
+        """Have the kernel keep what connections to a listening socket begin with."""
+        try:
+            with self._held(fd) as one:
+                one.setsockopt(socket.IPPROTO_TCP, _TCP_SAVE_SYN, 1)
+                _attach(one, _small_ones(_SMALL))
+        except OSError as error:
+            log.debug("this kernel limits no new connections: %s", error)
+
+    def add(self, fd: int, curve: bool) -> None:
+        """Limit a connection, unless it is over, or not one of ours."""
+        with contextlib.suppress(OSError), self._held(fd) as one:
+            inode = os.fstat(one.fileno()).st_ino
+            # It can be had once: what has this number by now and was limited already has none.
+            syn = one.getsockopt(socket.IPPROTO_TCP, _TCP_SAVED_SYN, _SYN_BYTES)
+            if syn:
+                _attach(one, _first_bytes(_sequence(syn) + 1, MOST))
+                self._found[fd] = _Newcomer(inode, _GREETING + _ERROR + (_CURVE_WELCOME if curve else 0))
+            elif fd not in self._found or self._found[fd].inode != inode:  # it came by a SYN cookie
+                _detach(one)
+
+    def look(self) -> None:
+        """Free those who were let in, forget those who have gone."""
+        for fd, newcomer in list(self._found.items()):
+            try:
+                with self._held(fd) as one:
+                    done = _is_other(one, newcomer) or _is_let_in(one, newcomer)
+            except OSError:
+                done = True
+            if done:
+                del self._found[fd]
+
+    @contextlib.contextmanager
+    def _held(self, fd: int) -> Iterator[socket.socket]:
+        """Hold what has this number: ZeroMQ may close it at any time, and somebody else get the number."""
+        os.dup2(fd, self._hand, inheritable=False)
+        try:
+            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, self._hand)
+            try:
+                yield one
+            finally:
+                one.detach()
+        finally:
+            os.dup2(self._nothing, self._hand, inheritable=False)
+
+
+def _is_other(one: socket.socket, newcomer: _Newcomer) -> bool:
+    return os.fstat(one.fileno()).st_ino != newcomer.inode
+
+
+def _is_let_in(one: socket.socket, newcomer: _Newcomer) -> bool:
+    """Whether a connection is; it is freed then."""
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size)
+    # The kernel may count the SYN. One that does not count at all leaves us no way to know.
+    if len(info) == _ACKED.size and _ACKED.unpack(info)[0] <= newcomer.most_told + 1:
+        return False
+    _detach(one)
+    return True
+
+
+def _sequence(syn: bytes) -> int:
+    """Read where a connection begins: behind an IPv4 header with its options, or one of IPv6."""
+    start = (syn[0] & 15) * 4 if syn[0] >> 4 == 4 else 40
+    return int(struct.unpack_from("!I", syn, start + 4)[0])
+
+
+def _attach(one: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
+    """Put a filter in the place of the one that is there."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", len(program), ctypes.addressof(code)))
+
+
+def _detach(one: socket.socket) -> None:
+    one.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+
+
+# A filter sees a segment from its TCP header on, and returns how much of it is kept. Both begin with this:
+_HEADER = [
+    (0x30, 0, 0, 12),  # A = length of the header, in words, and flags
+    (0x74, 0, 0, 4),
+    (0x64, 0, 0, 2),
+    (0x02, 0, 0, 0),  # M[0] = A
+    (0x07, 0, 0, 0),  # X = A
+    (0x80, 0, 0, 0),  # A = length of the segment
+    (0x1C, 0, 0, 0),  # A -= X: its payload
+]
+_KEEP = (0x06, 0, 0, 0xFFFFFFFF)
+_DROP = (0x06, 0, 0, 0)
+
+
+def _small_ones(most: int) -> list[tuple[int, int, int, int]]:
+    """Write a filter that passes segments of at most so many bytes."""
+    return [*_HEADER, (0x25, 1, 0, most), _KEEP, _DROP]
+
+
+def _first_bytes(first: int, most: int) -> list[tuple[int, int, int, int]]:
+    """Write a filter that passes `most` bytes from a sequence number on, and segments that have none.
+
+    The end of a segment that is cut comes again later. One with a FIN would, when cut, end the stream too
+    early.
+    """
+    keep, drop = 23, 24
+    return [
+        *_HEADER,
+        (0x15, keep - 8, 0, 0),  # no payload
+        (0x02, 0, 0, 1),  # M[1] = A
+        (0x20, 0, 0, 4),  # A = sequence number
+        (0x14, 0, 0, first & 0xFFFFFFFF),
+        (0x35, drop - 12, 0, most),  # begins beyond
+        (0x07, 0, 0, 0),  # X = A: where it begins
+        (0x60, 0, 0, 1),
+        (0x0C, 0, 0, 0),  # A = M[1] + X: where it ends
+        (0x25, 0, keep - 16, most),  # within
+        (0x30, 0, 0, 13),  # A = flags
+        (0x45, drop - 18, 0, 1),  # FIN
+        (0x00, 0, 0, most),
+        (0x1C, 0, 0, 0),  # A = most - X: what is kept of the payload
+        (0x61, 0, 0, 0),
+        (0x0C, 0, 0, 0),  # A += M[0]
+        (0x16, 0, 0, 0),
+        _KEEP,
+        _DROP,
+    ]

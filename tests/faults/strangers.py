@@ -1,0 +1,157 @@
+"""A stranger that sends what it can, until its stdin ends: ``strangers.py KIND PORT ...``.
+
+Whenever it is cut off it connects again; at the end it tells how often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+
+def greeting(mechanism: bytes) -> bytes:
+    """What ZMTP 3.1 begins with: signature, version, mechanism, not a server, filler."""
+    return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + b"\0" + bytes(31)
+
+
+def command(body: bytes) -> bytes:
+    """Frame a command of a handshake."""
+    return b"\x04" + bytes([len(body)]) + body
+
+
+_TYPE = b"\x0bSocket-Type\x00\x00\x00\x06DEALER"
+READY = command(b"\x05READY" + _TYPE)
+_WRONG = command(b"\x05HELLO\x07kvstore\x40" + b"0" * 64)
+_INITIATE = command(b"\x08INITIATE" + _TYPE)
+_LARGE = (200 << 20).to_bytes(8, "big")
+
+#: How each kind begins, and what it says then, again and again. Who begins with a command waits for answers.
+KINDS = {
+    "parts": (greeting(b"NULL") + READY, b"\x01\x00" * (1 << 19)),
+    "parts with a password": (greeting(b"PLAIN") + _WRONG + _INITIATE, b"\x01\x00" * (1 << 19)),
+    "large parts": (greeting(b"NULL") + READY, b"\x03" + _LARGE + bytes(1 << 20)),
+    "a large command": (greeting(b"PLAIN") + b"\x06" + _LARGE, bytes(1 << 20)),
+    "a large command for keys": (greeting(b"CURVE") + b"\x06" + _LARGE, bytes(1 << 20)),
+    "a large command after a refusal": (_WRONG, b"\x06" + _LARGE + bytes(1 << 20)),
+    "a large message too early": (greeting(b"PLAIN") + b"\x02" + _LARGE, bytes(1 << 20)),
+    "small pieces": (greeting(b"PLAIN") + b"\x06" + _LARGE, bytes(64)),
+    "half a greeting": (greeting(b"PLAIN")[:40], b""),
+    "version 2": (greeting(b"NULL")[:10] + b"\x01\x05\x00\x00", b"\x01\x00" * (1 << 19)),
+    "version 1": (b"\x08" + bytes(8) + b"\0\x03old", b"\x02\x01" * (1 << 19)),
+}
+
+
+@contextlib.contextmanager
+def flood(ports: list[int], kinds: list[str]) -> Iterator[Callable[[], list[int]]]:
+    """Start one sender for each kind; yield what ends them and tells how often each has connected."""
+    arguments = [sys.executable, "-SE", __file__]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    told = [*map(str, ports)]
+    started = [subprocess.Popen([*arguments, kind, *told], text=True, **pipes) for kind in kinds]  # type: ignore[call-overload]
+    counted: list[int] = []
+
+    def end() -> list[int]:
+        counted.extend(int(one.communicate(timeout=600)[0] or 0) for one in started[len(counted) :])
+        return counted
+
+    try:
+        yield end
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+def listening(pid: int) -> list[int]:
+    """Ports at which a process listens."""
+    with open(f"/proc/{pid}/net/tcp") as file:
+        table = [line.split() for line in file.readlines()[1:]]
+    listed = {fields[9]: int(fields[1].rpartition(":")[2], 16) for fields in table if fields[3] == "0A"}
+    return sorted(port for inode, port in listed.items() if inode in _sockets(pid))
+
+
+def _sockets(pid: int) -> set[str]:
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
+    return found
+
+
+class Memory:
+    """The most memory that a process has had since, by asking until it ends; a context."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        with open(f"/proc/{pid}/clear_refs", "w") as file:
+            file.write("5")  # its peak begins again
+        self._before = self._read("VmRSS")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        #: MiB more than it had at first.
+        self.grown = 0.0
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        with contextlib.suppress(OSError, StopIteration):  # it has ended
+            while not self._stop.wait(0.05):
+                self.grown = self._read("VmHWM") - self._before
+
+    def _read(self, name: str) -> float:
+        with open(f"/proc/{self._pid}/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith(name)) / 1024
+
+
+def begin(one: socket.socket, first: bytes) -> None:
+    """Say what a kind begins with."""
+    if first == _WRONG:
+        for piece in (greeting(b"PLAIN"), first):
+            one.sendall(piece)
+            time.sleep(0.1)
+    else:
+        one.sendall(first)
+
+
+def _over() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def _send(kind: str, port: int) -> None:
+    """Connect, and send until the other side has had enough."""
+    first, body = KINDS[kind]
+    with socket.create_connection(("127.0.0.1", port), timeout=2) as one:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        begin(one, first)
+        while body and not _over():
+            one.sendall(body)
+        select.select([one, sys.stdin], [], [], 2)
+
+
+def _main() -> None:
+    connected = 0
+    for port in itertools.cycle(map(int, sys.argv[2:])):
+        if _over():
+            break
+        connected += 1
+        with contextlib.suppress(OSError):
+            _send(sys.argv[1], port)
+    sys.stdout.write(str(connected))
+
+
+if __name__ == "__main__":
+    _main()

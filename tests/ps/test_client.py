@@ -1,0 +1,29 @@
+"""What a worker may not ask: it must not come back again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import kvstore as kv
+
+
+@pytest.fixture(params=["dist_sync:1"])
+def store_name(request: pytest.FixtureRequest, on_servers: Callable[[str], str]) -> str:
+    return on_servers(str(request.param))
+
+
+def test_a_question_that_cannot_be_sent_leaves_the_store_as_it_was(store: kv.KVStore) -> None:
+    store.init("a", np.zeros(3, np.float32))
+    for head, body in ((1 << 80, ""), (0, "\ud800")):
+        with pytest.raises(kv.ArgumentError):
+            store.send_command_to_servers(head, body)
+    store.push("a", np.ones(3, np.float32))
+    assert len(store) == 1
+
+
+def test_a_threshold_that_servers_refuse_is_refused_at_once(store: kv.KVStore) -> None:
+    with pytest.raises(kv.ConfigError, match="threshold of '2bit' is inf"):
+        store.set_gradient_compression({"type": "2bit", "threshold": 1e39})

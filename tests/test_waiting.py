@@ -1,0 +1,125 @@
+"""The clock of a wait, and that whoever waits asks once more before it says that it has waited too long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore import waiting
+from kvstore.engine import Work
+from kvstore.errors import TimeoutError
+from kvstore.ps.client import Client
+from kvstore.waiting import WaitClock
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_it_is_over_and_tells_by_its_last_reading(clock: Clock) -> None:
+    wait = WaitClock(20.0)
+    clock.now += 30.0
+    assert not wait.over
+    assert not wait.tells()
+    assert wait.left == 0.0
+    assert wait.read() == 30.0
+    assert wait.over
+    assert wait.tells()
+    assert not wait.tells()
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100))
+def test_the_notice_comes_before_the_end(timeout: float, notice: float, waited: float) -> None:
+    wait = WaitClock(timeout, notice)
+    wait.waited = waited
+    assert wait.tells() or not wait.over
+    assert wait.near_notice(1.0) or not wait.over
+
+
+def test_what_holds_a_process_up_in_a_test_comes_after_the_reading(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = WaitClock(20.0)
+
+    def stall() -> None:
+        clock.now += 30.0
+
+    monkeypatch.setattr(waiting, "stall", stall)
+    assert wait.read() == 0.0
+    assert not wait.over
+    assert wait.read() == 30.0
+
+
+class StoppedClient(Client):
+    """A worker that is stopped in its turn at the sockets, until long after what it waits for has come."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._config: Any = SimpleNamespace(timeout=20.0)
+        self._lock = threading.Lock()
+        self._waiters = deque()
+        self._machine: Any = SimpleNamespace(missing=None, met=True, welcome=SimpleNamespace(rank=3))
+        self._clock = clock
+        self.ready = self.inquired = False
+
+    def _check_alive(self) -> None:
+        pass
+
+    def _inquire(self, operation: Any) -> None:
+        self.inquired = True
+
+    def _drive(self) -> None:
+        self._clock.now += 60.0
+        self.ready = True
+
+
+def test_what_comes_in_the_turn_in_which_the_deadline_passes_is_not_late(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = StoppedClient(clock)
+    client._wait(lambda: client.ready, "the others")
+    assert not client.inquired
+    assert not caplog.records
+
+
+def test_a_wait_for_the_job_to_start_knows_its_rank_before_the_store_does(clock: Clock) -> None:
+    client = StoppedClient(clock)
+    assert client._waiting("the others", 10.0) == "worker 3 has waited 10 s for the others"
+
+
+def test_what_really_is_late_is_told(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    client = StoppedClient(clock)
+    with pytest.raises(TimeoutError, match="worker 3 has waited 60 s for the others"):
+        client._wait(lambda: False, "the others")
+    assert client.inquired
+    assert len(caplog.records) == 1
+
+
+class LateEvent(threading.Event):
+    """Set at the very end of a wait, too late for it to notice."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return False
+
+
+def test_an_operation_that_completes_at_the_end_of_a_wait_is_complete() -> None:
+    work = Work("push of key 1", 20.0)
+    work._finished = LateEvent()
+    work.wait()
+    work.wait(0.0)
