@@ -17,6 +17,7 @@ FLAGS = [
     "-fwrapv",
     "-pthread",
 ]
+NATIVE = "kvstore/stores/shared/native"  # what the shared store has in C
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
 
 
@@ -42,10 +43,10 @@ extensions = [cpu]
 if sys.platform == "linux":  # futexes, memfd and pidfd are its own
     extensions.append(
         Extension(
-            "kvstore.memory._shared",
-            ["kvstore/memory/_shared.pyx"],
-            include_dirs=["kvstore/memory", "kernels", numpy.get_include()],
-            depends=parts("kvstore/memory") + parts("kernels"),
+            "kvstore.stores.shared.native._shared",
+            [f"{NATIVE}/_shared.pyx"],
+            include_dirs=[NATIVE, "kernels", numpy.get_include()],
+            depends=parts(NATIVE) + parts("kernels"),
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)],
             extra_compile_args=FLAGS + QUIET,
             extra_link_args=["-pthread"],

@@ -29,7 +29,12 @@ from .shared import stop
 #: Peers of environments of their own, and the variable that names the interpreter.
 ELSEWHERE = {"mxnet": "KVSTORE_BENCH_MXNET", "gloo": "KVSTORE_BENCH_TORCH"}
 #: What our own entries need.
-OURS = ("kvstore.backends.dist", "kvstore.ps.loop_server", "kvstore.ps.server", "kvstore.ps.scheduler")
+OURS = (
+    "kvstore.stores.parameter_server.worker.backend",
+    "kvstore.stores.parameter_server.server.loop",
+    "kvstore.stores.parameter_server.server.machine",
+    "kvstore.stores.parameter_server.scheduler.machine",
+)
 #: Memory of a peer in arrays of each worker, its servers included.
 COPIES = {"ours": 6, "mxnet": 8}
 

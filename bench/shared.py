@@ -53,7 +53,7 @@ def settings(processes: int) -> list[GroupSetting]:
 
 
 def _exists() -> bool:
-    return importlib.util.find_spec("kvstore.backends.shared") is not None
+    return importlib.util.find_spec("kvstore.stores.shared.backend") is not None
 
 
 @contextmanager

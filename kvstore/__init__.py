@@ -29,6 +29,7 @@ except ImportError as _error:
     ) from _error
 
 from . import errors, optimizer
+from .arrays.sparse import RowSparseArray
 from .base import KVStoreBase, TestStore, create
 from .engine import Work
 from .errors import (
@@ -57,10 +58,11 @@ from .errors import (
 )
 from .optimizer import lr_scheduler
 from .plan import Plan
-from .sparse import RowSparseArray
 from .store import KVStore, Statistics
 
 __version__ = "0.1.0"
+
+sys.modules[f"{__name__}.sparse"] = sys.modules[RowSparseArray.__module__]  # old pickles say so
 
 #: MXNet's spelling of `KVStoreBase.register`.
 register = KVStoreBase.register

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import cluster
 from .errors import ArgumentError, CapabilityError, ConfigError
+from .settings import launchers
 from .store import KVStore
 
 
@@ -37,7 +37,7 @@ def check_size(store: KVStore, size: int) -> None:
     if size == store.num_workers:
         return
     cure = "create 'shared', or another store of all of them"
-    if cluster.detect().launcher == "none":
+    if launchers.detect().launcher == "none":
         cure = (
             "nothing says here that there are others. Start the processes with torchrun or `kvstore run`; or "
             "where the program starts them (torch.multiprocessing.spawn), set RANK, WORLD_SIZE, LOCAL_RANK, "

@@ -11,40 +11,38 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, overload
 
-from .arrays import readable, same_type, writable
+from .arrays.host import readable, same_type, writable
 from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, MissingBackendError, ShapeError
 
 if TYPE_CHECKING:
-    from .cluster import Placement
+    from .settings.launchers import Placement
     from .store import KVStore
 
 log = logging.getLogger("kvstore")
 
 K = TypeVar("K", bound=type)
 
-_LOCAL = ("local", "LocalBackend")
+_LOCAL = ("local.backend", "LocalBackend")
 #: Stores of one process, which become `shared` where our own launcher has started several.
 _ALONE = ("local", "local_update_cpu", "local_allreduce_cpu")
 #: Stores on parameter servers.
+_SERVERS = "parameter_server.worker.backend"
 _DIST = {
     "DistBackend": "dist dist_sync dist_device dist_device_sync dist_sync_device",
     "AsyncDistBackend": "dist_async dist_device_async dist_async_device",
     "P3Backend": "p3 dist_p3",
 }
 
-#: Literal name -> (module in kvstore.backends, class).
+#: Literal name -> (module in kvstore.stores, class).
 BACKENDS: dict[str, tuple[str, str]] = dict.fromkeys(_ALONE, _LOCAL)
-BACKENDS.update(dict.fromkeys(("device", "local_allreduce_device"), ("device", "DeviceBackend")))
-BACKENDS["shared"] = ("shared", "SharedBackend")
-BACKENDS.update({name: ("dist", cls) for cls, names in _DIST.items() for name in names.split()})
+BACKENDS.update(dict.fromkeys(("device", "local_allreduce_device"), ("device.backend", "DeviceBackend")))
+BACKENDS["shared"] = ("shared.backend", "SharedBackend")
+BACKENDS.update({name: (_SERVERS, cls) for cls, names in _DIST.items() for name in names.split()})
 #: Stores on engines of others, each imported when asked for.
-_ENGINES = {
-    "mpi": "MpiBackend",
-    "horovod": "HorovodBackend",
-    "nccl": "NcclBackend",
-    "byteps": "BytePSBackend",
-}
-BACKENDS.update({name: (name, cls) for name, cls in _ENGINES.items()})
+BACKENDS["mpi"] = ("collectives.mpi.backend", "MpiBackend")
+BACKENDS["horovod"] = ("collectives.horovod", "HorovodBackend")
+BACKENDS["nccl"] = ("collectives.nccl.backend", "NcclBackend")
+BACKENDS["byteps"] = ("collectives.byteps", "BytePSBackend")
 
 #: What `create` knows, for editors and type checkers.
 StoreName: TypeAlias = Literal[
@@ -230,22 +228,22 @@ def create(name: str = "local", **options: Any) -> KVStore:
 
 
 def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
-    from .config import store_config
+    from .settings.options import store_config
     from .store import KVStore
 
     config = store_config(options)
     shared = literal in _ALONE and config.processes != 1 and _has_peers()
     module, cls = BACKENDS["shared" if shared else literal]
-    if module == "dist":
+    if module == _SERVERS:
         _serve_if_told()
         cls = _van(literal, cls)
-    if module == "shared" and sys.platform != "linux":
+    if module == "shared.backend" and sys.platform != "linux":
         raise MissingBackendError(
             f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of "
             "deaths are memfd, futex and pidfd"
         )
-    backend = getattr(importlib.import_module(f".backends.{module}", __package__), cls)(config)
-    if config.processes != 1 and module != "dist":  # whose numbers are those of the job
+    backend = getattr(importlib.import_module(f".stores.{module}", __package__), cls)(config)
+    if config.processes != 1 and module != _SERVERS:  # whose numbers are those of the job
         warn_if_apart(literal, backend.num_workers)
     return KVStore(literal, backend, config)
 
@@ -264,11 +262,11 @@ def _van(literal: str, cls: str) -> str:
 
 def _serve_if_told() -> None:
     """In a process that was started as a server or scheduler: be one, and then end the process."""
-    from .roles import find
+    from .settings.roles import find
 
     roles = find()
     if roles is not None and roles.role != "worker":
-        from .backends.dist_roles import serve
+        from .stores.parameter_server.role_process import serve
 
         serve(roles)
         raise SystemExit(0)
@@ -276,7 +274,7 @@ def _serve_if_told() -> None:
 
 def _has_peers() -> bool:
     """Whether this process was started by `kvstore run` or `spawn` together with others."""
-    from .cluster import detect
+    from .settings.launchers import detect
 
     place = detect()
     return place.launcher == "kvstore" and place.size > 1
@@ -284,7 +282,7 @@ def _has_peers() -> bool:
 
 def warn_if_apart(name: str, workers: int = 1) -> None:
     """Warn, once in a process, of a store that has fewer workers than the launcher has started."""
-    from .cluster import detect
+    from .settings.launchers import detect
 
     try:
         place = detect()

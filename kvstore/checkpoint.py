@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from . import tensor_file
-from .arrays import bfloat16
+from .arrays.grouping import Key, plain_key
+from .arrays.host import bfloat16
+from .arrays.sparse import RowSparseArray, kind_of
 from .errors import KeyKindError, StateFileError
-from .grouping import Key, plain_key
-from .sparse import RowSparseArray, kind_of
 
 if TYPE_CHECKING:
-    from .backends.protocol import Backend, Kind
+    from .stores.protocol import Backend, Kind
 
 _FORMAT = "kvstore.values"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .grouping import Group
+from .arrays.grouping import Group
 
 if TYPE_CHECKING:
     from .store import KVStore

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import addresses
 from .errors import (
     ArgumentError,
     ClosedError,
@@ -29,11 +28,12 @@ from .errors import (
 )
 from .launch import serve
 from .launch.certificates import Certificates, written
-from .launch.member import Part
+from .launch.child_process import Part
 from .launch.process import new_job, variables
 from .launch.service import variables_of
-from .roles import LOOPBACK
-from .wire.keys import Keys
+from .settings import addresses
+from .settings.keys import Keys
+from .settings.roles import LOOPBACK
 
 try:
     import ray as _ray
@@ -584,7 +584,7 @@ def _host(alone: bool) -> str:
 
 @contextlib.contextmanager
 def _keys(data: bytes) -> Any:
-    """Put keys where `kvstore.roles` finds them: memory without a name, as long as they are needed."""
+    """Put keys where `settings.roles` finds them: memory without a name, as long as they are needed."""
     if not data:
         yield {}
         return

@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import Any, NoReturn, SupportsIndex
 
 from . import checkpoint
-from .backends.protocol import Backend
+from .arrays.grouping import Group, Key, group, pair_rows, plain_key
 from .base import KVStoreBase, check_capability
 from .compression import create as create_codec
 from .compression.feedback import required
-from .config import StoreConfig
 from .engine import Engine, Work
 from .errors import (
     ArgumentError,
@@ -28,9 +27,10 @@ from .errors import (
     KeyNotFoundError,
     TimeoutError,
 )
-from .grouping import Group, Key, group, pair_rows, plain_key
 from .optimizer import Optimizer, Updater
 from .plan import Plan
+from .settings.options import StoreConfig
+from .stores.protocol import Backend
 
 PathLike = str | os.PathLike[str]
 

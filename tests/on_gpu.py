@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from kvstore.arrays import DTYPES
+from kvstore.arrays.host import DTYPES
 from kvstore.base import BACKENDS
-from kvstore.config import store_config
 from kvstore.devices.arrays import DeviceArray
+from kvstore.settings.options import store_config
 
 #: Makes an array on a GPU of a host array, and has a method `get` that waits and copies it back.
 Make = Callable[..., Any]
@@ -28,7 +28,7 @@ class OnGpu(kv.KVStore):
         config = store_config(options)
         self._make = make
         module, backend = BACKENDS[name]
-        made = getattr(importlib.import_module(f"kvstore.backends.{module}"), backend)(config)
+        made = getattr(importlib.import_module(f"kvstore.stores.{module}"), backend)(config)
         super().__init__(name, made, config)
 
     # A call's arrays, by the object that stands for them, so that one array stays one array.

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import kvstore as kv
-from kvstore import pages
+from kvstore.arrays import pages
 from kvstore.kernels import cpu
 
 BIG = 1_000_000

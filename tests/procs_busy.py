@@ -38,14 +38,14 @@ def _name(message: Any) -> str:
 
 
 def scheduler() -> None:
-    from kvstore.ps.scheduler import Scheduler
+    from kvstore.stores.parameter_server.scheduler.machine import Scheduler
 
     holds(Scheduler)
     servers.scheduler()
 
 
 def server() -> None:
-    from kvstore.ps.server import Server
+    from kvstore.stores.parameter_server.server.machine import Server
 
     holds(Server)
     servers.server()
@@ -123,7 +123,7 @@ def _deadline(backend: Any, seconds: float) -> Iterator[None]:
 
 
 def _nobody_is_late_who_is_ready() -> None:
-    from kvstore.ps.client import Client
+    from kvstore.stores.parameter_server.worker.client import Client
 
     wait = Client._wait
 

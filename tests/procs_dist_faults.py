@@ -31,7 +31,7 @@ from own_rules import Added
 from references import Array
 
 import kvstore as kv
-from kvstore.ps import loop_server
+from kvstore.stores.parameter_server.server import loop as server_loop
 
 F = np.float32
 #: One key of one slice, and one of five slices (of 64 KB) on all servers.
@@ -238,7 +238,7 @@ def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
 
 def die_after(messages: int) -> None:
     """Die by SIGKILL after so many more messages to servers."""
-    from kvstore.ps import sockets
+    from kvstore.stores.parameter_server.transport import sockets
 
     send, left = sockets.WorkerSockets.send, itertools.count(messages, -1)
 
@@ -493,7 +493,7 @@ def behind() -> None:
     """Be a server that tells the others to come to an address which the test says, once it knows ours."""
     from servers import server
 
-    from kvstore.ps import sockets
+    from kvstore.stores.parameter_server.transport import sockets
 
     class Behind(sockets.ServerSockets):
         def __init__(self, *arguments: Any) -> None:
@@ -501,7 +501,7 @@ def behind() -> None:
             tell(f"at {self.address}")
             self.address = hear()
 
-    loop_server.ServerSockets = Behind  # type: ignore[misc]
+    server_loop.ServerSockets = Behind  # type: ignore[misc]
     server()
 
 
@@ -509,7 +509,8 @@ def scheduler_behind() -> None:
     """Be a scheduler that tells the others to look for its echo at an address which the test says."""
     from servers import scheduler
 
-    from kvstore.ps import loop_scheduler, sockets
+    from kvstore.stores.parameter_server.scheduler import loop as scheduler_loop
+    from kvstore.stores.parameter_server.transport import sockets
 
     class Behind(sockets.SchedulerSockets):
         elsewhere = ""
@@ -523,7 +524,7 @@ def scheduler_behind() -> None:
         def echo(self, address: str) -> None:
             tell(f"echo at {address}")
 
-    loop_scheduler.SchedulerSockets = Behind  # type: ignore[misc]
+    scheduler_loop.SchedulerSockets = Behind  # type: ignore[misc]
     scheduler()
 
 
@@ -770,7 +771,8 @@ def sits() -> None:
 
 def of_another_version() -> str:
     """A process of a later release."""
-    from kvstore.ps import messages, process
+    from kvstore.stores.parameter_server.protocol import messages
+    from kvstore.stores.parameter_server.worker import process
 
     process.m = SimpleNamespace(**{**vars(messages), "PROTOCOL": 99})  # type: ignore[assignment]
     return refused("ProtocolError")

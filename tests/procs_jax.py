@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from kvstore.cluster import detect
+from kvstore.settings.launchers import detect
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 

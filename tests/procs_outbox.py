@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jobs import hear, tell
 
-from kvstore.memory.outbox import Inbox, Outbox, Values
+from kvstore.stores.parameter_server.transport.shared_buffers import Inbox, Outbox, Values
 
 MIB = 1024 * 1024
 

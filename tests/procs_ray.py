@@ -270,7 +270,7 @@ def encrypted(folder: str) -> Any:
 
 
 def _secret() -> Any:
-    from kvstore import roles
+    from kvstore.settings import roles
 
     with _open() as store:
         part = roles.find()

@@ -432,7 +432,7 @@ def few_files(rank: int) -> None:
 
 def bring_in_shared() -> None:
     """Import what `create("shared")` imports: a limit set for the store must not stop its modules."""
-    importlib.import_module("kvstore.backends.shared")
+    importlib.import_module("kvstore.stores.shared.backend")
 
 
 def few_files_at_first() -> str:
@@ -630,7 +630,7 @@ def gives_up(size: int) -> None:
 
 def die_after(arrivals: int) -> None:
     """Be killed at the arrival after so many."""
-    from kvstore.memory import _shared as shm
+    from kvstore.stores.shared.native import _shared as shm
 
     left = [arrivals]
 
@@ -684,7 +684,7 @@ def keys_of_two_rounds(folder: str, optimizer: bool) -> None:
 
     What was summed goes back a round, for all to stand at one; what an optimizer has updated does not.
     """
-    from kvstore.backends.shared_waits import Waits
+    from kvstore.stores.shared.waiting import Waits
 
     store = kv.create("shared")
     keys, path = ["c", "d"], Path(folder) / "values"

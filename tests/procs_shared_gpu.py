@@ -649,7 +649,7 @@ def nothing_of_cuda() -> list[str]:
     return [
         name
         for name in sys.modules
-        if name.split(".")[0] in ("cuda", "numba") or name.startswith("kvstore.backends.shared_gpu")
+        if name.split(".")[0] in ("cuda", "numba") or name.startswith("kvstore.stores.shared.staging")
     ]
 
 

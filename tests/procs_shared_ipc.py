@@ -537,7 +537,7 @@ def one_closes_late() -> None:
             assert made.fake.live().exported == 1
             tell("left")
             assert hear() == "go"
-            from kvstore.backends import shared_ipc
+            from kvstore.stores.shared.ipc import exchange
 
-            shared_ipc._sweep()
+            exchange._sweep()
             assert made.fake.live().exported == 0

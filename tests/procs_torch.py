@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import kvstore as kv
-from kvstore.cluster import detect
+from kvstore.settings.launchers import detect
 from kvstore.torch import DistributedOptimizer, HookState, allreduce_hook, broadcast
 
 RATE, MOMENTUM, BATCH = 0.1, 0.9, 32

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstore.errors import KVStoreError
-from kvstore.wire import frames
-from kvstore.wire.channel import Dealer
-from kvstore.wire.context import Context
-from kvstore.wire.frames import Codec
-from kvstore.wire.keys import Keys
-from kvstore.wire.messages import PROTOCOL, Barrier, Hello, Letter
-from kvstore.wire.pulse import Pulse
+from kvstore.settings.keys import Keys
+from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Barrier, Hello, Letter
+from kvstore.stores.parameter_server.transport import frames
+from kvstore.stores.parameter_server.transport.channel import Dealer
+from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.heartbeats import Pulse
 
 
 def say(*words: object) -> None:

@@ -79,24 +79,24 @@ class ServedJob(jobs.Job):
 
 def scheduler() -> None:
     """Be the scheduler of a job."""
-    from kvstore import roles
-    from kvstore.backends import dist_roles
+    from kvstore.settings import roles
+    from kvstore.stores.parameter_server import role_process
 
     found = roles.find()
     assert found is not None
-    dist_roles.scheduler(found, report=lambda address: jobs.tell(f"at {address}"))
+    role_process.scheduler(found, report=lambda address: jobs.tell(f"at {address}"))
 
 
 def server() -> None:
     """Be a server of a job, which knows the rules of own_rules.py."""
     import own_rules  # noqa: F401
 
-    from kvstore import roles
-    from kvstore.backends import dist_roles
+    from kvstore.settings import roles
+    from kvstore.stores.parameter_server import role_process
 
     found = roles.find()
     assert found is not None
-    dist_roles.server(found)
+    role_process.server(found)
 
 
 @contextlib.contextmanager

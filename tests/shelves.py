@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore as kv
-from kvstore.backends.dist_shelf import Job, Payload, Shelf
-from kvstore.memory.outbox import Values
 from kvstore.optimizer import Optimizer
-from kvstore.ps.messages import KeyEntry, KeySpec, Slice
+from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
+from kvstore.stores.parameter_server.server.store_shard import Job, Payload, Shelf
+from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
 Array = npt.NDArray[Any]
 Value = Array | kv.RowSparseArray

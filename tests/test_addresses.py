@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import kvstore as kv
-from kvstore import addresses
+from kvstore.settings import addresses
 
 
 def test_the_loopback_is_an_interface() -> None:

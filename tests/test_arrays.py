@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import kvstore as kv
-from kvstore.arrays import bfloat16, dtype_named, is_array, readable, same_type, writable
+from kvstore.arrays.host import bfloat16, dtype_named, is_array, readable, same_type, writable
 
 Array = npt.NDArray[Any]
 

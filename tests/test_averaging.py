@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kvstore as kv
-from kvstore import cluster
 from kvstore.averaging import check_size
+from kvstore.settings import launchers
 
 RECIPE = Path(__file__).parents[1] / "docs" / "how-to" / "pytorch.md"
 
@@ -49,6 +49,6 @@ def test_the_variables_of_the_recipe_make_a_job(monkeypatch: pytest.MonkeyPatch)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # so that what the recipe sets is taken back
     script["place"](1, 2, 29500)
-    found = cluster.detect()
+    found = launchers.detect()
     assert (found.launcher, found.rank, found.size, found.local_size) == ("torchrun", 1, 2, 2)
     assert "29500" in found.job

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.cluster import Placement, alternatives, detect
+from kvstore.settings.launchers import Placement, alternatives, detect
 
 OWN = {
     "KVSTORE_JOB": "5a0e",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kvstore as kv
-from kvstore.config import StoreConfig, store_config
 from kvstore.kernels import cpu
+from kvstore.settings.options import StoreConfig, store_config
 
 WITHOUT_MEANING = [
     "MXNET_KVSTORE_USETREE",

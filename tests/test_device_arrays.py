@@ -16,7 +16,7 @@ from fake_torch import FakeTorch
 from lazy_driver import GpuArray, LazyDriver, installed, new_stream
 
 import kvstore as kv
-from kvstore.arrays import DTYPES
+from kvstore.arrays.host import DTYPES
 from kvstore.devices import arrays, dlpack, driver, memory, place, streams
 
 Array = npt.NDArray[Any]

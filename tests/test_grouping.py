@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.grouping import group, plain_key
+from kvstore.arrays.grouping import group, plain_key
 
 
 class Number(enum.IntEnum):

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore import addresses, roles
-from kvstore.roles import Roles, find
-from kvstore.wire.keys import Keys
+from kvstore.settings import addresses, roles
+from kvstore.settings.keys import Keys
+from kvstore.settings.roles import Roles, find
 
 #: As dmlc's tracker sets them.
 DMLC = {

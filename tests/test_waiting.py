@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvstore import waiting
 from kvstore.engine import Work
 from kvstore.errors import TimeoutError
-from kvstore.ps.client import Client
+from kvstore.stores.parameter_server.worker.client import Client
 from kvstore.waiting import WaitClock
 
 

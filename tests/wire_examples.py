@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import inspect
 
-from kvstore.wire.messages import Batch, Control, Kind, Place, Record
+from kvstore.stores.parameter_server.protocol.messages import Batch, Control, Kind, Place, Record
 
 
 def control(seed: int = 0) -> list[Any]:

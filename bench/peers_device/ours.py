@@ -63,10 +63,10 @@ class Ours(Peer):
         """Launch a codec's kernel, which stores do only as part of more."""
         if data.device != "cuda":
             raise Unsupported("kernels need a GPU")
-        from kvstore.backends.device_launches import Launches
         from kvstore.devices import arrays, driver
         from kvstore.devices.place import Place
         from kvstore.kernels import cuda
+        from kvstore.stores.device.launches import Launches
 
         case, torch = data.case, data.torch
         place = Place(driver.get(), torch.cuda.current_device())

@@ -37,10 +37,11 @@ _MOST_BYTES = 16 << 20  # a cubin has some ten thousand
 
 @lru_cache(maxsize=1)
 def source_key() -> str:
-    """Hash of the text of all modules beside this one."""
+    """Hash of the text of all modules of this package."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    here = Path(__file__).parent
+    for path in sorted(here.rglob("*.py")):
+        digest.update(path.relative_to(here).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

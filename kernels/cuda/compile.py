@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from . import targets
-from .bodies import body
+from .bodies import targets
+from .bodies.from_spec import body
 from .cache import source_key, toolchain
 from .cubin import Cubin
 from .spec import Spec, most_registers

@@ -42,7 +42,7 @@ class HostKernel:
 
 @cache
 def _runner(spec: Spec, compiled: bool) -> Callable[[int, int, Any], None]:
-    from .bodies import body
+    from .bodies.from_spec import body
 
     one = body(spec)
 
@@ -53,6 +53,6 @@ def _runner(spec: Spec, compiled: bool) -> Callable[[int, int, Any], None]:
 
     if not compiled:
         return run
-    from .targets import njit
+    from .bodies.targets import njit
 
     return njit(run)

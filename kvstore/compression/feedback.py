@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import pages, tensor_file
+from .. import tensor_file
+from ..arrays import pages
+from ..arrays.grouping import Key, plain_key
+from ..arrays.sparse import RowSparseArray
 from ..errors import ArrayError, ConfigError, DTypeError, StateFileError
-from ..grouping import Key, plain_key
 from ..kernels import cpu
-from ..sparse import RowSparseArray
 from .codec import Codec
 from .pushed import Called, Compiled, Pushed
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.grouping import Key
 from ..errors import CodecError, KVStoreError
-from ..grouping import Key
 from ..kernels import cpu
 from .codec import Codec
 

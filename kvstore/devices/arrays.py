@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import DTYPES, bfloat16, refuse_what_is_no_array
+from ..arrays.host import DTYPES, bfloat16, refuse_what_is_no_array
+from ..arrays.sparse import RowSparseArray
 from ..errors import ArrayError, DTypeError, KVStoreError
-from ..sparse import RowSparseArray
 from . import dlpack, driver, streams
 from .memory import Memory, host_copy
 from .streams import Stream
@@ -353,7 +353,7 @@ def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView
     ArrayError
         Read-only or immutable where it is to be written; sparse, masked, or otherwise no plain array.
     DTypeError
-        An element type outside of `kvstore.arrays.DTYPES`.
+        An element type outside of `kvstore.arrays.host.DTYPES`.
     """
     kind = _kind(type(obj))
     made: DeviceView = obj if kind == "view" else _readers[kind](obj, what, stream)

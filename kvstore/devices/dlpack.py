@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import bfloat16
+from ..arrays.host import bfloat16
 from ..errors import ArrayError, DTypeError
 
 CUDA, CUDA_HOST, CUDA_MANAGED = 2, 3, 13

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from kvstore.config import StoreConfig
+from kvstore.settings.options import StoreConfig
 
-from .member import Part
+from .child_process import Part
 
 _MISSED = re.compile(rb"PeerLostError: (worker|server) ([0-9]+) (?:is lost: it has failed|of [0-9]+ died)")
 _ALL_MISSED = b"Error: all workers are lost"

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from kvstore.errors import ConfigError
-from kvstore.wire.keys import Keys
+from kvstore.settings.keys import Keys
 
 _SEALS = 0x000F  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 _F_ADD_SEALS = 1033

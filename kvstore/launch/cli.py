@@ -164,11 +164,12 @@ def run(
     A PROGRAM whose name ends with .py runs in this Python. The first process that fails ends the others, and
     its exit code is that of the command. `--` ends the options, and may be left out.
     """
-    from kvstore.launch import fleet, service
+    from kvstore.launch import service
+    from kvstore.launch.hosts import remote_hosts
     from kvstore.launch.run import command_of
     from kvstore.launch.run import run as start
 
-    there = fleet.wanted(workers, servers, hosts, hostfile, ssh_command, python, exports)
+    there = remote_hosts.wanted(workers, servers, hosts, hostfile, ssh_command, python, exports)
     command = command_of(program, arguments, module, there.python if there else None)
     parts = service.wanted(servers, program, options, there)
     raise SystemExit(start(command, workers, restarts, not no_prefix, parts, there))
@@ -205,7 +206,7 @@ def role(
     """
     import os
 
-    from kvstore.launch.meeting import meeting
+    from kvstore.launch.rendezvous import meeting
     from kvstore.launch.role import Company, placed
     from kvstore.launch.role import run as start
     from kvstore.launch.run import command_of

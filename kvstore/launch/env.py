@@ -1,12 +1,12 @@
-"""``kvstore env``: what `kvstore.cluster` and `kvstore.roles` make of our variables, and why."""
+"""``kvstore env``: what `settings.launchers` and `settings.roles` make of our variables, and why."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 
-from kvstore import cluster, roles
 from kvstore.errors import ConfigError
+from kvstore.settings import launchers, roles
 
 _SECTIONS = ("parameter_server", "others")
 
@@ -22,14 +22,14 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
     Returns
     -------
     dict
-        Ready for JSON: the fields of `kvstore.cluster.Placement`, or ``error``; ``parameter_server``, the
-        fields of `kvstore.roles.Roles` without keys, or ``error``, or None; and ``others``, a list of
+        Ready for JSON: the fields of `settings.launchers.Placement`, or ``error``; ``parameter_server``, the
+        fields of `settings.roles.Roles` without keys, or ``error``, or None; and ``others``, a list of
         ``launcher`` and ``verdict``.
     """
-    others = [{"launcher": name, "verdict": text} for name, text in cluster.alternatives(environment)]
+    others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
     found: dict[str, object]
     try:
-        found = dataclasses.asdict(cluster.detect(environment))
+        found = dataclasses.asdict(launchers.detect(environment))
     except ConfigError as error:
         found = {"error": str(error)}
     return {**found, "parameter_server": _part(environment), "others": others}

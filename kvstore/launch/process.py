@@ -25,7 +25,7 @@ def new_job() -> str:
 def variables(
     job: str, rank: int, size: int, restart: int = 0, local: tuple[int, int] | None = None
 ) -> dict[str, str]:
-    """Make the variables by which `kvstore.cluster.detect` knows a worker.
+    """Make the variables by which `kvstore.settings.launchers.detect` knows a worker.
 
     `local` is its rank and their number on its machine, where there are several machines.
     """

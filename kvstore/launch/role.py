@@ -15,17 +15,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstore import cluster
-from kvstore.cluster import Placement
 from kvstore.errors import ConfigError
+from kvstore.settings import launchers
+from kvstore.settings.launchers import Placement
 
 from .causes import misses, patience
-from .here import Here
-from .keeper import Keeper
-from .meeting import Meeting
-from .member import Member, Part
+from .child_process import Member, Part
+from .local_host import Here
+from .orphan_reaper import Keeper
+from .output_relay import Relay
 from .process import GRACE, adopt_orphans, stopped, tied_to, told
-from .relay import Relay
+from .rendezvous import Meeting
 from .service import variables_of
 from .signals import ENDING
 
@@ -85,7 +85,7 @@ def placed() -> Placement:
     ConfigError
         No launcher has made one, or it was `kvstore run`, which starts servers itself.
     """
-    place = cluster.detect()
+    place = launchers.detect()
     if place.launcher in ("none", "kvstore"):
         other = "no launcher has started this process" if place.launcher == "none" else "kvstore run has"
         raise ConfigError(

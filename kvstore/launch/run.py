@@ -21,15 +21,15 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 
 from .causes import Causes
-from .fleet import Fleet, Hosts
-from .here import Here
-from .keeper import Keeper
-from .member import Part
+from .child_process import Part
+from .hosts.host_protocol import Running, Site
+from .hosts.remote_hosts import Fleet, Hosts
+from .local_host import Here
+from .orphan_reaper import Keeper
+from .output_relay import Relay
 from .process import DESERTED, adopt_orphans, new_job, signal_name, variables
-from .relay import Relay
 from .service import Cast, Service
 from .signals import ENDING
-from .site import Running, Site
 
 _LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
 _LOOK = 0.05  # seconds between two looks at groups that are about to end

@@ -9,9 +9,9 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from kvstore import addresses, roles
 from kvstore.errors import ConfigError, KVStoreError
-from kvstore.ps.config import ps_config
+from kvstore.settings import addresses, roles
+from kvstore.settings.parameter_server import ps_config
 
 from .process import DESERTED
 
@@ -54,13 +54,13 @@ def scheduler(environment: Mapping[str, str], report: Callable[[str], None], lau
     Where a launcher asks it to end and no worker has ever come, its exit code says so.
     """
     found = _part(environment)
-    from kvstore.backends import dist_roles
+    from kvstore.stores.parameter_server import role_process
 
     def bound(address: str) -> None:
         """Tell the address that others use, which need not be the one that the socket has."""
         report(found.bound(addresses.split(address)[1]).scheduler)
 
-    dist_roles.scheduler(found, ps_config(environment), bound, _tell_if_deserted if launched else None)
+    role_process.scheduler(found, ps_config(environment), bound, _tell_if_deserted if launched else None)
 
 
 def _tell_if_deserted(deserted: Callable[[], bool]) -> None:
@@ -81,9 +81,9 @@ def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
     found = _part(environment)
     for name in imports:
         _import(name)
-    from kvstore.backends import dist_roles
+    from kvstore.stores.parameter_server import role_process
 
-    dist_roles.server(found, ps_config(environment))
+    role_process.server(found, ps_config(environment))
 
 
 def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstore import addresses, roles
 from kvstore.errors import ConfigError
-from kvstore.ps.config import ps_config
-from kvstore.wire.keys import Keys
+from kvstore.settings import addresses, roles
+from kvstore.settings.keys import Keys
+from kvstore.settings.parameter_server import ps_config
 
 from .certificates import Certificates, written
-from .fleet import Hosts
-from .member import Part
+from .child_process import Part
+from .hosts.remote_hosts import Hosts
 
 #: Variables that give a process its place among the workers: a server must not take itself for one.
 _PLACE = ("KVSTORE_RANK", "KVSTORE_SIZE", "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE")

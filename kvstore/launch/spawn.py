@@ -21,7 +21,7 @@ from typing import Any
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
 
 from .causes import Causes
-from .member import Part
+from .child_process import Part
 from .process import GRACE, new_job, stopped, tied_to, told, variables
 from .signals import deferred
 

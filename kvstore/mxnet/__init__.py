@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.grouping import group
+from ..arrays.sparse import RowSparseArray
 from ..base import BACKENDS
 from ..base import create as create_ours
 from ..errors import ArgumentError, CapabilityError
-from ..grouping import group
 from ..optimizer import Optimizer, states
 from ..optimizer.optimizer import Index
-from ..sparse import RowSparseArray
 from ..store import KVStore as OurKVStore
 from .arrays import Outs, is_rows, lent, lent_all, lent_gradient, put_rows, taken
 from .errors import all_raise_both, raises_both

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import readable
-from ..sparse import RowSparseArray
+from ..arrays.host import readable
+from ..arrays.sparse import RowSparseArray
 from .library import mx
 
 Array = npt.NDArray[Any]

@@ -3,28 +3,34 @@
 Names, keywords and defaults are those of MXNet's master branch.
 """
 
+import sys
+
 from . import lr_scheduler
-from .adadelta import AdaDelta
-from .adagrad import AdaGrad
-from .adam import Adam
-from .adamax import Adamax
-from .adamw import AdamW
-from .dcasgd import DCASGD
-from .ftml import FTML
-from .ftrl import Ftrl
-from .groupadagrad import GroupAdaGrad
-from .lamb import LAMB
-from .lars import LARS
-from .nadam import Nadam
-from .nag import NAG
 from .optimizer import Optimizer
 from .registry import create, register
-from .rmsprop import RMSProp
-from .sgd import SGD
-from .sgld import SGLD
-from .signum import Signum
-from .test import Test
+from .rules.adadelta import AdaDelta
+from .rules.adagrad import AdaGrad
+from .rules.adam import Adam
+from .rules.adamax import Adamax
+from .rules.adamw import AdamW
+from .rules.dcasgd import DCASGD
+from .rules.ftml import FTML
+from .rules.ftrl import Ftrl
+from .rules.groupadagrad import GroupAdaGrad
+from .rules.lamb import LAMB
+from .rules.lars import LARS
+from .rules.nadam import Nadam
+from .rules.nag import NAG
+from .rules.rmsprop import RMSProp
+from .rules.sgd import SGD
+from .rules.sgld import SGLD
+from .rules.signum import Signum
+from .rules.test import Test
 from .updater import Updater, get_updater
+
+# Pickles of before the rules had a folder name their classes as in kvstore.optimizer.sgd.
+for _module in [name for name in sys.modules if name.startswith(f"{__name__}.rules.")]:
+    sys.modules[_module.replace(".rules.", ".")] = sys.modules[_module]
 
 __all__ = [
     "DCASGD",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .. import pages
+from ..arrays import pages
 from ..errors import ConfigError, nearest
 from . import checks
 from .checks import Settings

@@ -19,8 +19,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from .. import pages
-from ..arrays import bfloat16
+from ..arrays import pages
+from ..arrays.host import bfloat16
 from ..errors import ConfigError, KVStoreError, StateFileError
 from ..files import checksum, replacing
 from .optimizer import Array, Index, Optimizer, State

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ..arrays.sparse import RowSparseArray
 from ..averaging import check_sums
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
-from ..sparse import RowSparseArray
 from ..store import KVStore
 from .slots import Slot, highest
 from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arrays.sparse import RowSparseArray
 from ..errors import ArgumentError, ArrayError, DTypeError, MissingBackendError
-from ..sparse import RowSparseArray
 from ..store import KVStore
 
 Tensor = Any

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import readable
+from ..arrays.host import readable
+from ..arrays.sparse import RowSparseArray
 from ..compression import create as create_codec
 from ..errors import ArgumentError, ArrayError, CapabilityError, ConfigError, ShapeError
 from ..optimizer import Optimizer, Updater, checks, create, states
 from ..optimizer.optimizer import Array, Index
-from ..sparse import RowSparseArray
 from ..store import KVStore
 from . import updates
 from .choice import Choice, choose

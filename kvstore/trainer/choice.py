@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..arrays.sparse import RowSparseArray
 from ..base import BACKENDS, KVStoreBase, _has_peers, create, warn_if_apart
 from ..errors import ArgumentError, CapabilityError, ConfigError
-from ..sparse import RowSparseArray
 from ..store import KVStore
 from .parameter import Trainable
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays import is_array, readable, writable
+from ..arrays.host import is_array, readable, writable
+from ..arrays.sparse import RowSparseArray
 from ..errors import ArgumentError, ArrayError, ConfigError, ShapeError
-from ..sparse import RowSparseArray
 
 _REQUESTS = ("write", "add", "null")
 

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..arrays import readable, writable
+from ..arrays.host import readable, writable
+from ..arrays.sparse import RowSparseArray
 from ..errors import ConfigError, KVStoreError
 from ..optimizer import Optimizer, Updater
 from ..optimizer.builtin import BuiltIn, Elementwise, arrays_of, check_fit
 from ..optimizer.updater import _check_states
-from ..sparse import RowSparseArray
 from .parameter import Trainable
 
 

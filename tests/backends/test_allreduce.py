@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.backends.allreduce import AllReduceBackend, called, check_launched, check_process, told
-from kvstore.backends.collective import Finish, Item, plain
-from kvstore.backends.comparison import all_mean_the_same, mark
-from kvstore.config import StoreConfig
+from kvstore.settings.options import StoreConfig
+from kvstore.stores.collectives.agreement import all_mean_the_same, mark
+from kvstore.stores.collectives.backend import AllReduceBackend, called, check_launched, check_process, told
+from kvstore.stores.collectives.engine import Finish, Item, plain
 
 ALL = ("float32", "float64", "int8", "uint8", "int32", "int64")
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 import kvstore as kv
-from kvstore.backends.bound import Anything, HostCall
+from kvstore.stores.local.bound import Anything, HostCall
 
 Array = npt.NDArray[Any]
 

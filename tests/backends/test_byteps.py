@@ -21,7 +21,7 @@ import pytest
 from fake_byteps import signatures
 
 import kvstore as kv
-from kvstore.backends import byteps
+from kvstore.stores.collectives import byteps
 
 RECORDED = json.loads(signatures.RECORDED.read_text())
 

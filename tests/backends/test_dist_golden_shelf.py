@@ -12,9 +12,9 @@ from references import assert_same_bits, lcg
 from shelves import Shelves
 
 import kvstore as kv
-from kvstore.backends.dist_shelf import Job, Payload
 from kvstore.kernels import cpu
 from kvstore.optimizer import create
+from kvstore.stores.parameter_server.server.store_shard import Job, Payload
 
 Array = npt.NDArray[Any]
 Golden = Callable[[str], Any]

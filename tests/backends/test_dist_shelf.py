@@ -15,13 +15,13 @@ from references import DTYPES, dtype_of
 from shelves import Beside, Shelves, payload_of
 
 import kvstore as kv
-from kvstore.backends import dist_shelf, dist_shelf_index
-from kvstore.backends.dist_shelf import Job, Payload
-from kvstore.backends.dist_shelf_index import NONE, RowIndex
-from kvstore.backends.dist_shelf_rules import needs_whole_keys
 from kvstore.kernels import cpu
-from kvstore.memory.outbox import Inbox, Values
 from kvstore.optimizer import Optimizer, create, registry
+from kvstore.stores.parameter_server.protocol.optimizer_states import needs_whole_keys
+from kvstore.stores.parameter_server.server import row_index, store_shard
+from kvstore.stores.parameter_server.server.row_index import NONE, RowIndex
+from kvstore.stores.parameter_server.server.store_shard import Job, Payload
+from kvstore.stores.parameter_server.transport.shared_buffers import Inbox, Values
 
 Array = npt.NDArray[Any]
 
@@ -351,7 +351,7 @@ def test_a_huge_table_costs_the_rows_that_are_touched() -> None:
 
 
 def test_an_index_of_rows_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist_shelf_index, "_LEAST", 10)
+    monkeypatch.setattr(row_index, "_LEAST", 10)
     rng = np.random.default_rng(0)
     index, known = RowIndex(*NONE), {}
     for step in range(300):
@@ -652,7 +652,7 @@ def test_a_slice_without_a_value() -> None:
 
 
 def kv_entry(key: str, slice: int) -> Any:
-    from kvstore.ps.messages import KeyEntry, KeySpec, Slice
+    from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
 
     return KeyEntry(KeySpec(key, (4,), "float32"), 9, (Slice(slice, 0, 0, 4),), False)
 
@@ -863,7 +863,7 @@ def test_sums_and_rules_in_turn_give_the_same_with_what_was_there_kept(
         memory = Values() if shared else None
         shelves = Shelves(1, memory)
         if not keeps:
-            monkeypatch.setattr(dist_shelf, "_may_be_undone", lambda job: False)
+            monkeypatch.setattr(store_shard, "_may_be_undone", lambda job: False)
         shelves.init("w", numbers((50, 80)), (7, 1024))
         for turn, rule in enumerate(("", "lamb", "none", "sgd", "none", "lamb")):
             if rule == "none":

@@ -16,10 +16,10 @@ import pytest
 from shelves import Beside, Shelves
 
 import kvstore as kv
-from kvstore.backends.dist_shelf import Payload, Shelf
-from kvstore.backends.dist_states import join_states, split_states
-from kvstore.memory.outbox import Values
 from kvstore.optimizer import Updater, create, states
+from kvstore.stores.parameter_server.protocol.optimizer_states import join_states, split_states
+from kvstore.stores.parameter_server.server.store_shard import Payload, Shelf
+from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
 Array = npt.NDArray[Any]
 

@@ -10,9 +10,9 @@ import pytest
 from references import draw, dtype_of, total
 
 import kvstore as kv
-from kvstore import pages
-from kvstore.backends.local import LocalBackend
-from kvstore.config import StoreConfig
+from kvstore.arrays import pages
+from kvstore.settings.options import StoreConfig
+from kvstore.stores.local.backend import LocalBackend
 
 
 def test_a_training_loop_uses_the_same_memory_over_and_over() -> None:

@@ -18,8 +18,8 @@ from real_gpu import RealArray, needs_gpu
 from references import draw
 
 import kvstore as kv
-from kvstore.backends.nccl_library import TYPES
 from kvstore.devices import driver
+from kvstore.stores.collectives.nccl.library import TYPES
 
 
 @pytest.fixture
@@ -413,8 +413,8 @@ def test_a_real_nccl_with_one_process() -> None:
         engine = store._backend.engine  # type: ignore[attr-defined]
         comm = engine._team((0,))[0] if len(devices) == 1 else None
         if comm is not None:  # the calls of several GPUs, with one
-            from kvstore.backends.nccl_library import Job
             from kvstore.devices.streams import Stream
+            from kvstore.stores.collectives.nccl.library import Job
 
             array, out = RealArray(ones()), RealArray(0 * ones())
             job = Job(0, array.address, out.address, 5, "float32")

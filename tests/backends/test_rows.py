@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import kvstore as kv
-from kvstore.backends.rows import RowTable
+from kvstore.stores.rows import RowTable
 
 N = 8
 some_rows = st.dictionaries(st.integers(0, N - 1), st.integers(-9, 9), max_size=N)

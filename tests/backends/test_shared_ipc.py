@@ -19,7 +19,7 @@ from jobs import Job, Worker
 from references import DTYPES
 
 import kvstore as kv
-from kvstore.config import store_config
+from kvstore.settings.options import store_config
 
 BODIES = "procs_shared_ipc"
 IN_TIME = 1.0  # seconds from a death until every survivor knows

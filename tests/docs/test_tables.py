@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import kvstore as kv
-from kvstore import config, errors
+from kvstore import errors
+from kvstore.settings import options
 
 ROOT = Path(__file__).parents[2]
 README, STORES, FROM_MXNET = (ROOT / name for name in ("README.md", "docs/stores.md", "docs/from-mxnet.md"))
@@ -128,7 +129,7 @@ def test_the_methods_that_mxnet_has_are_here() -> None:
 
 
 def test_the_options_are_those_of_create() -> None:
-    defaults = {field.name: field.default for field in fields(config.StoreConfig)}
+    defaults = {field.name: field.default for field in fields(options.StoreConfig)}
     table = {code(row[0])[0]: ast.literal_eval(row[2].strip("`")) for row in rows(STORES, "Options")}
     assert table == defaults
 

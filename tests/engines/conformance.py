@@ -359,7 +359,7 @@ def large_arrays(here: Here) -> None:
 def arrays_larger_than_a_message(here: Here) -> None:
     if here.engine != "mpi":
         return  # MPI counts with 31 bits; the others have no such limit
-    from kvstore.backends import mpi
+    from kvstore.stores.collectives.mpi import backend as mpi
 
     limit, mpi._MOST = mpi._MOST, 3 * 4096
     try:

@@ -97,7 +97,7 @@ def some_absent(here: Witness) -> None:
 
 def all_but_one_wait(here: Witness) -> None:
     """The victim is late again and again, and never waits; what the others told disturbs nothing."""
-    mpi = importlib.import_module("kvstore.backends.mpi")
+    mpi = importlib.import_module("kvstore.stores.collectives.mpi.backend")
     waiting.NOTICE_AFTER, mpi._MANY = 0.1, 2
     mine, words = np.empty(1000, np.float32), 0
     for t in range(12):

@@ -1,6 +1,6 @@
 """A reference engine for the tests: torch.distributed with gloo, in the plainest way there is.
 
-It shows what `kvstore.backends.collective.Collective` asks for. What is begun is done when somebody waits for
+It shows what `collectives.engine.Collective` asks for. What is begun is done when somebody waits for
 it or for something later, in the order of the calls; before each all processes compare what they mean.
 """
 
@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 import kvstore as kv
-from kvstore.backends.allreduce import AllReduceBackend, called
-from kvstore.backends.collective import Finish, Item
-from kvstore.backends.comparison import all_mean_the_same, difference, mark
-from kvstore.config import store_config
+from kvstore.settings.options import store_config
+from kvstore.stores.collectives.agreement import all_mean_the_same, difference, mark
+from kvstore.stores.collectives.backend import AllReduceBackend, called
+from kvstore.stores.collectives.engine import Finish, Item
 
 
 def _end() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import kvstore as kv
 from kvstore import waiting
-from kvstore.backends import horovod
+from kvstore.stores.collectives import horovod
 
 
 class HorovodInternalError(RuntimeError):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import kvstore as kv
-from kvstore.backends import mpi
-from kvstore.backends.mpi_rollcall import absent
+from kvstore.stores.collectives.mpi import backend as mpi
+from kvstore.stores.collectives.mpi.roll_call import absent
 
 
 def test_without_mpi4py_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

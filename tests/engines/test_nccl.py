@@ -13,11 +13,11 @@ import pytest
 from engines import launchers
 
 import kvstore as kv
-from kvstore.backends import nccl_meeting
-from kvstore.backends.nccl_meeting import Meeting, Place, find
-from kvstore.config import StoreConfig
-from kvstore.wire.channel import Dealer
-from kvstore.wire.context import Context
+from kvstore.settings.options import StoreConfig
+from kvstore.stores.collectives.nccl import rendezvous
+from kvstore.stores.collectives.nccl.rendezvous import Meeting, Place, find
+from kvstore.stores.parameter_server.transport.channel import Dealer
+from kvstore.stores.parameter_server.transport.context import Context
 
 ENGINE = next(engine for engine in launchers.ENGINES if engine.title == "fake-nccl")
 needs_engine = pytest.mark.skipif(bool(ENGINE.missing), reason=ENGINE.missing)
@@ -174,14 +174,12 @@ def meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
         def release(self) -> None:
             pass
 
-    monkeypatch.setattr(nccl_meeting, "_one_at_a_time", NoLock())
+    monkeypatch.setattr(rendezvous, "_one_at_a_time", NoLock())
 
     def run(places: list[Place], timeout: float = 20, groups: tuple[str, ...] = ()) -> list[Any]:
         meetings = []
         for number, place in enumerate(places):
-            monkeypatch.setattr(
-                nccl_meeting, "_numbers", nccl_meeting.defaultdict(nccl_meeting.itertools.count)
-            )
+            monkeypatch.setattr(rendezvous, "_numbers", rendezvous.defaultdict(rendezvous.itertools.count))
             group = groups[number] if groups else "default"
             meetings.append(Meeting(place, StoreConfig(timeout=timeout, group=group)))
         return together(*(lambda m=m: m.share(lambda: b"the name") for m in meetings))  # type: ignore[misc]

@@ -43,9 +43,9 @@ AT_ONCE = 4
 MODULES = (
     BODIES,
     "servers",
-    "kvstore.backends.dist",
-    "kvstore.backends.dist_roles",
-    "kvstore.backends.local",
+    "kvstore.stores.parameter_server.worker.backend",
+    "kvstore.stores.parameter_server.role_process",
+    "kvstore.stores.local.backend",
 )
 
 Case = tuple[Any, ...]

@@ -16,7 +16,7 @@ import pace
 import pytest
 from jobs import Job
 
-from kvstore.memory.rendezvous import Meeting
+from kvstore.stores.shared.native.rendezvous import Meeting
 
 BODIES = "procs_shared_faults"
 IN_TIME = 1.0  # seconds from a death until every survivor knows

@@ -17,8 +17,8 @@ import pytest
 import wire_examples
 
 from kvstore.errors import ProtocolError
-from kvstore.wire.frames import Codec, Limits
-from kvstore.wire.messages import Batch
+from kvstore.stores.parameter_server.protocol.messages import Batch
+from kvstore.stores.parameter_server.transport.frames import Codec, Limits
 
 LIMITS = Limits(frame=1 << 16, control=1 << 14, records=256)
 JOB = Codec("a job", LIMITS)

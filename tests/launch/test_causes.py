@@ -12,7 +12,7 @@ import pytest
 from launched import Job, until
 
 from kvstore.launch.causes import misses
-from kvstore.launch.member import Part
+from kvstore.launch.child_process import Part
 
 DEADLINE = 280.0
 

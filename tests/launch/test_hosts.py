@@ -23,12 +23,13 @@ import pace
 import pytest
 from launched import MARK, Job, until
 
-from kvstore import ConfigError, addresses
+from kvstore import ConfigError
 from kvstore.errors import ProtocolError
-from kvstore.launch import fleet
-from kvstore.launch import messages as m
-from kvstore.launch.hosts import Host, Layout, of_file, of_list, shares
-from kvstore.launch.member import Part
+from kvstore.launch.child_process import Part
+from kvstore.launch.hosts import messages as m
+from kvstore.launch.hosts import remote_hosts
+from kvstore.launch.hosts.host_list import Host, Layout, of_file, of_list, shares
+from kvstore.settings import addresses
 
 STAND_IN = Path(__file__).parent / "stand_in_for_ssh.py"
 ONE, OTHER = "127.0.0.2", "127.0.0.3"
@@ -122,23 +123,30 @@ def test_a_host_that_others_would_not_reach_is_refused(monkeypatch: pytest.Monke
 
 def test_ssh_never_asks_and_another_program_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVSTORE_SSH", raising=False)
-    assert fleet.ssh_command(None)[:3] == ("ssh", "-o", "BatchMode=yes")
-    assert fleet.ssh_command("/usr/bin/ssh -p 22")[:5] == ("/usr/bin/ssh", "-p", "22", "-o", "BatchMode=yes")
+    assert remote_hosts.ssh_command(None)[:3] == ("ssh", "-o", "BatchMode=yes")
+    command = remote_hosts.ssh_command("/usr/bin/ssh -p 22")
+    assert command[:5] == (
+        "/usr/bin/ssh",
+        "-p",
+        "22",
+        "-o",
+        "BatchMode=yes",
+    )
     monkeypatch.setenv("KVSTORE_SSH", "'my shell' --fast")
-    assert fleet.ssh_command(None) == ("my shell", "--fast")
-    assert fleet.ssh_command("other") == ("other",)
+    assert remote_hosts.ssh_command(None) == ("my shell", "--fast")
+    assert remote_hosts.ssh_command("other") == ("other",)
     for wrong in (" ", "'"):
         with pytest.raises(ConfigError, match="KVSTORE_SSH"):
-            fleet.ssh_command(wrong)
+            remote_hosts.ssh_command(wrong)
 
 
 def test_variables_that_are_carried() -> None:
     here = {"KVSTORE_TIMEOUT": "9", "DMLC_NUM_SERVER": "1", "HOME": "/root", "MINE": "1", "PYTHONPATH": "/x"}
     always = {"KVSTORE_TIMEOUT": "9", "DMLC_NUM_SERVER": "1", "PYTHONPATH": "/x"}
-    assert fleet.carried(here, []) == always
-    assert fleet.carried(here, ["MINE", "NEW=a=b"]) == {**always, "MINE": "1", "NEW": "a=b"}
+    assert remote_hosts.carried(here, []) == always
+    assert remote_hosts.carried(here, ["MINE", "NEW=a=b"]) == {**always, "MINE": "1", "NEW": "a=b"}
     with pytest.raises(ConfigError, match="--export OTHER: no such variable"):
-        fleet.carried(here, ["OTHER"])
+        remote_hosts.carried(here, ["OTHER"])
 
 
 @pytest.mark.parametrize(
@@ -290,7 +298,7 @@ def test_keys_are_handed_over_and_nowhere_to_be_seen(far: Job) -> None:
     assert code == 0
     assert not any(secret in out + err for secret in secrets)
     words = [(far.folder / f"argv-{host}").read_text().splitlines() for host in (ONE, OTHER)]
-    assert all(argv[-1] == f"exec {sys.executable} -m kvstore.launch.far" for argv in words)
+    assert all(argv[-1] == f"exec {sys.executable} -m kvstore.launch.hosts.remote_agent" for argv in words)
 
 
 def test_a_host_that_others_reach_means_keys(far: Job) -> None:
@@ -537,7 +545,7 @@ class FarSide:
 
     def __init__(self, job: Job) -> None:
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "cwd": "/", "bufsize": 0}
-        self.process = job.start("-m", "kvstore.launch.far", **options)
+        self.process = job.start("-m", "kvstore.launch.hosts.remote_agent", **options)
         self._reader = m.Reader(m.From, greeting=True)
         self._heard: list[Any] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from kvstore.launch.member import Member, Part
+from kvstore.launch.child_process import Member, Part
 
 
 class Deaf:

@@ -19,10 +19,10 @@ import pytest
 from launched import Job, until
 
 from kvstore import ConfigError
-from kvstore.cluster import Placement
-from kvstore.launch.meeting import Meeting, first_node, meeting
-from kvstore.launch.member import Part
+from kvstore.launch.child_process import Part
+from kvstore.launch.rendezvous import Meeting, first_node, meeting
 from kvstore.launch.role import Company, placed
+from kvstore.settings.launchers import Placement
 
 # --------------------------------------------------------------------------------------------- who runs what
 
@@ -114,7 +114,7 @@ def test_a_first_rank_that_does_not_come_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = meeting(place(size=4, local=2), {"DMLC_INTERFACE": "lo"}, folder=str(tmp_path))
-    monkeypatch.setattr("kvstore.launch.meeting._PATIENCE", 0.2)
+    monkeypatch.setattr("kvstore.launch.rendezvous._PATIENCE", 0.2)
     with pytest.raises(TimeoutError, match=r"where the scheduler is .* --meet"):
         found.told()
     clear = found.prepare(4, 2)
@@ -339,7 +339,7 @@ def test_a_program_that_takes_seconds_to_fail_comes_before_its_servers(ranks: Ra
     text = """
 store.init("v", np.zeros(3, np.float32))
 import atexit
-from kvstore.ps.process import _leave_at_exit
+from kvstore.stores.parameter_server.worker.process import _leave_at_exit
 atexit.unregister(_leave_at_exit)
 atexit.register(time.sleep, 3)  # after the others were told
 atexit.register(_leave_at_exit)

@@ -15,12 +15,12 @@ from click.testing import CliRunner, Result
 from launched import Job
 
 import kvstore as kv
-from kvstore import addresses
-from kvstore.backends import dist_roles
 from kvstore.launch.cli import main
-from kvstore.ps.config import PsConfig
-from kvstore.roles import Roles, find
-from kvstore.wire.keys import Keys
+from kvstore.settings import addresses
+from kvstore.settings.keys import Keys
+from kvstore.settings.parameter_server import PsConfig
+from kvstore.settings.roles import Roles, find
+from kvstore.stores.parameter_server import role_process
 
 
 def invoke(*arguments: str, **variables: str | None) -> Result:
@@ -66,7 +66,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, role: str) -> Loop:
     loop = Loop()
-    monkeypatch.setattr(dist_roles, role, loop.run)
+    monkeypatch.setattr(role_process, role, loop.run)
     return loop
 
 

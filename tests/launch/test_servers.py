@@ -19,7 +19,7 @@ import pytest
 from jobs import names_in_memory
 from launched import Job, until
 
-from kvstore import addresses
+from kvstore.settings import addresses
 
 DRIVER = """
 import json, sys

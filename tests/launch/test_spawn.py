@@ -50,7 +50,7 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 
 def test_the_processes_form_a_job_and_get_the_arguments(job: Job) -> None:
     body = """
-from kvstore.cluster import detect
+from kvstore.settings.launchers import detect
 place = detect()
 assert SEEN == str(place.rank)
 numbers = f"{place.rank}/{place.size} {place.local_rank}/{place.local_size}"

@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-HEADERS = ROOT / "kvstore" / "memory"
+HEADERS = ROOT / "kvstore" / "stores" / "shared" / "native"
 
 # What every worker's kind of work must have come up in, in the ordinary run.
 KINDS = (

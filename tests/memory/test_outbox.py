@@ -19,8 +19,8 @@ from jobs import Job, Worker
 from procs_outbox import MIB, stamp_of
 
 import kvstore as kv
-from kvstore.memory import outbox as module
-from kvstore.memory.outbox import Inbox, Outbox, Values
+from kvstore.stores.parameter_server.transport import shared_buffers as module
+from kvstore.stores.parameter_server.transport.shared_buffers import Inbox, Outbox, Values
 
 BODIES = "procs_outbox"
 SIZES = [1, 63, 64, 4095, 4096, 4097, MIB, 5 * MIB + 1]

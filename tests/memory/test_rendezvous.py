@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kvstore as kv
-from kvstore.memory.rendezvous import Meeting
+from kvstore.stores.shared.native.rendezvous import Meeting
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from jobs import Job, sockets_of
 
 import kvstore as kv
-from kvstore.memory.rendezvous import Meeting
+from kvstore.stores.shared.native.rendezvous import Meeting
 
 BODIES = "procs_shared_faults"
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import kvstore.optimizer as opt
+from kvstore.arrays.sparse import RowSparseArray
 from kvstore.kernels import cpu
-from kvstore.sparse import RowSparseArray
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = np.load(DATA / "optimizers.npz")

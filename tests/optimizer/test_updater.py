@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import kvstore.optimizer as opt
+from kvstore.arrays.sparse import RowSparseArray
 from kvstore.errors import ConfigError, ShapeError
 from kvstore.kernels import cpu
 from kvstore.optimizer import registry
 from kvstore.optimizer.builtin import Elementwise
 from kvstore.optimizer.states import Content
-from kvstore.sparse import RowSparseArray
 
 OURS = {name: rule for name, rule in registry._registry.items() if rule.__module__.startswith("kvstore.")}
 FUSED = sorted(name for name, rule in OURS.items() if rule.fused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,20 +12,30 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# The higher, the more a room may know. A module stands on the floor of its first part below `kvstore`.
-FLOORS = {
-    "launch": 6, "trainer": 6, "torch": 6, "jax": 6, "mxnet": 6,
-    "averaging": 6, "ray": 6,
-    "": 5,  # kvstore/__init__.py
-    "base": 4, "store": 4, "plan": 4, "checkpoint": 4,
-    "backends": 3,
-    "ps": 2, "optimizer": 2, "compression": 2,
-    "wire": 1, "memory": 1, "devices": 1, "arrays": 1, "sparse": 1, "grouping": 1, "engine": 1, "turns": 1,
-    "observe": 1,
-    "files": 1, "tensor_file": 1, "pages": 1, "cluster": 1, "config": 1, "errors": 1,
-    "roles": 1, "addresses": 1, "waiting": 1,
-    "kernels": 0,
-}  # fmt: skip
+# From the ground up: a room may import what stands on its own floor and below. A module stands where
+# the longest name says that it begins with.
+_FLOORS = (
+    "kernels",
+    "errors files tensor_file waiting turns engine arrays settings devices",
+    "optimizer compression",
+    "stores",  # what all stores have in common
+    "stores.local",
+    "stores.device",
+    "stores.parameter_server.protocol stores.shared.native",
+    "stores.parameter_server.transport",
+    "stores.parameter_server.worker stores.parameter_server.server stores.parameter_server.scheduler",
+    "stores.parameter_server stores.shared stores.collectives",
+    "base store plan checkpoint roles",
+    "kvstore",  # kvstore/__init__.py
+    "averaging launch trainer torch jax mxnet ray",
+)
+FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
+
+# Rooms of one house that know nothing of each other; what two of them need is a floor below.
+APART = [
+    {"stores.shared", "stores.parameter_server", "stores.collectives"},
+    {f"stores.parameter_server.{role}" for role in ("worker", "server", "scheduler")},
+]
 
 SOURCES = {
     **{path.relative_to(ROOT): "kvstore" for path in ROOT.glob("kvstore/**/*.py")},
@@ -43,12 +54,13 @@ def module(path: Path) -> list[str]:
 
 
 def room(dotted: list[str]) -> str:
-    """The floor's name for a module below `kvstore`."""
-    return dotted[0] if dotted and dotted[0] in FLOORS else ""
+    """Name of the room where a module below `kvstore` is."""
+    begins = (".".join(dotted[:n]) for n in range(len(dotted), 0, -1))
+    return next((name for name in begins if name in FLOORS), "kvstore")
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and room of every import of our own, those inside functions too."""
+def imported(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line and name below `kvstore` of every import of our own, those inside functions too."""
     here = module(path)
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.Import):
@@ -61,20 +73,44 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
             continue
         for name in names:
             if name[0] == "kvstore":
-                yield node.lineno, room(name[1:])
+                yield node.lineno, name[1:]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
 def test_imports_point_down_only(path: Path) -> None:
     floor = FLOORS[room(module(path))]
     for line, target in imported(path):
-        assert FLOORS[target] <= floor, f"{path}:{line} imports {target or 'kvstore'}, which is above it"
+        assert FLOORS[room(target)] <= floor, f"{path}:{line} imports {room(target)}, which is above it"
+
+
+def within(dotted: list[str], rooms: set[str]) -> set[str]:
+    return {name for name in rooms if [*dotted, ""][: name.count(".") + 1] == name.split(".")}
+
+
+# Engines of collectives find each other by the sockets of the parameter server.
+_SHARED_SOCKETS = ["stores", "parameter_server", "transport"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_stores_and_roles_know_nothing_of_each_other(path: Path) -> None:
+    for rooms in APART:
+        here = within(module(path), rooms)
+        for line, target in imported(path):
+            there = within(target, rooms)
+            if here and there and target[:3] != _SHARED_SOCKETS:
+                assert here == there, f"{path}:{line}: {here} imports {there}"
 
 
 def test_every_room_has_a_floor() -> None:
     for path in SOURCES:
-        first = module(path)[0]
+        first = module(path)[0] or "kvstore"
         assert first in FLOORS, f"{path}: say in FLOORS on which floor it stands"
+
+
+def test_no_folder_is_too_full() -> None:
+    """A stranger reads the names of twenty files, not of sixty."""
+    full = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+    assert {folder: n for folder, n in full.items() if n > 20} == {}
 
 
 SERIALISERS = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

@@ -14,7 +14,7 @@ import pytest
 
 import kvstore as kv
 from kvstore.base import BACKENDS, StoreName
-from kvstore.config import StoreConfig
+from kvstore.settings.options import StoreConfig
 
 ROOT = Path(__file__).parents[2]
 SNIPPET = """\

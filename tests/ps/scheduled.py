@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.ps import events as e
-from kvstore.ps import messages as m
-from kvstore.ps.scheduler import Scheduler, SchedulerOptions
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
 
 SPEC = m.KeySpec("w", (8,), "float32")
 

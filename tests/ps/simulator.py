@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvstore.ps import events as e
-from kvstore.ps import messages as m
-from kvstore.ps.scheduler import Scheduler, SchedulerOptions
-from kvstore.ps.server import Server, ServerOptions
-from kvstore.ps.whole import Calls, behind
-from kvstore.ps.worker import Worker, WorkerOptions
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
+from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.worker.consistent_rounds import Calls, behind
+from kvstore.stores.parameter_server.worker.machine import Worker, WorkerOptions
 
 TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
 TOGETHER = 8.0  # seconds for slices to come to one round

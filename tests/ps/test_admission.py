@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ps.scheduled import Job
 
-from kvstore.ps import events as e
-from kvstore.ps import messages as m
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
 
 
 def test_ranks_are_given_from_the_lowest() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import kvstore as kv
-from kvstore.ps import config
-from kvstore.ps.config import PsConfig, ps_config
+from kvstore.settings import parameter_server
+from kvstore.settings.parameter_server import PsConfig, ps_config
 
 
 def test_defaults() -> None:
@@ -66,7 +66,7 @@ def test_what_makes_no_sense_is_refused(environment: dict[str, str], words: str)
 
 @pytest.mark.parametrize("name", ["PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT"])
 def test_heartbeats_cannot_be_switched_off(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    config._warn.cache_clear()
+    parameter_server._warn.cache_clear()
     with caplog.at_level(logging.WARNING, "kvstore.ps.config"):
         for _ in range(2):
             assert ps_config({name: "0"}) == PsConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ps.scheduled import SPEC, Job
 
-from kvstore.ps import messages as m
+from kvstore.stores.parameter_server.protocol import messages as m
 
 
 def test_a_barrier_waits_for_all_but_those_that_rest() -> None:

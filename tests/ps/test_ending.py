@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ps.scheduled import Job
 
-from kvstore.ps import events as e
-from kvstore.ps import messages as m
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
 
 
 def test_the_job_is_over_when_all_have_said_so() -> None:

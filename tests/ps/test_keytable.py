@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvstore.ps import messages as m
-from kvstore.ps.keytable import KeyTable
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.scheduler.key_table import KeyTable
 
 
 def spec(key: Any) -> m.KeySpec:

@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.ps.link import Link
-from kvstore.ps.messages import Letter, Pong
+from kvstore.stores.parameter_server.protocol.messages import Letter, Pong
+from kvstore.stores.parameter_server.protocol.reliable_link import Link
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 30))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvstore.ps import events as e
-from kvstore.ps import messages as m
-from kvstore.ps.link import Link
-from kvstore.ps.peers import Mail, Peer, Process
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.protocol.reliable_link import Link
+from kvstore.stores.parameter_server.scheduler.peers import Mail, Peer, Process
 
 
 def test_letters_come_again_until_they_are_acknowledged_but_not_those_aside() -> None:

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.ps.messages import PROBE, Batch, Kind, Place, Record
-from kvstore.ps.requests import Operation, Request, Requests
-from kvstore.ps.window import SPAN
+from kvstore.stores.parameter_server.protocol.duplicate_filter import SPAN
+from kvstore.stores.parameter_server.protocol.messages import PROBE, Batch, Kind, Place, Record
+from kvstore.stores.parameter_server.worker.request_table import Operation, Request, Requests
 
 BIG = 100_000
 

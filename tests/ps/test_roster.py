@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvstore.ps import events as e
-from kvstore.ps import messages as m
-from kvstore.ps.link import Link
-from kvstore.ps.membership import Membership
-from kvstore.ps.peers import Mail, Peer, Process, State
-from kvstore.ps.roster import Roster, Servers
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.protocol.reliable_link import Link
+from kvstore.stores.parameter_server.scheduler.membership import Membership
+from kvstore.stores.parameter_server.scheduler.peers import Mail, Peer, Process, State
+from kvstore.stores.parameter_server.scheduler.rank_assignment import Roster, Servers
 
 
 def process(role: str, rank: int, incarnation: int = 1, number: int = 0) -> Process:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.ps import events as e
-from kvstore.ps import messages as m
-from kvstore.ps.rounds import Slot
-from kvstore.ps.server import Server, ServerOptions
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.slice_rounds import Slot
 
 ENTRY = m.KeyEntry(m.KeySpec("w", (8,), "float32"), 0, (m.Slice(0, 0, 0, 8),), ready=False)
 K = m.Kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ps.scheduled import SPEC, Job
 
-from kvstore.ps import messages as m
+from kvstore.stores.parameter_server.protocol import messages as m
 
 
 def test_all_are_welcomed_once_all_are_there() -> None:

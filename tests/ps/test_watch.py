@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ps.scheduled import SPEC, Job
 
-from kvstore.ps import messages as m
+from kvstore.stores.parameter_server.protocol import messages as m
 
 
 def test_a_loss_breaks_a_store_or_not() -> None:

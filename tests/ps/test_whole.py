@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.ps.whole import Calls, behind
+from kvstore.stores.parameter_server.worker.consistent_rounds import Calls, behind
 
 
 def test_the_last_round_of_a_key_that_nobody_pushed_is_that_of_all_slices() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.ps.window import SPAN, Window
+from kvstore.stores.parameter_server.protocol.duplicate_filter import SPAN, Window
 
 
 @given(st.lists(st.integers(1, 40), max_size=200))

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from kvstore.ps import events as e
-from kvstore.ps import messages as m
-from kvstore.ps.worker import Worker, WorkerOptions
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.worker.machine import Worker, WorkerOptions
 
 K = m.Kind
 MEMBERS = (m.Member(0, 100), m.Member(1, 101))

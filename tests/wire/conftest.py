@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvstore.wire.context import Context
-from kvstore.wire.keys import Keys
+from kvstore.settings.keys import Keys
+from kvstore.stores.parameter_server.transport.context import Context
 
 _NAMES = itertools.count()
 

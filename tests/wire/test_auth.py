@@ -14,11 +14,11 @@ import pytest
 import zmq
 
 from kvstore.errors import AuthError
-from kvstore.wire.auth import password
-from kvstore.wire.channel import Dealer, Poller, Router
-from kvstore.wire.context import Context
-from kvstore.wire.keys import Keys
-from kvstore.wire.refusals import Refusals
+from kvstore.settings.keys import Keys
+from kvstore.stores.parameter_server.transport.auth import password
+from kvstore.stores.parameter_server.transport.channel import Dealer, Poller, Router
+from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.refusals import Refusals
 
 Contexts = Callable[..., Context]
 PATIENCE = 20.0

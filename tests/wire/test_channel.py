@@ -15,10 +15,10 @@ import pytest
 import zmq
 
 from kvstore.errors import ClosedError, ConfigError, KVStoreError
-from kvstore.wire.channel import Channel, Dealer, NotSentError, Poller, Router
-from kvstore.wire.context import Context
-from kvstore.wire.frames import Limits
-from kvstore.wire.options import BORROWED, tune_malloc
+from kvstore.stores.parameter_server.transport.channel import Channel, Dealer, NotSentError, Poller, Router
+from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.frames import Limits
+from kvstore.stores.parameter_server.transport.options import BORROWED, tune_malloc
 
 Contexts = Callable[..., Context]
 PATIENCE = 20.0
@@ -140,7 +140,7 @@ def raises_not_sent(router: Router) -> bool:
 
 
 def test_a_full_queue_says_so(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.wire.options._WAITING", 5)
+    monkeypatch.setattr("kvstore.stores.parameter_server.transport.options._WAITING", 5)
     dealer = Dealer(context(), f"tcp://127.0.0.1:{free_port()}", b"nobody listens")
     for _ in range(5):
         dealer.send([b"x"])

@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ProtocolError
-from kvstore.wire import frames as frames_module
-from kvstore.wire.frames import Codec, Limits, pack
-from kvstore.wire.messages import (
+from kvstore.stores.parameter_server.protocol.messages import (
     PROTOCOL,
     Answer,
     Barrier,
@@ -34,6 +32,8 @@ from kvstore.wire.messages import (
     Refused,
     Slice,
 )
+from kvstore.stores.parameter_server.transport import frames as frames_module
+from kvstore.stores.parameter_server.transport.frames import Codec, Limits, pack
 
 JOB = Codec("a job")
 HELLO = Letter(1, 0, Hello("worker", 0, 1, "process", "a job", PROTOCOL))

@@ -10,10 +10,10 @@ import pace
 import pytest
 
 from kvstore.errors import ProtocolError
-from kvstore.wire.channel import NotSentError, Router
-from kvstore.wire.context import Context
-from kvstore.wire.frames import Codec
-from kvstore.wire.messages import PROTOCOL, Hello, Letter, Refused
+from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Hello, Letter, Refused
+from kvstore.stores.parameter_server.transport.channel import NotSentError, Router
+from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.frames import Codec
 
 Contexts = Callable[..., Context]
 Start = Callable[..., subprocess.Popen[str]]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pace
 import pytest
 
-from kvstore.wire.context import Context
-from kvstore.wire.keys import Keys
-from kvstore.wire.pulse import Pulse, Pulses
+from kvstore.settings.keys import Keys
+from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.heartbeats import Pulse, Pulses
 
 Contexts = Callable[..., Context]
 Start = Callable[..., subprocess.Popen[str]]

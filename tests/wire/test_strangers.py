@@ -15,13 +15,13 @@ import zmq
 from faults.strangers import KINDS, begin, command, greeting
 
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.wire import newcomers
-from kvstore.wire.auth import password
-from kvstore.wire.channel import Dealer, Router
-from kvstore.wire.context import Context
-from kvstore.wire.frames import Codec
-from kvstore.wire.keys import Keys
-from kvstore.wire.messages import Batch, Kind, Record
+from kvstore.settings.keys import Keys
+from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, Record
+from kvstore.stores.parameter_server.transport import newcomers
+from kvstore.stores.parameter_server.transport.auth import password
+from kvstore.stores.parameter_server.transport.channel import Dealer, Router
+from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.frames import Codec
 
 Contexts = Callable[..., Context]
 PATIENCE = 30.0
@@ -131,7 +131,7 @@ def test_who_does_not_know_the_job_gets_no_message_in(
     context: Contexts, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
     """And what others say comes to the codec, and no further."""
-    monkeypatch.setattr("kvstore.wire.options._HANDSHAKE", 1000)
+    monkeypatch.setattr("kvstore.stores.parameter_server.transport.options._HANDSHAKE", 1000)
     router = Router(context(job="a job"), "tcp://127.0.0.1:0")
     with connected(router) as one:
         one.sendall(GREETING + hello(job))
@@ -225,7 +225,7 @@ def test_old_protocols_are_refused(
 
 
 def test_connections_that_say_nothing_are_closed(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.wire.options._HANDSHAKE", 300)
+    monkeypatch.setattr("kvstore.stores.parameter_server.transport.options._HANDSHAKE", 300)
     router = Router(context(), "tcp://127.0.0.1:0")
     port = int(router.address.rpartition(":")[2])
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]

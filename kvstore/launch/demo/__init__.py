@@ -10,9 +10,9 @@ import sys
 from dataclasses import fields
 
 import kvstore as kv
-from kvstore import cluster, roles
 from kvstore.base import BACKENDS
 from kvstore.errors import CapabilityError, ConfigError, MissingBackendError, WorkerError
+from kvstore.settings import launchers, roles
 
 from .training import Outcome, Settings, rule, train
 
@@ -79,7 +79,7 @@ def _in_processes(settings: Settings, workers: int) -> None:
 
 def _processes() -> int:
     """Count the processes of the job on this machine."""
-    place, part = cluster.detect(), roles.find()
+    place, part = launchers.detect(), roles.find()
     alone = place.size == place.local_size
     return place.local_size + (part.num_servers + 1 if part and alone else 0)
 
@@ -119,7 +119,7 @@ def _open(name: str) -> kv.KVStore:
     """Create a store that can train: one with all verbs, all workers, and an optimizer of its own."""
     store = kv.create(name)
     if isinstance(store, kv.KVStore):
-        whole = store.num_workers >= cluster.detect().size
+        whole = store.num_workers >= launchers.detect().size
         if whole and store.is_capable("optimizer"):
             return store
         store.close()

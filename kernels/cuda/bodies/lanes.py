@@ -1,0 +1,225 @@
+"""What sixteen bytes of an element type are in registers: how they are loaded, added and stored.
+
+16-bit floats are float32 in registers. Integers are unsigned: sums wrap, and then a sign makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..spec import HALVES
+from .intrinsics import (
+    bf16_high,
+    bf16_low,
+    bf16_pack,
+    dual,
+    f16_high,
+    f16_low,
+    f16_pack,
+    load_2d,
+    load_2q,
+    load_4f,
+    load_4u,
+    load_d,
+    load_f,
+    load_u8,
+    load_u16,
+    load_u32,
+    load_u64,
+    store_2d,
+    store_2q,
+    store_4f,
+    store_4u,
+    store_d,
+    store_f,
+    store_u8,
+    store_u16,
+    store_u32,
+    store_u64,
+    wrap_add,
+    wrap_add_bytes,
+    zero,
+)
+
+Group = Any  # a tuple of as many numbers as there are lanes
+Value = Any
+
+
+class Lanes(NamedTuple):
+    """One element type.
+
+    Attributes
+    ----------
+    size : int
+        Bytes of an element.
+    width : int
+        Elements that a thread handles together.
+    load, store : callable
+        That many, at an address that is a multiple of 16.
+    load_one, store_one : callable
+        One element, at an address that is a multiple of its size.
+    add, add_one : callable
+        Sums of two groups, and of two elements.
+    settle_one : callable
+        What storing and loading again would make of an element.
+    pack, unpack : callable
+        Between a group and the words that are stored: for 16-bit floats, where these take half the registers.
+    """
+
+    size: int
+    width: int
+    load: Callable[[int], Group]
+    store: Callable[[int, Group], None]
+    load_one: Callable[[int], Value]
+    store_one: Callable[[int, Value], None]
+    add: Callable[[Group, Group], Group]
+    add_one: Callable[[Value, Value], Value]
+    settle_one: Callable[[Value], Value]
+    pack: Callable[[Group], Group]
+    unpack: Callable[[Group], Group]
+
+
+@dual
+def _as_is(x: Any) -> Any:
+    return x
+
+
+@dual
+def _plus(a: Value, b: Value) -> Value:
+    return a + b
+
+
+@dual
+def _add2(a: Group, b: Group) -> Group:
+    return a[0] + b[0], a[1] + b[1]
+
+
+@dual
+def _add4(a: Group, b: Group) -> Group:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
+
+
+@dual
+def _add8(a: Group, b: Group) -> Group:
+    return (
+        a[0] + b[0],
+        a[1] + b[1],
+        a[2] + b[2],
+        a[3] + b[3],
+        a[4] + b[4],
+        a[5] + b[5],
+        a[6] + b[6],
+        a[7] + b[7],
+    )
+
+
+@dual
+def _wrap2(a: Group, b: Group) -> Group:
+    return wrap_add(a[0], b[0]), wrap_add(a[1], b[1])
+
+
+@dual
+def _wrap4(a: Group, b: Group) -> Group:
+    return wrap_add(a[0], b[0]), wrap_add(a[1], b[1]), wrap_add(a[2], b[2]), wrap_add(a[3], b[3])
+
+
+@dual
+def _wrap16(a: Group, b: Group) -> Group:
+    return (
+        wrap_add_bytes(a[0], b[0]),
+        wrap_add_bytes(a[1], b[1]),
+        wrap_add_bytes(a[2], b[2]),
+        wrap_add_bytes(a[3], b[3]),
+    )
+
+
+@dual
+def _store_4f(address: int, g: Group) -> None:
+    store_4f(address, g[0], g[1], g[2], g[3])
+
+
+@dual
+def _store_2d(address: int, g: Group) -> None:
+    store_2d(address, g[0], g[1])
+
+
+@dual
+def store_words(address: int, g: Group) -> None:
+    """Store four uint32 in one access."""
+    store_4u(address, g[0], g[1], g[2], g[3])
+
+
+@dual
+def _store_2q(address: int, g: Group) -> None:
+    store_2q(address, g[0], g[1])
+
+
+@dual
+def _load_8f(address: int) -> Group:
+    """Eight float32: they go with eight halves."""
+    a = load_4f(address)
+    b = load_4f(address + 16)
+    return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
+
+
+@dual
+def _store_8f(address: int, g: Group) -> None:
+    store_4f(address, g[0], g[1], g[2], g[3])
+    store_4f(address + 16, g[4], g[5], g[6], g[7])
+
+
+def _halves(low: Any, high: Any, pack: Any) -> Lanes:
+    """Lanes of a 16-bit float, given its conversions."""
+
+    @dual
+    def wide(w: Group) -> Group:
+        return low(w[0]), high(w[0]), low(w[1]), high(w[1]), low(w[2]), high(w[2]), low(w[3]), high(w[3])
+
+    @dual
+    def narrow(g: Group) -> Group:
+        return pack(g[0], g[1]), pack(g[2], g[3]), pack(g[4], g[5]), pack(g[6], g[7])
+
+    @dual
+    def load(address: int) -> Group:
+        return wide(load_4u(address))
+
+    @dual
+    def store(address: int, g: Group) -> None:
+        store_words(address, narrow(g))
+
+    @dual
+    def load_one(address: int) -> Value:
+        return low(load_u16(address))
+
+    @dual
+    def store_one(address: int, x: Value) -> None:
+        store_u16(address, pack(x, zero(x)))
+
+    @dual
+    def settle_one(x: Value) -> Value:
+        return low(pack(x, zero(x)))
+
+    return Lanes(2, 8, load, store, load_one, store_one, _add8, _plus, settle_one, narrow, wide)
+
+
+_SAME = (_as_is, _as_is, _as_is)
+
+LANES = {
+    "float32": Lanes(4, 4, load_4f, _store_4f, load_f, store_f, _add4, _plus, *_SAME),
+    "float64": Lanes(8, 2, load_2d, _store_2d, load_d, store_d, _add2, _plus, *_SAME),
+    "float16": _halves(f16_low, f16_high, f16_pack),
+    "bfloat16": _halves(bf16_low, bf16_high, bf16_pack),
+    "int8": Lanes(1, 16, load_4u, store_words, load_u8, store_u8, _wrap16, wrap_add, *_SAME),
+    "int32": Lanes(4, 4, load_4u, store_words, load_u32, store_u32, _wrap4, wrap_add, *_SAME),
+    "int64": Lanes(8, 2, load_2q, _store_2q, load_u64, store_u64, _wrap2, wrap_add, *_SAME),
+}
+#: Eight float32 at a time, in two accesses.
+EIGHT_FLOATS = Lanes(4, 8, _load_8f, _store_8f, load_f, store_f, _add8, _plus, *_SAME)
+
+
+def beside(dtype: str, other: str) -> Lanes:
+    """Lanes of `dtype` where each of them meets one of `other`."""
+    if dtype == "float32" and other in HALVES:
+        return EIGHT_FLOATS
+    return LANES[dtype]

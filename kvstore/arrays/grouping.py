@@ -1,0 +1,124 @@
+"""Keys and values as callers write them, as lists of (key, arrays).
+
+A key is an int or a str, or a list of keys nested to any depth with a list of values beside it. One key may
+stand several times; its values are then taken together, in the order given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArrayError, KeyKindError, ShapeError
+from .sparse import RowSparseArray
+
+Key = int | str
+Group = tuple[Key, list[Any]]
+
+_INT64 = 2**63
+
+
+def group(key: Any, value: Any, what: str = "value") -> list[Group]:
+    """Group values by key, each key once, in the order of first appearance.
+
+    Parameters
+    ----------
+    key : int, str, or list of keys
+    value : array, list of arrays, or a list beside each list of keys
+    what : str
+        How to call the values in an error.
+
+    Raises
+    ------
+    KeyKindError
+        A key that is neither int nor str, or both kinds in one call.
+    ShapeError
+        A list of keys with a list of values of another length.
+    """
+    if type(key) is str or type(key) is int:
+        return [(_in_range(key), _arrays(value))]
+    if not isinstance(key, (list, tuple)):
+        return [(plain_key(key), _arrays(value))]
+    groups: dict[Key, list[Any]] = {}
+    for name, arrays in _pairs(key, value, what):
+        known = groups.get(name)
+        if known is None:
+            groups[name] = arrays
+        else:
+            known += arrays
+    _check_one_kind(groups)
+    return list(groups.items())
+
+
+def plain_key(key: Any) -> Key:
+    """Return `key` as int or str. Raises KeyKindError for anything else, bool included."""
+    if isinstance(key, (bool, np.bool_)):
+        raise KeyKindError(f"a key must be an int or a str, not the bool {key}")
+    if isinstance(key, (int, np.integer)):
+        return _in_range(int(key))
+    if isinstance(key, str):
+        return str.__str__(key)  # its text, whatever the subclass, an Enum for instance, prints for it
+    raise KeyKindError(f"a key must be an int or a str, not {type(key).__name__}: {key!r}")
+
+
+def other_kind(key: Key, there: type) -> KeyKindError:
+    """Make the error for a key that is not of the kind of the store's keys."""
+    here = "a str" if isinstance(key, str) else "an int"
+    return KeyKindError(f"key {key!r} is {here} key, this store has {there.__name__} keys")
+
+
+def _in_range(key: Key) -> Key:
+    if type(key) is int and not -_INT64 <= key < _INT64:
+        raise KeyKindError(f"an int key must fit 64 bits, this one needs {key.bit_length() + 1}")
+    return key
+
+
+def _arrays(value: Any) -> list[Any]:
+    """Return a list of our own: another thread may empty the caller's while a kernel reads the arrays."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
+    if not isinstance(values, (list, tuple)):
+        raise ShapeError(f"{len(keys)} keys need a list of as many {what}s, got {type(values).__name__}")
+    if len(keys) != len(values):
+        raise ShapeError(f"{len(keys)} keys with {len(values)} {what}s; they must be as many")
+    for key, value in zip(keys, values):  # noqa: B905 - lengths are checked above
+        if type(key) is str or type(key) is int:
+            yield _in_range(key), _arrays(value)
+        elif isinstance(key, (list, tuple)):
+            yield from _pairs(key, value, what)
+        else:
+            yield plain_key(key), _arrays(value)
+
+
+def _check_one_kind(groups: dict[Key, list[Any]]) -> None:
+    if len({type(key) for key in groups}) > 1:
+        raise KeyKindError("int and str keys in one call; a store uses one kind of key")
+
+
+def pair_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[RowSparseArray, Any]]]]:
+    """Pair every out with its row ids."""
+    if out is None or row_ids is None:
+        raise ArrayError("row_sparse_pull needs both `out` and `row_ids`")
+    wanted = []
+    for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_ids"), strict=True):
+        ids = _id_arrays(ids)
+        for one in outs:
+            if not isinstance(one, RowSparseArray):
+                raise ArrayError(f"out of key {name!r} must be a RowSparseArray, not {type(one).__name__}")
+        if len(ids) == 1:
+            ids = ids * len(outs)
+        if len(ids) != len(outs):
+            raise ShapeError(
+                f"key {name!r}: {len(outs)} outs with {len(ids)} row_ids; give one for each, or one for all"
+            )
+        wanted.append((name, list(zip(outs, ids, strict=True))))
+    return wanted
+
+
+def _id_arrays(ids: list[Any]) -> list[Any]:
+    """Plain numbers are one list of ids, not as many arrays."""
+    return [ids] if all(isinstance(one, (int, float, np.number)) for one in ids) else ids

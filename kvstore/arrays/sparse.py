@@ -1,0 +1,203 @@
+"""Row-sparse arrays: a table of which only some rows are stored."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ArrayError, DTypeError, RowIndexError, ShapeError
+from ..kernels import cpu
+from .host import readable
+
+
+class RowSparseArray:
+    """A table of shape ``(rows, ...)`` of which only the listed rows are stored; all others are zero.
+
+    Parameters
+    ----------
+    data : array
+        The stored rows, shape ``(n, ...)``. Kept without a copy where it is a contiguous NumPy array
+        and the indices are sorted and unique.
+    indices : array of integers
+        Row number of each stored row, shape ``(n,)``. Unsorted or repeated ids are sorted, and the
+        rows of a repeated id are summed in the order given.
+    shape : tuple of int
+        Shape of the whole table; ``shape[1:] == data.shape[1:]``.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayError
+        If the three do not fit together.
+    RowIndexError
+        If an id lies outside ``0 <= id < shape[0]``.
+
+    Notes
+    -----
+    A store that pulls into this object writes into the memory of `data` where it is large enough, and
+    replaces `data` and `indices` by views of it.
+    """
+
+    __slots__ = ("_capacity", "data", "indices", "shape")
+
+    data: npt.NDArray[Any]
+    indices: npt.NDArray[np.int64]
+    shape: tuple[int, ...]
+
+    def __init__(self, data: Any, indices: Any, shape: tuple[int, ...]) -> None:
+        rows = np.asarray(readable(data, "data"))
+        self.shape = _checked_shape(shape, rows)
+        ids = _checked_ids(indices, rows, self.shape[0])
+        self.data, self.indices = _canonical(rows, ids)
+        self._capacity: npt.NDArray[Any] | None = None
+
+    @classmethod
+    def _trusted(
+        cls, data: npt.NDArray[Any], indices: npt.NDArray[np.int64], shape: tuple[int, ...]
+    ) -> RowSparseArray:
+        """Wrap arrays that are known to be canonical, without a check."""
+        self = cls.__new__(cls)
+        self.data, self.indices, self.shape, self._capacity = data, indices, shape, None
+        return self
+
+    @classmethod
+    def from_dense(cls, dense: Any) -> RowSparseArray:
+        """Keep the rows of `dense` that hold anything but zeros (NaN counts as something)."""
+        table = np.asarray(readable(dense, "dense"))
+        if table.ndim < 1:
+            raise ShapeError("a row-sparse array needs at least one dimension")
+        flat = table.reshape(table.shape[0], -1) if table.size else table.reshape(table.shape[0], 0)
+        ids = np.flatnonzero((flat != 0).any(axis=1)).astype(np.int64)
+        return cls._trusted(np.ascontiguousarray(table[ids]), ids, table.shape)
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> RowSparseArray:
+        """Return a table with no stored rows, for instance as an output to pull into."""
+        full = _plain_shape(shape)
+        return cls(np.zeros((0, *full[1:]), dtype), np.zeros(0, np.int64), full)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of the stored rows."""
+        return self.data.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the table."""
+        return len(self.shape)
+
+    @property
+    def nnz_rows(self) -> int:
+        """Number of stored rows."""
+        return len(self.indices)
+
+    def todense(self) -> npt.NDArray[Any]:
+        """Return the whole table as a new dense array."""
+        dense = np.zeros(self.shape, self.data.dtype)
+        dense[self.indices] = self.data
+        return dense
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Let NumPy see the dense table, so that ``weight += gradient`` means what it says."""
+        return self.todense() if dtype is None else self.todense().astype(dtype)
+
+    def copy(self) -> RowSparseArray:
+        """Return an independent copy."""
+        return self._trusted(self.data.copy(), self.indices.copy(), self.shape)
+
+    def _reserve(self, n: int) -> npt.NDArray[Any]:
+        """Give a writable block for `n` rows: own memory where it suffices, to save page faults."""
+        block = self._capacity
+        if block is None or len(block) < n:
+            own = self.data
+            fits = len(own) >= n and own.flags.writeable and own.flags.c_contiguous
+            block = own if fits else np.empty((n, *self.shape[1:]), self.data.dtype)
+            self._capacity = block
+        return block[:n]
+
+    def __repr__(self) -> str:
+        return (
+            f"RowSparseArray({self.nnz_rows} of {self.shape[0]} rows, shape={self.shape}, dtype={self.dtype})"
+        )
+
+
+def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        full = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise ShapeError(f"shape must be a tuple of ints, not {shape!r}") from None
+    if not full or min(full) < 0 or max(full) >= 2**63:
+        raise ShapeError(
+            f"a row-sparse shape has at least one dimension, each from 0 to 2**63 - 1, not {full}"
+        )
+    return full
+
+
+def _checked_shape(shape: tuple[int, ...], rows: npt.NDArray[Any]) -> tuple[int, ...]:
+    full = _plain_shape(shape)
+    if rows.ndim != len(full) or rows.shape[1:] != full[1:]:
+        raise ShapeError(f"data of shape {rows.shape} cannot be rows of a table of shape {full}")
+    return full
+
+
+def _checked_ids(indices: Any, rows: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.int64]:
+    known = isinstance(indices, (list, tuple, np.ndarray))
+    ids = np.asarray(indices if known else readable(indices, "indices"))
+    if ids.size == 0:
+        ids = ids.astype(np.int64)
+    if ids.dtype.kind not in "iu":
+        raise DTypeError(f"indices must be integers, not {ids.dtype}")
+    if ids.ndim != 1 or len(ids) != len(rows):
+        raise ShapeError(f"indices must be one id for each of the {len(rows)} rows, got shape {ids.shape}")
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= n_rows):
+        raise RowIndexError(
+            f"row ids lie in [{ids.min()}, {ids.max()}], the table has rows 0 to {n_rows - 1}"
+        )
+    return np.ascontiguousarray(ids, dtype=np.int64)
+
+
+def _canonical(
+    rows: npt.NDArray[Any], ids: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
+        return rows, ids
+    order = np.argsort(ids, kind="stable")
+    unique = np.unique(ids)
+    if len(unique) == len(ids):
+        return np.ascontiguousarray(rows[order]), unique
+    # 16-bit floats are summed in float32 and rounded once, as in a push.
+    wide = np.float32 if rows.dtype.itemsize == 2 else rows.dtype
+    merged = np.zeros((len(unique), *rows.shape[1:]), wide)
+    np.add.at(merged, np.searchsorted(unique, ids), rows.astype(wide, copy=False))
+    return merged.astype(rows.dtype, copy=False), unique
+
+
+def checked(value: RowSparseArray) -> RowSparseArray:
+    """Return `value`, or what its constructor makes of it, or raises, where its parts were changed since."""
+    data, ids = value.data, value.indices
+    if (
+        cpu.is_plain(data)
+        and cpu.is_plain(ids)
+        and ids.dtype == np.int64
+        and data.ndim == len(value.shape)
+        and data.shape[1:] == value.shape[1:]
+        and ids.shape == data.shape[:1]
+        and cpu.ascending_ids(ids, value.shape[0])
+    ):
+        return value
+    return RowSparseArray(data, ids, value.shape)
+
+
+def kind_of(value: Any) -> tuple[str, str, tuple[int, ...]]:
+    """Return storage, name of the element type, and shape of a value."""
+    storage = "row-sparse" if isinstance(value, RowSparseArray) else "dense"
+    return storage, value.dtype.name, tuple(value.shape)
+
+
+def refuse_foreign_sparse(obj: object, what: str) -> None:
+    """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
+    kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
+    if kind in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil", "row_sparse") or "sparse" in str(kind):
+        raise ArrayError(f"{what} is a {kind} array; pass kv.RowSparseArray(data, indices, shape) instead")

@@ -1,0 +1,1 @@
+"""Other hosts of a job, reached by ssh."""

@@ -1,0 +1,199 @@
+"""The hosts of a job, each behind a connection: where processes are started, and who looks after them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.settings.keys import Keys
+
+from ..child_process import Part
+from ..orphan_reaper import Keeper
+from ..output_relay import Relay
+from .connection import LEAVE, Connection, FarMember
+from .host_list import Host, Layout, of_file, of_list
+from .host_protocol import Loss
+
+#: Variables that go to other hosts: ours, MXNet's, and those without which the same program is another.
+_CARRIED = ("KVSTORE_", "DMLC_", "PS_", "MXNET_")
+_CARRIED_TOO = ("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")
+#: Never ask: nobody would see the question. Notice a network that is gone.
+_SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where a job runs, and how one gets there.
+
+    Attributes
+    ----------
+    layout : Layout
+        Which process runs on which host.
+    ssh : tuple of str
+        Program that runs a command on a host, and its options; name and command are added.
+    python : str
+        Python on the hosts, in which kvstore is installed.
+    variables : mapping
+        What processes find in their environment beside what the hosts' login shells put there.
+    folder : str
+        Where they run.
+    """
+
+    layout: Layout
+    ssh: tuple[str, ...]
+    python: str
+    variables: Mapping[str, str] = field(repr=False)
+    folder: str
+
+
+class Fleet:
+    """Starts processes on other hosts.
+
+    Parameters
+    ----------
+    hosts : Hosts
+        Which.
+    relay : Relay
+        Where their words go.
+    keeper : Keeper
+        Kills the connections if this process is killed.
+    prefix : bool
+        Mark each line of output with the process it comes from.
+    """
+
+    def __init__(self, hosts: Hosts, relay: Relay, keeper: Keeper, prefix: bool) -> None:
+        self._hosts, self._keeper, self._prefix = hosts, keeper, prefix
+        self._numbers = itertools.count()
+        command = f"exec {shlex.quote(hosts.python)} -m kvstore.launch.hosts.remote_agent"
+        self._connections: list[Connection] = []
+        for host in hosts.layout.hosts:
+            connection = Connection(host.name, [*hosts.ssh, host.name, command], hosts.folder, relay)
+            keeper.add(connection.group)
+            self._connections.append(connection)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all hosts have answered."""
+        return all(connection.ready for connection in self._connections)
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What processes find in their environment, unless told otherwise."""
+        return self._hosts.variables
+
+    def local(self, rank: int) -> tuple[int, int]:
+        """Rank and number of a worker on its host."""
+        return self._hosts.layout.local(rank)
+
+    def start(
+        self,
+        part: Part,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        keys: Keys | None = None,
+        told: Callable[[str], None] | None = None,
+    ) -> FarMember:
+        """Start a process on its host; `told` is called with the address that it tells."""
+        connection = self._connections[self._hosts.layout.host(part)]
+        mark = part.mark if self._prefix else b""
+        return connection.start(next(self._numbers), part, command, environment, mark, keys, told)
+
+    def forget(self, member: FarMember) -> None:
+        """Forget a process that is gone."""
+        member.connection.forget(member)
+
+    def look(self) -> Loss | None:
+        """Give signs of life, and say which host gives none or is not reached."""
+        losses = [loss for connection in self._connections if (loss := connection.look())]
+        return losses[0] if losses else None
+
+    def close(self) -> None:
+        """End the connections: the far sides then end what is left, and themselves."""
+        for connection in self._connections:
+            connection.leave()
+        until = time.monotonic() + LEAVE
+        for connection in self._connections:
+            connection.close(until)
+            self._keeper.forget(connection.group)
+
+
+def wanted(
+    workers: int,
+    servers: int,
+    listed: str | None,
+    file: str | None,
+    ssh: str | None,
+    python: str | None,
+    exports: Sequence[str],
+) -> Hosts | None:
+    """Make of options of `kvstore run` what they say about hosts; None where they name none.
+
+    Raises
+    ------
+    ConfigError
+        They contradict each other, or the hosts are not as they should be.
+    """
+    if listed is None and file is None:
+        given = {"ssh-command": ssh, "python": python, "export": exports}
+        if found := next((name for name, value in given.items() if value), None):
+            raise ConfigError(f"--{found} is about other hosts, and there are none: name them with --hosts")
+        return None
+    if listed is not None and file is not None:
+        raise ConfigError("--hosts and --hostfile contradict each other: give one of them")
+    hosts: tuple[Host, ...] = of_list(listed) if listed is not None else of_file(file or "")
+    variables = carried(os.environ, exports)
+    return Hosts(
+        Layout(hosts, workers, servers),
+        ssh_command(ssh),
+        python or sys.executable,
+        variables,
+        str(Path.cwd()),
+    )
+
+
+def ssh_command(option: str | None) -> tuple[str, ...]:
+    """Make the words with which a command on another host begins.
+
+    Raises
+    ------
+    ConfigError
+        There is nothing in it, or a quote is not closed.
+    """
+    text = option or os.environ.get("KVSTORE_SSH") or "ssh"
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--ssh-command (KVSTORE_SSH) {text!r} is no command: {error}") from error
+    if not words:
+        raise ConfigError("--ssh-command (KVSTORE_SSH) is empty: leave it away to take ssh")
+    options = _SSH_OPTIONS if Path(words[0]).name == "ssh" else ()
+    return (*words, *options)
+
+
+def carried(environment: Mapping[str, str], exports: Sequence[str]) -> dict[str, str]:
+    """Choose the variables that other hosts get.
+
+    Raises
+    ------
+    ConfigError
+        One to be exported is not set here.
+    """
+    found = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_CARRIED) or name in _CARRIED_TOO
+    }
+    found.pop("KVSTORE_SSH", None)
+    for text in exports:
+        name, equals, value = text.partition("=")
+        if not name or not (equals or name in environment):
+            raise ConfigError(f"--export {text}: no such variable is set; write NAME=VALUE to set one")
+        found[name] = value if equals else environment[name]
+    return found

@@ -1,0 +1,117 @@
+"""Processes of this machine: started with their keys and pipes, kept an eye on, let go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from kvstore.settings.keys import Keys
+
+from .certificates import written
+from .child_process import Member, Part
+from .hosts.host_protocol import Loss
+from .orphan_reaper import Keeper
+from .output import Writes
+from .output_relay import Relay
+from .report import Report
+
+
+class Here:
+    """Starts processes on this machine.
+
+    Parameters
+    ----------
+    relay : Relay
+        Passes their output on.
+    keeper : Keeper
+        Kills them if this process is killed.
+    prefix : bool
+        Mark each line of output with the process it comes from.
+    """
+
+    #: Whether processes can be started.
+    ready = True
+
+    def __init__(self, relay: Relay, keeper: Keeper, prefix: bool) -> None:
+        self._relay, self._keeper, self._prefix = relay, keeper, prefix
+        self._reports: set[Report] = set()
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What processes find in their environment, unless told otherwise."""
+        return os.environ
+
+    def local(self, rank: int) -> tuple[int, int] | None:
+        """Say that all workers are on this machine."""
+        return None
+
+    def look(self) -> Loss | None:
+        """Say that nothing between the processes and us can break."""
+        return None
+
+    def start(
+        self,
+        part: Part,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        keys: Keys | None = None,
+        told: Callable[[str], None] | None = None,
+        sinks: tuple[Writes, Writes] | None = None,
+    ) -> Member:
+        """Start a process; `told` is called with the address that it tells, empty where none will come.
+
+        Its lines go to `sinks`, or else to our stdout and stderr.
+
+        Raises
+        ------
+        ConfigError
+            The program cannot be started.
+        """
+        chosen, descriptors = dict(environment), []
+        with contextlib.ExitStack() as stack:
+            if told is not None:
+                report = self._reported(told)
+                descriptors.append(report.theirs)
+                command = [*command, "--report-fd", str(report.theirs)]
+                stack.callback(report.sent)
+            if keys is not None:
+                descriptors.append(written(keys))
+                stack.callback(os.close, descriptors[-1])
+                chosen["KVSTORE_KEYS_FD"] = str(descriptors[-1])
+            mark = part.mark if self._prefix else b""
+            member = Member(
+                part, command, chosen, sinks or (self._relay.out, self._relay.err), mark, descriptors
+            )
+        self._keeper.add(member.group)
+        self._relay.add(member.out)
+        self._relay.add(member.err)
+        return member
+
+    def forget(self, member: Member) -> None:
+        """Pass on what is left of the output of a process that is gone."""
+        self._keeper.forget(member.group)
+        self._relay.drop(member.out)
+        self._relay.drop(member.err)
+
+    def close(self) -> None:
+        """Close the pipes of those that have told nothing."""
+        for report in list(self._reports):
+            self._close(report)
+
+    def _reported(self, told: Callable[[str], None]) -> Report:
+        report = Report()
+
+        def look() -> None:
+            if (address := report.read()) is not None:
+                self._close(report)
+                told(address)
+
+        self._reports.add(report)
+        self._relay.watch(report.ours, look)
+        return report
+
+    def _close(self, report: Report) -> None:
+        self._reports.discard(report)
+        self._relay.forget(report.ours)
+        report.close()

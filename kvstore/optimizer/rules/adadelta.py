@@ -1,0 +1,52 @@
+"""AdaDelta."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...arrays import pages
+from ..builtin import Elementwise
+from ..checks import Settings, fraction, non_negative
+from ..optimizer import Array, Index, State
+from ..registry import register
+
+
+@register
+class AdaDelta(Elementwise):
+    """AdaDelta (Zeiler, arXiv:1212.5701), with a learning rate.
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``a = rho * a + (1 - rho) * g**2``;
+    ``d = sqrt(b + epsilon) / sqrt(a + epsilon) * g``; ``b = rho * b + (1 - rho) * d**2``; ``w -= lr * d``.
+
+    Parameters
+    ----------
+    learning_rate : float, default 1
+    rho : float, default 0.9
+    epsilon : float, default 1e-6
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: ``(a, b)``. MXNet 1.9.1 had no use for the rate and scaled the caller's gradient in place.
+    """
+
+    default_learning_rate = 1.0
+    rule_name = "adadelta"
+    settings: ClassVar[Settings] = {"rho": fraction, "epsilon": non_negative}
+    rho: float
+    epsilon: float
+
+    def __init__(
+        self, learning_rate: float | None = None, rho: float = 0.9, epsilon: float = 1e-6, **common: Any
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self._keep(rho=rho, epsilon=epsilon)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zeros for both mean squares."""
+        return (pages.zeros_like(weight), pages.zeros_like(weight))
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of one update."""
+        return (*self._common(index), self.rho, self.epsilon)

@@ -1,0 +1,53 @@
+"""AdaGrad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ...arrays import pages
+from ..builtin import Elementwise
+from ..checks import Settings, non_negative
+from ..optimizer import Array, Index, State
+from ..registry import register
+
+
+@register
+class AdaGrad(Elementwise):
+    """AdaGrad (Duchi, Hazan and Singer, JMLR 12, 2011).
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``h += g**2``; ``w -= lr * g / (sqrt(h) + epsilon)``.
+    A row-sparse gradient touches its rows only; the others do not even decay.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.01
+    epsilon : float, default 1e-6
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: ``h``.
+    """
+
+    rule_name = "adagrad"
+    settings: ClassVar[Settings] = {"epsilon": non_negative}
+    renamed: ClassVar[Mapping[str, str]] = {"eps": "epsilon"}
+    epsilon: float
+
+    def __init__(self, learning_rate: float | None = None, epsilon: float = 1e-6, **common: Any) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self._keep(epsilon=epsilon)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return a history of zeros."""
+        return pages.zeros_like(weight)
+
+    def sparse_mode(self, weight_is_sparse: bool) -> str:
+        """Return "rows"."""
+        return "rows"
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of one update."""
+        return (*self._common(index), self.epsilon)

@@ -1,0 +1,63 @@
+"""Adam."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from ..builtin import Elementwise
+from ..checks import Settings, flag
+from ..optimizer import Array, Index
+from ..registry import register
+from .moments import TwoMoments
+
+
+@register
+class Adam(TwoMoments, Elementwise):
+    """Adam (Kingma and Ba, arXiv:1412.6980).
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``m = beta1 * m + (1 - beta1) * g``;
+    ``v = beta2 * v + (1 - beta2) * g**2``; ``w -= lr_t * m / (sqrt(v) + epsilon)`` with
+    ``lr_t = lr * sqrt(1 - beta2**t) / (1 - beta1**t)``.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.001
+    beta1, beta2 : float, default 0.9 and 0.999
+    epsilon : float, default 1e-8
+    lazy_update : bool, default False
+        Apply a row-sparse gradient to its rows only: weights and moments of the others stay.
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: ``(m, v)``.
+    """
+
+    default_learning_rate = 0.001
+    rule_name = "adam"
+    settings: ClassVar[Settings] = {"lazy_update": flag}
+    lazy_update: bool
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        lazy_update: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
+        self._keep(lazy_update=lazy_update)
+
+    def sparse_mode(self, weight_is_sparse: bool) -> str:
+        """Return "rows" if lazy."""
+        return "rows" if self.lazy_update else "dense"
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of update number `t`."""
+        lr, wd = self._rates(index)
+        bound = self.clip_gradient or math.inf
+        return (self._corrected(lr, t), wd, self.rescale_grad, bound, self.beta1, self.beta2, self.epsilon)

@@ -1,0 +1,58 @@
+"""Delay-compensated asynchronous SGD."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...arrays import pages
+from ..builtin import Elementwise
+from ..checks import Settings, finite, non_negative
+from ..optimizer import Array, Index, State
+from ..registry import register
+
+
+@register
+class DCASGD(Elementwise):
+    """SGD that makes up for stale gradients (Zheng and others, arXiv:1609.08326).
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``d = lr * (g + lamda * g**2 * (w - w_before))``;
+    ``w_before = w``; ``w -= d``, or with momentum ``m = momentum * m - d; w += m``.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.1
+    momentum : float, default 0
+    lamda : float, default 0.04
+        Strength of the compensation.
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: ``(momentum or None, weight before the last update)``. With momentum MXNet 1.9.1 raises inside the
+    updater and never changes a weight; here it works.
+    """
+
+    default_learning_rate = 0.1
+    settings: ClassVar[Settings] = {"momentum": non_negative, "lamda": finite}
+    optional_state = frozenset({"momentum"})
+    momentum: float
+    lamda: float
+
+    def __init__(
+        self, learning_rate: float | None = None, momentum: float = 0.0, lamda: float = 0.04, **common: Any
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self._keep(momentum=momentum, lamda=lamda)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zero momentum or None, and a copy of the weight."""
+        return (pages.zeros_like(weight) if self.momentum else None, pages.copy(weight))
+
+    def rule(self) -> str:
+        """Return the name of the compiled rule."""
+        return "dcasgd_momentum" if self.momentum else "dcasgd"
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of one update."""
+        return (*self._common(index), self.lamda, self.momentum)

@@ -1,0 +1,93 @@
+"""LAMB."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from ... import kernels
+from ..builtin import WholeTensor
+from ..checks import Settings, flag, non_negative, optional
+from ..optimizer import Array, Index
+from ..registry import register
+from .moments import TwoMoments
+
+
+@register
+class LAMB(TwoMoments, WholeTensor):
+    """Layer-wise adaptive moments (You and others, arXiv:1904.00962).
+
+    ``g = clip(rescale_grad * grad)``, moments as in `Adam`,
+    ``u = m / (1 - beta1**t) / (sqrt(v / (1 - beta2**t)) + epsilon) + wd * w``, and
+    ``w -= lr * |w| / |u| * u``. The ratio is 1 where either norm is 0 or they have no quotient.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.001
+    beta1, beta2 : float, default 0.9 and 0.999
+    epsilon : float, default 1e-6
+    lower_bound, upper_bound : float, optional
+        Bounds of ``|w|`` in the ratio.
+    bias_correction : bool, default True
+        False: the moments are taken as they are.
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: ``(m, v)``. Norms are those of the whole tensor, summed in double precision.
+    """
+
+    default_learning_rate = 0.001
+    settings: ClassVar[Settings] = {
+        "lower_bound": optional(non_negative),
+        "upper_bound": optional(non_negative),
+        "bias_correction": flag,
+    }
+    lower_bound: float | None
+    upper_bound: float | None
+    bias_correction: bool
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        bias_correction: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
+        self._keep(lower_bound=lower_bound, upper_bound=upper_bound, bias_correction=bias_correction)
+
+    def step(self, index: Index, weight: Array, grad: Array, states: tuple[Array, ...]) -> None:
+        """Count one update of a key and apply it."""
+        cpu = kernels.cpu
+        m, v = states
+        params = self._parameters(index, weight, self._update_count(index))
+        cpu.update([(cpu.rule_id("lamb_moments"), params, [grad], weight, None, states, [])])
+        rate = params[0] * self._ratio(*cpu.lamb_norms(weight, m, v, params))
+        cpu.update([(cpu.rule_id("lamb_apply"), (rate, *params[1:]), [], weight, None, states, [])])
+
+    def _parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        lr, wd = self._rates(index)
+        corrections = self._corrections(weight, t) if self.bias_correction else (1.0, 1.0)
+        return (lr, wd, self.rescale_grad, self._clip(), self.beta1, self.beta2, self.epsilon, *corrections)
+
+    def _ratio(self, weight_squares: float, step_squares: float) -> float:
+        """Trust ratio out of the two sums of squares."""
+        norm, step = math.sqrt(weight_squares), math.sqrt(step_squares)
+        if self.lower_bound:
+            norm = max(norm, self.lower_bound)
+        if self.upper_bound:
+            norm = min(norm, self.upper_bound)
+        return trust(norm, step)
+
+
+def trust(numerator: float, denominator: float) -> float:
+    """Return the quotient, or 1 where it is 0, infinite or none."""
+    if denominator == 0 or not 0 < numerator / denominator < math.inf:
+        return 1.0
+    return numerator / denominator

@@ -1,0 +1,95 @@
+"""LARS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ... import kernels
+from ...arrays import pages
+from ..builtin import WholeTensor
+from ..checks import Settings, flag, non_negative
+from ..optimizer import Array, Index, State
+from ..registry import register
+
+
+@register
+class LARS(WholeTensor):
+    """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg, arXiv:1708.03888).
+
+    `SGD` with the rate ``lr * eta * |w| / (|rescale_grad * grad| + wd * |w| + epsilon)``. Where either norm
+    is 0, and for parameters whose name ends in ``gamma``, ``beta`` or ``bias``, the rate is ``lr``.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.1
+    momentum : float, default 0
+    eta : float, default 0.001
+        Trust coefficient.
+    epsilon : float, default 1e-8
+    lazy_update : bool, default False
+        Taken for MXNet's sake; a row-sparse gradient always counts as dense here, since its norms are those
+        of the whole tensor.
+    **common
+        Keywords of `Optimizer`. The name of a key is looked up in `param_idx2name`; without one it is the
+        key.
+
+    Notes
+    -----
+    State: the momentum, or None without. Norms are those of the whole tensor, summed in double precision.
+    """
+
+    default_learning_rate = 0.1
+    settings: ClassVar[Settings] = {
+        "momentum": non_negative,
+        "eta": non_negative,
+        "epsilon": non_negative,
+        "lazy_update": flag,
+    }
+    optional_state = frozenset({"momentum"})
+    renamed: ClassVar[Mapping[str, str]] = {"eps": "epsilon"}
+    momentum: float
+    eta: float
+    epsilon: float
+    lazy_update: bool
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        momentum: float = 0.0,
+        eta: float = 0.001,
+        epsilon: float = 1e-8,
+        lazy_update: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self._keep(momentum=momentum, eta=eta, epsilon=epsilon, lazy_update=lazy_update)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zero momentum, or None."""
+        return pages.zeros_like(weight) if self.momentum else None
+
+    def step(self, index: Index, weight: Array, grad: Array, states: tuple[Array, ...]) -> None:
+        """Count one update of a key and apply it."""
+        self._update_count(index)
+        lr, wd = self._rates(index)
+        params = (
+            lr * self._trust(index, weight, grad, wd),
+            wd,
+            self.rescale_grad,
+            self._clip(),
+            self.momentum,
+        )
+        rule = kernels.cpu.rule_id("sgd_momentum" if states else "sgd")
+        kernels.cpu.update([(rule, params, [grad], weight, None, states, [])])
+
+    def _trust(self, index: Index, weight: Array, grad: Array, wd: float) -> float:
+        """Factor of the rate for one tensor."""
+        if self.idx2name.get(index, str(index)).endswith(("gamma", "beta", "bias")):
+            return 1.0
+        norm = math.sqrt(kernels.cpu.sumsq(weight))
+        slope = abs(self.rescale_grad) * math.sqrt(kernels.cpu.sumsq(grad))
+        if not (0 < norm < math.inf and 0 < slope < math.inf):
+            return 1.0
+        return self.eta * norm / (slope + wd * norm + self.epsilon)

@@ -1,0 +1,82 @@
+"""Nadam."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from ..builtin import Elementwise
+from ..checks import Settings, finite
+from ..optimizer import Array, Index
+from ..registry import register
+from .moments import TwoMoments
+
+
+@register
+class Nadam(TwoMoments, Elementwise):
+    """Adam with Nesterov momentum (Dozat, ICLR 2016 workshop).
+
+    With ``mu(t) = beta1 * (1 - 0.5 * 0.96**(t * schedule_decay))`` and ``P(t) = mu(1) * ... * mu(t)``:
+    ``g = clip(rescale_grad * grad) + wd * w``, moments as in `Adam`,
+    ``x = (1 - mu(t)) * g / (1 - P(t)) + mu(t + 1) * m / (1 - P(t + 1))``,
+    ``w -= lr * x / (sqrt(v / (1 - beta2**t)) + epsilon)``.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.001
+    beta1, beta2 : float, default 0.9 and 0.999
+    epsilon : float, default 1e-8
+    schedule_decay : float, default 0.004
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: ``(m, v)``. ``P`` belongs to each key and follows from its count; MXNet multiplies one product on
+    at every update of any key, so that it shrinks faster the more keys there are.
+    """
+
+    default_learning_rate = 0.001
+    rule_name = "nadam"
+    settings: ClassVar[Settings] = {"schedule_decay": finite}
+    schedule_decay: float
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        schedule_decay: float = 0.004,
+        **common: Any,
+    ) -> None:
+        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
+        self._keep(schedule_decay=schedule_decay)
+        # The last count of each key, and its product, from which the next follows by one multiplication.
+        self._products: dict[Index, tuple[int, float]] = {}
+
+    def configure(self, **changes: Any) -> None:
+        """Change settings while training; see `Optimizer.configure`."""
+        super().configure(**changes)
+        self._products.clear()
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of update number `t`."""
+        now, following, product = self._mu(t), self._mu(t + 1), self._product(index, t)
+        corrections = (1.0 - product, 1.0 - product * following, 1.0 - self.beta2**t)
+        return (*self._common(index), self.beta1, self.beta2, self.epsilon, now, following, *corrections)
+
+    def _mu(self, t: int) -> float:
+        return self.beta1 * (1.0 - 0.5 * math.pow(0.96, t * self.schedule_decay))
+
+    def _product(self, index: Index, t: int) -> float:
+        """Return ``P(t)``, always by the same multiplications, so that a resumed run has the same bits."""
+        done, product = self._products.get(index, (0, 1.0))
+        if done > t:  # counts were put back
+            done, product = 0, 1.0
+        for step in range(done + 1, t + 1):
+            if product == 0.0:
+                break
+            product *= self._mu(step)
+        self._products[index] = (t, product)
+        return product

@@ -1,0 +1,59 @@
+"""Nesterov's accelerated gradient."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...arrays import pages
+from ..builtin import Elementwise
+from ..checks import Settings, non_negative
+from ..optimizer import Array, Index, State
+from ..registry import register
+
+
+@register
+class NAG(Elementwise):
+    """Nesterov's accelerated gradient.
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``m = momentum * m - lr * g; w += momentum * m - lr * g``.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.1
+    momentum : float, default 0.9
+    multi_precision : bool, default False
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: the momentum, or None without. MXNet 1.9.1 stored a momentum computed with the new weight when `wd`
+    was not 0; here, as in its master branch, it is the old one.
+    """
+
+    default_learning_rate = 0.1
+    settings: ClassVar[Settings] = {"momentum": non_negative}
+    optional_state = frozenset({"momentum"})
+    momentum: float
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        momentum: float = 0.9,
+        multi_precision: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, multi_precision=multi_precision, **common)
+        self._keep(momentum=momentum)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zero momentum, or None."""
+        return pages.zeros_like(weight) if self.momentum else None
+
+    def rule(self) -> str:
+        """Return the name of the compiled rule."""
+        return "nag" if self.momentum else "sgd"
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of one update."""
+        return (*self._common(index), self.momentum)

@@ -1,0 +1,84 @@
+"""RMSProp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ...arrays import pages
+from ..builtin import Elementwise
+from ..checks import Settings, flag, fraction, non_negative, optional
+from ..optimizer import Array, Index, State
+from ..registry import register
+
+
+@register
+class RMSProp(Elementwise):
+    """RMSProp (Tieleman and Hinton), or Graves's centred one (arXiv:1308.0850, equations 38 to 45).
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``v = rho * v + (1 - rho) * g**2``;
+    ``w -= lr * g / (sqrt(v) + epsilon)``. Centred: also ``q = rho * q + (1 - rho) * g`` and
+    ``m = momentum * m - lr * g / sqrt(v - q**2 + epsilon); w += m``. At last the weights are clipped.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.001
+    rho : float, default 0.9
+    momentum : float, default 0.9
+        Used if centred.
+    epsilon : float, default 1e-8
+    centered : bool, default False
+    clip_weights : float, optional
+        Bound of the weights; None or 0: there is none.
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: ``v``; centred ``(q, v, m)``.
+    """
+
+    default_learning_rate = 0.001
+    settings: ClassVar[Settings] = {
+        "rho": fraction,
+        "momentum": non_negative,
+        "epsilon": non_negative,
+        "centered": flag,
+        "clip_weights": optional(non_negative),
+    }
+    structural = Elementwise.structural | {"centered"}
+    renamed: ClassVar[Mapping[str, str]] = {"gamma1": "rho", "gamma2": "momentum"}
+    rho: float
+    momentum: float
+    epsilon: float
+    centered: bool
+    clip_weights: float | None
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        rho: float = 0.9,
+        momentum: float = 0.9,
+        epsilon: float = 1e-8,
+        centered: bool = False,
+        clip_weights: float | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self._keep(rho=rho, momentum=momentum, epsilon=epsilon, centered=centered, clip_weights=clip_weights)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zeros: the mean square, or three arrays if centred."""
+        if not self.centered:
+            return pages.zeros_like(weight)
+        return (pages.zeros_like(weight), pages.zeros_like(weight), pages.zeros_like(weight))
+
+    def rule(self) -> str:
+        """Return the name of the compiled rule."""
+        return "rmsprop_centered" if self.centered else "rmsprop"
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of one update."""
+        own = (self.rho, self.epsilon, self.clip_weights or math.inf)
+        return (*self._common(index), *own, self.momentum) if self.centered else (*self._common(index), *own)

@@ -1,0 +1,69 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from ...arrays import pages
+from ..builtin import Elementwise
+from ..checks import Settings, flag, non_negative
+from ..optimizer import Array, Index, State
+from ..registry import register
+
+
+@register
+class SGD(Elementwise):
+    """Stochastic gradient descent, with momentum if wanted.
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``w -= lr * g``, or with momentum
+    ``m = momentum * m - lr * g; w += m``.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.1
+    momentum : float, default 0
+    lazy_update : bool, default False
+        Apply a row-sparse gradient to its rows only: the others neither decay nor move on by momentum.
+    multi_precision : bool, default False
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: the momentum, or None without.
+    """
+
+    default_learning_rate = 0.1
+    settings: ClassVar[Settings] = {"momentum": non_negative, "lazy_update": flag}
+    optional_state = frozenset({"momentum"})
+    momentum: float
+    lazy_update: bool
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        momentum: float = 0.0,
+        lazy_update: bool = False,
+        multi_precision: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, multi_precision=multi_precision, **common)
+        self._keep(momentum=momentum, lazy_update=lazy_update)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zero momentum, or None."""
+        return pages.zeros_like(weight) if self.momentum else None
+
+    def sparse_mode(self, weight_is_sparse: bool) -> str:
+        """Return "rows" if lazy, or if a row without gradient stays as it is anyway."""
+        return "rows" if self.lazy_update or not (self.momentum or self.wd) else "dense"
+
+    def rule(self) -> str:
+        """Return the name of the compiled rule."""
+        return "sgd_momentum" if self.momentum else "sgd"
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of one update."""
+        lr, wd = self._rates(index)
+        return (lr, wd, self.rescale_grad, self.clip_gradient or math.inf, self.momentum)

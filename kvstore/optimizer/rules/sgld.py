@@ -1,0 +1,57 @@
+"""Stochastic gradient Langevin dynamics."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, ClassVar
+
+from ...errors import ConfigError
+from ..builtin import Elementwise
+from ..checks import Settings, count
+from ..optimizer import Array, Index
+from ..registry import register
+
+
+def _seed(name: str, value: Any) -> int:
+    if count(name, value) >= 2**32:
+        raise ConfigError(f"{name} must be below 2**32, got {value!r}")
+    return int(value)
+
+
+@register
+class SGLD(Elementwise):
+    """Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011): half a step, and noise.
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``w += -lr / 2 * g + sqrt(lr) * normal``.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.1
+        Must not be negative.
+    seed : int, default 0
+        Of the noise; below 2**32.
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    No state. The noise of an element follows from the seed, the key, the number of its update and the
+    element's place in the tensor, and from nothing else, so a run can be repeated and resumed bit by bit.
+    MXNet draws from a global generator instead.
+    """
+
+    default_learning_rate = 0.1
+    rule_name = "sgld"
+    settings: ClassVar[Settings] = {"seed": _seed}
+    seed: int
+
+    def __init__(self, learning_rate: float | None = None, seed: int = 0, **common: Any) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self._keep(seed=seed)
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of update number `t`."""
+        rate, *rest = self._common(index)
+        if rate < 0:
+            raise ConfigError(f"SGLD needs a learning rate of zero or more, key {index!r} has {rate}")
+        return (rate, *rest, self.seed, zlib.crc32(str(index).encode()), t)

@@ -1,0 +1,61 @@
+"""Signum and signSGD."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...arrays import pages
+from ..builtin import Elementwise
+from ..checks import Settings, finite, fraction
+from ..optimizer import Array, Index, State
+from ..registry import register
+
+
+@register
+class Signum(Elementwise):
+    """Steps of one size in the direction of the momentum's sign (Bernstein and others, arXiv:1802.04434).
+
+    ``g = clip(rescale_grad * grad) + wd * w``; ``m = momentum * m - (1 - momentum) * g``;
+    ``w = (1 - lr * wd_lh) * w + lr * sign(m)``. Without momentum (signSGD):
+    ``w = (1 - lr * (wd + wd_lh)) * w - lr * sign(grad)``, where rescaling and clipping have no part.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.01
+    momentum : float, default 0.9
+        Below 1.
+    wd_lh : float, default 0
+        Weight decay beside the step.
+    **common
+        Keywords of `Optimizer`.
+
+    Notes
+    -----
+    State: the momentum, or None without.
+    """
+
+    settings: ClassVar[Settings] = {"momentum": fraction, "wd_lh": finite}
+    optional_state = frozenset({"momentum"})
+    momentum: float
+    wd_lh: float
+
+    def __init__(
+        self, learning_rate: float | None = None, momentum: float = 0.9, wd_lh: float = 0.0, **common: Any
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self._keep(momentum=momentum, wd_lh=wd_lh)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zero momentum, or None."""
+        return pages.zeros_like(weight) if self.momentum else None
+
+    def rule(self) -> str:
+        """Return the name of the compiled rule."""
+        return "signum" if self.momentum else "signsgd"
+
+    def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
+        """Return the parameters of one update."""
+        lr, wd, rescale, clip = self._common(index)
+        if not self.momentum:
+            return (lr, wd + self.wd_lh, rescale, clip)
+        return (lr, wd, rescale, clip, self.momentum, self.wd_lh)

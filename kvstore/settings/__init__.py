@@ -1,0 +1,1 @@
+"""Options and variables: of stores, of parameter servers, of launchers; who this process is in its job."""

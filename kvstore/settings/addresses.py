@@ -1,0 +1,107 @@
+"""Addresses: what they look like, which this machine has, which one leads to another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+import struct
+
+from ..errors import ConfigError
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_LONGEST_NAME = 107  # bytes of a unix socket's name
+_IPC = re.compile(r"ipc://(\S+)")
+_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s:\[\]/]+):([0-9]{1,5})")
+
+
+def check(name: str, address: str) -> None:
+    """Raise ConfigError unless the value of variable `name` is ``tcp://host:port`` or ``ipc://name``."""
+    if match := _IPC.fullmatch(address):
+        if len(match[1].encode()) > _LONGEST_NAME:
+            raise ConfigError(
+                f"{name}={address!r} is longer than the {_LONGEST_NAME} bytes of a socket's name"
+            )
+        return
+    match = _TCP.fullmatch(address)
+    if match is None or int(match[2]) > 65535:
+        raise ConfigError(
+            f"{name} says {address!r}, which is no address: correct it to one such as tcp://10.0.0.5:4711 "
+            "or ipc://@name"
+        )
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of a tcp address that was checked; an IPv6 host keeps its brackets."""
+    match = _TCP.fullmatch(address)
+    return (match[1], int(match[2])) if match else ("", 0)
+
+
+def tcp(host: str, port: int) -> str:
+    """Put an address together; an IPv6 host may come without brackets."""
+    return f"tcp://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"tcp://{host}:{port}"
+
+
+def interfaces() -> dict[str, str]:
+    """IPv4 addresses of the network interfaces, by name; those without one are left out."""
+    found = {}
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):
+            found[name] = _address_of(name)
+    return found
+
+
+def told(found: dict[str, str]) -> str:
+    """List interfaces and addresses for people."""
+    return ", ".join(f"{name} {address}" for name, address in found.items()) or "none with an IPv4 address"
+
+
+def resolved(host: str) -> str | None:
+    """Look a host up: its address as a number, IPv4 where it has one. None where nobody knows the name."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return None
+    numbers = sorted(found, key=lambda one: one[0] != socket.AF_INET)
+    return str(numbers[0][4][0])
+
+
+def is_loopback(number: str) -> bool:
+    """Whether an address, as a number, is reached from this machine only."""
+    return ipaddress.ip_address(number.partition("%")[0]).is_loopback
+
+
+def is_wildcard(number: str) -> bool:
+    """Whether an address, as a number, stands for all addresses of the machine."""
+    return ipaddress.ip_address(number.partition("%")[0]).is_unspecified
+
+
+def is_here(number: str) -> bool:
+    """Whether a socket of this machine can have the address."""
+    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((number, 0))
+        except OSError:
+            return False
+    return True
+
+
+def towards(number: str) -> str | None:
+    """Find the address of this machine that faces `number`; None without a way. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((number, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def _address_of(name: str) -> str:
+    from fcntl import ioctl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = ioctl(any_socket.fileno(), _SIOCGIFADDR, struct.pack("16s24x", name.encode()[:15]))
+    return socket.inet_ntoa(answer[20:24])

@@ -1,0 +1,323 @@
+"""Where this process stands in its job, read from the variables that launchers set.
+
+Each launcher has one class, which says when its variables count and how it names the job. The tables were
+recorded from torchrun 2.x, Open MPI 5 (4 and older: their documentation), MPICH 5, Intel MPI 2021 and
+horovodrun 0.28; those of Slurm come from its manual.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ..errors import ConfigError
+
+#: Steps that Slurm itself makes (batch script, interactive shell, extern) are numbered from here on.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of this process in its job.
+
+    Attributes
+    ----------
+    launcher : str
+        Who started the job: ``"kvstore"``, ``"torchrun"``, ``"openmpi"``, ``"mpich"``, ``"horovodrun"``,
+        ``"slurm"``, or ``"none"`` for a process on its own.
+    job : str
+        Names the job: the same text in all its processes, and in no other job that runs beside it.
+    rank, size : int
+        Number of this process, from 0, and how many there are.
+    local_rank, local_size : int
+        The same among the processes of this machine.
+    why : str
+        What was found that decided it, for people.
+    """
+
+    launcher: str
+    job: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    why: str
+
+
+class _Launcher:
+    """What one launcher sets. `signs` are variables of which any one says that it was at work."""
+
+    name: str
+    signs: tuple[str, ...]
+    rank: tuple[str, ...]
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+
+    def absent(self, env: Mapping[str, str]) -> str | None:
+        """Say why this launcher did not start the process; None if it seems to have."""
+        if any(env.get(sign) for sign in self.signs):
+            return None
+        return f"{' and '.join(self.signs)} are not set"
+
+    def read(self, env: Mapping[str, str]) -> Placement:
+        """Make the placement.
+
+        Raises
+        ------
+        ConfigError
+            A variable is missing, is no number, or contradicts another.
+        """
+        size, rank = self._number(env, self.size), self._number(env, self.rank)
+        local_size = self._local_size(env)
+        local_rank = self._number(env, self.local_rank)
+        for number, count in ((rank, size), (local_rank, local_size)):
+            if number[1] >= count[1]:
+                raise _contradiction(number, count, "ranks go from 0 to the size less one")
+        if local_size[1] > size[1]:
+            raise _contradiction(local_size, size, "the job is smaller than its part on this machine")
+        job = env.get("KVSTORE_JOB") or self._job(env, size[1] == local_size[1])
+        why = f"{rank[0]}={rank[1]} and {size[0]}={size[1]} are set"
+        return Placement(self.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
+
+    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+        """Name the job; `alone` if all of it runs on this machine."""
+        raise NotImplementedError
+
+    def _local_size(self, env: Mapping[str, str]) -> tuple[str, int]:
+        return self._number(env, self.local_size)
+
+    def _number(self, env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, int]:
+        """First of the variables that is set, and its value."""
+        found = next((name for name in names if env.get(name)), None)
+        if found is None:
+            there = next(f"{sign}={env[sign]}" for sign in self.signs if env.get(sign))
+            text = f"{there} is set and {' or '.join(names)} is not"
+            raise ConfigError(f"{text}: set it as {self.name} does, or unset {there}")
+        if not re.fullmatch(r"[0-9]{1,10}", env[found]):
+            raise ConfigError(f"{found}={env[found]!r} is no whole number from 0 on: correct or unset it")
+        return found, int(env[found])
+
+
+class _Own(_Launcher):
+    """``kvstore run`` and ``kvstore.spawn``."""
+
+    name = "kvstore"
+    signs = ("KVSTORE_RANK", "KVSTORE_SIZE", "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE")
+    rank, size = ("KVSTORE_RANK",), ("KVSTORE_SIZE",)
+    local_rank, local_size = ("KVSTORE_LOCAL_RANK",), ("KVSTORE_LOCAL_SIZE",)
+
+    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+        raise ConfigError(
+            "KVSTORE_RANK and KVSTORE_SIZE are set and KVSTORE_JOB is not: set it to a text that is the same "
+            "in all processes of the job and new for each job"
+        )
+
+
+class _Torchrun(_Launcher):
+    """Also whatever else sets torch's variables.
+
+    TORCHELASTIC_RUN_ID is ``none`` unless the user chose one. On one machine the folder of
+    TORCHELASTIC_ERROR_FILE, which has a random name, tells jobs apart, and attempts of a job. Over several
+    machines neither the folder nor TORCHELASTIC_RESTART_COUNT is the same everywhere, so there the rendezvous
+    and the address of the master have to do.
+    """
+
+    name = "torchrun"
+    signs = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+    rank, size = ("RANK",), ("WORLD_SIZE",)
+    local_rank, local_size = ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)
+
+    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+        parts = [env.get(name, "") for name in names]
+        if not any(parts[:3]):
+            raise ConfigError(
+                "RANK and WORLD_SIZE are set, but nothing that names the job: set TORCHELASTIC_RUN_ID, "
+                "MASTER_ADDR and MASTER_PORT as torchrun does, or KVSTORE_JOB"
+            )
+        if alone:
+            folder = PurePath(env.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-2]  # without rank and file
+            parts += [env.get("TORCHELASTIC_RESTART_COUNT", "0"), "/".join(folder[-3:])]
+        return ":".join(["torchrun", *parts])
+
+
+class _OpenMpi(_Launcher):
+    """The namespace is made from host and pid of mpirun; every process has it, spawned ones another."""
+
+    name = "openmpi"
+    signs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    rank, size = ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",)
+    local_rank, local_size = ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",)
+
+    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+        if found := env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid"):
+            return f"openmpi:{found}"
+        raise _nameless("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "mpirun -x KVSTORE_JOB=...")
+
+
+class _Mpich(_Launcher):
+    """Hydra, of MPICH and Intel MPI, and Cray's PALS.
+
+    Intel MPI and PALS name the job. MPICH sets nothing that differs between two jobs, but on one machine all
+    processes are children of the same proxy, so its pid serves: unique while any of them lives.
+    """
+
+    name = "mpich"
+    signs = ("PMI_RANK", "PMI_SIZE")
+    rank, size = ("PMI_RANK",), ("PMI_SIZE",)
+    local_rank, local_size = ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+
+    def absent(self, env: Mapping[str, str]) -> str | None:
+        """Leave the processes of ``srun --mpi=pmi2`` to Slurm: they have PMI_RANK, but no local rank."""
+        if _Slurm().absent(env) is None and not any(env.get(name) for name in self.local_rank):
+            return "PMI_RANK, if set, comes from srun: there is no MPI_LOCALRANKID"
+        return super().absent(env)
+
+    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+        if found := env.get("I_MPI_HYDRA_UUID") or env.get("PMI_JOBID"):
+            return f"mpich:{found}"
+        if alone:
+            return f"mpich:parent-{os.getppid()}"
+        raise _nameless("PMI_RANK", "I_MPI_HYDRA_UUID", "mpiexec -genv KVSTORE_JOB ...")
+
+
+class _Horovodrun(_Launcher):
+    """Over Gloo; with ``--mpi`` it leaves the variables to MPI. Ray and Spark set the same ones for Horovod.
+
+    The server where the processes meet is the launcher's own, so its address is no other job's meanwhile.
+    """
+
+    name = "horovodrun"
+    signs = ("HOROVOD_RANK", "HOROVOD_SIZE")
+    rank, size = ("HOROVOD_RANK",), ("HOROVOD_SIZE",)
+    local_rank, local_size = ("HOROVOD_LOCAL_RANK",), ("HOROVOD_LOCAL_SIZE",)
+
+    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+        address, port = (env.get(f"HOROVOD_GLOO_RENDEZVOUS_{what}") for what in ("ADDR", "PORT"))
+        if address and port:
+            return f"horovodrun:{address}:{port}"
+        raise _nameless("HOROVOD_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "KVSTORE_JOB=... horovodrun")
+
+
+class _Slurm(_Launcher):
+    """A step that srun started.
+
+    The shell of salloc and the script of sbatch have SLURM_PROCID too, as one process that stands for the
+    whole allocation. They have no SLURM_STEP_ID, or one of the numbers that Slurm keeps for itself.
+    """
+
+    name = "slurm"
+    signs = ("SLURM_STEP_ID",)
+    rank, size = ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    local_rank = ("SLURM_LOCALID",)
+    local_size = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+
+    def absent(self, env: Mapping[str, str]) -> str | None:
+        if not env.get("SLURM_STEP_ID"):
+            inside = " (an allocation without srun)" if env.get("SLURM_JOB_ID") else ""
+            return f"SLURM_STEP_ID is not set{inside}"
+        if self._number(env, self.signs)[1] >= _FIRST_SPECIAL_STEP:
+            return "SLURM_STEP_ID is that of a batch script or an interactive shell, which srun did not start"
+        return None
+
+    def _job(self, env: Mapping[str, str], alone: bool) -> str:
+        if not env.get("SLURM_JOB_ID"):
+            raise _nameless("SLURM_STEP_ID", "SLURM_JOB_ID", "srun --export=ALL,KVSTORE_JOB=...")
+        again = env.get("SLURM_RESTART_COUNT", "0")  # a job that is queued again keeps its number
+        return f"slurm:{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{again}"
+
+    def _local_size(self, env: Mapping[str, str]) -> tuple[str, int]:
+        """Tasks on this node, from a list such as ``4(x2),1`` with one entry a node."""
+        name = next((name for name in self.local_size if env.get(name)), self.local_size[0])
+        text = env.get(name, "")
+        if re.fullmatch(r"[0-9]+", text):
+            return self._number(env, (name,))
+        node = self._number(env, ("SLURM_NODEID",))[1]
+        for count, nodes in _entries(name, text):
+            if node < nodes:
+                return name, count
+            node -= nodes
+        raise ConfigError(f"{name}={text!r} has no entry for SLURM_NODEID={env['SLURM_NODEID']}: correct it")
+
+
+_LAUNCHERS: tuple[_Launcher, ...] = (_Own(), _Torchrun(), _OpenMpi(), _Mpich(), _Horovodrun(), _Slurm())
+
+
+def detect(environment: Mapping[str, str] | None = None) -> Placement:
+    """Find the place of this process in its job. Reads variables only; nothing is opened or sent.
+
+    The first of these that left its variables wins: ``kvstore run`` and `kvstore.spawn`, torchrun, Open MPI,
+    MPICH or Intel MPI, horovodrun, Slurm's srun. KVSTORE_JOB, where set, names the job, whoever launched it.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        The variables; ``os.environ`` where None.
+
+    Returns
+    -------
+    Placement
+        Rank 0 of 1 with launcher ``"none"`` where no launcher is found.
+
+    Raises
+    ------
+    ConfigError
+        The launcher's variables are incomplete, contradict each other, or do not name the job.
+    """
+    env = os.environ if environment is None else environment
+    for launcher in _LAUNCHERS:
+        if launcher.absent(env) is None:
+            return launcher.read(env)
+    # A process on its own has a name of its own too: two of them must not meet.
+    job = env.get("KVSTORE_JOB") or f"none:{os.getpid()}"
+    return Placement("none", job, 0, 1, 0, 1, "no launcher's variables are set")
+
+
+def alternatives(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """List the launchers that `detect` did not choose, in its order, each with the reason. Never raises.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        The variables; ``os.environ`` where None.
+    """
+    env = os.environ if environment is None else environment
+    try:
+        winner = detect(env).launcher
+    except ConfigError:
+        winner = None
+    return [(launcher.name, _verdict(launcher, env)) for launcher in _LAUNCHERS if launcher.name != winner]
+
+
+def _verdict(launcher: _Launcher, env: Mapping[str, str]) -> str:
+    try:
+        if (absent := launcher.absent(env)) is not None:
+            return absent
+        found = launcher.read(env)
+    except ConfigError as error:
+        return str(error)
+    return f"says rank {found.rank} of {found.size}, but comes later in the order"
+
+
+def _entries(name: str, text: str) -> Iterator[tuple[int, int]]:
+    """Tasks, and the number of nodes that have so many."""
+    for entry in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", entry)
+        if match is None:
+            raise ConfigError(f"{name}={text!r} is no list such as 4(x2),1: set it as srun does")
+        yield int(match[1]), int(match[2] or 1)
+
+
+def _contradiction(one: tuple[str, int], other: tuple[str, int], rule: str) -> ConfigError:
+    found = f"{one[0]}={one[1]} contradicts {other[0]}={other[1]}"
+    return ConfigError(f"{found}: {rule}; unset what an earlier launcher left behind")
+
+
+def _nameless(sign: str, name: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"{sign} is set, but nothing that names the job ({name}): give each job a new text with `{remedy}`"
+    )

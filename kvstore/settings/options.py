@@ -1,0 +1,192 @@
+"""Options of a store: one frozen dataclass. An argument beats the environment, which beats the default."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import ArgumentError, ConfigError, nearest
+
+log = logging.getLogger("kvstore.config")
+
+#: Variables of MXNet that mean nothing here, and why.
+_WITHOUT_MEANING = {
+    "MXNET_KVSTORE_USETREE": "device sums do not run over trees",
+    "MXNET_KVSTORE_LOGTREE": "device sums do not run over trees",
+    "MXNET_KVSTORE_TREE_ARRAY_BOUND": "device sums do not run over trees",
+    "MXNET_KVSTORE_TREE_BACKTRACK": "device sums do not run over trees",
+    "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY": "device sums do not run over trees",
+    "MXNET_KVSTORE_SERIAL_PUSH": "row-sparse sums give the same bits on any number of threads",
+    "MXNET_KVSTORE_BIGARRAY_BOUND": "large keys are cut by their bytes, see the option slice_bytes",
+    "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "use the logger 'kvstore' instead",
+}
+
+
+_MOST_THREADS = 4096
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Options of `kvstore.create`.
+
+    Attributes
+    ----------
+    timeout : float
+        Seconds after which any wait ends with an error; KVSTORE_TIMEOUT.
+    threads : int
+        Threads for large work, process-wide; 0 takes the usable cores. KVSTORE_NUM_THREADS, or MXNet's
+        MXNET_KVSTORE_REDUCTION_NTHREADS.
+    group : str
+        Stores of one job are paired by this name and the order of their creation.
+    processes : int
+        1 keeps a `local` store in this process, also under a launcher, and says of any store that it may have
+        fewer workers than the launcher has started; 0 leaves it to the launcher.
+    on_peer_loss : str
+        ``"raise"`` or ``"continue"``: what the survivors of a lost worker do.
+    spin : float
+        Seconds that a wait for other processes spins before it sleeps: a wake-up costs tens of microseconds.
+        KVSTORE_SPIN.
+    slice_bytes : int
+        Stores on servers: bytes of the slices into which large keys are cut; 0 takes 1 MB, or for `p3`
+        MXNET_KVSTORE_SLICE_THRESHOLD elements of 4 bytes (40,000). KVSTORE_SLICE_BYTES.
+    credit_bytes : int
+        Stores on servers: bytes on their way to a server that it has not taken in yet; what is sent later may
+        overtake the rest by its priority. KVSTORE_CREDIT_BYTES.
+    same_host_shm : bool
+        Stores on servers: hand payloads to servers of this machine in shared memory. KVSTORE_SAME_HOST_SHM.
+    cuda_ipc : int
+        0: arrays on GPUs go between the processes of `shared` through host memory only; 1: by CUDA IPC where
+        that works. KVSTORE_CUDA_IPC.
+    """
+
+    timeout: float = 300.0
+    threads: int = 0
+    group: str = "default"
+    processes: int = 0
+    on_peer_loss: str = "raise"
+    spin: float = 50e-6
+    slice_bytes: int = 0
+    credit_bytes: int = 32 << 20
+    same_host_shm: bool = True
+    cuda_ipc: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout <= threading.TIMEOUT_MAX:
+            raise ConfigError(f"timeout must be a positive, finite number of seconds, got {self.timeout}")
+        if not 0 <= self.threads <= _MOST_THREADS:
+            raise ConfigError(f"threads must lie between 0 and {_MOST_THREADS}, got {self.threads}")
+        if self.processes not in (0, 1):
+            raise ConfigError(f"processes must be 1 (this process) or 0 (as launched), got {self.processes}")
+        if not 0 <= self.spin <= threading.TIMEOUT_MAX:
+            raise ConfigError(f"spin must be a number of seconds, 0 or more, got {self.spin}")
+        if self.cuda_ipc not in (0, 1):
+            raise ConfigError(f"cuda_ipc must be 1 (where it works) or 0 (never), got {self.cuda_ipc}")
+        if self.slice_bytes and not 4096 <= self.slice_bytes <= 1 << 30:
+            raise ConfigError(f"slice_bytes must be 0 or from 4 KB to 1 GB, got {self.slice_bytes}")
+        if not 1 << 16 <= self.credit_bytes <= 1 << 40:
+            raise ConfigError(f"credit_bytes must be at least 64 KB, got {self.credit_bytes}")
+        if self.on_peer_loss not in ("raise", "continue"):
+            raise ConfigError(f"on_peer_loss must be 'raise' or 'continue', got {self.on_peer_loss!r}")
+
+
+_VARIABLES: dict[str, tuple[str, ...]] = {
+    "timeout": ("KVSTORE_TIMEOUT",),
+    "threads": ("KVSTORE_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
+    "spin": ("KVSTORE_SPIN",),
+    "slice_bytes": ("KVSTORE_SLICE_BYTES",),
+    "credit_bytes": ("KVSTORE_CREDIT_BYTES",),
+    "same_host_shm": ("KVSTORE_SAME_HOST_SHM",),
+    "cuda_ipc": ("KVSTORE_CUDA_IPC",),
+}
+_TYPES: dict[str, Callable[[Any], Any]] = {
+    "timeout": float,
+    "threads": int,
+    "group": str,
+    "processes": int,
+    "on_peer_loss": str,
+    "spin": float,
+    "slice_bytes": int,
+    "credit_bytes": int,
+    "same_host_shm": bool,
+    "cuda_ipc": int,
+}
+
+
+def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> StoreConfig:
+    """Make the options of a store from arguments and environment.
+
+    Raises
+    ------
+    ConfigError
+        An unknown option, or a value out of range.
+    ArgumentError
+        A value of the wrong type.
+    """
+    env = os.environ if environment is None else environment
+    known = [field.name for field in fields(StoreConfig)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        named = ", ".join(f"{name}{nearest(name, known)}" for name in unknown)
+        raise ConfigError(f"unknown option {named}; known are {', '.join(known)}")
+    _warn_of_meaningless(env)
+    chosen = {**_from_environment(env), **{name: (value, name) for name, value in options.items()}}
+    return StoreConfig(**{name: _typed(name, value, source) for name, (value, source) in chosen.items()})
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    found = {}
+    for name, variables in _VARIABLES.items():
+        for variable in variables:
+            if env.get(variable):
+                found[name] = (env[variable], variable)
+                break
+    return found
+
+
+def _typed(name: str, value: Any, source: str) -> Any:
+    wanted = _TYPES[name]
+    if wanted is str and not isinstance(value, str):
+        raise ArgumentError(f"{source} must be a str, not {value!r}")
+    if wanted is bool:
+        return _flag(value, source)
+    whole = wanted is not int or isinstance(value, str) or hasattr(value, "__index__")
+    try:
+        if isinstance(value, bool) or not whole:
+            raise TypeError
+        return wanted(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(f"{source} must be of type {wanted.__name__}, not {value!r}") from None
+
+
+def slice_threshold(environment: Mapping[str, str] | None = None) -> int:
+    """Elements of a slice of P3, as MXNet's variable says it.
+
+    Raises
+    ------
+    ConfigError
+        It is no positive whole number.
+    """
+    env = os.environ if environment is None else environment
+    text = env.get("MXNET_KVSTORE_SLICE_THRESHOLD") or "40000"
+    if not text.isdecimal() or not 1024 <= int(text) <= 1 << 28:
+        raise ConfigError(
+            f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is no whole number from 1024 to 2**28: unset it"
+        )
+    return int(text)
+
+
+def _flag(value: Any, source: str) -> bool:
+    found = {"0": False, "1": True}.get(value) if isinstance(value, str) else value
+    if not isinstance(found, bool):
+        raise ArgumentError(f"{source} must be a bool (0 or 1 in a variable), not {value!r}")
+    return found
+
+
+def _warn_of_meaningless(env: Mapping[str, str]) -> None:
+    for variable, reason in _WITHOUT_MEANING.items():
+        if variable in env:
+            log.warning("%s is set and has no effect here: %s", variable, reason)

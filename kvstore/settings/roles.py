@@ -1,0 +1,414 @@
+"""Which part this process plays in a job with parameter servers, and where it finds the others.
+
+Read from our variables (KVSTORE_*) and from those of MXNet's launchers (DMLC_*, PORT). Ranks of workers are
+those of the launcher that `kvstore.settings.launchers` finds. Nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from . import addresses, launchers
+from .keys import Keys
+
+log = logging.getLogger("kvstore.roles")
+
+ROLES = ("worker", "server", "scheduler")
+LOOPBACK = "127.0.0.1"
+
+_ROLE = ("KVSTORE_ROLE", "DMLC_ROLE")
+_WORKERS = ("KVSTORE_NUM_WORKERS", "DMLC_NUM_WORKER")
+_SERVERS = ("KVSTORE_NUM_SERVERS", "DMLC_NUM_SERVER")
+_ROOT = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
+#: Any of these says that there is a parameter server.
+SIGNS = (*_ROLE, "KVSTORE_SCHEDULER", *_WORKERS, *_SERVERS, *_ROOT)
+
+#: Variables of ps-lite that mean nothing here, and why.
+_WITHOUT_MEANING = {
+    "PS_VERBOSE": "use the loggers 'kvstore.ps' and 'kvstore.wire' instead",
+    "PS_DROP_MSG": "lost messages are for the tests, which simulate a whole job",
+    "PS_RESEND": "what is not answered is always sent again",
+    "DMLC_PS_WATER_MARK": "credit limits what is under way",
+}
+
+_MOST = 1 << 16  # processes of a role
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The part of this process.
+
+    Attributes
+    ----------
+    role : str
+        ``"worker"``, ``"server"`` or ``"scheduler"``.
+    rank : int
+        Of this worker or server; 0 for the scheduler. -1 leaves it to the scheduler, which numbers processes
+        as they come.
+    num_workers, num_servers : int
+        How many there are. 0 where this process was not told: the scheduler always knows.
+    job : str
+        The same text in all processes of the job. Empty in a scheduler that has neither a name for the job
+        nor a port yet; see `bound`.
+    scheduler : str
+        Its address: ``"tcp://127.0.0.1:4711"``, or ``"ipc://@kvstore/..."`` for a unix socket without a file.
+    host : str
+        Address, as a number, to which this process binds and at which it is reached.
+    port : int
+        Port to bind to; 0 takes a free one.
+    keys : Keys or None
+        CURVE keys; None: nothing is encrypted, and who knows the job's name belongs to it.
+    insecure : bool
+        That, although other machines can reach us, is what the user wants.
+    restart : int
+        How often the launcher has started this process again.
+    """
+
+    role: str
+    rank: int
+    num_workers: int
+    num_servers: int
+    job: str
+    scheduler: str
+    host: str
+    port: int
+    keys: Keys | None
+    insecure: bool
+    restart: int = 0
+
+    @property
+    def ipc(self) -> bool:
+        """Whether the processes meet at unix sockets: all of the job is on this machine."""
+        return self.scheduler.startswith("ipc://")
+
+    def bound(self, port: int) -> Roles:
+        """Tell a scheduler the port that it got."""
+        if self.ipc:
+            return self
+        address = f"tcp://{addresses.split(self.scheduler)[0]}:{port}"
+        return dataclasses.replace(self, port=port, scheduler=address, job=self.job or address)
+
+
+def find(environment: Mapping[str, str] | None = None) -> Roles | None:
+    """Find the part of this process. Names of hosts are looked up; nothing is sent to other processes.
+
+    A worker without KVSTORE_ROLE or DMLC_ROLE is one. Where one thing is said twice, by our variable, MXNet's
+    or the launcher's, they must agree.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        The variables; ``os.environ`` where None.
+
+    Returns
+    -------
+    Roles or None
+        None where no parameter server's variables are set.
+
+    Raises
+    ------
+    ConfigError
+        A variable is missing, wrong, or contradicts another; or other machines could reach this process, and
+        there are no keys to tell them apart.
+    """
+    env = os.environ if environment is None else environment
+    if not signs(env):
+        return None
+    _warn_of_meaningless(env)
+    role = _role(env)
+    scheduler = _scheduler(env)
+    place = _place(env, scheduler) if role == "worker" else None
+    workers, servers = _counts(env, role, place)
+    host = _host(env, role, scheduler)
+    found = Roles(
+        role=role,
+        rank=_rank(env, role, place, workers, servers),
+        num_workers=workers,
+        num_servers=servers,
+        job=_job(env, scheduler),
+        scheduler=scheduler,
+        host=host,
+        port=_port(env, role, scheduler),
+        keys=_keys(env),
+        insecure=_flag(env, "KVSTORE_INSECURE"),
+        restart=_number(env, ("KVSTORE_RESTART",), 0)[1] if env.get("KVSTORE_RESTART") else 0,
+    )
+    found = _fitted(found)
+    _refuse_open_doors(found)
+    return found
+
+
+def signs(environment: Mapping[str, str] | None = None) -> list[str]:
+    """List the variables that say that there is a parameter server, with their values."""
+    env = os.environ if environment is None else environment
+    return [f"{name}={env[name]}" for name in SIGNS if env.get(name)]
+
+
+def _role(env: Mapping[str, str]) -> str:
+    name, role = _agreed(env, _ROLE) or ("", "worker")
+    if role not in ROLES:
+        raise ConfigError(f"{name}={role!r} is no role: set it to {', '.join(ROLES[:2])} or {ROLES[2]}")
+    return role
+
+
+def _scheduler(env: Mapping[str, str]) -> str:
+    """Address of the scheduler, as it was told."""
+    roots = [env.get(name, "") for name in _ROOT]
+    from_roots = _from_roots(env) if all(roots) else None
+    if address := env.get("KVSTORE_SCHEDULER"):
+        addresses.check("KVSTORE_SCHEDULER", address)
+        if from_roots and address.startswith("tcp://") and from_roots != address:
+            raise _contradiction(("KVSTORE_SCHEDULER", address), (" and ".join(_ROOT), ":".join(roots)))
+        return address
+    if from_roots:
+        return from_roots
+    missing = " and ".join(name for name, value in zip(_ROOT, roots, strict=True) if not value)
+    raise ConfigError(
+        f"{signs(env)[0]} is set, but not where the scheduler is ({missing} or KVSTORE_SCHEDULER): start "
+        "the job with `kvstore run -n 2 -s 1`, or set KVSTORE_SCHEDULER to what `kvstore scheduler` prints"
+    )
+
+
+def _from_roots(env: Mapping[str, str]) -> str:
+    """Address from MXNet's variables: an ipc socket has a port as its name there, and here no file."""
+    host, port = (env[name] for name in _ROOT)
+    addresses.check(" and ".join(_ROOT), f"tcp://{host}:{port}")
+    return (
+        f"ipc://@kvstore/{os.getuid()}/{host}:{port}" if _flag(env, "DMLC_LOCAL") else f"tcp://{host}:{port}"
+    )
+
+
+def _place(env: Mapping[str, str], scheduler: str) -> launchers.Placement | None:
+    """Read what the launcher says of this worker, if there is one. Of names of the job only ours counts."""
+    found = launchers.detect({**env, "KVSTORE_JOB": env.get("KVSTORE_JOB") or scheduler})
+    # Who names the worker knows better than who started servers and workers alike.
+    foreign = found.launcher != "kvstore" and bool(env.get("DMLC_WORKER_ID"))
+    return None if found.launcher == "none" or foreign else found
+
+
+def _counts(env: Mapping[str, str], role: str, place: launchers.Placement | None) -> tuple[int, int]:
+    """Numbers of workers and servers; 0 for what was not said."""
+    workers, servers = (
+        _number(env, names, 1) if _agreed(env, names) else None for names in (_WORKERS, _SERVERS)
+    )
+    if place and workers and workers[1] != place.size:
+        raise ConfigError(
+            f"{workers[0]}={workers[1]} contradicts {place.launcher}, which started {place.size} processes: "
+            "correct it, or say with DMLC_WORKER_ID which of the workers this is"
+        )
+    missing = [names for names, found in ((_WORKERS, workers), (_SERVERS, servers)) if found is None]
+    if role == "scheduler" and missing:
+        names = " and ".join(" or ".join(names) for names in missing)
+        raise ConfigError(
+            f"this is the scheduler ({_sign_of_role(env)}), and {names} is not set: "
+            "set it to the number of processes that will come, or call `kvstore scheduler -n 2 -s 1`"
+        )
+    return place.size if place else workers[1] if workers else 0, servers[1] if servers else 0
+
+
+def _sign_of_role(env: Mapping[str, str]) -> str:
+    return next(f"{name}={env[name]}" for name in _ROLE if env.get(name))
+
+
+def _rank(
+    env: Mapping[str, str], role: str, place: launchers.Placement | None, workers: int, servers: int
+) -> int:
+    if role == "scheduler":
+        return 0
+    if place:
+        return place.rank
+    names = ("DMLC_WORKER_ID",) if role == "worker" else ("KVSTORE_SERVER_RANK", "DMLC_SERVER_ID")
+    count = workers if role == "worker" else servers
+    if _said(env, (*names, "DMLC_RANK")):
+        name, rank = _number(env, (*names, "DMLC_RANK"), 0)
+    elif _said(env, ("DMLC_TASK_ID",)):
+        # dmlc's tracker counts the workers first, and goes on with the servers.
+        name, rank = _number(env, ("DMLC_TASK_ID",), 0)
+        rank -= 0 if role == "worker" else workers
+    else:
+        return -1
+    if rank < 0 or (count and rank >= count):
+        raise ConfigError(
+            f"{name}={env[name]} is not the number of one of {count} {role}s: correct or unset it"
+        )
+    return rank
+
+
+def _job(env: Mapping[str, str], scheduler: str) -> str:
+    """Name the job; by the scheduler's address, if it is complete, where nobody named it."""
+    complete = scheduler.startswith("ipc://") or addresses.split(scheduler)[1]
+    return env.get("KVSTORE_JOB") or (scheduler if complete else "")
+
+
+def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
+    """Address, as a number, to which this process binds."""
+    if scheduler.startswith("ipc://"):
+        return LOOPBACK
+    name, told = _told_host(env, role, scheduler)
+    if told is None:
+        return _facing(role, addresses.split(scheduler)[0])
+    host = _numeric(name, told)
+    if role == "worker":
+        return host
+    if addresses.is_wildcard(host):
+        if role == "scheduler":
+            return host
+        raise _unusable(name, told, "no address at which others can find this server")
+    if not addresses.is_here(host):
+        raise _unusable(name, told, "no address of this machine")
+    return host
+
+
+def _told_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str, str | None]:
+    """Variable that says to which address to bind, and its value."""
+    for name in ("KVSTORE_HOST", "DMLC_NODE_HOST"):
+        if env.get(name):
+            return name, env[name]
+    if role == "scheduler" and _flag(env, "DMLC_USE_KUBERNETES"):
+        return "DMLC_USE_KUBERNETES", "0.0.0.0"
+    if env.get("DMLC_INTERFACE"):
+        return "DMLC_INTERFACE", _of_interface(env["DMLC_INTERFACE"])
+    if role == "scheduler":
+        return "the scheduler's address", addresses.split(scheduler)[0]
+    return "", None
+
+
+def _of_interface(prefix: str) -> str:
+    found = addresses.interfaces()
+    for name, address in found.items():
+        if name.startswith(prefix):
+            return address
+    raise ConfigError(
+        f"DMLC_INTERFACE={prefix!r} begins the name of no network interface with an IPv4 address; "
+        f"there are {addresses.told(found)}"
+    )
+
+
+def _numeric(name: str, host: str) -> str:
+    if number := addresses.resolved(host.strip("[]")):
+        return number
+    raise _unusable(name, host, "no host that is known here")
+
+
+def _unusable(name: str, host: str, reason: str) -> ConfigError:
+    here = addresses.told(addresses.interfaces())
+    return ConfigError(f"{name} says {host!r}, which is {reason}; set KVSTORE_HOST (--host) to one of {here}")
+
+
+def _facing(role: str, scheduler_host: str) -> str:
+    """Address of this machine on the way to the scheduler."""
+    there = addresses.resolved(scheduler_host.strip("[]"))
+    here = addresses.towards(there) if there else None
+    if here:
+        return here
+    if role == "worker":  # it binds to nothing, and the name may become known while it connects
+        return LOOPBACK
+    raise _unusable("the scheduler's address", scheduler_host, "unknown or out of reach here")
+
+
+def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
+    if role == "scheduler":
+        return addresses.split(scheduler)[1]
+    # PORT belongs to many programs: it is ours only where MXNet's variables are.
+    names = ("KVSTORE_PORT", "PORT") if env.get("DMLC_ROLE") else ("KVSTORE_PORT",)
+    if role == "worker" or not _said(env, names):
+        return 0
+    name, port = _number(env, names, 0)
+    if port > 65535:
+        raise ConfigError(f"{name}={port} is no port: set it to a number below 65536, or 0 for a free one")
+    return port
+
+
+def _keys(env: Mapping[str, str]) -> Keys | None:
+    """Keys from an inherited descriptor or a file; they are read anew at each call."""
+    if env.get("KVSTORE_KEYS_FD"):
+        return Keys.from_descriptor(_number(env, ("KVSTORE_KEYS_FD",), 0)[1])
+    return Keys.from_file(env["KVSTORE_KEYS_FILE"]) if env.get("KVSTORE_KEYS_FILE") else None
+
+
+def _fitted(found: Roles) -> Roles:
+    """Check that the keys belong to this part. A server's rank is the place of its key among theirs."""
+    keys = found.keys
+    if keys is None:
+        return found
+    role = "worker"
+    if keys.public == keys.scheduler:
+        role = "scheduler"
+    elif keys.public in keys.servers:
+        role = "server"
+    rank = keys.servers.index(keys.public) if role == found.role == "server" else found.rank
+    if role != found.role or found.rank not in (-1, rank):
+        name = f"server {found.rank}" if role == found.role else f"a {found.role}"
+        raise ConfigError(
+            f"the keys (KVSTORE_KEYS_FD or KVSTORE_KEYS_FILE) are those of a {role}, and this is {name}: "
+            "each process has a file of its own"
+        )
+    return dataclasses.replace(found, rank=rank)
+
+
+def _refuse_open_doors(found: Roles) -> None:
+    """Refuse to be reached, or to reach, over a network in the clear, unless that is what the user wants."""
+    if found.ipc or found.keys or found.insecure:
+        return
+    there = addresses.resolved(addresses.split(found.scheduler)[0].strip("[]"))
+    for number in (found.host, there):
+        if number is None or not addresses.is_loopback(number):
+            raise ConfigError(
+                f"the {found.role} would talk over the network ({number or found.scheduler}) in the clear, "
+                "to anybody: give it keys (KVSTORE_KEYS_FILE, made by `kvstore keys`), or say --insecure "
+                "(KVSTORE_INSECURE=1) where you trust all that can reach it"
+            )
+
+
+def _agreed(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str] | None:
+    """First of the variables that is set, and its value; all that are set must say the same."""
+    found = [(name, env[name]) for name in names if env.get(name)]
+    for other in found[1:]:
+        if other[1] != found[0][1]:
+            raise _contradiction(found[0], other)
+    return found[0] if found else None
+
+
+def _said(env: Mapping[str, str], names: tuple[str, ...]) -> bool:
+    return any(env.get(name) for name in names)
+
+
+def _number(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple[str, int]:
+    """First of the variables that is set, and its value."""
+    name = next(name for name in names if env.get(name))
+    text = env[name]
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= _MOST:
+        raise ConfigError(f"{name}={text!r} is no whole number from {least} to {_MOST}: correct or unset it")
+    return name, int(text)
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "")
+    if text not in ("", "0", "1"):
+        raise ConfigError(f"{name}={text!r} is neither 0 nor 1: correct or unset it")
+    return text == "1"
+
+
+def _contradiction(one: tuple[str, str], other: tuple[str, str]) -> ConfigError:
+    return ConfigError(
+        f"{one[0]} ({one[1]}) contradicts {other[0]} ({other[1]}): unset what an earlier launcher left behind"
+    )
+
+
+def _warn_of_meaningless(env: Mapping[str, str]) -> None:
+    for variable in _WITHOUT_MEANING:
+        if env.get(variable, "0") != "0":
+            _warn(variable)
+
+
+@functools.cache
+def _warn(variable: str) -> None:
+    """Warn once in a process."""
+    log.warning("%s is set and has no effect here: %s", variable, _WITHOUT_MEANING[variable])

@@ -1,0 +1,1 @@
+"""Stores on engines of collective operations: each worker has all values."""

@@ -1,0 +1,347 @@
+"""A store over an engine of collective operations: every worker has all values, and pushes are sums over all.
+
+The meaning of the verbs is that of the other stores, with two differences that lie in the engines: a push
+waits for all workers, and all workers call with the same keys in the same order. Weights are not updated
+here; the trainer does that. So a sum needs no value beforehand: as in MXNet, `pushpull` takes keys that were
+never initialised, and keeps nothing of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays.grouping import Group, Key
+from ...arrays.sparse import RowSparseArray
+from ...compression import Codec
+from ...errors import CapabilityError, ConfigError, DTypeError, KVStoreError
+from ...kernels import cpu
+from ...optimizer import Optimizer
+from ...settings.launchers import detect
+from ...settings.options import StoreConfig
+from ..entry import Array, Entry
+from ..local.backend import LocalBackend
+from .engine import Collective, Finish, Item
+
+_CHECK = "kvstore.init"
+_SUM = "sum"
+_GUEST = "uninitialised "  # before the names of keys that a sum passes through
+
+#: Engine -> process in which it was first used; what it holds open is of no use to forks of that one.
+_homes: dict[str, int] = {}
+
+
+class AllReduceBackend(LocalBackend):
+    """See `kvstore.stores.protocol.Backend`. Subclasses say which engine it is."""
+
+    begins = True
+    binds = False
+    updates = False
+    _is_guest = False
+
+    def __init__(self, config: StoreConfig, engine: Collective) -> None:
+        super().__init__(config)
+        self._pid = _homes.setdefault(engine.name, os.getpid())
+        if config.on_peer_loss != "raise":
+            raise ConfigError(
+                f"store {engine.name!r} cannot go on without a worker: leave on_peer_loss at 'raise', or use "
+                "'shared' or 'dist_sync'"
+            )
+        self.engine = engine
+        self.rank, self.local_rank, self.num_workers = engine.rank, engine.local_rank, engine.size
+
+    # ------------------------------------------------------------------------------------------ verbs
+
+    def init(self, groups: list[Group]) -> None:
+        """Take rank 0's values; all workers must mean the same keys."""
+        new = [(key, self._own_first_value(key, values)) for key, values in groups if values]
+        there = self._of_rank_0(new)
+        super().init([(key, [value]) for key, value in there])
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite and initialise with rank 0's values; all workers must load the same keys."""
+        known = [(key, values[0]) for key, values in groups if key in self._entries]
+        self.init([(key, values) for key, values in groups if key not in self._entries])
+        for key, value in self._of_rank_0(known):
+            self._entries[key].assign(value)
+
+    def push(self, groups: list[Group]) -> None:
+        """Sum over all workers; wait for them."""
+        self.start_push(groups)()
+
+    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+        """Sum over all workers, and write the sums to the outs."""
+        self.start_pushpull(groups, outs)()
+
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
+        """Hand sums to the engine at once, in the order of the calls; what is left is to wait."""
+        if verb == "push":
+            return self.start_push(arguments[0], priority or 0)
+        if verb == "pushpull":
+            return self.start_pushpull(arguments[0], arguments[1], priority or 0)
+        return partial(getattr(self, verb), *arguments)
+
+    def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
+        """Begin; what is left is to wait for the sums, and to keep them."""
+        self._check_process()
+        sums = self._sums(groups)
+        if self._is_guest:
+            self._meet([entry for entry, _ in sums])
+        finish = self.engine.allreduce([(self._name(entry), total) for entry, total in sums], priority)
+        return partial(_finish_push, finish, sums)
+
+    def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
+        """Begin; what is left is to wait for the sums, to keep them, and to write them out."""
+        if groups and not any(self._knows(key) or not values for key, values in groups):
+            self._check_process()
+            return self._guest(groups)._start_pushpull(groups, outs, priority)
+        return self._start_pushpull(groups, outs, priority)
+
+    def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
+        targets = groups if outs is None else outs
+        self._check_outs([(key, arrays) for key, arrays in targets if arrays])
+        finish = self.start_push(groups, priority)
+
+        def deliver() -> None:
+            finish()
+            self.pull(targets, ignore_sparse=True)
+
+        return deliver
+
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+        """Leave it to the long way."""
+        return False
+
+    # ---------------------------------------------------------------------------- keys that pass through
+
+    def _knows(self, key: Key) -> bool:
+        """Whether a key was initialised."""
+        return key in self._entries
+
+    def _guest(self, groups: list[Group]) -> AllReduceBackend:
+        """Return a store over the same engine that has these keys for one call, as if by an init."""
+        guest = copy.copy(self)
+        guest._is_guest, guest._entries = True, {}
+        first = [(key, [self._own_first_value(key, values[:1])]) for key, values in groups]
+        LocalBackend.init(guest, first)
+        return guest
+
+    def _meet(self, entries: list[Entry]) -> None:
+        """Make sure, before a sum, that all workers mean the same by keys that no init has compared."""
+
+    def _name(self, entry: Entry) -> str:
+        """Return an entry's name for the engine.
+
+        That of a key that passes through says what must be the same in all workers.
+        """
+        if self._is_guest:
+            return f"{_GUEST}{entry.key!r} {entry.shape} {entry.dtype.name}"
+        return _name(entry.key)
+
+    # ----------------------------------------------------------------------------------------- checks
+
+    def _own_first_value(self, key: Key, values: list[Any]) -> Array:
+        value = self._first_value(key, values)
+        if isinstance(value, RowSparseArray):
+            raise self._refused(f"row-sparse arrays (key {key!r})")
+        self._check_type(key, value.dtype)
+        return value
+
+    def _check_type(self, key: Key, dtype: np.dtype[Any]) -> None:
+        if self._wide(dtype).name not in self.engine.dtypes:
+            known = ", ".join(sorted(self.engine.dtypes))
+            raise DTypeError(f"{self.engine.name} does not sum {dtype} (key {key!r}); it sums {known}")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise _of_another_process(self.engine.name, self._pid)
+
+    def _of_rank_0(self, pairs: list[tuple[Key, Array]]) -> list[tuple[Key, Array]]:
+        """Return the pairs with copies of rank 0's values; all workers must mean the same pairs."""
+        if not pairs:
+            return []
+        self._check_process()
+        meaning = self._meaning(pairs)
+        if not self.engine.compares:
+            self._agree(pairs, meaning)
+        copies = [(key, value.copy()) for key, value in pairs]
+        items = [(_name(key), value.reshape(-1).view(np.uint8)) for key, value in copies if value.size]
+        self.engine.broadcast(sorted(items, key=lambda item: item[0]), meaning)
+        return copies
+
+    def _meaning(self, pairs: Sequence[tuple[Key | str, Any]]) -> str:
+        """Say what is initialised, or overwritten: the same text in all workers that mean the same."""
+        in_order = sorted(pairs, key=lambda pair: str(pair[0]))
+        meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in in_order]
+        return "\0".join([repr(self.config.group), *meant])
+
+    def _agree(self, pairs: list[tuple[Key, Array]], meaning: str, verb: str = "initialises") -> None:
+        """Make sure that all workers mean the same keys, before any of them waits for what never comes."""
+        mine = np.array([zlib.crc32(meaning.encode()), len(pairs)], np.int64)
+        first = mine.copy()
+        self.engine.broadcast([(_CHECK, first.view(np.uint8))])
+        differs = np.array([(first != mine).any()], np.int64)
+        self.engine.allreduce([(_CHECK, differs)])()
+        if differs[0]:
+            raise ConfigError(
+                f"worker {self.rank} {verb} {told([repr(key) for key, _ in pairs])}, and {differs[0]} "
+                f"of {self.num_workers} workers other keys, shapes or types than worker 0: with "
+                f"{self.engine.name} all call init, broadcast and load alike and in the same order, and the "
+                "first pushpull of a key without an init"
+            )
+
+    def _wide(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Element type in which sums over workers are made.
+
+        16-bit floats are rounded once, at the end. Integers wrap around in any wider type as in their own.
+        """
+        if dtype.itemsize == 2 and dtype.kind not in "iu":
+            return np.dtype(np.float32)
+        narrow = dtype.itemsize == 1 and dtype.kind in "iu" and dtype.name not in self.engine.dtypes
+        return np.dtype(np.int32) if narrow else dtype
+
+    def _sums(self, groups: list[Group]) -> list[tuple[Entry, Array]]:
+        """Sum the values of this worker into memory of the store, wide enough for the engine's sum."""
+        dense, sparse = self._sources(groups)
+        if sparse:
+            raise self._refused(f"row-sparse arrays (key {sparse[0][0].key!r})")
+        totals = [(entry, entry.take(_SUM)) for entry, _ in dense]
+        cpu.reduce([(srcs, total, []) for (_, srcs), (_, total) in zip(dense, totals, strict=True)])
+        return [(entry, self._widened(entry, total)) for entry, total in totals]
+
+    def _widened(self, entry: Entry, total: Array) -> Array:
+        wide = self._wide(total.dtype)
+        if wide == total.dtype:
+            return total
+        entry.give(_SUM, total)
+        return total.astype(wide)
+
+    # ------------------------------------------------------------------------------------ what is not
+
+    def _refused(self, what: str) -> CapabilityError:
+        return CapabilityError(
+            f"store {self.engine.name!r} sums dense arrays and does nothing else: no {what}; use 'shared' or "
+            "'dist_sync' for that"
+        )
+
+    def set_updater(self, updater: Any) -> None:
+        """Nothing is updated here; None is what there is."""
+        if updater is not None:
+            raise self._refused("updaters")
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse."""
+        raise self._refused("optimizers; update the weights after pushpull")
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Refuse."""
+        raise self._refused("optimizers")
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Refuse."""
+        raise self._refused("optimizers")
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Refuse."""
+        raise self._refused("optimizers")
+
+    def load_states(self, path: str) -> None:
+        """Refuse."""
+        raise self._refused("optimizers")
+
+    def set_compression(self, codec: Codec) -> None:
+        """Refuse."""
+        raise self._refused("gradient compression")
+
+    def join(self) -> None:
+        """Refuse: the others would wait."""
+        raise self._refused("rounds without a worker (join)")
+
+    # ------------------------------------------------------------------------------------------- rest
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Every worker has everything."""
+        here = f"worker {self.rank}"
+        return {key: [(here, size) for _, size in parts] for key, parts in super().placement().items()}
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        self._check_process()
+        self.engine.barrier()
+
+    def abandon(self) -> None:
+        """Let the others know, as far as the engine can; of a fork of a worker they need not know."""
+        if os.getpid() == self._pid:
+            self.engine.abandon()
+
+    def close(self) -> None:
+        """Let the memory go; the engine's job goes on for others in this process."""
+        super().close()
+        if os.getpid() == self._pid:
+            self.engine.close()
+
+
+def _name(key: Key) -> str:
+    """Return a key's name for engines, which none that passes through has."""
+    name = str(key)
+    return _GUEST + name if name.startswith(_GUEST) else name
+
+
+def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:
+    """Keep the sums. Those of an operation that fails are dropped: the engine may still write to them."""
+    finish()
+    for entry, total in sums:
+        if total.dtype == entry.dtype:
+            entry.give(_SUM, entry.value)  # views of it are good until the next push
+            entry.value = total
+        else:
+            np.copyto(entry.value, total, casting="unsafe")
+
+
+def check_launched(engine: str, size: int, command: str, remark: str = "") -> None:
+    """Raise ConfigError if the engine knows of this process alone, and a launcher has started several.
+
+    `command` is what starts ``{n}`` of them.
+    """
+    place = detect()
+    if size == 1 and place.size > 1:
+        raise ConfigError(
+            f"{place.launcher} has started {place.size} processes, and {engine} knows of this one only: "
+            f"start with `{command.format(n=place.size)} python train.py`{remark}"
+        )
+
+
+def check_process(engine: str) -> None:
+    """Raise KVStoreError in a fork of the process that has used the engine first."""
+    home = _homes.get(engine)
+    if home not in (None, os.getpid()):
+        raise _of_another_process(engine, home)
+
+
+def _of_another_process(engine: str, pid: int | None) -> KVStoreError:
+    return KVStoreError(
+        f"this process is a fork of process {pid}, whose connections of {engine!r} it cannot use: use the "
+        "store in that process, or fork before its first store is created"
+    )
+
+
+def called(verb: str, items: Sequence[Item]) -> str:
+    """Name an operation for people."""
+    names = [name for name, _ in items]
+    return "init, broadcast or load" if names == [_CHECK] else f"{verb} of {told(names)}"
+
+
+def told(names: list[str]) -> str:
+    """Name some keys for people."""
+    if len(names) < 2:
+        return f"key {names[0]}" if names else "no keys"
+    return f"{len(names)} keys ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
+__all__ = ["AllReduceBackend", "Collective", "Item", "called", "check_launched", "check_process", "told"]

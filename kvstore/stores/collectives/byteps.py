@@ -1,0 +1,314 @@
+"""The store on BytePS, by byteps.torch: sums that begin at the call, and that BytePS's servers make.
+
+BytePS numbers its tensors in the order in which each process declares them, and meets by these numbers; it
+never lets go of a tensor's memory, nor of its size. So tensors are declared when a key is initialised, which
+all workers do alike, and each has memory of its own here, from and to which arrays are copied.
+
+What is said here of BytePS was read in the source of 0.2.5.post15; none of it was tried on a live one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays import pages
+from ...arrays.grouping import Group
+from ...errors import ConfigError, KVStoreError, MissingBackendError, TimeoutError
+from ...settings.options import StoreConfig
+from ...waiting import WaitClock
+from ..entry import Entry
+from .backend import AllReduceBackend, called, check_launched, check_process
+from .engine import Finish, Item, plain
+
+log = logging.getLogger("kvstore.byteps")
+
+Array = npt.NDArray[Any]
+
+# What byteps.torch has functions for on the host, beside half floats.
+_DTYPES = frozenset(("float32", "float64", "uint8", "int32", "int64"))
+_NAP = 100e-6  # seconds between two looks
+
+#: Group of stores -> number of the next one in it.
+_numbers: dict[str, Iterator[int]] = {}
+#: Modules that were started, with the thread that did: a second start would double BytePS's threads.
+_started: dict[Any, int] = {}
+
+
+class BytePSBackend(AllReduceBackend):
+    """See `kvstore.stores.protocol.Backend`."""
+
+    engine: BytePS
+
+    def __init__(self, config: StoreConfig) -> None:
+        super().__init__(config, BytePS(config.timeout, config.group))
+
+    def init(self, groups: list[Group]) -> None:
+        """As in the base; in one thread of the process."""
+        self.engine.check_thread()
+        super().init(groups)
+
+    def _meet(self, entries: list[Entry]) -> None:
+        """Declare keys that pass through for the first time, which all workers do alike."""
+        new = {name: e for e in entries if not self.engine.knows(name := self._name(e))}
+        if new:
+            self.engine.check_thread()
+            self._agree([(e.key, e.value) for e in new.values()], "\0".join(["sum", *sorted(new)]), "sums")
+            self.engine.declare({name: e.value.nbytes for name, e in new.items()})
+
+
+class _Tensor:
+    """A tensor that is declared, with its memory from the first sum on."""
+
+    __slots__ = ("array", "name", "tensor", "under_way")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.array: Array | None = None
+        self.tensor: Any = None
+        self.under_way: _Operation | None = None
+
+
+class _Operation:
+    """Sums of BytePS that are waited for together."""
+
+    __slots__ = ("error", "left", "what")
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        #: Handles, each with the tensor and the array that it belongs to.
+        self.left: list[tuple[Any, _Tensor, Array]] = []
+        self.error: KVStoreError | None = None
+
+
+class BytePS:
+    """See `kvstore.stores.collectives.engine.Collective`.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds after which a wait ends.
+    group : str
+        Stores of a group are paired by the order in which they are made.
+
+    Raises
+    ------
+    MissingBackendError
+        There is no BytePS, or it was built without PyTorch.
+    ConfigError
+        BytePS knows of this process alone, and something else has started more.
+    KVStoreError
+        This process is a fork of one that uses BytePS.
+    """
+
+    name = "byteps"
+    dtypes = _DTYPES
+    compares = False
+
+    def __init__(self, timeout: float, group: str) -> None:
+        check_process(self.name)
+        self._bps, self._ops, self._from_numpy = _imported()
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._tensors: dict[str, _Tensor] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}  # name -> bytes, and how often they have changed
+        self._broken: str | None = None
+        if self._bps not in _started:
+            self._bps.init()
+            _started[self._bps] = threading.get_ident()
+        self.rank, self.size = int(self._bps.rank()), int(self._bps.size())
+        self.local_rank = int(self._bps.local_rank())
+        check_launched("BytePS", self.size, "DMLC_NUM_WORKER={n} DMLC_WORKER_ID=... bpslaunch")
+        self._prefix = f"kvstore.{group}.{next(_numbers.setdefault(group, itertools.count()))}"
+        self._declare("barrier")
+        self._note("kvstore.init", 16)  # what `allreduce` compares keys with, before any key is declared
+
+    # --------------------------------------------------------------------------------------- operations
+
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
+        """Overwrite the items with those of rank 0: the others add zeros."""
+        operation = _Operation(called("init, broadcast or load", items))
+        for name, array in items:
+            self._note(name, array.nbytes)
+        for name, array in items:
+            if self.rank:
+                array[...] = 0
+            self._start(operation, f"first.{self._known(name)}", array.reshape(-1), 0)
+        self._finish(operation)
+
+    def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
+        """Begin to sum; a higher `priority` goes first."""
+        operation = _Operation(called("the sum", items))
+        for name, array in items:
+            if array.size:
+                self._start(operation, f"key.{self._known(name)}", array.reshape(-1), priority)
+        return partial(self._finish, operation)
+
+    def barrier(self) -> None:
+        """Wait until all processes have called it."""
+        operation = _Operation("a barrier")
+        self._start(operation, "barrier", np.zeros(1, np.int32), 0)
+        self._finish(operation)
+
+    def versions(self) -> dict[str, str]:
+        """BytePS and PyTorch."""
+        import byteps
+        import torch
+
+        return {"byteps": getattr(byteps, "__version__", "unknown"), "torch": torch.__version__}
+
+    def close(self) -> None:
+        """Finish what is under way; BytePS, and the memory that it knows, stay until the process ends."""
+        if self._broken is None:
+            for tensor in list(self._tensors.values()):
+                if tensor.under_way is not None:
+                    self._until_complete(tensor.under_way)
+            self._broken = "the store is closed"
+
+    def abandon(self) -> None:
+        """Let `close` wait for nobody; the others wait until their deadline, for BytePS tells nobody."""
+        self._broken = "the store was left by an error"
+
+    # ----------------------------------------------------------------------------------------- tensors
+
+    def check_thread(self) -> None:
+        """Make sure that tensors are declared in one order on all workers, whatever the stores of a process.
+
+        Two threads would mix theirs differently in each process, and sums would go to the wrong keys.
+        """
+        if threading.get_ident() != _started[self._bps]:
+            raise ConfigError(
+                f"worker {self.rank} initialises keys in thread {threading.current_thread().name!r}, and "
+                "made its first store of BytePS in another: BytePS numbers keys as they are "
+                "initialised, so initialise those of all its stores in that thread; any thread may push"
+            )
+
+    def knows(self, name: str) -> bool:
+        """Whether tensors of a name are declared."""
+        return name in self._sizes
+
+    def declare(self, sizes: dict[str, int]) -> None:
+        """Declare tensors for sums that no broadcast comes before, by name and size."""
+        for name in sorted(sizes):
+            self._note(name, sizes[name])
+
+    def _note(self, name: str, nbytes: int) -> None:
+        """Declare a key's tensors: all workers are here, with the same keys in the same order."""
+        known = self._sizes.get(name)
+        if known is None or known[0] != nbytes:
+            self._sizes[name] = nbytes, known[1] + 1 if known else 0
+            for kind in ("first", "key"):
+                self._declare(f"{kind}.{self._known(name)}")
+
+    def _known(self, name: str) -> str:
+        """Name of a key at its present size."""
+        _, changes = self._sizes.get(name, (0, 0))
+        return f"{name}.{changes}"
+
+    def _declare(self, base: str) -> _Tensor:
+        made = self._tensors[base] = _Tensor(plain(f"{self._prefix}.{base}"))
+        self._bps.declare(made.name)
+        return made
+
+    def _tensor(self, base: str, like: Array) -> _Tensor:
+        """Return a tensor with memory for an array."""
+        tensor = self._tensors.get(base) or self._declare(base)
+        if tensor.array is not None and (tensor.array.dtype, tensor.array.size) != (like.dtype, like.size):
+            other = f"{base}.{like.dtype}.{like.size}"
+            tensor = self._tensors.get(other) or self._declare(other)
+        if tensor.array is None:
+            tensor.array = pages.empty(like.shape, like.dtype)
+            tensor.tensor = self._from_numpy(tensor.array)
+        return tensor
+
+    # ------------------------------------------------------------------------------------------ waiting
+
+    def _start(self, operation: _Operation, base: str, array: Array, priority: int) -> None:
+        tensor = self._tensor(base, array)
+        if tensor.under_way is not None:
+            self._until_complete(tensor.under_way)
+        if self._broken is not None:
+            raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
+        assert tensor.array is not None
+        tensor.array[...] = array
+        begin: Callable[..., Any] = self._ops.push_pull_async_inplace
+        try:
+            handle = begin(tensor.tensor, average=False, name=tensor.name, version=0, priority=priority)
+        except (RuntimeError, ValueError) as error:
+            raise self._failed(operation, error) from error
+        tensor.under_way = operation
+        operation.left.append((handle, tensor, array))
+
+    def _finish(self, operation: _Operation) -> None:
+        self._until_complete(operation)
+        if operation.error is not None:
+            raise operation.error
+
+    def _until_complete(self, operation: _Operation) -> None:
+        clock = WaitClock(self._timeout)
+        while True:
+            waited = clock.read()
+            if self._complete(operation):
+                return
+            if clock.over:
+                raise self._give_up(operation, waited)
+            if clock.tells():
+                log.warning(
+                    "worker %d has waited %.0f s for %s; all workers must call it",
+                    self.rank,
+                    waited,
+                    operation.what,
+                )
+            time.sleep(_NAP)
+
+    def _complete(self, operation: _Operation) -> bool:
+        """Take in the results that are there, and say whether these are all."""
+        with self._lock:
+            while operation.left and self._bps.poll(operation.left[-1][0]):
+                self._take_in(operation, *operation.left.pop())
+            return not operation.left
+
+    def _take_in(self, operation: _Operation, handle: Any, tensor: _Tensor, array: Array) -> None:
+        tensor.under_way = None
+        try:
+            self._bps.synchronize(handle)
+        except (RuntimeError, ValueError) as error:
+            operation.error = operation.error or self._failed(operation, error)
+            return
+        array[...] = tensor.array
+
+    # ------------------------------------------------------------------------------------------ trouble
+
+    def _failed(self, operation: _Operation, error: Exception) -> KVStoreError:
+        self._broken = f"BytePS failed in {operation.what}: {error}"
+        return KVStoreError(f"worker {self.rank}: {self._broken}; its own lines above say more")
+
+    def _give_up(self, operation: _Operation, waited: float) -> TimeoutError:
+        self._broken = f"worker {self.rank} has waited {waited:.0f} s for {operation.what}"
+        return TimeoutError(
+            f"{self._broken}: all workers must call it, and the servers live; BytePS cannot take it back, so "
+            "start the job again"
+        )
+
+
+def _imported() -> tuple[Any, Any, Callable[[Array], Any]]:
+    """Import byteps.torch, its operations, and what makes a tensor of an array without a copy."""
+    try:
+        import byteps.torch as bps
+        import torch
+        from byteps.torch import ops
+    except (ImportError, OSError) as error:
+        raise MissingBackendError(
+            "store 'byteps' needs PyTorch and a BytePS that was built for it, with CUDA and NCCL: "
+            "`BYTEPS_WITH_PYTORCH=1 pip install --no-build-isolation byteps`, and start with "
+            f"`bpslaunch python train.py`; {error}"
+        ) from error
+    return bps, ops, torch.from_numpy

@@ -1,0 +1,272 @@
+"""The store on Horovod, by horovod.torch: sums that begin at the call, and that Horovod's thread looks after.
+
+Horovod matches operations by their names, so the order of the calls need not be the same in all processes.
+The names say what is summed: whoever sums something else waits for what never comes, until the deadline. A
+name that is under way cannot be used again; names of the same keys therefore alternate between two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
+from ...optimizer import Optimizer
+from ...settings.options import StoreConfig
+from ...waiting import WaitClock
+from .backend import AllReduceBackend, called, check_launched, check_process
+from .engine import Finish, Item, plain
+
+log = logging.getLogger("kvstore.horovod")
+
+# What horovod.torch sums on the host; it refuses int8 and uint8.
+_DTYPES = frozenset(("float32", "float64", "int32", "int64"))
+_TURNS = 2  # operations of the same name that may be under way
+_NAP = 100e-6  # seconds between two looks; Horovod itself looks for work once in a millisecond
+
+#: Group of stores -> number of the next one in it.
+_numbers: dict[str, Iterator[int]] = {}
+
+
+class HorovodBackend(AllReduceBackend):
+    """See `kvstore.stores.protocol.Backend`. Verbs of optimizers do nothing, as in MXNet."""
+
+    engine: Horovod
+
+    def __init__(self, config: StoreConfig) -> None:
+        super().__init__(config, Horovod(config.timeout, config.group))
+        self._ignored: set[str] = set()
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Do nothing."""
+        self._ignore("set_optimizer")
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Do nothing."""
+        self._ignore("save_optimizer_states")
+
+    def load_states(self, path: str) -> None:
+        """Do nothing."""
+        self._ignore("load_optimizer_states")
+
+    def _ignore(self, verb: str) -> None:
+        if verb not in self._ignored:
+            self._ignored.add(verb)
+            log.warning("%s does nothing with horovod, as in MXNet: update the weights after pushpull", verb)
+
+
+class _Operation:
+    """Operations of Horovod that are waited for together."""
+
+    __slots__ = ("error", "handles", "what")
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.handles: list[Any] = []  # of those that are under way
+        self.error: KVStoreError | None = None
+
+
+class Horovod:
+    """See `kvstore.stores.collectives.engine.Collective`.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds after which a wait ends.
+    group : str
+        Stores of a group are paired by the order in which they are made.
+
+    Raises
+    ------
+    MissingBackendError
+        There is no Horovod, or it was built without PyTorch.
+    ConfigError
+        Horovod knows of this process alone, and something else has started more.
+    KVStoreError
+        Horovod does not start; or this process is a fork of one that uses it.
+    """
+
+    name = "horovod"
+    dtypes = _DTYPES
+    compares = False
+
+    def __init__(self, timeout: float, group: str) -> None:
+        check_process(self.name)
+        self._hvd, self._tensor = _imported()
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._turns: dict[str, Iterator[int]] = {}
+        self._last: dict[str, _Operation] = {}  # by the whole name
+        self._broken: str | None = None
+        self._initialise()
+        self.rank, self.size = int(self._hvd.rank()), int(self._hvd.size())
+        self.local_rank = int(self._hvd.local_rank())
+        check_launched(self.name, self.size, "horovodrun -np {n}")
+        self._prefix = f"kvstore.{plain(group)}.{next(_numbers.setdefault(group, itertools.count()))}"
+
+    def _initialise(self) -> None:
+        """Start Horovod, once in a process, whoever comes first."""
+        if self._hvd.is_initialized():
+            return
+        try:
+            self._hvd.init()
+        except ValueError as error:
+            raise KVStoreError(f"Horovod did not start: {error}; its own lines above say why") from error
+
+    # --------------------------------------------------------------------------------------- operations
+
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
+        """Overwrite the items with those of rank 0."""
+        operation = _Operation(called("init, broadcast or load", items))
+        for name, array in items:
+            self._start(
+                operation,
+                f"first.{plain(name)}",
+                partial(self._hvd.broadcast_async_, self._tensor(array.reshape(-1)), 0),
+            )
+        self._finish(operation)
+
+    def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
+        """Begin to sum; horovod.torch knows no `priority`."""
+        operation = _Operation(called("the sum", items))
+        by_type: dict[np.dtype[Any], list[Item]] = {}
+        for name, array in items:
+            if array.size:
+                by_type.setdefault(array.dtype, []).append((name, array.reshape(-1)))
+        for some in by_type.values():
+            self._start(operation, *self._sum(some))
+        return partial(self._finish, operation)
+
+    def _sum(self, items: list[Item]) -> tuple[str, Callable[..., Any]]:
+        """Name of a sum over arrays of one type, and the function that begins it.
+
+        Of several arrays that go together, Horovod would not tell the error of any but the last. That they
+        are the same in all processes is therefore part of the name.
+        """
+        if len(items) == 1:
+            name, array = items[0]
+            begin = partial(self._hvd.allreduce_async_, self._tensor(array), op=self._hvd.Sum)
+            return f"key.{plain(name)}", begin
+        text = "\0".join(f"{plain(name)} {array.size} {array.dtype}" for name, array in items)
+        tensors = [self._tensor(array) for _, array in items]
+        begin = partial(self._hvd.grouped_allreduce_async_, tensors, op=self._hvd.Sum)
+        return f"keys.{hashlib.sha256(text.encode()).hexdigest()[:16]}", begin
+
+    def barrier(self) -> None:
+        """Wait until all processes have called it."""
+        operation = _Operation("a barrier")
+        tensor = self._tensor(np.zeros(1, np.int32))
+        self._start(operation, "barrier", partial(self._hvd.allreduce_async_, tensor, op=self._hvd.Sum))
+        self._finish(operation)
+
+    def versions(self) -> dict[str, str]:
+        """Horovod, the PyTorch that it was built for, and what it runs on here."""
+        import horovod
+        import torch
+
+        controller = "MPI" if self._hvd.mpi_enabled() else "Gloo"
+        return {"horovod": horovod.__version__, "torch": torch.__version__, "controller": controller}
+
+    def close(self) -> None:
+        """Finish what is under way; Horovod itself goes on until the process ends."""
+        if self._broken is None:
+            for operation in list(self._last.values()):
+                self._until_complete(operation)
+            self._broken = "the store is closed"
+
+    def abandon(self) -> None:
+        """Let `close` wait for nobody; the others notice when this process ends."""
+        self._broken = "the store was left by an error"
+
+    # ------------------------------------------------------------------------------------------ waiting
+
+    def _start(self, operation: _Operation, base: str, begin: Callable[..., Any]) -> None:
+        """Begin, under a name that follows from the calls so far, and that is not under way any more."""
+        turn = next(self._turns.setdefault(base, itertools.count())) % _TURNS
+        name = f"{self._prefix}.{base}.{turn}"
+        if (earlier := self._last.get(name)) is not None:
+            self._until_complete(earlier)
+        if self._broken is not None:
+            raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
+        try:
+            operation.handles.append(begin(name=name))
+        except self._hvd.HorovodInternalError as error:
+            raise self._lost(operation, error) from error
+        self._last[name] = operation
+
+    def _finish(self, operation: _Operation) -> None:
+        self._until_complete(operation)
+        if operation.error is not None:
+            raise operation.error
+
+    def _until_complete(self, operation: _Operation) -> None:
+        clock = WaitClock(self._timeout)
+        while True:
+            waited = clock.read()
+            if self._complete(operation):
+                return
+            if clock.over:
+                raise self._give_up(operation, waited)
+            if clock.tells():
+                log.warning(
+                    "worker %d has waited %.0f s for %s; all workers must call it",
+                    self.rank,
+                    waited,
+                    operation.what,
+                )
+            time.sleep(_NAP)
+
+    def _complete(self, operation: _Operation) -> bool:
+        """Take in the results that are there, and say whether these are all."""
+        with self._lock:
+            while operation.handles and self._hvd.poll(operation.handles[-1]):
+                self._take_in(operation, operation.handles.pop())
+            return not operation.handles
+
+    def _take_in(self, operation: _Operation, handle: Any) -> None:
+        try:
+            self._hvd.synchronize(handle)
+        except self._hvd.HorovodInternalError as error:
+            operation.error = operation.error or self._lost(operation, error)
+
+    # ------------------------------------------------------------------------------------------ trouble
+
+    def _lost(self, operation: _Operation, error: Exception) -> KVStoreError:
+        """Say what Horovod's only kind of error means."""
+        if "Mismatched" in str(error):
+            return ConfigError(
+                f"worker {self.rank} and others do not mean the same by {operation.what}: with horovod all "
+                f"push a key with the same shape and element type; {error}"
+            )
+        if self._broken is None:
+            self._broken = f"Horovod ended in {operation.what}: another worker has failed or left ({error})"
+        return PeerLostError(f"worker {self.rank}: {self._broken}")
+
+    def _give_up(self, operation: _Operation, waited: float) -> TimeoutError:
+        self._broken = f"worker {self.rank} has waited {waited:.0f} s for {operation.what}"
+        return TimeoutError(
+            f"{self._broken}: all workers must call it, and with the same keys; Horovod cannot take it back, "
+            "so start the job again"
+        )
+
+
+def _imported() -> tuple[Any, Callable[[Any], Any]]:
+    """Import `horovod.torch`, and the function that makes a tensor of an array without a copy."""
+    try:
+        import horovod.torch as hvd
+        import torch
+    except (ImportError, OSError) as error:
+        raise MissingBackendError(
+            "store 'horovod' needs PyTorch and a Horovod that was built for it: "
+            "`HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation horovod`, and start with "
+            f"`horovodrun -np 2 python train.py`; {error}"
+        ) from error
+    return hvd, torch.from_numpy

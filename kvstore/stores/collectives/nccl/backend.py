@@ -1,0 +1,226 @@
+"""The store on NCCL: sums over the GPUs of one process, or of processes with one GPU each.
+
+A key lives where its value lies. One that was initialised on the host moves to the GPUs when values on GPUs
+are pushed to it. Sums of keys on the host go by way of the process's GPU where there are several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ....arrays.grouping import Group, Key
+from ....devices import arrays
+from ....settings.options import StoreConfig
+from ...device.arguments import Item, Streams
+from ...device.host_and_gpu import Sent, TwoPlacesBackend
+from ...device.keys import DeviceKey
+from ...entry import Entry
+from ..backend import AllReduceBackend, told
+from ..engine import Finish
+from .engine import Nccl
+from .keys import NcclGpus, NcclKey
+
+
+class NcclBackend(TwoPlacesBackend, AllReduceBackend):
+    """See `kvstore.stores.protocol.Backend`."""
+
+    engine: Nccl
+
+    def __init__(self, config: StoreConfig) -> None:
+        super().__init__(config, Nccl(config))
+        self._gpus = NcclGpus(self.engine)
+        self._on_gpu: dict[Key, NcclKey] = self._gpus.entries
+        self._order: dict[Key, None] = {}  # all keys, in the order of their init
+
+    # -------------------------------------------------------------------------------------------- verbs
+
+    def init(self, groups: list[Group]) -> None:
+        """Take rank 0's values; all workers must mean the same keys, and values on the same kind of place."""
+        new = [(key, values) for key, values in groups if values]
+        there = [(key, values) for key, values in new if arrays.any_on_device(values)]
+        for key, values in new:
+            self._check_new(key, values)
+        names = {key for key, _ in there}
+        host = [(key, values) for key, values in new if key not in names]
+        first = len(self._order)
+        numbers = {key: first + i for i, (key, _) in enumerate(new)}
+        if host:
+            super().init(host)
+            for key, _ in host:
+                self._entries[key].number = numbers[key]
+        try:
+            if there:
+                self._init_on_gpus(there, numbers)
+        except BaseException:
+            super().forget([key for key, _ in host])
+            raise
+        self._order.update(dict.fromkeys(key for key, _ in new))
+
+    def _init_on_gpus(self, new: list[Group], numbers: dict[Key, int]) -> None:
+        self._check_process()
+        streams = Streams(values[0] for _, values in new)
+        seen = [(key, numbers[key], self._gpus.value(key, values[0], streams)) for key, values in new]
+        if self.num_workers > 1:
+            meaning = self._meaning([(f"{key!r} on a GPU", value) for key, _, value in seen])
+            self.engine.agree("init", f"init, broadcast or load of {told([str(k) for k, _ in new])}", meaning)
+        self._gpus.add(seen, streams)
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite and initialise with rank 0's values; all workers must load the same keys."""
+        mine = [(key, values[0]) for key, values in groups if key in self._on_gpu]
+        super().assign([(key, values) for key, values in groups if key not in self._on_gpu])
+        for key, value in self._of_rank_0(mine):
+            self._gpus.assign(self._on_gpu[key], value)
+
+    def forget(self, keys: list[Key]) -> None:
+        """Undo the init of keys."""
+        super().forget(keys)
+        for key in keys:
+            self._order.pop(key, None)
+            self._on_gpu.pop(key, None)
+
+    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Copy out."""
+        streams = Streams(out for _, outs in groups for out in outs)
+        host, sent = self._from_host(groups, streams)
+        items = self._items([], {k: self._dense_outs(k, o, ignore_sparse) for k, o in groups}, streams)
+        super().pull(host, ignore_sparse)
+        self._send(sent, streams)
+        self._gpus.pull(items, streams)
+
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
+        """Put work of GPUs on the caller's streams now; what is left is the host's."""
+        if verb == "pull" and self._touches_gpus(arguments[0]):
+            self.pull(*arguments)
+            return _nothing
+        return super().begin(verb, arguments, priority)
+
+    def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
+        """Begin; what is left is to wait for sums of the host."""
+        if not self._touches_gpus(groups):
+            return super().start_push(groups, priority)
+        return self._start(groups, {}, priority)
+
+    def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
+        targets = groups if outs is None else outs
+        if not self._touches_gpus(groups) and not self._touches_gpus(targets):
+            return super()._start_pushpull(groups, outs, priority)
+        return self._start(groups, dict(targets), priority)
+
+    def _start(self, groups: list[Group], targets: dict[Key, list[Any]], priority: int) -> Finish:
+        """Check everything, then begin on the host and on the GPUs."""
+        self._check_process()
+        streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
+        mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
+        names = {key for key, _ in mine}
+        host = [(key, values) for key, values in groups if key not in names]
+        self._sources(host)
+        rest, sent = self._from_host([(k, outs) for k, outs in targets.items() if k not in names], streams)
+        outs = {key: self._dense_outs(key, own, True) for key, own in targets.items()}
+        items = self._items(mine, outs, streams)
+        for key, values in mine:
+            self._move(key, values, streams)
+        if self._is_guest:
+            self._meet_on_gpus()
+        finish = super()._start_pushpull(host, rest, priority) if rest else super().start_push(host, priority)
+        self._gpus.push(items, streams)
+        if self._is_guest:
+            self._gpus.keep_until_done()
+        return partial(self._finish, finish, sent, streams)
+
+    def _finish(self, finish: Finish, sent: Sent, streams: Streams) -> None:
+        finish()
+        self._send(sent, streams)
+
+    # ---------------------------------------------------------------------------- keys that pass through
+
+    def _knows(self, key: Key) -> bool:
+        """Whether a key was initialised."""
+        return key in self._order
+
+    def _guest(self, groups: list[Group]) -> AllReduceBackend:
+        """As in the base, for keys on GPUs, too."""
+        there = [(key, values) for key, values in groups if self._comes_from_gpu(key, values)]
+        names = {key for key, _ in there}
+        guest = super()._guest([(key, values) for key, values in groups if key not in names])
+        assert isinstance(guest, NcclBackend)
+        guest._gpus = NcclGpus(self.engine)
+        guest._on_gpu = guest._gpus.entries
+        guest._order = dict.fromkeys(key for key, _ in groups)
+        for i, (key, values) in enumerate(there):
+            self._check_kind(key)
+            guest._gpus.pass_through(key, i, values[0])
+        return guest
+
+    def _meet_on_gpus(self) -> None:
+        """Compare what all workers mean by keys that pass through on GPUs."""
+        if self._on_gpu and self.num_workers > 1:
+            named = [(f"{key!r} on a GPU", own.first.like) for key, own in self._on_gpu.items()]
+            self.engine.agree(
+                "sum", f"the sum of {told([str(key) for key in self._on_gpu])}", self._meaning(named)
+            )
+
+    # ------------------------------------------------------------------------------------ between the places
+
+    def _touches_gpus(self, groups: list[Group]) -> bool:
+        """Whether a key or an array of a call lies on a GPU."""
+        return any(key in self._on_gpu or arrays.any_on_device(values) for key, values in groups)
+
+    def _goes_to_gpu(self, key: Key, values: list[Any]) -> bool:
+        """Whether a push to a key is done on GPUs, where it lies or to where it moves."""
+        comes = self._comes_from_gpu(key, values)
+        if key not in self._on_gpu:
+            self._entry(key)
+        return comes or key in self._on_gpu
+
+    def _items(self, groups: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
+        """Check what is pushed to GPUs, or only pulled from there."""
+        pushed = dict(groups)
+        only = [key for key in outs if key in self._on_gpu and key not in pushed]
+        items = [
+            self._gpus.item(self._like(key), pushed.get(key, []), outs.get(key, []), streams)
+            for key in (*pushed, *only)
+        ]
+        return sorted(items, key=lambda item: item.entry.number)
+
+    def _like(self, key: Key) -> Any:
+        """Return what says of a key which arrays fit."""
+        return self._copy(key) if key in self._on_gpu else self._entry(key)
+
+    def _move(self, key: Key, values: list[Any], streams: Streams) -> None:
+        """Let a key of the host move to the GPU of its first value."""
+        if key in self._on_gpu:
+            return
+        entry: Entry = self._entry(key)
+        device = arrays.device_of(values[0])
+        assert device is not None
+        self._gpus.adopt(key, entry.number, entry.value, device, streams.of(device))
+        del self._entries[key]
+
+    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Everything on a GPU begins at the call."""
+        return arguments
+
+    # ----------------------------------------------------------------------------------------- inspection
+
+    def _copy(self, key: Key) -> DeviceKey:
+        return self._on_gpu[key].first
+
+    def _places(self, key: Key) -> list[tuple[str, int]]:
+        copies = self._on_gpu[key].copies.items()
+        return [(f"worker {self.rank} cuda:{device}", copy.nbytes) for device, copy in copies]
+
+    def close(self) -> None:
+        """Wait for what is under way, and give everything back."""
+        self._on_gpu.clear()
+        self._order.clear()
+        super().close()
+
+
+def _nothing() -> None:
+    """All has been done."""
+
+
+__all__ = ["NcclBackend"]

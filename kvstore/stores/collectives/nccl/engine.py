@@ -1,0 +1,360 @@
+"""NCCL as the stores see it: communicators of this process's GPUs, and sums on their streams.
+
+Alone in its job, a process has communicators over several GPUs, one for each set of them that is used
+together. In a job of several processes each has one GPU. Arrays of the host go up to that GPU, and come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....devices.memory import host_copy
+from ....devices.place import Loan, Place
+from ....devices.streams import Stream, Tail
+from ....errors import ArrayError, ConfigError, KVStoreError, TimeoutError
+from ....settings.options import StoreConfig
+from ..agreement import all_mean_the_same, difference, mark
+from ..backend import called, check_process
+from ..engine import Finish, Item
+from .library import MAX, SUM, Job, Library
+from .rendezvous import Answer, Meeting, find
+from .watchdog import Watch
+
+Array = npt.NDArray[Any]
+
+_DTYPES = frozenset(("float32", "float64", "int8", "uint8", "int32", "int64"))
+
+
+class Nccl:
+    """See `collectives.engine.Collective`, for arrays of the host; and what stores of GPUs need.
+
+    Raises
+    ------
+    MissingBackendError
+        There is no nccl4py, no NCCL, or no GPU.
+    ConfigError
+        The processes of the job cannot find each other.
+    TimeoutError
+        Not all of them came.
+    KVStoreError
+        This process is a fork of one that uses NCCL.
+    """
+
+    name = "nccl"
+    dtypes = _DTYPES
+    compares = True
+    #: Of all stores of this process: operations of several communicators must meet GPUs in one order.
+    _lock = threading.RLock()
+    #: GPU -> end of the last operation there, of any store.
+    _last: dict[int, Tail] = {}  # noqa: RUF012 - shared on purpose
+
+    def __init__(self, config: StoreConfig) -> None:
+        check_process(self.name)
+        self._library = Library()
+        self.driver = self._library.driver
+        self._timeout = config.timeout
+        self._places: dict[int, Place] = {}
+        self._teams: dict[tuple[int, ...], dict[int, Any]] = {}  # GPUs -> communicator of each
+        self._closed: str | None = None
+        self._watch: Watch | None = None
+        place = find()
+        self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
+        self._device: int | None = None
+        self._answer: Answer | None = None
+        if self.size > 1:
+            self._answer = Meeting(place, config).share(self._library.unique_id)
+            self._watch = self._watching(self._answer)
+
+    def _watching(self, answer: Answer) -> Watch:
+        others = [hello for hello in answer.everybody if hello.rank != self.rank]
+        machine = answer.everybody[self.rank].machine
+        return Watch(self.driver, self.rank, self._timeout, others, machine, self._trouble, self._abort)
+
+    # ------------------------------------------------------------------------------------------- places
+
+    def place(self, device: int) -> Place:
+        """Return a GPU."""
+        place = self._places.get(device)
+        if place is None:
+            place = self._places[device] = Place(self.driver, device)
+        return place
+
+    @property
+    def device(self) -> int:
+        """The process's GPU where it is one of several processes, else its first."""
+        if self._device is None:
+            self._device = self.local_rank % self.driver.count
+        return self._device
+
+    def use(self, device: int) -> None:
+        """Take a GPU; in a job of several processes the first one that comes is the process's.
+
+        Raises
+        ------
+        ArrayError
+            It is another one than before.
+        """
+        if self.size == 1:
+            return
+        if self._device is None:
+            self._device = device
+        if device != self._device:
+            raise ArrayError(
+                f"worker {self.rank} works on cuda:{self._device}, and this array lies on cuda:{device}: "
+                "start one process for each GPU, or all GPUs in one process without a launcher"
+            )
+
+    # --------------------------------------------------------------------------------- arrays on GPUs
+
+    def sum(self, jobs: Sequence[Job], streams: dict[int, Stream], what: str, op: int = SUM) -> None:
+        """Put sums of all workers' arrays, or of this process's GPUs, on the streams of the GPUs.
+
+        Jobs of one array stand together, one for each GPU that has it.
+        """
+        self._run(
+            jobs, streams, what, lambda comm, job, stream: self._library.allreduce(comm, job, stream, op)
+        )
+
+    def spread(self, jobs: Sequence[Job], streams: dict[int, Stream], what: str) -> None:
+        """Give every worker the array of rank 0."""
+        self._run(jobs, streams, what, self._library.broadcast)
+
+    def _run(
+        self,
+        jobs: Sequence[Job],
+        streams: dict[int, Stream],
+        what: str,
+        call: Callable[[Any, Job, int], None],
+    ) -> None:
+        self._check()
+        jobs = [job for job in jobs if job.numel]
+        if not jobs:
+            return
+        devices = tuple(sorted({job.device for job in jobs}))
+        with self._lock:
+            team = self._team(devices)
+            ours = {device: streams[device] for device in devices}
+            self._order(ours)
+            pending = self._watch.begin(what) if self._watch is not None else None
+            try:
+                with self._library.group(devices[0], what):
+                    for job in jobs:
+                        call(team[job.device], job, ours[job.device].handle)
+                if pending is not None and self._watch is not None:
+                    self._watch.called(pending, ours[devices[0]].handle, devices[0])
+            except KVStoreError as error:
+                if pending is None or self._watch is None:
+                    self._break(error)
+                    raise
+                raise self._watch.failed(pending, error) from error
+            self._note(ours)
+
+    def _order(self, streams: dict[int, Stream]) -> None:
+        """Let the streams wait for earlier operations on their GPUs."""
+        for device, stream in streams.items():
+            last = self._last.get(device)
+            if last is not None and last is not self.place(device).tail(stream):
+                last.hold(stream)
+
+    def _note(self, streams: dict[int, Stream]) -> None:
+        for device, stream in streams.items():
+            tail = self.place(device).tail(stream)
+            tail.moved()
+            self._last[device] = tail
+
+    def settle(self, tail: Tail, what: str) -> None:
+        """Wait until a stream has come to its end; before the driver waits without a deadline."""
+        if self._watch is None:
+            return
+        device = tail.stream.device
+        event = self.driver.event(device)
+        try:
+            self.driver.record(event, tail.stream.handle, device)
+            self._watch.until(lambda: self.driver.is_done(event, device), what)
+        finally:
+            self.driver.drop_event(event, device)
+
+    # ------------------------------------------------------------------------------- communicators
+
+    def _team(self, devices: tuple[int, ...]) -> dict[int, Any]:
+        team = self._teams.get(devices)
+        if team is None:
+            made = [self._joined(devices[0])] if self._answer is not None else self._library.join_all(devices)
+            team = self._teams[devices] = dict(zip(devices, made, strict=True))
+        return team
+
+    def _joined(self, device: int) -> Any:
+        """Make this process's communicator. NCCL waits for the others without end: a thread does that."""
+        assert self._answer is not None
+        name, found, failed = self._answer.name, [], []
+
+        def join() -> None:
+            try:
+                found.append(self._library.join(name, self.rank, self.size, device))
+            except Exception as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=join, name="kvstore-nccl-join", daemon=True)
+        thread.start()
+        thread.join(self._timeout)
+        if failed:
+            raise failed[0]
+        if not found:
+            error = TimeoutError(
+                f"worker {self.rank} has waited {self._timeout:g} s for all workers in the start of NCCL: "
+                "did one of them end? Start the job again"
+            )
+            self._break(error)
+            raise error
+        return found[0]
+
+    def _trouble(self) -> KVStoreError | None:
+        for team in list(self._teams.values()):
+            for comm in team.values():
+                if (error := self._library.trouble(comm)) is not None:
+                    return error
+        return None
+
+    def _abort(self) -> None:
+        """End what is under way."""
+        teams, self._teams = dict(self._teams), {}
+        for team in teams.values():
+            for comm in team.values():
+                self._library.abort(comm)
+
+    def _break(self, error: KVStoreError) -> None:
+        """After an error nobody knows what the communicators have done."""
+        self._closed = f"an earlier operation failed ({error})"
+        self._abort()
+
+    def _check(self) -> None:
+        if self._closed is not None:
+            raise KVStoreError(f"worker {self.rank}: {self._closed}; start the job again")
+        if self._watch is not None:
+            self._watch.check()
+
+    # -------------------------------------------------------------------------------- arrays of the host
+
+    def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
+        """Overwrite the items with those of rank 0."""
+        if self.size > 1:
+            what = called("init, broadcast or load", items)
+            arrays = [array.reshape(-1).view(np.uint8) for _, array in items]
+            with self._whole(what):
+                self.agree("init", what, meaning, items)
+                self._staged(arrays, what, partial(self.spread, what=what))()
+
+    def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
+        """Begin to sum. All workers compare first what they mean, and wait for each other for that."""
+        self._check()
+        if self.size == 1:
+            return _nothing
+        what = called("the sum", items)
+        try:
+            with self._whole(what):
+                self.agree("sum", what, items=items)
+                return self._staged([array for _, array in items], what, partial(self.sum, what=what))
+        except ConfigError as error:
+            return partial(_raise, error)
+
+    def agree(self, kind: str, what: str, meaning: str = "", items: Sequence[Item] = ()) -> None:
+        """Wait until all workers have come to an operation, and compare whether it is the same one.
+
+        Raises
+        ------
+        ConfigError
+            It is not; in all of them, and nothing has changed.
+        """
+        self._check()
+        marks = mark(kind, items, meaning)
+        with self._whole(what):
+            self._staged([marks], what, partial(self.sum, what=what, op=MAX))()
+        if not all_mean_the_same(marks):
+            raise difference(self.name, self.rank, what)
+
+    @contextlib.contextmanager
+    def _whole(self, what: str) -> Iterator[None]:
+        """Break the store if Ctrl-C leaves the block: the others go on with what this process has left."""
+        try:
+            yield
+        except KVStoreError:
+            raise
+        except BaseException:
+            self._break(KVStoreError(f"interrupted in {what}"))
+            raise
+
+    def _staged(
+        self, arrays: Sequence[Array], what: str, run: Callable[[list[Job], dict[int, Stream]], None]
+    ) -> Finish:
+        """Bring arrays to the GPU and begin; what is left is to wait, and to bring them back."""
+        place = self.place(self.device)
+        stream, device = place.own, place.device
+        flat = [array.reshape(-1) for array in arrays if array.size]
+        loans = [Loan(place, array.nbytes, stream) for array in flat]
+        jobs = []
+        for array, loan in zip(flat, loans, strict=True):
+            self.driver.copy(loan.address, array.ctypes.data, array.nbytes, stream.handle, device)
+            jobs.append(Job(device, loan.address, loan.address, array.size, array.dtype.name))
+        run(jobs, {device: stream})
+
+        def finish() -> None:
+            self.settle(place.tail(stream), what)
+            for array, loan in zip(flat, loans, strict=True):
+                host_copy(self.driver, loan.address, array, stream.handle, device)
+                loan.end()
+
+        return finish
+
+    def barrier(self) -> None:
+        """Wait until all processes have called it."""
+        self._check()
+        if self.size > 1:
+            self.agree("barrier", "a barrier")
+
+    def versions(self) -> dict[str, str]:
+        """nccl4py, and the NCCL that it has loaded."""
+        return self._library.versions()
+
+    # ------------------------------------------------------------------------------------------- the end
+
+    def abandon(self) -> None:
+        """Wait for nobody; the others notice by their deadline, or when this process ends."""
+        self._closed = "the store was left by an error"
+        self._abort()
+
+    def close(self) -> None:
+        """Wait for what is under way, and give everything back."""
+        if self._watch is not None:
+            if self._closed is not None:
+                self._watch.error = self._watch.error or KVStoreError(self._closed)
+            self._watch.close()
+        with self._lock:
+            for device, place in self._places.items():
+                if (last := self._last.get(device)) is not None and last is place.tail(last.stream):
+                    del self._last[device]
+            for place in self._places.values():
+                place.close()
+            self._places.clear()
+            for team in self._teams.values():
+                for comm in team.values():
+                    self._library.destroy(comm)
+            self._teams.clear()
+        self._closed = self._closed or "the store is closed"
+
+
+def _nothing() -> None:
+    """There are no others."""
+
+
+def _raise(error: KVStoreError) -> None:
+    raise error
+
+
+__all__ = ["Nccl"]

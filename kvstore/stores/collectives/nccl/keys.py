@@ -1,0 +1,344 @@
+"""Keys on GPUs that NCCL sums: each GPU that pushed a key last has a copy of its value.
+
+A push sums the values of each GPU there first, if there are several, and then over the GPUs and workers into
+the copies; results are copied from these to the outs. All of it is put on the streams of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ....arrays.grouping import Key
+from ....devices import arrays
+from ....devices.arrays import DeviceView
+from ....devices.place import Loan
+from ....devices.streams import Stream
+from ....errors import DTypeError
+from ...device.arguments import Call, HostOut, Item, Streams, host_value, order_behind, seen_out, seen_value
+from ...device.keys import Array, DeviceKey
+from ...device.launches import Launches, Work, are_apart
+from ...device.updates import PlainSum
+from ..backend import told
+from .engine import Nccl
+from .library import TYPES, Job
+
+#: GPU -> what lies there.
+Copies = dict[int, DeviceKey]
+
+
+class Part(NamedTuple):
+    """One key of a call on one GPU: its copy there, addresses to sum, and (GPU, address) pairs to fill."""
+
+    copy: DeviceKey
+    srcs: tuple[int, ...]
+    outs: tuple[tuple[int, int], ...]
+
+
+class NcclKey:
+    """A key, with a copy of its value on each GPU that has the current one.
+
+    Attributes
+    ----------
+    copies : dict of int to DeviceKey
+        By GPU; never empty.
+    """
+
+    __slots__ = ("copies", "key", "number")
+
+    def __init__(self, first: DeviceKey) -> None:
+        self.key, self.number = first.key, first.number
+        self.copies: Copies = {first.device: first}
+
+    @property
+    def first(self) -> DeviceKey:
+        """The copy on the first GPU."""
+        return next(iter(self.copies.values()))
+
+
+class NcclGpus:
+    """The keys of a store on GPUs.
+
+    Attributes
+    ----------
+    entries : dict
+        Key -> `NcclKey`.
+    """
+
+    def __init__(self, engine: Nccl) -> None:
+        self._engine = engine
+        self._driver = engine.driver
+        self.entries: dict[Key, NcclKey] = {}
+
+    # ------------------------------------------------------------------------------------- new values
+
+    def value(self, key: Key, value: Any, streams: Streams) -> DeviceView:
+        """Check the first value of a key."""
+        what = f"value of key {key!r}"
+        device = arrays.device_of(value)
+        assert device is not None
+        self._engine.use(device)
+        seen = arrays.view(value, what, streams.of(device))
+        if seen.dtype.name not in TYPES:
+            raise DTypeError(f"nccl does not sum {seen.dtype} (key {key!r}); it sums {', '.join(TYPES)}")
+        return seen if seen.contiguous else arrays.gathered(seen, what, streams.of(device))
+
+    def add(self, new: Sequence[tuple[Key, int, DeviceView]], streams: Streams) -> None:
+        """Take keys, with copies of their values, or of rank 0's."""
+        ordered = sorted(new, key=lambda one: str(one[0]))
+        made = [self._added(key, number, value, streams) for key, number, value in ordered]
+        self._spread(made, {copy.device: streams.of(copy.device) for copy in made})
+        self.entries.update({copy.key: NcclKey(copy) for copy in made})
+
+    def pass_through(self, key: Key, number: int, value: Any) -> None:
+        """Make room for the sum of a key that has no value, on the GPU of the first array of the sum."""
+        streams = Streams([value])
+        seen = self.value(key, value, streams)
+        place = self._engine.place(seen.device)
+        tail = place.tail(streams.of(seen.device))
+        self.entries[key] = NcclKey(DeviceKey(place, key, number, seen.shape, seen.dtype, tail))
+
+    def keep_until_done(self) -> None:
+        """Hold the memory of all keys until the work under way there is done."""
+        for entry in self.entries.values():
+            for copy in entry.copies.values():
+                copy.place.keep([copy], copy.tail.stream)
+
+    def _added(self, key: Key, number: int, value: DeviceView, streams: Streams) -> DeviceKey:
+        stream = streams.of(value.device)
+        call = Call(self._engine.place(value.device), stream, streams)
+        copy = DeviceKey(call.place, key, number, value.shape, value.dtype, call.place.tail(stream))
+        source = call.source(copy, value)
+        call.begin([])
+        if value.nbytes:
+            self._driver.copy(copy.memory.address, source, value.nbytes, stream.handle, value.device)
+        call.end([copy])
+        return copy
+
+    def _spread(self, copies: Sequence[DeviceKey], streams: dict[int, Stream]) -> None:
+        if self._engine.size > 1:
+            jobs = [_job(copy, copy.memory.address) for copy in copies]
+            self._engine.spread(jobs, streams, f"the init of {told([repr(copy.key) for copy in copies])}")
+
+    def adopt(self, key: Key, number: int, value: Array, device: int, stream: Stream) -> NcclKey:
+        """Take a key over from the host."""
+        place = self._engine.place(device)
+        copy = DeviceKey(place, key, number, value.shape, value.dtype, place.tail(stream))
+        if value.nbytes:
+            self._driver.copy(copy.memory.address, value.ctypes.data, value.nbytes, stream.handle, device)
+        copy.tail.moved()
+        entry = self.entries[key] = NcclKey(copy)
+        return entry
+
+    def assign(self, entry: NcclKey, value: Array) -> None:
+        """Overwrite a value from the host, the same on all workers."""
+        copy = entry.first
+        order_behind([copy], copy.place, copy.tail.stream)
+        copy.upload(copy.memory, value, copy.tail.stream)
+        copy.tail.moved()
+        entry.copies = {copy.device: copy}
+
+    # -------------------------------------------------------------------------------------------- verbs
+
+    def item(self, like: DeviceKey, values: Iterable[Any], outs: Iterable[Any], streams: Streams) -> Item:
+        """Check the arrays of a key."""
+        seen = [seen_value(like, value, streams) for value in values]
+        for value in seen:
+            if isinstance(value, DeviceView):
+                self._engine.use(value.device)
+        return Item(like, seen, [seen_out(like, out, streams) for out in outs])
+
+    def push(self, items: Sequence[Item], streams: Streams) -> None:
+        """Sum, keep the sums, and fill the outs; keys without values are only pulled."""
+        copies = {item.entry.key: self._copies(item) for item in items}
+        calls = self._calls(items, copies, streams)
+        try:
+            parts = {device: self._parts(items, copies, device, call) for device, call in calls.items()}
+            for device, call in calls.items():
+                call.begin([part.copy for part in parts[device]])
+            self._sum(parts, calls)
+            for item in items:
+                self.entries[item.entry.key].copies = copies[item.entry.key]
+            self._settle(items, calls)
+            for device, call in calls.items():
+                self._fill(parts[device], call)
+                call.end([part.copy for part in parts[device]])
+        except BaseException:
+            for call in calls.values():
+                call.abandon()
+            raise
+
+    def pull(self, items: Sequence[Item], streams: Streams) -> None:
+        """Fill the outs."""
+        self.push([item._replace(values=[]) for item in items], streams)
+
+    def _copies(self, item: Item) -> Copies:
+        """Where the key's value will be: on each GPU that has a value of the call, if there are any."""
+        entry = self.entries[item.entry.key]
+        if not item.values:
+            return entry.copies
+        devices = {value.device for value in item.values if isinstance(value, DeviceView)}
+        return {
+            device: entry.copies.get(device) or self._beside(entry, device)
+            for device in sorted(devices or {entry.first.device})
+        }
+
+    def _beside(self, entry: NcclKey, device: int) -> DeviceKey:
+        """Make room for a copy on another GPU."""
+        first, place = entry.first, self._engine.place(device)
+        copy = DeviceKey(place, first.key, first.number, first.shape, first.dtype, place.tail(place.own))
+        copy.form = first.form
+        return copy
+
+    def _calls(self, items: Sequence[Item], copies: dict[Key, Copies], streams: Streams) -> dict[int, Call]:
+        """Each GPU's side of a call, on the stream of the caller's arrays there, or else of earlier work."""
+        seen = [one for item in items for one in (*item.values, *item.outs)]
+        here = {one.device for one in seen if isinstance(one, DeviceView)}
+        found = {device: copy for own in copies.values() for device, copy in own.items()}
+        return {
+            device: Call(
+                found[device].place,
+                streams.of(device) if device in here else found[device].tail.stream,
+                streams,
+            )
+            for device in sorted(found)
+        }
+
+    @staticmethod
+    def _parts(items: Sequence[Item], copies: dict[Key, Copies], device: int, call: Call) -> list[Part]:
+        """List what a GPU has to do; arrays elsewhere than the copies are the first copy's."""
+        parts = []
+        for item in items:
+            own = copies[item.entry.key]
+            if device not in own:
+                continue
+            copy, first = own[device], next(iter(own))
+            srcs = tuple(
+                call.source(copy, value) for value in item.values if _nearest(value, own, first) == device
+            )
+            outs = []
+            for out in item.outs:
+                if _nearest(out, own, first) != device:
+                    continue
+                address = call.out(copy, out)
+                if address is not None and isinstance(out, DeviceView):
+                    outs.append((out.device, address))
+            parts.append(Part(copy, srcs, tuple(outs)))
+        return parts
+
+    # --------------------------------------------------------------------------------------------- sums
+
+    def _sum(self, parts: dict[int, list[Part]], calls: dict[int, Call]) -> None:
+        """Sum on each GPU first, then over all of them; keys in an order that is the same everywhere."""
+        jobs: dict[Key, list[Job]] = {}
+        loans: list[Loan] = []
+        for device, call in calls.items():
+            for part in _summed_here([part for part in parts[device] if part.srcs], call, loans):
+                jobs.setdefault(part.copy.key, []).append(_job(part.copy, part.srcs[0]))
+        together: dict[tuple[int, ...], list[Job]] = {}
+        for key in sorted(jobs, key=str):
+            together.setdefault(tuple(job.device for job in jobs[key]), []).extend(jobs[key])
+        streams = {device: call.stream for device, call in calls.items()}
+        what = f"the sum of {told([repr(key) for key in jobs])}"
+        for devices, group in together.items():
+            if self._engine.size > 1 or len(devices) > 1:
+                self._engine.sum(group, streams, what)
+            else:
+                self._keep(group, streams[devices[0]])
+        for call in calls.values() if loans else ():
+            call.place.tail(call.stream).moved()
+        for loan in loans:
+            loan.end()
+
+    def _keep(self, jobs: Iterable[Job], stream: Stream) -> None:
+        """Take what there is nothing to add to."""
+        for job in jobs:
+            if job.numel and job.send != job.recv:
+                self._driver.copy(job.recv, job.send, job.nbytes, stream.handle, job.device)
+
+    # --------------------------------------------------------------------------------------------- outs
+
+    def _settle(self, items: Sequence[Item], calls: dict[int, Call]) -> None:
+        """Wait for the sums, if what follows waits for the GPU: the driver's own waits have no end."""
+        slow = [item for item in items if any(_comes_by_host(item.entry, out) for out in item.outs)]
+        if slow:
+            for call in calls.values():
+                self._engine.settle(call.place.tail(call.stream), told([repr(i.entry.key) for i in slow]))
+
+    def _fill(self, parts: Sequence[Part], call: Call) -> None:
+        device, handle = call.place.device, call.stream.handle
+        for copy, _, outs in parts:
+            for there, address in outs if copy.nbytes else ():
+                if there == device:
+                    self._driver.copy(address, copy.memory.address, copy.nbytes, handle, device)
+                else:
+                    pair = (there, address), (device, copy.memory.address)
+                    self._driver.copy_between(*pair, copy.nbytes, handle, device)
+
+    def send(self, value: Array, outs: Sequence[DeviceView], streams: Streams) -> None:
+        """Copy a value of the host to arrays on GPUs."""
+        for out in outs:
+            stream = streams.of(out.device)
+            call = Call(self._engine.place(out.device), stream, streams)
+            target, bring = (out, None) if out.contiguous else arrays.room_for(out, "out", stream)
+            call.order_with(target)
+            call.begin([])
+            array = host_value(value.dtype, out, value)
+            if array.nbytes:
+                self._driver.copy(target.address, array.ctypes.data, array.nbytes, stream.handle, out.device)
+            call.end([])
+            if bring is not None:
+                bring()
+
+    # ---------------------------------------------------------------------------------------- inspection
+
+    def fetch(self, entry: NcclKey) -> Array:
+        """Copy a value to the host."""
+        self._engine.settle(entry.first.tail, f"the value of key {entry.key!r}")
+        return entry.first.to_host()
+
+    def copy(self, entry: NcclKey, array: Any, target: DeviceView, streams: Streams) -> None:
+        """Copy an array of the key's shape and type, from anywhere, to one on the key's first GPU."""
+        like = entry.first
+        seen = seen_value(like, array, streams)
+        stream = streams.of(like.device)
+        call = Call(like.place, stream, streams)
+        source = call.source(like, seen)
+        call.order_with(target)
+        call.begin([])
+        if like.nbytes:
+            self._driver.copy(target.address, source, like.nbytes, stream.handle, like.device)
+        call.end([])
+
+
+def _job(copy: DeviceKey, source: int) -> Job:
+    return Job(copy.device, source, copy.memory.address, copy.numel, copy.type_name)
+
+
+def _nearest(array: Any, own: Copies, first: int) -> int:
+    return array.device if isinstance(array, DeviceView) and array.device in own else first
+
+
+def _comes_by_host(copy: DeviceKey, out: DeviceView | HostOut) -> bool:
+    return isinstance(out, HostOut) or out.dtype != copy.dtype
+
+
+def _summed_here(parts: Sequence[Part], call: Call, loans: list[Loan]) -> list[Part]:
+    """Sum several values of a GPU beside its copy, which stays; returns parts with one address each."""
+    works = [Work(part.copy, part.srcs, ()) for part in parts]
+    if not are_apart(works):  # a value is the store's own memory, and written in this very call
+        works = [
+            work._replace(srcs=tuple(call.staged(work.entry, source) for source in work.srcs))
+            for work in works
+        ]
+    several = [work for work in works if len(work.srcs) > 1]
+    sums = {work.entry.key: Loan(call.place, work.entry.nbytes, call.stream) for work in several}
+    loans += sums.values()
+    if several:
+        launches = Launches(call.place, [work.entry for work in several])
+        PlainSum().add(launches, several, lambda work: sums[work.entry.key].address)
+        launches.run(call.stream)
+    return [
+        Part(work.entry, (sums[work.entry.key].address,) if work.entry.key in sums else work.srcs, ())
+        for work in works
+    ]

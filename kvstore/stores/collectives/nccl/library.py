@@ -1,0 +1,189 @@
+"""NCCL by nccl4py: its low-level calls, its element types, and what its errors mean here."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from ....devices import driver
+from ....errors import KVStoreError, MissingBackendError, PeerLostError
+
+#: Name of an element type -> its number in nccl.h.
+TYPES = {
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "int64": 4,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
+_SIZES = {
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "bfloat16": 2,
+}
+SUM, MAX = 0, 2  # ncclRedOp_t
+
+_ID_BYTES = 128
+_REMOTE_ERROR = 6
+
+_REMEDY = "`pip install nccl4py cuda-bindings nvidia-nccl-cu13`"
+
+
+class Job(NamedTuple):
+    """One array of a collective operation, contiguous on one device: read at `send`, written at `recv`."""
+
+    device: int
+    send: int
+    recv: int
+    numel: int
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self.numel * _SIZES[self.dtype]
+
+
+class Library:
+    """The calls that the store makes. Communicators are objects of nccl4py.
+
+    Raises
+    ------
+    MissingBackendError
+        There is no nccl4py, no NCCL, or no GPU.
+    """
+
+    def __init__(self) -> None:
+        self._api = _imported()
+        self.driver = _usable_driver()
+
+    def versions(self) -> dict[str, str]:
+        """Name and version of the binding and of what it has loaded."""
+        import nccl
+
+        number = int(self._api.get_version())
+        return {
+            "nccl4py": getattr(nccl, "__version__", None) or _installed("nccl4py"),
+            "NCCL": f"{number // 10000}.{number // 100 % 100}.{number % 100}",
+        }
+
+    def unique_id(self) -> bytes:
+        """Make the name under which the processes of a communicator meet; secret, and good once."""
+        with self._speaking("the start of NCCL"):
+            made = self._api.get_unique_id()
+        return ctypes.string_at(made.ptr, _ID_BYTES)
+
+    def join(self, name: bytes, rank: int, size: int, device: int) -> Any:
+        """Make this process's communicator; waits for the others without a deadline."""
+        made = self._api.UniqueId.from_buffer(bytearray(name))
+        with self.driver.on(device), self._speaking("the start of NCCL"):
+            return self._api.comm_init_rank(size, made.ptr, rank)
+
+    def join_all(self, devices: Sequence[int]) -> list[Any]:
+        """Make communicators of several devices of this process."""
+        with self.driver.on(devices[0]), self._speaking(f"the start of NCCL on GPUs {list(devices)}"):
+            return list(self._api.comm_init_all(len(devices), list(devices)))
+
+    @contextmanager
+    def group(self, device: int, what: str) -> Iterator[None]:
+        """Let calls begin together at the end of the block; without this, calls to several devices wait."""
+        with self.driver.on(device), self._speaking(what):
+            self._api.group_start()
+            try:
+                yield
+            except BaseException:
+                with suppress(self._api.NCCLError):  # it tells the same error again
+                    self._api.group_end()
+                raise
+            self._api.group_end()
+
+    def allreduce(self, comm: Any, job: Job, stream: int, op: int) -> None:
+        """Begin to replace an array by its sum or maximum; in a group."""
+        self._api.all_reduce(job.send, job.recv, job.numel, TYPES[job.dtype], op, comm, stream)
+
+    def broadcast(self, comm: Any, job: Job, stream: int) -> None:
+        """Begin to give everyone rank 0's array; in a group."""
+        self._api.broadcast(job.send, job.recv, job.numel, TYPES[job.dtype], 0, comm, stream)
+
+    def trouble(self, comm: Any) -> KVStoreError | None:
+        """Ask what has happened to a communicator in the background, if anything; never waits."""
+        try:
+            code = int(self._api.comm_get_async_error(comm))
+        except self._api.NCCLError as error:
+            return self._meant(error, "an operation under way")
+        return self._said(code, "an operation under way") if code not in (0, _IN_PROGRESS) else None
+
+    def destroy(self, comm: Any) -> None:
+        """Give a communicator back; nothing of it is under way."""
+        with self._speaking("the end of a communicator"):
+            self._api.comm_destroy(comm)
+
+    def abort(self, comm: Any) -> None:
+        """End what is under way, also in other threads, and give the communicator back."""
+        with self._speaking("the end of a communicator"):
+            self._api.comm_abort(comm)
+
+    # ------------------------------------------------------------------------------------------ errors
+
+    @contextmanager
+    def _speaking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._api.NCCLError as error:
+            raise self._meant(error, what) from error
+
+    def _meant(self, error: Any, what: str) -> KVStoreError:
+        return self._said(int(error.status), what)
+
+    def _said(self, code: int, what: str) -> KVStoreError:
+        text = str(self._api.get_error_string(code))
+        detail = str(self._api.get_last_error(self._api.Comm(0))).strip()
+        if code == _REMOTE_ERROR:
+            return PeerLostError(f"another worker is lost: in {what} NCCL says {text!r} ({detail})")
+        return KVStoreError(
+            f"in {what} NCCL says {text!r} (error {code}: {detail or 'no more is known'}); NCCL_DEBUG=INFO "
+            "in the environment shows more"
+        )
+
+
+_IN_PROGRESS = 7
+
+
+def _imported() -> Any:
+    try:
+        import nccl  # noqa: F401 - to be told that it is not there
+        from nccl.bindings import nccl as api
+
+        api.get_version()
+    except Exception as error:  # where there is no library, the binding raises errors of others
+        raise MissingBackendError(
+            f"store 'nccl' needs NCCL, its binding for Python from 3.10 on, and an NVIDIA driver: {_REMEDY} "
+            f"(or nvidia-nccl-cu12, as the driver is); {error}"
+        ) from error
+    return api
+
+
+def _usable_driver() -> driver.Driver:
+    try:
+        return driver.get()
+    except MissingBackendError as error:
+        raise MissingBackendError(f"store 'nccl' has nothing to work on: {error}; {_REMEDY}") from error
+
+
+def _installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,336 @@
+"""How the processes of a job on NCCL meet: rank 0 hands the others the name of their communicator.
+
+On one machine they meet at a unix socket without a file, else at an address that all of them know. Everyone
+says hello until it has an answer; rank 0 answers when all have come, so whoever waits in NCCL itself
+afterwards waits for processes that were there a moment ago.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ....errors import ConfigError, TimeoutError
+from ....settings import addresses, launchers, roles
+from ....settings.options import StoreConfig
+from ....waiting import WaitClock
+from ...parameter_server.transport.channel import Dealer, NotSentError, Router
+from ...parameter_server.transport.context import Context
+
+log = logging.getLogger("kvstore.nccl")
+
+M = TypeVar("M")
+
+_VERSION = 1
+_AGAIN = 0.2  # seconds between two hellos
+_PATIENCE = 5.0  # seconds in which those who have an answer should say so
+_LOOK = 0.5  # seconds of a wait for a hello
+
+# Stores of one job are paired by their group and the order in which each process creates them.
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+# One address serves one meeting at a time.
+_one_at_a_time = threading.Lock()
+
+
+class Hello(msgspec.Struct, array_like=True):
+    """What a process says of itself, and of the store it makes."""
+
+    version: int
+    store: str
+    rank: int
+    size: int
+    machine: str
+    pid: int
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """Name of the communicator and everybody's hello; or why not."""
+
+    name: bytes
+    everybody: list[Hello]
+    refusal: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Which of how many processes this is, and where all of them meet.
+
+    Attributes
+    ----------
+    rank, size, local_rank : int
+    job : str
+    address : str
+        Empty for a process on its own.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    job: str = ""
+    address: str = ""
+
+
+def find(environment: Mapping[str, str] | None = None) -> Place:
+    """Read rank, size and the address from the launcher's variables, or from a parameter server's.
+
+    Raises
+    ------
+    ConfigError
+        The job is on several machines, and nothing says where they meet, or that the network is trusted.
+    """
+    env = os.environ if environment is None else environment
+    found = launchers.detect(env)
+    if found.launcher == "none" and roles.signs(env):
+        return _of_workers(env)
+    if found.size == 1:
+        return Place(0, 1, 0)
+    place = Place(found.rank, found.size, found.local_rank, found.job)
+    if found.local_size == found.size:
+        return dataclasses.replace(place, address=_near(found.job))
+    return dataclasses.replace(place, address=_trusted(_far(env), env))
+
+
+def _of_workers(env: Mapping[str, str]) -> Place:
+    """Read DMLC_* and KVSTORE_* of a worker: where the scheduler would be, worker 0 is."""
+    no_servers = ("DMLC_NUM_SERVER", "KVSTORE_NUM_SERVERS")
+    env = {name: text for name, text in env.items() if name not in no_servers or text != "0"}
+    found = roles.find(env)
+    if found is None or found.role != "worker" or found.num_workers < 2:
+        return Place(0, 1, 0)
+    if found.rank < 0:
+        raise ConfigError(
+            "nothing says which of the workers this is: set DMLC_WORKER_ID, or start the job with "
+            "`kvstore run -n 2` or torchrun"
+        )
+    near = found.ipc or bool(env.get("DMLC_LOCAL"))
+    address = _near(found.job) if near else _trusted(_said(env) or found.scheduler, env)
+    local = env.get("BYTEPS_LOCAL_RANK") or env.get("LOCAL_RANK") or ("" if not near else str(found.rank))
+    return Place(found.rank, found.num_workers, int(local) if local.isdecimal() else 0, found.job, address)
+
+
+def _near(job: str) -> str:
+    """Address on one machine; the name of the store is added to it."""
+    digest = hashlib.blake2b(f"{os.getuid()}\0{job}".encode(), digest_size=12).hexdigest()
+    return f"ipc://@kvstore/nccl/{digest}"
+
+
+def _said(env: Mapping[str, str]) -> str:
+    """KVSTORE_MASTER as an address, if it is set."""
+    text = env.get("KVSTORE_MASTER", "")
+    if not text:
+        return ""
+    address = text if "://" in text else f"tcp://{text}"
+    addresses.check("KVSTORE_MASTER", address)
+    if not addresses.split(address)[1]:
+        raise ConfigError(f"KVSTORE_MASTER={text!r} names no port: set it to one such as 10.0.0.5:4711")
+    return address
+
+
+def _far(env: Mapping[str, str]) -> str:
+    """Address between machines. PyTorch listens at MASTER_PORT itself; the next one is ours."""
+    if said := _said(env):
+        return said
+    host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
+    if host and port.isdecimal() and 0 < int(port) < 65535:
+        return addresses.tcp(host, int(port) + 1)
+    host, port = env.get("DMLC_PS_ROOT_URI", ""), env.get("DMLC_PS_ROOT_PORT", "")
+    if host and port.isdecimal():
+        return addresses.tcp(host, int(port))
+    raise ConfigError(
+        "this job is on several machines, and nothing says where its workers meet: set KVSTORE_MASTER to an "
+        "address of worker 0 and a free port there, such as 10.0.0.5:4711, in all of them"
+    )
+
+
+def _trusted(address: str, env: Mapping[str, str]) -> str:
+    """Refuse to talk in the clear unless it is wanted: NCCL itself does not encrypt, nor ask who is there."""
+    number = addresses.resolved(addresses.split(address)[0].strip("[]"))
+    here = number is not None and addresses.is_loopback(number)
+    if not address.startswith("tcp://") or here or env.get("KVSTORE_INSECURE") == "1":
+        return address
+    raise ConfigError(
+        f"the workers of this job would meet at {address}, and NCCL's own traffic between machines is "
+        "neither encrypted nor checked: set KVSTORE_INSECURE=1 if you trust the network"
+    )
+
+
+class Meeting:
+    """One store's processes, before they have NCCL.
+
+    Parameters
+    ----------
+    place : Place
+    config : StoreConfig
+    """
+
+    def __init__(self, place: Place, config: StoreConfig) -> None:
+        self._place, self._timeout = place, config.timeout
+        store = f"{place.job}\0{config.group}\0{next(_numbers[config.group])}"
+        self._store = hashlib.blake2b(store.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+        self._hello = Hello(_VERSION, self._store, place.rank, place.size, _machine(), os.getpid())
+        near = place.address.startswith("ipc://")
+        self._address = f"{place.address}/{self._store}" if near else place.address
+
+    def share(self, make: Callable[[], bytes]) -> Answer:
+        """Return the name that `make` gives on rank 0, and who has come; on every rank.
+
+        Raises
+        ------
+        TimeoutError
+            Not all have come.
+        ConfigError
+            A process has another's rank, or means another size of the job; or rank 0 cannot listen there.
+        """
+        if not _one_at_a_time.acquire(timeout=self._timeout):
+            raise TimeoutError(f"another thread has been making a store for {self._timeout:g} s")
+        context = Context(job=self._place.job)
+        try:
+            return self._lead(context, make) if self._place.rank == 0 else self._follow(context)
+        finally:
+            context.close(linger=1.0)
+            _one_at_a_time.release()
+
+    # ------------------------------------------------------------------------------------------ rank 0
+
+    def _lead(self, context: Context, make: Callable[[], bytes]) -> Answer:
+        router = Router(context, self._address)
+        here: dict[int, tuple[bytes, Hello]] = {0: (b"", self._hello)}
+        clock = WaitClock(self._timeout)
+        while self._missing(here):
+            clock.read()
+            self._take(router, here, min(_LOOK, clock.left))
+            if clock.over and self._missing(here):
+                raise self._alone(here)
+            if clock.tells():
+                log.warning("worker 0 waits for %s", _names(self._missing(here)))
+        answer = Answer(make(), [hello for _, (_, hello) in sorted(here.items())])
+        self._answer(router, here, answer)
+        return answer
+
+    def _take(self, router: Router, here: dict[int, tuple[bytes, Hello]], timeout: float) -> None:
+        """Take in one hello, if there is one."""
+        found = router.receive(timeout)
+        if found is None:
+            return
+        peer, frames = found
+        hello = _read(frames, Hello)
+        if hello is None or hello.store != self._store:
+            return  # of another store: its rank 0 is not here yet, and it will ask again
+        why = self._wrong(hello, here)
+        if why:
+            _tell(router, peer, Answer(b"", [], why))
+            raise ConfigError(why)
+        here[hello.rank] = peer, hello
+
+    def _wrong(self, hello: Hello, here: dict[int, tuple[bytes, Hello]]) -> str:
+        size = self._place.size
+        if hello.version != _VERSION:
+            return f"worker {hello.rank} has another version of kvstore than worker 0: install one in all"
+        if hello.size != size or not 0 < hello.rank < size:
+            return f"worker {hello.rank} was told of {hello.size} workers, and worker 0 of {size}"
+        known = here.get(hello.rank)
+        if known is not None and (known[1].machine, known[1].pid) != (hello.machine, hello.pid):
+            return f"two processes are worker {hello.rank} of this job: give each its own rank"
+        return ""
+
+    def _answer(self, router: Router, here: dict[int, tuple[bytes, Hello]], answer: Answer) -> None:
+        """Tell all, until each has said thanks; who does not has heard it, or is gone."""
+        waiting = {rank for rank in here if rank}
+        for rank in waiting:
+            _tell(router, here[rank][0], answer)
+        end = time.monotonic() + _PATIENCE
+        while waiting and time.monotonic() < end:
+            found = router.receive(_AGAIN)
+            if found is None:
+                continue
+            peer, frames = found
+            if _thanks(frames):
+                waiting -= {rank for rank in waiting if here[rank][0] == peer}
+            elif (hello := _read(frames, Hello)) is not None and hello.store == self._store:
+                _tell(router, peer, answer)
+
+    def _missing(self, here: Mapping[int, object]) -> list[int]:
+        return [rank for rank in range(self._place.size) if rank not in here]
+
+    def _alone(self, here: Mapping[int, object]) -> TimeoutError:
+        return TimeoutError(
+            f"worker 0 of {self._place.size} waited {self._timeout:g} s for {_names(self._missing(here))} to "
+            "create the store: all workers must, in the same order"
+        )
+
+    # ------------------------------------------------------------------------------------------ others
+
+    def _follow(self, context: Context) -> Answer:
+        place = self._place
+        identity = f"{self._store}/{place.rank}/{os.getpid()}".encode()
+        dealer = Dealer(context, self._address, identity, "worker", 0)
+        clock = WaitClock(self._timeout)
+        while True:
+            clock.read()
+            dealer.send([msgspec.msgpack.encode(self._hello)])
+            frames = dealer.receive(min(_AGAIN, clock.left))
+            answer = None if frames is None else _read(frames, Answer)
+            if answer is not None:
+                break
+            if clock.over:
+                raise TimeoutError(
+                    f"worker {place.rank} of {place.size} waited {self._timeout:g} s for all workers at "
+                    f"{self._address}: did they start, and create as many stores in the same order?"
+                )
+            if clock.tells():
+                log.warning("worker %d waits for all workers to create the store", place.rank)
+        if answer.refusal:
+            raise ConfigError(answer.refusal)
+        dealer.send([_THANKS])
+        return answer
+
+
+_THANKS = b"thanks"
+
+
+def _thanks(frames: list[Any]) -> bool:
+    return len(frames) == 1 and frames[0].bytes == _THANKS
+
+
+def _read(frames: list[Any], kind: type[M]) -> M | None:
+    """Decode a message of one frame; None for what is none of ours."""
+    if len(frames) != 1:
+        return None
+    try:
+        return msgspec.msgpack.decode(frames[0].bytes, type=kind)
+    except msgspec.DecodeError:
+        return None
+
+
+def _tell(router: Router, peer: bytes, answer: Answer) -> None:
+    try:
+        router.send(peer, [msgspec.msgpack.encode(answer)])
+    except NotSentError:
+        log.debug("a worker has gone before it had its answer; it will ask again")
+
+
+def _names(ranks: list[int]) -> str:
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
+
+
+def _machine() -> str:
+    """Name this machine and its namespace of processes: where both are the same, so are the numbers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
+__all__ = ["Answer", "Hello", "Meeting", "Place", "find"]

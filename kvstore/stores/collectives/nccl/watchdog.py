@@ -1,0 +1,252 @@
+"""Looks after the operations of NCCL that are under way: NCCL itself waits for a lost peer for ever.
+
+A thread looks at them as long as there are any. If one does not end by the deadline, if a peer on this
+machine dies, or NCCL reports an error, it ends all of them, so that whoever waits for the GPU goes on, and
+keeps the error for the next call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from ....devices.driver import Driver
+from ....errors import KVStoreError, PeerLostError, TimeoutError
+from ....waiting import WaitClock
+from .rendezvous import Hello
+
+log = logging.getLogger("kvstore.nccl")
+
+_LOOK = 0.02  # seconds between two looks
+_IDLE = 1.0  # seconds without work after which the thread ends
+_GRACE = 0.5  # seconds in which what a peer has begun before its end may still complete
+_NAP = 50e-6
+
+
+class Pending:
+    """An operation from before its call until the GPU is done with it."""
+
+    __slots__ = ("begun", "clock", "device", "event", "what")
+
+    def __init__(self, what: str, timeout: float) -> None:
+        self.what = what
+        self.begun = time.monotonic()
+        self.clock = WaitClock(timeout)
+        self.event = 0  # 0: the call has not returned
+        self.device = 0
+
+
+class Watch:
+    """Of one store in a job of several processes.
+
+    Parameters
+    ----------
+    driver : Driver
+    rank : int
+    timeout : float
+    peers : iterable of Hello
+        The other processes.
+    machine : str
+        As in this process's own hello.
+    trouble : callable
+        Asks NCCL for errors.
+    abort : callable
+        Ends everything that is under way.
+
+    Attributes
+    ----------
+    error : KVStoreError or None
+        What ended the store's operations.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        rank: int,
+        timeout: float,
+        peers: Iterable[Hello],
+        machine: str,
+        trouble: Callable[[], KVStoreError | None],
+        abort: Callable[[], None],
+    ) -> None:
+        self._driver, self._rank, self._timeout = driver, rank, timeout
+        self._trouble, self._abort = trouble, abort
+        self._pending: deque[Pending] = deque()
+        self._lock = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._lost: tuple[int, float] | None = None  # a dead peer, and since when it is known
+        self.error: KVStoreError | None = None
+        self._peers = {
+            _opened(hello.pid): hello.rank for hello in peers if machine and hello.machine == machine
+        }
+        self._peers.pop(-1, None)
+
+    # ---------------------------------------------------------------------------------------- operations
+
+    def begin(self, what: str) -> Pending:
+        """Note an operation that is about to be called.
+
+        Raises
+        ------
+        KVStoreError
+            The store is broken.
+        """
+        self.check()
+        pending = Pending(what, self._timeout)
+        with self._lock:
+            self._pending.append(pending)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kvstore-nccl", daemon=True)
+                self._thread.start()
+        return pending
+
+    def called(self, pending: Pending, stream: int, device: int) -> None:
+        """Note that an operation is on its stream."""
+        event = self._driver.event(device)
+        self._driver.record(event, stream, device)
+        pending.device, pending.event = device, event
+
+    def failed(self, pending: Pending, error: KVStoreError) -> KVStoreError:
+        """Note that a call has failed; returns the error to raise, which may be the cause of this one."""
+        with self._lock:
+            if pending in self._pending:
+                self._pending.remove(pending)
+        self._end(error)
+        return self.error or error
+
+    def check(self) -> None:
+        """Raise if operations were ended."""
+        if self.error is not None:
+            raise type(self.error)(f"{self.error}; start the job again") from self.error
+
+    def until(self, ready: Callable[[], bool], what: str) -> None:
+        """Wait; the end comes by itself, or from the thread."""
+        start = time.monotonic()
+        while not ready():
+            self.check()
+            if time.monotonic() - start > self._timeout + 2 * _GRACE:
+                self._end(self._late(what, time.monotonic() - start))
+            time.sleep(_NAP)
+        self.check()
+
+    def close(self) -> None:
+        """Wait for what is under way, and let the peers go."""
+        with contextlib.suppress(KVStoreError):
+            self.until(lambda: not self._pending, "the last operations")
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._lock.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(self._timeout)
+        self._drop(lambda pending: True)
+        for fd in self._peers:
+            os.close(fd)
+        self._peers.clear()
+
+    # -------------------------------------------------------------------------------------------- thread
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        while True:
+            with self._lock:
+                if self._thread is not threading.current_thread():
+                    return
+                if self._pending:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > _IDLE:
+                    self._thread = None
+                    return
+                self._lock.wait(_LOOK)
+            try:
+                self._look()
+            except Exception as error:  # a thread that ends in silence would leave all waits without an end
+                self._end(
+                    KVStoreError(f"worker {self._rank}: the operations under way are lost sight of: {error}")
+                )
+
+    def _look(self) -> None:
+        with self._lock:
+            oldest = self._pending[0] if self._pending else None
+        if oldest is None:
+            return
+        waited = oldest.clock.read()
+        self._drop(lambda pending: bool(pending.event) and self._is_done(pending))
+        with self._lock:
+            over = not self._pending or self._pending[0] is not oldest
+        if over or self.error is not None:
+            return
+        if oldest.clock.tells():
+            log.warning(
+                "worker %d has waited %.0f s for %s; all workers must call it",
+                self._rank,
+                waited,
+                oldest.what,
+            )
+        error = self._trouble() or self._death(oldest)
+        if error is None and oldest.clock.over:
+            error = self._late(oldest.what, waited)
+        if error is not None and not (oldest.event and self._is_done(oldest)):
+            self._end(error)
+
+    def _is_done(self, pending: Pending) -> bool:
+        return self.error is not None or self._driver.is_done(pending.event, pending.device)
+
+    def _drop(self, over: Callable[[Pending], bool]) -> None:
+        """Forget operations from the first on, as long as they are over."""
+        while True:
+            with self._lock:
+                first = self._pending[0] if self._pending else None
+            if first is None or not over(first):
+                return
+            with self._lock:
+                if self._pending and self._pending[0] is first:
+                    self._pending.popleft()
+            if first.event:
+                self._driver.drop_event(first.event, first.device)
+
+    def _death(self, oldest: Pending) -> PeerLostError | None:
+        """Say so if a peer of this machine is dead, and what is under way does not complete any more."""
+        if self._lost is None and (dead := self._dead()):
+            self._lost = dead[0], time.monotonic()
+        if self._lost is None:
+            return None
+        rank, since = self._lost
+        if time.monotonic() - max(since, oldest.begun) < _GRACE:
+            return None
+        return PeerLostError(f"worker {self._rank}: worker {rank} died in {oldest.what}", rank=rank)
+
+    def _dead(self) -> list[int]:
+        if not self._peers:
+            return []
+        poller = select.poll()
+        for fd in self._peers:
+            poller.register(fd, select.POLLIN)
+        return [self._peers[fd] for fd, _ in poller.poll(0)]
+
+    def _late(self, what: str, waited: float) -> TimeoutError:
+        return TimeoutError(
+            f"worker {self._rank} has waited {waited:.0f} s for {what}: all workers must call it, with the "
+            "same keys and in the same order"
+        )
+
+    def _end(self, error: KVStoreError) -> None:
+        with self._lock:
+            if self.error is not None:
+                return
+            self.error = error
+        log.error("ending what is under way: %s", error)
+        self._abort()
+
+
+def _opened(pid: int) -> int:
+    """Descriptor that tells of a process's end; -1 where there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1

@@ -1,0 +1,299 @@
+"""The arrays of a call, checked, and brought within reach of the kernels of one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...arrays.host import readable, writable
+from ...arrays.sparse import RowSparseArray
+from ...devices import arrays
+from ...devices.arrays import DeviceView
+from ...devices.memory import host_copy
+from ...devices.place import Place
+from ...devices.streams import Stream
+from ...errors import CapabilityError
+from ...kernels import cuda
+from ..entry import Deliver, Entry, check_dtype, check_shape
+from .keys import Array, DeviceKey
+from .launches import Launches
+
+#: Element types between which there are kernels.
+_CASTS = {frozenset(("float32", half)) for half in ("float16", "bfloat16")}
+
+
+class Streams:
+    """The stream on which the caller works, for each GPU of a call."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._objects = list(objects)
+        self._known: dict[int, Stream] = {}
+
+    def of(self, device: int) -> Stream:
+        """Find it out once."""
+        stream = self._known.get(device)
+        if stream is None:
+            stream = self._known[device] = arrays.stream_for(self._objects, device)
+        return stream
+
+
+class HostOut(NamedTuple):
+    """An out on the host, and what brings its content home if it is a buffer."""
+
+    array: Array
+    deliver: Deliver | None
+
+
+class Item(NamedTuple):
+    """One key of a call, with its arrays checked and none of them touched."""
+
+    entry: DeviceKey
+    values: list[DeviceView | Array]
+    outs: list[DeviceView | HostOut]
+
+
+def seen_value(entry: DeviceKey | Entry, value: Any, streams: Streams) -> DeviceView | Array:
+    """Check a value that is pushed to a key on a GPU, or to one that will move there."""
+    what = f"value of key {entry.key!r}"
+    if isinstance(value, RowSparseArray):
+        place = f"cuda:{entry.device}" if isinstance(entry, DeviceKey) else "the host"
+        raise CapabilityError(
+            f"{what} is row-sparse, and the key lies on {place}; row-sparse keys and values stay on the host"
+        )
+    device = arrays.device_of(value)
+    found = readable(value, what) if device is None else arrays.view(value, what, streams.of(device))
+    check_dtype(entry, found.dtype)
+    if found.shape != entry.shape:
+        check_shape(entry, found, "value")  # type: ignore[arg-type]
+    if isinstance(entry, DeviceKey) and entry.form is None and arrays.is_tensor(value):
+        entry.form = value.dtype, value.shape
+    return found
+
+
+def seen_out(entry: DeviceKey, out: Any, streams: Streams) -> DeviceView | HostOut:
+    """Check an out of a key on a GPU."""
+    what = f"out of key {entry.key!r}"
+    device = arrays.device_of(out)
+    if device is None:
+        host = HostOut(*writable(out, what))
+        check_shape(entry, host.array, "out")
+        return host
+    found = arrays.view(out, what, streams.of(device), write=True)
+    if found.shape != entry.shape:
+        check_shape(entry, found, "out")  # type: ignore[arg-type]
+    return found
+
+
+class Call:
+    """Addresses for the kernels of one GPU, and what must happen before and after them."""
+
+    def __init__(self, place: Place, stream: Stream, streams: Streams) -> None:
+        self.place, self.stream = place, stream
+        self._streams = streams
+        self._others: dict[tuple[int, int], Stream] = {}
+        self._scratch: list[int] = []
+        self._held: list[Any] = []
+        self._later: list[Deliver] = []
+        #: Whether the same arrays give the same addresses, with nothing to do before and after.
+        self.plain = True
+
+    @property
+    def alone(self) -> bool:
+        """Whether all arrays belong to the stream."""
+        return not self._others
+
+    # ---------------------------------------------------------------------------------- before the work
+
+    def source(self, entry: DeviceKey, value: DeviceView | Array) -> int:
+        """Address of a value, or of a copy of it."""
+        if isinstance(value, np.ndarray):
+            return self._brought_up(value)
+        self.order_with(value)
+        if not value.contiguous:
+            self.plain = False
+            value = arrays.gathered(value, f"value of key {entry.key!r}", self._streams.of(value.device))
+            self._held.append(value)
+        if self.place.driver.reaches(self.place.device, value.device):
+            return value.address
+        return self._fetched(value)
+
+    def _brought_up(self, array: Array) -> int:
+        self.plain = False
+        address = self._lend(array.nbytes)
+        if array.nbytes:
+            self.place.driver.copy(
+                address, array.ctypes.data, array.nbytes, self.stream.handle, self.place.device
+            )
+        return address
+
+    def _fetched(self, value: DeviceView) -> int:
+        self.plain = False
+        here, device = self._lend(value.nbytes), self.place.device
+        if value.nbytes:
+            self._wait_for(self._streams.of(value.device))
+            pair = (device, here), (value.device, value.address)
+            self.place.driver.copy_between(*pair, value.nbytes, self.stream.handle, device)
+        return here
+
+    def _lend(self, nbytes: int) -> int:
+        address = self.place.lend(nbytes, self.stream)
+        self._scratch.append(address)
+        return address
+
+    def order_with(self, view: DeviceView) -> None:
+        """Note a stream on which the array's owner works, if it is another one than ours."""
+        if view.device != self.place.device:
+            self._note(self._streams.of(view.device))
+        if view.producer is not None:
+            self._note(view.producer)
+        if view.kind in ("any", "jax"):
+            self._held.append(view)
+            self.plain = self.plain and view.kind != "jax"
+
+    def _note(self, other: Stream) -> None:
+        if (other.device, other.handle) != (self.stream.device, self.stream.handle):
+            self._others[other.device, other.handle] = other
+
+    def _wait_for(self, other: Stream) -> None:
+        if (other.device, other.handle) != (self.stream.device, self.stream.handle):
+            _order(self.place, other, self.stream)
+
+    def begin(self, entries: Iterable[DeviceKey]) -> None:
+        """Let the stream wait for the arrays' owners, and for what was done with these keys before."""
+        for other in self._others.values():
+            _order(self.place, other, self.stream)
+        order_behind(entries, self.place, self.stream)
+
+    # -------------------------------------------------------------------------------------- outs, after
+
+    def out(self, entry: DeviceKey, out: DeviceView | HostOut) -> int | None:
+        """Address that the kernels write the result to; None if it is brought there afterwards."""
+        if isinstance(out, HostOut):
+            self._later.append(partial(self._download, entry, out))
+            self.plain = False
+            return None
+        self.order_with(out)
+        if not out.contiguous:
+            self.plain = False
+            name = f"out of key {entry.key!r}"
+            out, bring = arrays.room_for(out, name, self._streams.of(out.device))
+            self._held.append(out)
+            inner = self.out(entry, out)
+            self._later.append(bring)
+            return inner
+        if out.dtype != entry.dtype:
+            self.plain = False
+            self._later.append(lambda: self._convert(entry, out))
+            return None
+        if self.place.driver.reaches(self.place.device, out.device):
+            return out.address
+        self.plain = False
+        self._later.append(lambda: self._send(entry.memory.address, out))
+        return None
+
+    def _download(self, entry: DeviceKey, out: HostOut) -> None:
+        target = out.array
+        same = target.dtype == entry.dtype
+        buffer = target if same else np.empty(entry.shape, entry.dtype)
+        host_copy(self.place.driver, entry.memory.address, buffer, self.stream.handle, self.place.device)
+        if not same:
+            _converted(buffer, target)
+        if out.deliver is not None:
+            out.deliver()
+
+    def _convert(self, entry: DeviceKey, out: DeviceView) -> None:
+        """Write the value in another element type: by a kernel, or where there is none, on the host."""
+        if frozenset((entry.dtype.name, out.dtype.name)) not in _CASTS:
+            buffer = np.empty(entry.shape, entry.dtype)
+            self._download(entry, HostOut(buffer, None))
+            array = np.empty(entry.shape, out.dtype)
+            _converted(buffer, array)
+            self._send(self._brought_up(array), out)
+            return
+        here = self.place.driver.reaches(self.place.device, out.device)
+        target = out.address if here else self._lend(out.nbytes)
+        launches = Launches(self.place, [entry])
+        spec = cuda.choose("cast", entry.dtype.name, target=out.dtype.name)
+        launches.add(spec, [cuda.Row(entry.numel, srcs=(entry.memory.address,), dst=target)])
+        launches.run(self.stream)
+        if not here:
+            self._send(target, out)
+
+    def _send(self, source: int, out: DeviceView) -> None:
+        if not out.nbytes:
+            return
+        driver, device, handle = self.place.driver, self.place.device, self.stream.handle
+        if out.device == device:
+            driver.copy(out.address, source, out.nbytes, handle, device)
+        else:
+            pair = (out.device, out.address), (device, source)
+            driver.copy_between(*pair, out.nbytes, handle, device)
+
+    def staged(self, entry: DeviceKey, address: int) -> int:
+        """Copy a source that overlaps with an out, so that it is read before that is written."""
+        copy = self._lend(entry.nbytes)
+        self.place.driver.copy(copy, address, entry.nbytes, self.stream.handle, self.place.device)
+        return copy
+
+    def end(self, entries: Iterable[DeviceKey]) -> None:
+        """Bring results to where no kernel reaches, and let the arrays' owners wait for all of it."""
+        tail = self.place.tail(self.stream)
+        for entry in entries:
+            entry.tail = tail
+        tail.moved()
+        if self._later:  # what a library does itself runs on its own stream
+            for other in self._others.values():
+                tail.hold(other)
+        for deliver in self._later:
+            deliver()
+        for address in self._scratch:
+            self.place.take_back(address, self.stream)
+        self._scratch.clear()
+        tail.moved()
+        for other in self._others.values():
+            tail.hold(other)
+        if self._held:
+            self.place.keep(self._held, self.stream)
+
+    def abandon(self) -> None:
+        """Give back what was lent, after an error."""
+        for address in self._scratch:
+            self.place.take_back(address, self.stream)
+        self._scratch.clear()
+
+
+def order_behind(entries: Iterable[DeviceKey], place: Place, stream: Stream) -> bool:
+    """Let a stream wait for what other streams have to do with these keys; False if there are none."""
+    mine = place.tail(stream)
+    others = {entry.tail for entry in entries if entry.tail is not mine}
+    for tail in others:
+        tail.hold(stream)
+    return bool(others)
+
+
+def _order(place: Place, first: Stream, then: Stream) -> None:
+    """Let a stream wait for all that is on another one now."""
+    driver = place.driver
+    event = driver.event(first.device)
+    try:
+        driver.record(event, first.handle, first.device)
+        driver.wait(then.handle, event, then.device)
+    finally:
+        driver.drop_event(event, first.device)
+
+
+def _converted(source: Array, target: Array) -> None:
+    with np.errstate(all="ignore"):
+        np.copyto(target, source, casting="unsafe")
+
+
+def host_value(entry_dtype: np.dtype[Any], out: DeviceView, value: Array) -> Array:
+    """Return a host value in the element type of an out on a GPU."""
+    if out.dtype == entry_dtype:
+        return np.ascontiguousarray(value)
+    array = np.empty(value.shape, out.dtype)
+    _converted(value, array)
+    return array

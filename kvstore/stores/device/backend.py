@@ -1,0 +1,367 @@
+"""The store of one process whose values may lie on GPUs.
+
+A key lives where its value lies. One that was initialised on the host moves to the GPU of the first value
+when values on GPUs are pushed to it, and stays there. Host keys are `LocalBackend`'s, untouched: a process
+that meets no array of a GPU never imports CUDA. Row-sparse keys stay on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from ...arrays.grouping import Group, Key
+from ...arrays.sparse import RowSparseArray
+from ...compression import Codec
+from ...devices import arrays
+from ...devices.arrays import DeviceView
+from ...errors import CapabilityError, KVStoreError
+from ...optimizer import Updater
+from ...settings.options import StoreConfig
+from ..entry import Array, Entry
+from ..local.bound import Anything, Bound
+from ..update import UserUpdater
+from .arguments import Item, Streams
+from .host_and_gpu import TwoPlacesBackend
+from .keys import DeviceKey
+
+#: What a key's part of a call is: to be done in the order of numbers where the user's code is called.
+Part = tuple[int, Callable[[], None]]
+
+
+class DeviceBackend(TwoPlacesBackend):
+    """See `kvstore.stores.protocol.Backend`."""
+
+    compresses = True
+
+    def __init__(self, config: StoreConfig) -> None:
+        #: The keys on GPUs; None until an array of a GPU has been met.
+        self._gpus: Any = None
+        self._order: dict[Key, None] = {}  # all keys, in the order of their init
+        self._on_gpu: dict[Key, Any] = {}  # the GPUs' entries
+        self._user: UserUpdater | None = None
+        super().__init__(config)
+
+    # ------------------------------------------------------------------------------------------ verbs
+
+    def init(self, groups: list[Group]) -> None:
+        """Copy one value for each new key, to where it lies."""
+        new = [(key, values) for key, values in groups if values]
+        first = len(self._order)
+        on_gpu = {i: None for i, (_, values) in enumerate(new) if arrays.any_on_device(values)}
+        for key, values in (new[i] for i in on_gpu):
+            self._check_new(key, values)
+        host = {
+            key: Entry(key, first + i, self._first_value(key, values))
+            for i, (key, values) in enumerate(new)
+            if i not in on_gpu
+        }
+        if on_gpu:
+            self._init_on_gpus([(first + i, *new[i]) for i in on_gpu])
+        self._entries.update(host)
+        self._order.update(dict.fromkeys(key for key, _ in new))
+
+    def _init_on_gpus(self, new: list[tuple[int, Key, list[Any]]]) -> None:
+        gpus = self._use_gpus()
+        streams = Streams(values[0] for _, _, values in new)
+        seen = [(key, number, gpus.value(key, values[0], streams)) for number, key, values in new]
+        try:
+            for key, number, value in seen:
+                gpus.add(key, key if isinstance(key, int) else number, value, streams)
+        except BaseException:
+            for key, _, _ in seen:
+                gpus.entries.pop(key, None)
+            raise
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite known keys, where they lie, and initialise others."""
+        super().assign([(key, values) for key, values in groups if key not in self._on_gpu])
+        for key, values in groups:
+            if key in self._on_gpu:
+                self._gpus.assign(self._on_gpu[key], values[0])
+
+    def forget(self, keys: list[Key]) -> None:
+        """Undo the init of keys."""
+        super().forget(keys)
+        for key in keys:
+            self._order.pop(key, None)
+            if self._on_gpu.pop(key, None) is not None:
+                self._gpus.changed()
+
+    def push(self, groups: list[Group]) -> None:
+        """Sum, then update or replace."""
+        if self._on_gpu and self._again(groups, {}):
+            return
+        if self._on_host(groups):
+            super().push(groups)
+        else:
+            self._push_both(groups, {})
+
+    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+        """Push, and hand the result out in the same launch, or while it is in the cache."""
+        if self._on_gpu and self._again(groups, dict(groups if outs is None else outs)):
+            return
+        if self._on_host(groups, outs or ()):
+            super().pushpull(groups, outs)
+        else:
+            self._push_both(groups, dict(groups if outs is None else outs))
+
+    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Copy out."""
+        if self._on_host(groups):
+            super().pull(groups, ignore_sparse)
+            return
+        gpus = self._use_gpus()
+        streams = Streams(out for _, outs in groups for out in outs)
+        host, sent = self._from_host(groups, streams)
+        mine = [(key, outs) for key, outs in groups if key in self._on_gpu]
+        items = gpus.items(
+            [(key, []) for key, _ in mine],
+            {key: self._dense_outs(key, outs, ignore_sparse) for key, outs in mine},
+            streams,
+            self._on_gpu.__getitem__,
+        )
+        super().pull(host, ignore_sparse)
+        self._send(sent, streams)
+        gpus.pull(items, streams)
+
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+        """One small dense key with plain arrays, or one on a GPU with tensors that were there before."""
+        if key not in self._on_gpu:
+            return super().quick_pushpull(key, value, out)
+        values = _listed(value)
+        return self._again([(key, values)], {key: values if out is None else _listed(out)})
+
+    def _again(self, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
+        """Push PyTorch tensors to keys on a GPU that know such; False: nothing has happened."""
+        return self._push_tensors(self._gpus, groups, outs)
+
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
+        """Check a call once, and return the shortest way to do it again."""
+        targets: dict[Key, list[Any]] = dict(groups if outs is None else outs)
+        if self._on_host(groups, targets.items()):
+            return super().bind(groups, outs)
+        gpus = self._use_gpus()
+        goes = [self._goes_to_gpu(key, values) for key, values in groups]
+        if not all(goes) or set(targets) != {key for key, _ in groups}:
+            return Anything(self, groups, outs)
+        streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
+        items = self._items(groups, targets, streams)
+        if not all(key in self._on_gpu for key in targets):
+            return Moving(self, groups, outs)
+        values = dict(groups)
+        objects = [a for item in items for a in (*values[item.entry.key], *targets[item.entry.key])]
+        return gpus.bind(items, streams, objects) or Anything(self, groups, outs)
+
+    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Note on which streams the caller works, for an operation that runs in the background."""
+        groups = [argument for argument in arguments if isinstance(argument, list)]
+        found = [a for group in groups for _, values in group for a in values if isinstance(values, list)]
+        if not arrays.any_on_device(found):
+            return arguments
+        streams = Streams(found)
+        return tuple(
+            [(key, [_captured(value, streams) for value in values]) for key, values in argument]
+            if isinstance(argument, list)
+            else argument
+            for argument in arguments
+        )
+
+    # --------------------------------------------------------------------------------- between the places
+
+    def _on_host(self, *lists: Iterable[Group]) -> bool:
+        """Whether neither a key nor an array of a call lies on a GPU."""
+        for groups in lists:
+            for key, values in groups:
+                if key in self._on_gpu or arrays.any_on_device(values):
+                    return False
+        return True
+
+    def _push_both(self, groups: list[Group], outs: dict[Key, list[Any]]) -> None:
+        """Check everything, then push to the host's keys and to those on GPUs."""
+        streams = Streams([a for _, own in (*groups, *outs.items()) for a in own])
+        mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
+        names = {key for key, _ in mine}
+        host = [(key, values) for key, values in groups if key not in names]
+        items = self._items(mine, outs, streams)
+        rest = [(key, own) for key, own in outs.items() if key not in names and key not in self._on_gpu]
+        host_outs, sent = self._from_host(rest, streams)
+        self._sources(host)
+        items = [self._moved(item, streams) for item in items]
+        if self._gpus.apply.by_key:
+            self._push_by_key(host, dict(host_outs), items, streams)
+        else:
+            self._push_host(host, host_outs)
+            self._gpus.push(items, streams)
+        self._send(sent, streams)
+
+    def _items(self, mine: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
+        """Check what is pushed to GPUs, or only pulled from there."""
+        pushed = {key for key, _ in mine}
+        only: list[Group] = [(key, []) for key in outs if key in self._on_gpu and key not in pushed]
+        dense = {key: self._dense_outs(key, own, True) for key, own in outs.items()}
+        items: list[Item] = self._use_gpus().items(
+            [*mine, *only], dense, streams, lambda key: self._on_gpu.get(key) or self._entry(key)
+        )
+        return items
+
+    def _push_by_key(
+        self, host: list[Group], outs: dict[Key, list[Any]], items: list[Item], streams: Streams
+    ) -> None:
+        """Show the user's code the keys in their order, wherever they lie."""
+        parts: list[Part] = [
+            (self._entry(key).number, partial(self._push_host, [(key, values)], [(key, outs.pop(key, []))]))
+            for key, values in host
+        ]
+        parts += [(item.entry.number, partial(self._gpus.push, [item], streams)) for item in items]
+        for _, part in sorted(parts, key=lambda part: part[0]):
+            part()
+        self._push_host([], list(outs.items()))
+
+    def _push_host(self, host: list[Group], outs: list[Group]) -> None:
+        if host:
+            super().pushpull(host, outs)
+        elif outs:
+            super().pull(outs, True)
+
+    def _goes_to_gpu(self, key: Key, values: list[Any]) -> bool:
+        """Whether a push to a key is done on a GPU, where it lies or to where it moves."""
+        comes = self._comes_from_gpu(key, values)
+        if key in self._on_gpu:
+            return True
+        entry = self._entry(key)
+        if comes and entry.table is not None:
+            raise CapabilityError(f"key {key!r} is row-sparse and stays on the host; push host arrays to it")
+        return comes
+
+    def _moved(self, item: Item, streams: Streams) -> Item:
+        """Let a key of the host move to the GPU of its first value."""
+        entry: Any = item.entry
+        if not isinstance(entry, Entry):
+            return item
+        (first,) = (value for value in item.values[:1] if isinstance(value, DeviceView))
+        gpus = self._gpus
+        adopted = gpus.adopt(entry.key, entry.number, entry.value, first.device, streams.of(first.device))
+        del self._entries[entry.key]
+        return item._replace(entry=adopted)
+
+    def _use_gpus(self) -> Any:
+        """Return the GPUs' side of the store, which brings CUDA in."""
+        if self._gpus is None:
+            from .bound import push_tensors
+            from .executor import Gpus
+
+            self._push_tensors = push_tensors
+            self._gpus = Gpus(self._apply_on_gpus())
+            self._gpus.entries = self._on_gpu
+        return self._gpus
+
+    def _apply_on_gpus(self) -> Any:
+        from .compression import CompressedSum
+        from .updates import PlainSum, apply_with
+
+        total: Any = PlainSum() if self.feedback is None else CompressedSum(self.feedback)  # type: ignore[arg-type]
+        return apply_with(total, self._user)
+
+    # ---------------------------------------------------------------------------------------- updates
+
+    def set_updater(self, updater: UserUpdater | None) -> None:
+        """Use a callable, or go back to plain sums."""
+        super().set_updater(updater)
+        self._user = updater
+        if self._gpus is not None:
+            for entry in self._on_gpu.values():
+                entry.state = entry.owner = None
+            self._gpus.use(self._apply_on_gpus())
+
+    def set_compression(self, codec: Codec) -> None:
+        """Compress each value of a push, with a residual for each place in the list."""
+        from .compression import DeviceFeedback
+
+        earlier = self.feedback
+        self.feedback = DeviceFeedback(codec, self._on_gpu.values).follow(earlier)
+        if earlier is not None and earlier.codec.name != codec.name:
+            for entry in self._on_gpu.values():
+                entry.residuals.clear()
+        if self._gpus is not None:
+            self._gpus.use(self._apply_on_gpus())
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Write the optimizer's states, wherever they lie."""
+        updater = self._updater_set()
+        on_host = updater.states
+        updater.states = {**on_host, **self._states_on_gpus(updater)}
+        try:
+            updater.save(path, dump_optimizer)
+        finally:
+            updater.states = on_host
+
+    def _states_on_gpus(self, updater: Updater) -> dict[Key, Any]:
+        from .states import to_host
+
+        return {key: to_host(entry) for key, entry in self._on_gpu.items() if entry.owner is updater}
+
+    def load_states(self, path: str) -> None:
+        """Read the optimizer's states; those of keys on GPUs go up when the keys are pushed."""
+        super().load_states(path)
+        for entry in self._on_gpu.values():
+            entry.state = entry.owner = None
+        if self._gpus is not None:
+            self._gpus.changed()
+
+    def _updater_set(self) -> Updater:
+        assert self.updater is not None
+        return self.updater
+
+    # ------------------------------------------------------------------------------------- inspection
+
+    def _copy(self, key: Key) -> DeviceKey:
+        copy: DeviceKey = self._on_gpu[key]
+        return copy
+
+    def _places(self, key: Key) -> list[tuple[str, int]]:
+        copy = self._copy(key)
+        return [(f"cuda:{copy.device}", copy.nbytes)]
+
+    def close(self) -> None:
+        """Wait for what is under way, and let the memory go."""
+        if self._gpus is not None:
+            self._gpus.close()
+        self._on_gpu.clear()
+        self._order.clear()
+        super().close()
+        self._gpus = None
+
+    # ----------------------------------------------------------------------------------------- checks
+
+    def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
+        if key in self._order:
+            self._check_new(key, values)
+        return super()._first_value(key, values)
+
+
+class Moving(Anything):
+    """A call with a key that is still on the host, and will move."""
+
+    def fits(self) -> bool:
+        """Whether it is still there."""
+        return any(key in self._backend._entries for key, _ in self._groups)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _captured(value: Any, streams: Streams) -> Any:
+    """See an array on a GPU now; what is wrong with it is said when it is used."""
+    try:
+        device = arrays.device_of(value)
+        if device is None:
+            return value
+        stream = streams.of(device)
+        seen = arrays.view(value, "array", stream)
+        seen.stream = stream
+        return seen
+    except KVStoreError:
+        return value

@@ -1,0 +1,129 @@
+"""Short ways for calls that are made again: plans, and PyTorch tensors that come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...arrays.grouping import Group, Key
+from ...devices import arrays, streams
+from ...devices.streams import Stream
+from .arguments import order_behind
+from .keys import DeviceKey
+from .launches import Launches, Work, are_apart
+
+if TYPE_CHECKING:
+    from .executor import Gpus
+
+
+class GpuCall:
+    """A plan for keys of one GPU: nothing is looked at but the caller's stream.
+
+    See `kvstore.stores.local.bound.Bound`.
+
+    Parameters
+    ----------
+    gpus : Gpus
+    works : list of Work
+        Keys of one GPU, whose arrays lie there too and do not overlap.
+    objects : list
+        The arrays, in the order of the addresses in `works`.
+    """
+
+    def __init__(self, gpus: Gpus, works: list[Work], objects: list[Any]) -> None:
+        self._gpus, self._works, self._objects = gpus, works, objects
+        self._version = gpus.version, gpus.apply.tag
+        self._entries = [work.entry for work in works]
+        self._place = self._entries[0].place
+        self._speaker = arrays.speaker(objects)
+        self._addresses = arrays.addresses_of(objects)
+        gpus.bound.add(self)
+        self._launches: Launches | None = None
+
+    def fits(self) -> bool:
+        """Whether updates and keys are the same."""
+        return (self._gpus.version, self._gpus.apply.tag) == self._version
+
+    def is_current(self) -> bool:
+        """Whether all arrays lie where they lay."""
+        return self.fits() and arrays.addresses_of(self._objects) == self._addresses
+
+    def drop(self) -> None:
+        """Let the keys' memory go: the store is closed."""
+        self._works, self._entries, self._launches = [], [], None
+
+    def run(self) -> None:
+        """Launch on the caller's stream."""
+        place = self._place
+        stream = arrays.stream_for(self._speaker, place.device)
+        tail = place.tail(stream)
+        moves = order_behind(self._entries, place, stream)
+        self._gpus.apply.run(self._works, stream, lambda: self._launched(stream))
+        if moves:
+            for entry in self._entries:
+                entry.tail = tail
+
+    def _launched(self, stream: Stream) -> Launches:
+        if self._launches is None:
+            self._launches = self._gpus.pushing(self._works, stream)
+        return self._launches
+
+
+def push_tensors(gpus: Gpus, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
+    """Push PyTorch tensors to keys of one GPU that have met such before, and fill the outs, in few steps.
+
+    False: nothing has happened, and the long way decides.
+    """
+    works = None if gpus.apply.by_key else _works(gpus, groups, outs)
+    if not works or not (gpus.is_known(works) or _may_run(gpus, works)):
+        return False
+    place = works[0].entry.place
+    stream = streams.of_torch(place.device)
+    tail = place.tail(stream)
+    order_behind([work.entry for work in works], place, stream)
+    gpus.apply.run(works, stream, lambda: gpus.pushing(works, stream))
+    for work in works:
+        work.entry.tail = tail
+    return True
+
+
+def _may_run(gpus: Gpus, works: list[Work]) -> bool:
+    for work in works:
+        gpus.apply.check(work.entry)
+    return are_apart(works)
+
+
+def _works(gpus: Gpus, groups: list[Group], outs: dict[Key, list[Any]]) -> list[Work] | None:
+    """Addresses of all arrays; None if one of them is not as it should be."""
+    if outs and outs.keys() != {key for key, _ in groups}:
+        return None
+    works: list[Work] = []
+    for key, values in groups:
+        entry = gpus.entries.get(key)
+        if entry is None or entry.form is None or not values or entry.device != _device(works, entry):
+            return None
+        srcs = _addresses_if(entry, values)
+        filled = _addresses_if(entry, outs[key]) if outs else ()
+        if srcs is None or filled is None:
+            return None
+        works.append(Work(entry, srcs, filled))
+    works.sort(key=lambda work: work.entry.number)
+    return works
+
+
+def _device(works: list[Work], entry: DeviceKey) -> int:
+    """GPU of the works so far."""
+    return works[0].entry.device if works else entry.device
+
+
+def _addresses_if(entry: DeviceKey, tensors: list[Any]) -> tuple[int, ...] | None:
+    """Where tensors begin, if all of them are contiguous ones of the key's GPU, type and shape."""
+    dtype, shape = entry.form  # type: ignore[misc]
+    device = entry.device
+    found = []
+    for tensor in tensors:
+        if not arrays.is_tensor(tensor) or tensor.dtype != dtype or tensor.shape != shape:
+            return None
+        if tensor.get_device() != device or not tensor.is_contiguous():
+            return None
+        found.append(tensor.data_ptr())
+    return tuple(found)

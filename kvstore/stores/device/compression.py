@@ -1,0 +1,143 @@
+"""Compressed pushes on a GPU: quantised, decoded and summed in one launch; residuals beside values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ...arrays.grouping import Key
+from ...compression import Codec, Feedback
+from ...devices.memory import Memory
+from ...devices.streams import Stream
+from ...errors import CapabilityError
+from ...kernels import cuda
+from .keys import Array, DeviceKey
+from .launches import Launches, Work, count_of
+
+_FLOAT32 = np.dtype(np.float32)
+_HALVES = {"fp16": "float16", "bf16": "bfloat16"}
+_ON_GPU = ("2bit", "1bit", *_HALVES)
+
+
+class DeviceFeedback(Feedback):
+    """A codec whose residuals lie where their keys do: on the host, or on a GPU.
+
+    Those of keys on a GPU are copied down to be saved, and up when the key is pushed after they were loaded.
+    """
+
+    def __init__(self, codec: Codec, on_gpu: Callable[[], Iterable[DeviceKey]]) -> None:
+        super().__init__(codec)
+        self._on_gpu = on_gpu
+
+    def save(self, path: str) -> None:
+        """Write all residuals, wherever they lie."""
+        mine = {
+            (entry.key, source): entry.download(memory, _FLOAT32)
+            for entry in self._on_gpu()
+            for source, memory in entry.residuals.items()
+        }
+        self._residuals.update(mine)
+        try:
+            super().save(path)
+        finally:
+            for name in mine:
+                del self._residuals[name]
+
+    def load(self, path: str, keys: Mapping[Key, Array]) -> None:
+        """Read residuals; those of keys on a GPU go up at the next push."""
+        super().load(path, keys)
+        for entry in self._on_gpu():
+            entry.residuals.clear()
+
+    def taken(self, key: Key, source: int) -> Array | None:
+        """Hand a residual over to the GPU."""
+        return self._residuals.pop((key, source), None)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the residuals, in bytes."""
+        return super().nbytes + sum(m.nbytes for entry in self._on_gpu() for m in entry.residuals.values())
+
+
+class CompressedSum:
+    """Each value counts as what it decodes to; see `kvstore.stores.device.updates.Sum`."""
+
+    def __init__(self, feedback: DeviceFeedback) -> None:
+        self._feedback = feedback
+        self._codec = feedback.codec
+
+    def check(self, entry: DeviceKey) -> None:
+        """Refuse other types than float32, and codecs without a kernel."""
+        self._feedback.check(entry.key, (), entry.dtype)
+        if self._codec.compiled is None or self._codec.name not in _ON_GPU:
+            raise CapabilityError(
+                f"codec {self._codec.name!r} has no CUDA kernel; on a GPU there are {', '.join(_ON_GPU)}"
+            )
+
+    def prepare(self, works: Sequence[Work], stream: Stream) -> None:
+        """Let each source have its residual."""
+        if not self._codec.feedback:
+            return
+        for work in works:
+            for source in range(len(work.srcs)):
+                if source not in work.entry.residuals:
+                    work.entry.residuals[source] = self._residual(work.entry, source, stream)
+
+    def _residual(self, entry: DeviceKey, source: int, stream: Stream) -> Memory:
+        memory = entry.new(_FLOAT32)
+        earlier = self._feedback.taken(entry.key, source)
+        if earlier is not None:
+            entry.upload(memory, earlier, stream)
+        elif memory.nbytes:
+            entry.place.driver.fill(memory.address, 0, memory.nbytes, stream.handle, entry.device)
+        return memory
+
+    def add(self, launches: Launches, works: Sequence[Work], into: Callable[[Work], int]) -> None:
+        """One launch, or for the 16-bit codecs three."""
+        half = _HALVES.get(self._codec.name)
+        if half is not None:
+            works = self._rounded(launches, works, half)
+            spec, threshold = cuda.choose("sum", "float32", count_of(w.srcs for w in works)), None
+        else:
+            spec = cuda.choose(f"reduce_{self._codec.name}", k=count_of(w.srcs for w in works))
+            threshold = np.float32(self._threshold)
+        rows = [self._row(work, into(work), threshold is not None) for work in works]
+        launches.add(spec, rows, () if threshold is None else (threshold,))
+
+    @property
+    def _threshold(self) -> float:
+        compiled = self._codec.compiled
+        return 0.0 if compiled is None else compiled[1]
+
+    @staticmethod
+    def _row(work: Work, dst: int, quantised: bool) -> cuda.Row:
+        entry = work.entry
+        kept = tuple(entry.residuals[i].address for i in range(len(work.srcs))) if quantised else ()
+        return cuda.Row(entry.numel, srcs=work.srcs, dst=dst, outs=work.outs, residuals=kept)
+
+    @staticmethod
+    def _rounded(launches: Launches, works: Sequence[Work], half: str) -> list[Work]:
+        """Round every source to 16 bits and back, in memory of the keys."""
+        down, up, rounded = [], [], []
+        for work in works:
+            entry, restored = work.entry, []
+            for i, source in enumerate(work.srcs):
+                narrow = entry.spare((half, i), np.dtype(np.float16)).address
+                wide = entry.spare(("restored", i), _FLOAT32).address
+                down.append(cuda.Row(entry.numel, srcs=(source,), dst=narrow))
+                up.append(cuda.Row(entry.numel, srcs=(narrow,), dst=wide))
+                restored.append(wide)
+            rounded.append(work._replace(srcs=tuple(restored)))
+        launches.add(cuda.choose("cast", "float32", target=half), down)
+        launches.add(cuda.choose("cast", half, target="float32"), up)
+        return rounded
+
+    def gathered(self, launches: Launches, works: Sequence[Work]) -> Sequence[Work]:
+        """Sum beside the value, for an update that then has one source."""
+
+        def summed(work: Work) -> int:
+            return work.entry.spare("merged", _FLOAT32).address
+
+        self.add(launches, [work._replace(outs=()) for work in works], summed)
+        return [work._replace(srcs=(summed(work),)) for work in works]

@@ -1,0 +1,282 @@
+"""The keys of a store that lie on GPUs, and the work on them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...arrays.grouping import Group, Key
+from ...devices import arrays, driver
+from ...devices.arrays import DeviceView
+from ...devices.place import Place
+from ...devices.streams import Stream
+from ...errors import ArrayError
+from . import states
+from .arguments import Call, Item, Streams, host_value, order_behind, seen_out, seen_value
+from .bound import GpuCall
+from .keys import Array, DeviceKey
+from .launches import Launches, Work, are_apart
+from .updates import Apply, emit
+
+#: Calls whose launches are kept, to be found again when the same arrays come back.
+_MOST_CALLS = 64
+
+
+class Gpus:
+    """Keys on the GPUs of this process.
+
+    Attributes
+    ----------
+    entries : dict
+        Key -> `DeviceKey`.
+    apply : Apply
+        What a push does.
+    """
+
+    def __init__(self, apply: Apply) -> None:
+        self.driver = driver.get()
+        self.entries: dict[Key, DeviceKey] = {}
+        self.apply = apply
+        self._places: dict[int, Place] = {}
+        self._launches: OrderedDict[Any, Launches] = OrderedDict()
+        #: Another number whenever launches that were made before no longer hold.
+        self.version = 0
+        self.bound: weakref.WeakSet[GpuCall] = weakref.WeakSet()
+
+    def place(self, device: int) -> Place:
+        """Return a GPU."""
+        place = self._places.get(device)
+        if place is None:
+            place = self._places[device] = Place(self.driver, device)
+        return place
+
+    def use(self, apply: Apply) -> None:
+        """Apply pushes in another way from now on."""
+        self.apply = apply
+        self.changed()
+
+    def changed(self) -> None:
+        """Forget launches that were made for other states, parameters or keys."""
+        self._launches.clear()
+        self.version += 1
+
+    # ------------------------------------------------------------------------------------- new values
+
+    def value(self, key: Key, value: Any, streams: Streams) -> DeviceView:
+        """Check the first value of a key."""
+        what = f"value of key {key!r}"
+        device = arrays.device_of(value)
+        if device is None:
+            raise ArrayError(f"{what} lies on the host")
+        seen = arrays.view(value, what, streams.of(device))
+        return seen if seen.contiguous else arrays.gathered(seen, what, streams.of(device))
+
+    def add(self, key: Key, number: int, value: DeviceView, streams: Streams) -> None:
+        """Take a key, with a copy of its value."""
+        stream = streams.of(value.device)
+        call = Call(self.place(value.device), stream, streams)
+        entry = DeviceKey(call.place, key, number, value.shape, value.dtype, call.place.tail(stream))
+        source = call.source(entry, value)
+        call.begin([])
+        if value.nbytes:
+            self.driver.copy(entry.memory.address, source, value.nbytes, stream.handle, value.device)
+        call.end([entry])
+        self.entries[key] = entry
+
+    def adopt(self, key: Key, number: int, value: Array, device: int, stream: Stream) -> DeviceKey:
+        """Take a key over from the host."""
+        place = self.place(device)
+        entry = DeviceKey(place, key, number, value.shape, value.dtype, place.tail(stream))
+        if value.nbytes:
+            self.driver.copy(entry.memory.address, value.ctypes.data, value.nbytes, stream.handle, device)
+        entry.tail.moved()
+        self.entries[key] = entry
+        return entry
+
+    def fetch(self, entry: DeviceKey) -> Array:
+        """Copy a value to the host."""
+        return entry.to_host()
+
+    def assign(self, entry: DeviceKey, value: Array) -> None:
+        """Overwrite a value from the host."""
+        stream = entry.tail.stream
+        order_behind([entry], entry.place, stream)
+        entry.upload(entry.memory, value, stream)
+        updater = entry.owner
+        if updater is not None and entry.dtype.itemsize == 2:
+            states.follow(updater, entry, value, stream)
+        entry.tail.moved()
+
+    # ------------------------------------------------------------------------------------------- verbs
+
+    def items(
+        self,
+        groups: Iterable[Group],
+        outs: dict[Key, list[Any]],
+        streams: Streams,
+        entry_of: Callable[[Key], Any],
+    ) -> list[Item]:
+        """Check all arrays of a call; none is touched."""
+        items = []
+        for key, values in groups:
+            entry = entry_of(key)
+            if values:
+                self.apply.check(entry)
+            items.append(
+                Item(
+                    entry,
+                    [seen_value(entry, value, streams) for value in values],
+                    [seen_out(entry, out, streams) for out in outs.get(key, ())],
+                )
+            )
+        return sorted(items, key=lambda item: item.entry.number)
+
+    def push(self, items: list[Item], streams: Streams) -> None:
+        """Sum, apply, and fill the outs; keys without values are only pulled."""
+        pushed = [item for item in items if item.values]
+        batches = [[item] for item in pushed] if self.apply.by_key else _by_device(pushed)
+        for batch in batches:
+            self._run("push", batch, streams, self._apply)
+        self.pull([item for item in items if not item.values], streams)
+
+    def pull(self, items: list[Item], streams: Streams) -> None:
+        """Fill the outs."""
+        for batch in _by_device([item for item in items if item.outs]):
+            self._run("pull", batch, streams, self._emit)
+
+    def _run(
+        self, verb: str, items: list[Item], streams: Streams, run: Callable[[str, list[Work], Stream], None]
+    ) -> None:
+        place = items[0].entry.place
+        on_gpu = [a for item in items for a in (*item.values, *item.outs) if isinstance(a, DeviceView)]
+        stream = streams.of(place.device) if on_gpu else items[0].entry.tail.stream
+        call = Call(place, stream, streams)
+        entries = [item.entry for item in items]
+        try:
+            works = [_work(call, item) for item in items]
+            call.begin(entries)
+            if are_apart(works):
+                run(verb, works, stream)
+            else:
+                self._one_by_one(verb, call, works, run)
+            call.end(entries)
+        except BaseException:
+            call.abandon()
+            raise
+
+    def _one_by_one(
+        self, verb: str, call: Call, works: list[Work], run: Callable[[str, list[Work], Stream], None]
+    ) -> None:
+        """Arrays overlap: one key after the other, sources that are written meanwhile copied before."""
+        for work in works:
+            if not are_apart([work]):
+                work = work._replace(srcs=tuple(call.staged(work.entry, source) for source in work.srcs))
+            run(verb, [work], call.stream)
+
+    def _apply(self, verb: str, works: list[Work], stream: Stream) -> None:
+        self.apply.run(works, stream, lambda: self.pushing(works, stream))
+
+    def pushing(self, works: Sequence[Work], stream: Stream) -> Launches:
+        """Return the launches that push these works."""
+        verb = f"push {self.apply.tag}"
+        return self._found(verb, works, lambda launches: self.apply.build(launches, works, stream))
+
+    def _emit(self, verb: str, works: list[Work], stream: Stream) -> None:
+        if any(work.outs for work in works):
+            self._found(verb, works, lambda launches: emit(launches, works)).run(stream)
+
+    def is_known(self, works: Sequence[Work]) -> bool:
+        """Whether there are launches that push these works."""
+        return _signature(f"push {self.apply.tag}", works) in self._launches
+
+    def _found(self, verb: str, works: Sequence[Work], build: Callable[[Launches], None]) -> Launches:
+        """Return the launches of a call with these arrays, made now or before."""
+        signature = _signature(verb, works)
+        known = self._launches.get(signature)
+        if known is not None:
+            self._launches.move_to_end(signature)
+            return known
+        launches = Launches(works[0].entry.place, [work.entry for work in works])
+        build(launches)
+        if len(self._launches) >= _MOST_CALLS:
+            self._launches.popitem(last=False)
+        self._launches[signature] = launches
+        return launches
+
+    def bind(self, items: list[Item], streams: Streams, objects: list[Any]) -> GpuCall | None:
+        """Return the short way to push these items; None if there is none."""
+        if self.apply.by_key or not items or not all(_is_short(item, items[0].entry) for item in items):
+            return None
+        place = items[0].entry.place
+        call = Call(place, streams.of(place.device), streams)
+        works = [_work(call, item) for item in items]
+        return GpuCall(self, works, objects) if call.plain and call.alone and are_apart(works) else None
+
+    # ------------------------------------------------------------------------------------------ copies
+
+    def copy(self, entry: DeviceKey, array: Any, target: DeviceView, streams: Streams) -> None:
+        """Copy an array of the key's shape and type, from anywhere, to one on the key's GPU."""
+        seen = seen_value(entry, array, streams)
+        stream = streams.of(entry.device)
+        call = Call(entry.place, stream, streams)
+        source = call.source(entry, seen)
+        call.order_with(target)
+        call.begin([])
+        if entry.nbytes:
+            self.driver.copy(target.address, source, entry.nbytes, stream.handle, entry.device)
+        call.end([])
+
+    def send(self, value: Array, outs: list[DeviceView], streams: Streams) -> None:
+        """Copy a value of the host to arrays on GPUs."""
+        for out in outs:
+            stream = streams.of(out.device)
+            call = Call(self.place(out.device), stream, streams)
+            target, bring = (out, None) if out.contiguous else arrays.room_for(out, "out", stream)
+            call.order_with(target)
+            call.begin([])
+            array = host_value(value.dtype, out, value)
+            if array.nbytes:
+                self.driver.copy(target.address, array.ctypes.data, array.nbytes, stream.handle, out.device)
+            call.end([])
+            if bring is not None:
+                bring()
+
+    # -------------------------------------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """Wait for what is under way, and give all memory back."""
+        for call in list(self.bound):
+            call.drop()
+        self.changed()
+        self.entries.clear()
+        for place in self._places.values():
+            place.close()
+        self._places.clear()
+
+
+def _signature(verb: str, works: Sequence[Work]) -> tuple[Any, ...]:
+    return (verb, *((id(work.entry), work.srcs, work.outs) for work in works))
+
+
+def _work(call: Call, item: Item) -> Work:
+    entry = item.entry
+    srcs = tuple(call.source(entry, value) for value in item.values)
+    outs = (call.out(entry, out) for out in item.outs)
+    return Work(entry, srcs, tuple(out for out in outs if out is not None))
+
+
+def _is_short(item: Item, first: Any) -> bool:
+    """Whether an item needs nothing but a kernel of the first one's GPU."""
+    if item.entry.device != first.device or not item.values:
+        return False
+    arrays_of = (*item.values, *item.outs)
+    return all(isinstance(a, DeviceView) and a.contiguous and a.device == first.device for a in arrays_of)
+
+
+def _by_device(items: list[Item]) -> list[list[Item]]:
+    batches: dict[int, list[Item]] = {}
+    for item in items:
+        batches.setdefault(item.entry.device, []).append(item)
+    return list(batches.values())

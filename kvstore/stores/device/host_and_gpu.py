@@ -1,0 +1,130 @@
+"""Stores whose keys lie on the host or on GPUs, each where its first value lay, or where pushes moved it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...arrays.grouping import Group, Key, other_kind
+from ...arrays.sparse import RowSparseArray
+from ...devices import arrays
+from ...devices.arrays import DeviceArray, DeviceView
+from ...errors import CapabilityError, DuplicateKeyError
+from ..entry import Array, Entry, dense_of, initialised_already
+from ..local.backend import LocalBackend
+from .arguments import Streams, seen_out
+from .keys import DeviceKey
+
+#: Arrays on GPUs that take values of the host's keys.
+Sent = list[tuple[Key, list[DeviceView]]]
+
+
+class TwoPlacesBackend(LocalBackend):
+    """What does not depend on how the GPUs sum. Subclasses keep what is here, and say which copy is shown."""
+
+    #: The GPUs' side of the store.
+    _gpus: Any
+    #: All keys, in the order of their init.
+    _order: dict[Key, None]
+    #: The keys on GPUs.
+    _on_gpu: dict[Key, Any]
+
+    def _copy(self, key: Key) -> DeviceKey:
+        """Return the copy of a key on GPUs that is looked at."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------ inspection
+
+    def keys(self) -> list[Key]:
+        """All keys in the order of their init."""
+        return list(self._order)
+
+    def view(self, key: Key) -> Any:
+        """Live memory, read-only."""
+        return self._copy(key).array(readonly=True) if key in self._on_gpu else super().view(key)
+
+    def fetch(self, key: Key) -> Any:
+        """Return the value on the host, for a file."""
+        return self._gpus.fetch(self._on_gpu[key]) if key in self._on_gpu else super().view(key)
+
+    def empty(self, key: Key) -> Any:
+        """Memory where the key lies; on its first GPU."""
+        if key not in self._on_gpu:
+            return super().empty(key)
+        like = self._copy(key)
+        return like.show(like.new(like.dtype), like.dtype)
+
+    def fill(self, home: Any, array: Any, key: Key) -> None:
+        """Copy an array, from anywhere, to one that `empty` made."""
+        if not isinstance(home, DeviceArray):
+            super().fill(home, array, key)
+            return
+        streams = Streams([array])
+        target = arrays.view(home, "array", streams.of(home.device))
+        self._gpus.copy(self._on_gpu[key], array, target, streams)
+
+    def stand_ins(self) -> dict[Key, Array]:
+        """For each key an array of its shape and type that takes no memory."""
+        host = super().stand_ins()
+        return {key: self._copy(key).like if key in self._on_gpu else host[key] for key in self._order}
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Say where each key lies, with its bytes there."""
+        host = super().placement()
+        return {key: self._places(key) if key in self._on_gpu else host[key] for key in self._order}
+
+    def _places(self, key: Key) -> list[tuple[str, int]]:
+        """Say where a key on GPUs lies."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------ between the places
+
+    def _comes_from_gpu(self, key: Key, values: list[Any]) -> bool:
+        """Whether the values of one push lie on GPUs; they lie there all or none."""
+        if not arrays.any_on_device(values):
+            return False
+        arrays.check_all_on_devices(values, key)
+        return True
+
+    def _dense_outs(self, key: Key, outs: list[Any], ignore_sparse: bool) -> list[Any]:
+        sparse = [out for out in outs if isinstance(out, RowSparseArray)]
+        if sparse and key in self._on_gpu:
+            self._sparse_outs(self._copy(key), sparse, ignore_sparse)  # type: ignore[arg-type]
+        return [out for out in outs if not isinstance(out, RowSparseArray)]
+
+    def _from_host(self, groups: list[Group], streams: Streams) -> tuple[list[Group], Sent]:
+        """Check the outs of the host's keys; those there, and those on GPUs."""
+        host: list[Group] = []
+        sent: Sent = []
+        for key, outs in groups:
+            if key in self._on_gpu:
+                continue
+            entry: Any = self._entry(key)
+            far = [out for out in outs if arrays.device_of(out) is not None]
+            host.append((key, [out for out in outs if arrays.device_of(out) is None]))
+            if far:
+                sent.append((key, [seen_out(entry, out, streams) for out in far]))  # type: ignore[misc]
+        self._check_outs(host)
+        return [(key, outs) for key, outs in host if outs], sent
+
+    def _send(self, sent: Sent, streams: Streams) -> None:
+        for key, outs in sent:
+            self._gpus.send(dense_of(self._entry(key)), outs, streams)
+
+    # ---------------------------------------------------------------------------------------- checks
+
+    def _check_new(self, key: Key, values: list[Any]) -> None:
+        self._check_kind(key)
+        if key in self._order:
+            raise initialised_already(key)
+        if len(values) > 1:
+            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
+
+    def _check_kind(self, key: Key) -> None:
+        some = next(iter(self._order), key)
+        if isinstance(some, str) != isinstance(key, str):
+            raise other_kind(key, type(some))
+
+    def _entry(self, key: Key) -> Entry:
+        if key in self._on_gpu:
+            raise CapabilityError(f"key {key!r} lies on cuda:{self._copy(key).device}, which cannot do that")
+        return super()._entry(key)

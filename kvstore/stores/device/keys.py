@@ -1,0 +1,149 @@
+"""What is stored for a key whose value lies on a GPU: value, optimizer state, residuals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.grouping import Key
+from ...devices.arrays import DeviceArray
+from ...devices.memory import Memory, host_copy
+from ...devices.place import Place
+from ...devices.streams import Stream, Tail
+from ...optimizer import Updater
+
+Array = npt.NDArray[Any]
+#: None, an array in the GPU's memory, or a tuple of these, as optimizers nest them.
+State = Any
+
+
+class DeviceKey:
+    """A dense key on a GPU.
+
+    Attributes
+    ----------
+    key, number, shape, dtype
+        As those of `kvstore.stores.entry.Entry`.
+    numel : int
+        Number of elements.
+    memory : Memory
+        The value.
+    tail : Tail
+        Where the last work on it was put.
+    state : State
+        What the optimizer keeps, as the optimizer nests it.
+    owner : Updater or None
+        Whose state that is; None where there is none yet.
+    residuals : dict
+        Residual of each place in the list of values, for compressed pushes.
+    """
+
+    __slots__ = (
+        "_spare",
+        "dtype",
+        "form",
+        "key",
+        "like",
+        "memory",
+        "number",
+        "numel",
+        "owner",
+        "place",
+        "residuals",
+        "shape",
+        "state",
+        "tail",
+        "type_name",
+    )
+
+    def __init__(
+        self, place: Place, key: Key, number: int, shape: tuple[int, ...], dtype: np.dtype[Any], tail: Tail
+    ) -> None:
+        self.place, self.key, self.number = place, key, number
+        self.shape, self.dtype, self.numel = shape, dtype, math.prod(shape)
+        #: Name of the element type.
+        self.type_name = dtype.name
+        #: Element type and shape as PyTorch has them, once a tensor of the key has been met.
+        self.form: tuple[Any, Any] | None = None
+        #: An array of the key's shape and type that takes no memory.
+        self.like = np.broadcast_to(np.zeros((), dtype), shape)
+        self.memory = self.new(dtype)
+        self.tail = tail
+        self.state: State = None
+        self.owner: Updater | None = None
+        self.residuals: dict[int, Memory] = {}
+        self._spare: dict[Any, Memory] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def device(self) -> int:
+        """Number of the GPU."""
+        return self.place.device
+
+    def new(self, dtype: np.dtype[Any]) -> Memory:
+        """Return new memory for an array of the key's shape."""
+        return Memory(self.place.driver, self.place.device, self.numel * dtype.itemsize)
+
+    def spare(self, name: Any, dtype: np.dtype[Any]) -> Memory:
+        """Return memory that the key keeps for a purpose; of any content."""
+        known = self._spare.get(name)
+        if known is None:
+            known = self._spare[name] = self.new(dtype)
+        return known
+
+    def array(self, readonly: bool = False) -> DeviceArray:
+        """Show the value."""
+        return self.show(self.memory, self.dtype, readonly)
+
+    def show(self, memory: Memory, dtype: np.dtype[Any], readonly: bool = False) -> DeviceArray:
+        """Show memory of the key's shape."""
+        return DeviceArray(memory, dtype, self.shape, self.tail.stream, readonly)
+
+    def to_host(self) -> Array:
+        """Copy the value to the host."""
+        return self.download(self.memory, self.dtype)
+
+    def download(self, memory: Memory, dtype: np.dtype[Any]) -> Array:
+        """Copy memory of the key's shape to the host; blocks."""
+        array = np.empty(self.shape, dtype)
+        stream = self.tail.stream
+        self.tail.hold(stream)
+        host_copy(self.place.driver, memory.address, array, stream.handle, self.device)
+        return array
+
+    def upload(self, memory: Memory, array: Array, stream: Stream) -> None:
+        """Fill memory of the key's shape from the host."""
+        self.place.upload(memory.address, np.ascontiguousarray(array), stream)
+
+
+class StateArray:
+    """An array of an optimizer's state on a GPU."""
+
+    __slots__ = ("dtype", "memory")
+
+    def __init__(self, memory: Memory, dtype: np.dtype[Any]) -> None:
+        self.memory, self.dtype = memory, dtype
+
+
+def leaves(state: State) -> Iterator[StateArray]:
+    """Arrays of a state, in order."""
+    if isinstance(state, tuple):
+        for part in state:
+            yield from leaves(part)
+    elif state is not None:
+        yield state
+
+
+def mapped(state: State, change: Callable[[Any], Any]) -> State:
+    """Return a state of the same form, with each array changed."""
+    if isinstance(state, tuple):
+        return tuple(mapped(part, change) for part in state)
+    return None if state is None else change(state)

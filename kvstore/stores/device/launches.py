@@ -1,0 +1,132 @@
+"""Launches for the keys of a call: one for each kernel, made once for the same arrays.
+
+What a launch works on, its image, is copied up when it is made; the parameters of an update only when they
+have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...devices.driver import Kernel
+from ...devices.place import Loan, Place
+from ...devices.streams import Stream, Tail
+from ...kernels import cuda
+from .keys import DeviceKey
+
+#: Values of an update's parameters, a tuple for each key.
+Values = Sequence[tuple[float, ...]]
+
+
+class Work(NamedTuple):
+    """One key of a call: addresses of the arrays to sum, and of those that receive the result."""
+
+    entry: DeviceKey
+    srcs: tuple[int, ...]
+    outs: tuple[int, ...]
+
+
+class _Step:
+    """One launch."""
+
+    __slots__ = ("_loan", "chunks", "kernel", "scalars", "words")
+
+    def __init__(self, kernel: Kernel, words: Any, chunks: int, scalars: tuple[Any, ...]) -> None:
+        self.kernel, self.chunks, self.scalars = kernel, chunks, scalars
+        self.words: Any = words
+        self._loan: Loan | None = None
+
+    def put(self, place: Place, stream: Stream, tail: Tail) -> None:
+        """Launch; the first time the image goes up before."""
+        loan = self._loan
+        if loan is None:
+            loan = self._loan = Loan(place, self.words.nbytes, stream)
+            place.upload(loan.address, self.words, stream)
+            self.words = None
+        self.kernel(stream.handle, loan.address, self.chunks, *self.scalars)
+        loan.tail = tail
+
+
+class Parameters:
+    """Constants of an update's rows on the device."""
+
+    def __init__(self, place: Place, spec: cuda.Spec, rows: int, stream: Stream) -> None:
+        self._place, self._spec = place, spec
+        self._line = cuda.WIDTH * np.dtype(spec.real).itemsize
+        self._loan = Loan(place, rows * self._line, stream)
+        self._last: Values | None = None
+
+    def addresses(self, rows: int) -> range:
+        """Where each row's line begins."""
+        start = self._loan.address
+        return range(start, start + rows * self._line, self._line)
+
+    def set(self, values: Values, stream: Stream) -> None:
+        """Copy the lines up if they have changed."""
+        if values != self._last:
+            self._place.upload(self._loan.address, cuda.constants(self._spec, values), stream)
+            self._last = values
+        self._loan.tail = self._place.tail(stream)
+
+
+class Launches:
+    """What a call puts on a stream of one GPU."""
+
+    def __init__(self, place: Place, entries: Iterable[DeviceKey] = ()) -> None:
+        self._place = place
+        self.entries = list(entries)
+        self._steps: list[_Step] = []
+        #: For updates: constants, and the numbers of the works that they are for.
+        self.parameters: list[tuple[Parameters, list[int]]] = []
+
+    def add(self, spec: cuda.Spec, rows: Sequence[cuda.Row], scalars: tuple[Any, ...] = ()) -> None:
+        """Append one launch for all these rows."""
+        words, chunks = cuda.image(spec, [row for row in rows if row.numel])
+        if chunks:
+            kernel = self._place.driver.kernel(spec, self._place.device)
+            self._steps.append(_Step(kernel, words, chunks, scalars))
+
+    def run(self, stream: Stream, values: Values = ()) -> None:
+        """Put everything on a stream that is ordered behind the earlier work on these keys."""
+        place, tail = self._place, self._place.tail(stream)
+        entered = place.driver.enter(place.device)
+        try:
+            for parameters, chosen in self.parameters:
+                parameters.set([values[i] for i in chosen], stream)
+            for step in self._steps:
+                step.put(place, stream, tail)
+        finally:
+            if entered:
+                place.driver.leave()
+        tail.moved()
+
+
+def count_of(rows: Iterable[tuple[int, ...]]) -> int | None:
+    """How many arrays each row has; None where they differ."""
+    counts = {len(row) for row in rows}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def are_apart(works: Sequence[Work]) -> bool:
+    """Whether all works can run at once: what one of them writes no other one reads or writes.
+
+    An array may be a source and an out of one key, but not overlap with another one in part.
+    """
+    spans: dict[tuple[int, int, int], bool] = {}
+    for number, work in enumerate(works):
+        nbytes = work.entry.nbytes
+        if nbytes:
+            for start in work.srcs:
+                spans.setdefault((start, start + nbytes, number), False)
+            for start in (*work.outs, work.entry.memory.address):
+                spans[start, start + nbytes, number] = True
+    reach = written = 0  # ends of what comes before, and of that which is written
+    for (start, end, _), writes in sorted(spans.items()):
+        if start < (reach if writes else written):
+            return False
+        reach = max(reach, end)
+        written = max(written, end) if writes else written
+    return True

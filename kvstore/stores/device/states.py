@@ -1,0 +1,138 @@
+"""Optimizer states in a GPU's memory: made, brought up from the host, and copied down for files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...devices.streams import Stream
+from ...errors import CapabilityError, ShapeError
+from ...kernels import cuda
+from ...optimizer import Optimizer, Updater
+from ...optimizer.builtin import Elementwise
+from .keys import Array, DeviceKey, State, StateArray, leaves, mapped
+from .launches import Launches
+
+#: A weight of two elements, to see what a rule makes of it.
+_PROBE = (3.0, 5.0)
+
+
+def check_rule(optimizer: Optimizer) -> None:
+    """Raise CapabilityError unless the optimizer has a CUDA kernel as it is set now."""
+    if isinstance(optimizer, Elementwise) and optimizer.fused and optimizer.rule() in cuda.RULE_STATES:
+        return
+    name = type(optimizer).__name__
+    raise CapabilityError(
+        f"{name} has no CUDA kernel; on a GPU there are the rules {', '.join(cuda.RULE_STATES)}. Set one of "
+        "these, call set_updater with a function of your own, or push host arrays"
+    )
+
+
+def ensure(updater: Updater, entry: DeviceKey, stream: Stream) -> None:
+    """Let the key have the state that the updater's optimizer keeps: one from the host, or a fresh one."""
+    if entry.owner is updater:
+        return
+    if entry.key in updater.states:
+        entry.state = _brought_up(entry, updater.states[entry.key], stream)
+        _check(updater.optimizer, entry)
+        del updater.states[entry.key]
+    else:
+        entry.state = _fresh(updater.optimizer, entry, stream)
+        _check(updater.optimizer, entry)
+    entry.owner = updater
+
+
+def split(optimizer: Optimizer, entry: DeviceKey) -> tuple[int, tuple[int, ...]]:
+    """Addresses of the float32 copy of a 16-bit weight (0 where there is none) and of the rule's states."""
+    arrays = [leaf.memory.address for leaf in leaves(entry.state)]
+    if optimizer.keeps_master(entry.like):
+        return arrays[0], tuple(arrays[1:])
+    return 0, tuple(arrays)
+
+
+def to_host(entry: DeviceKey) -> Any:
+    """Copy a state down."""
+    return mapped(entry.state, lambda leaf: entry.download(leaf.memory, leaf.dtype))
+
+
+def follow(updater: Updater, entry: DeviceKey, weight: Array, stream: Stream) -> None:
+    """Bring the float32 copy of a 16-bit weight in line with a weight set from outside.
+
+    Where the copy rounds to the weight it stays, as `Updater.follow` has it.
+    """
+    if entry.owner is not updater or not updater.optimizer.keeps_master(entry.like):
+        return
+    leaf = next(leaves(entry.state))
+    master = entry.download(leaf.memory, leaf.dtype)
+    changed = master.astype(weight.dtype) != weight
+    master[changed] = weight[changed]
+    entry.upload(leaf.memory, master, stream)
+
+
+def _brought_up(entry: DeviceKey, state: Any, stream: Stream) -> State:
+    def copied(array: Array) -> StateArray:
+        if array.shape != entry.shape:
+            raise ShapeError(
+                f"key {entry.key!r}: a state of shape {array.shape} does not fit a weight of {entry.shape}"
+            )
+        leaf = StateArray(entry.new(array.dtype), array.dtype)
+        entry.upload(leaf.memory, array, stream)
+        return leaf
+
+    return mapped(state, copied)
+
+
+def _fresh(optimizer: Optimizer, entry: DeviceKey, stream: Stream) -> State:
+    """Make the state of a key without its weight on the host, if two elements tell what it holds."""
+    probe = np.array(_PROBE, entry.dtype)
+    form = optimizer.create_state_multi_precision(entry.key, probe)
+    try:
+        return mapped(form, lambda array: _like_probe(entry, probe, array, stream))
+    except _Unclear:
+        weight = entry.to_host()
+        return _brought_up(entry, optimizer.create_state_multi_precision(entry.key, weight), stream)
+
+
+class _Unclear(Exception):
+    """Two elements do not tell."""
+
+
+def _like_probe(entry: DeviceKey, probe: Array, array: Array, stream: Stream) -> StateArray:
+    if array.shape != probe.shape:
+        raise _Unclear
+    leaf = StateArray(entry.new(array.dtype), array.dtype)
+    driver = entry.place.driver
+    if (array == probe.astype(array.dtype)).all():
+        _copy_weight(entry, leaf, stream)
+    elif not array.any():
+        if leaf.memory.nbytes:
+            driver.fill(leaf.memory.address, 0, leaf.memory.nbytes, stream.handle, entry.device)
+    else:
+        raise _Unclear
+    return leaf
+
+
+def _copy_weight(entry: DeviceKey, leaf: StateArray, stream: Stream) -> None:
+    target, source = leaf.memory.address, entry.memory.address
+    if leaf.dtype == entry.dtype:
+        if entry.nbytes:
+            entry.place.driver.copy(target, source, entry.nbytes, stream.handle, entry.device)
+        return
+    spec = cuda.choose("cast", entry.dtype.name, target=leaf.dtype.name)
+    launches = Launches(entry.place, [entry])
+    launches.add(spec, [cuda.Row(entry.numel, srcs=(source,), dst=target)])
+    launches.run(stream)
+
+
+def _check(optimizer: Any, entry: DeviceKey) -> None:
+    """Refuse a state, a loaded one mostly, that the kernel cannot work on."""
+    arrays = list(leaves(entry.state))
+    master = optimizer.keeps_master(entry.like)
+    wanted = cuda.RULE_STATES[optimizer.rule()] + master
+    kind = np.dtype(np.float32) if master else entry.dtype
+    if len(arrays) != wanted or any(leaf.dtype != kind for leaf in arrays):
+        raise ShapeError(
+            f"key {entry.key!r} has states of types {[str(leaf.dtype) for leaf in arrays]}, and "
+            f"{type(optimizer).__name__} as it is set now wants {wanted} of {kind}"
+        )

@@ -1,0 +1,251 @@
+"""What a push does to a value on a GPU: replace it, update it in the same launch, or call the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+from ...arrays.grouping import Key
+from ...devices.streams import Stream
+from ...errors import CapabilityError, KVStoreError, UpdaterError
+from ...kernels import cuda
+from ...optimizer import Updater
+from ...optimizer.updater import Counts
+from ..update import check_floating
+from . import states
+from .keys import DeviceKey
+from .launches import Launches, Parameters, Values, Work, count_of
+
+UserUpdater = Callable[[Key, Any, Any], None]
+
+
+class Sum(Protocol):
+    """How the sources of a key become one gradient: as they are, or compressed and decoded on the way."""
+
+    def check(self, entry: DeviceKey) -> None:
+        """Raise if the key's values cannot be summed this way."""
+
+    def prepare(self, works: Sequence[Work], stream: Stream) -> None:
+        """Make what the sum keeps with the keys; before launches are built or found."""
+
+    def add(self, launches: Launches, works: Sequence[Work], into: Callable[[Work], int]) -> None:
+        """Append launches that write each key's sum to `into(work)` and to its outs."""
+
+    def gathered(self, launches: Launches, works: Sequence[Work]) -> Sequence[Work]:
+        """Append what must come before an update that sums by itself; return works for that."""
+
+
+class PlainSum:
+    """Left to right, in one pass."""
+
+    def check(self, entry: DeviceKey) -> None:
+        """Every type can be summed."""
+
+    def prepare(self, works: Sequence[Work], stream: Stream) -> None:
+        """Nothing is kept."""
+
+    def add(self, launches: Launches, works: Sequence[Work], into: Callable[[Work], int]) -> None:
+        """One launch for each element type."""
+        for dtype, group in by_type(works):
+            spec = cuda.choose("sum", dtype, count_of(work.srcs for work in group))
+            rows = [cuda.Row(w.entry.numel, srcs=w.srcs, dst=into(w), outs=w.outs) for w in group]
+            launches.add(spec, rows)
+
+    def gathered(self, launches: Launches, works: Sequence[Work]) -> Sequence[Work]:
+        """Nothing: the update reads the sources."""
+        return works
+
+
+class Apply(Protocol):
+    """How pushed values reach the values on a GPU."""
+
+    #: Whether `run` calls the user's code, key by key.
+    by_key: bool
+
+    @property
+    def tag(self) -> str:
+        """Name what `build` depends on and the user may change at any time."""
+
+    def check(self, entry: DeviceKey) -> None:
+        """Raise if the key cannot be updated this way; called before anything changes."""
+
+    def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
+        """Append what these works need."""
+
+    def run(self, works: Sequence[Work], stream: Stream, launches: Callable[[], Launches]) -> None:
+        """Do it; `launches` makes, or finds, what `build` has built."""
+
+
+def by_type(works: Sequence[Work]) -> list[tuple[str, list[Work]]]:
+    """Works grouped by element type."""
+    groups: dict[str, list[Work]] = {}
+    for work in works:
+        groups.setdefault(work.entry.type_name, []).append(work)
+    return list(groups.items())
+
+
+def emit(launches: Launches, works: Sequence[Work]) -> None:
+    """Append launches that fill the outs with the values."""
+    for dtype, group in by_type([work for work in works if work.outs]):
+        rows = [
+            cuda.Row(w.entry.numel, srcs=(w.entry.memory.address,), dst=w.outs[0], outs=w.outs[1:])
+            for w in group
+        ]
+        launches.add(cuda.choose("sum", dtype, 1), rows)
+
+
+class Replace:
+    """The sum replaces the value."""
+
+    by_key = False
+    tag = ""
+
+    def __init__(self, total: Sum) -> None:
+        self._sum = total
+
+    def check(self, entry: DeviceKey) -> None:
+        """Leave it to the sum."""
+        self._sum.check(entry)
+
+    def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
+        """Sum into the value and the outs."""
+        self._sum.add(launches, works, lambda work: work.entry.memory.address)
+
+    def run(self, works: Sequence[Work], stream: Stream, launches: Callable[[], Launches]) -> None:
+        """Launch."""
+        self._sum.prepare(works, stream)
+        launches().run(stream)
+
+
+class Compiled:
+    """An optimizer's rule in the same launch as the sum."""
+
+    by_key = False
+
+    def __init__(self, total: Sum, updater: Updater) -> None:
+        self._sum, self._updater = total, updater
+
+    def check(self, entry: DeviceKey) -> None:
+        """Refuse integers, and rules without a kernel."""
+        check_floating(entry, self._updater)
+        states.check_rule(self._updater.optimizer)
+        self._sum.check(entry)
+
+    def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
+        """One launch for each element type and kind of state."""
+        optimizer, rule = self._optimizer, self.tag
+        place = {work.entry.key: number for number, work in enumerate(works)}
+        for dtype, group in by_type(self._sum.gathered(launches, works)):
+            master = optimizer.keeps_master(group[0].entry.like)
+            spec = cuda.choose("update", dtype, count_of(work.srcs for work in group), rule, master)
+            parameters = Parameters(group[0].entry.place, spec, len(group), stream)
+            launches.parameters.append((parameters, [place[work.entry.key] for work in group]))
+            lines = parameters.addresses(len(group))
+            launches.add(spec, [self._row(work, line) for work, line in zip(group, lines, strict=True)])
+
+    def _row(self, work: Work, line: int) -> cuda.Row:
+        entry = work.entry
+        master, state_arrays = states.split(self._updater.optimizer, entry)
+        return cuda.Row(
+            entry.numel,
+            srcs=work.srcs,
+            dst=entry.memory.address,
+            outs=work.outs,
+            states=state_arrays,
+            master=master,
+            params=line,
+        )
+
+    def run(self, works: Sequence[Work], stream: Stream, launches: Callable[[], Launches]) -> None:
+        """Count, and launch; if that fails, no update is counted."""
+        updater, optimizer = self._updater, self._optimizer
+        counts = updater.snapshot_counts()
+        try:
+            for work in works:
+                states.ensure(updater, work.entry, stream)
+            self._sum.prepare(works, stream)
+            values: Values = [optimizer.advance(work.entry.key, work.entry.like) for work in works]
+            launches().run(stream, values)
+        except BaseException as error:
+            self._give_up(counts, error)
+
+    @property
+    def tag(self) -> str:
+        """The rule, as the optimizer is set now."""
+        return str(self._optimizer.rule())
+
+    @property
+    def _optimizer(self) -> Any:
+        return self._updater.optimizer
+
+    def _give_up(self, counts: Counts, error: BaseException) -> NoReturn:
+        self._updater.restore_counts(counts)
+        if isinstance(error, (KVStoreError, MemoryError)) or not isinstance(error, Exception):
+            raise error
+        what = type(self._updater.optimizer).__name__
+        raise UpdaterError(f"{what} raised {type(error).__name__} (worker 0): {error}") from error
+
+
+class Called:
+    """Any callable ``updater(key, merged, stored)``; if it raises, the value is as before."""
+
+    by_key = True
+    tag = ""
+
+    def __init__(self, total: Sum, updater: UserUpdater) -> None:
+        self._sum, self._updater = total, updater
+
+    def check(self, entry: DeviceKey) -> None:
+        """Leave it to the callable; optimizers that are not compiled work on host arrays."""
+        if isinstance(self._updater, Updater):
+            check_floating(entry, self._updater)
+            states.check_rule(self._updater.optimizer)
+            raise CapabilityError("this optimizer runs on host arrays only")
+        self._sum.check(entry)
+
+    def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
+        """Sum into memory beside the value."""
+        bare = [work._replace(outs=()) for work in works]
+        self._sum.add(launches, bare, lambda work: _merged(work.entry))
+
+    def run(self, works: Sequence[Work], stream: Stream, launches: Callable[[], Launches]) -> None:
+        """Sum and call; then fill the outs."""
+        self._sum.prepare(works, stream)
+        launches().run(stream)
+        for work in works:
+            self._call(work.entry, stream)
+        filled = Launches(works[0].entry.place, [work.entry for work in works])
+        emit(filled, works)
+        filled.run(stream)
+
+    def _call(self, entry: DeviceKey, stream: Stream) -> None:
+        before = entry.spare("before", entry.dtype)
+        copy = entry.place.driver.copy
+        size, device = entry.nbytes, entry.device
+        if size:
+            copy(before.address, entry.memory.address, size, stream.handle, device)
+        try:
+            self._updater(
+                entry.key, entry.show(entry.spare("merged", entry.dtype), entry.dtype), entry.array()
+            )
+        except BaseException as error:
+            if size:
+                copy(entry.memory.address, before.address, size, stream.handle, device)
+            if not isinstance(error, Exception):  # Ctrl-C stays what it is
+                raise
+            raise UpdaterError(
+                f"the updater raised {type(error).__name__} on key {entry.key!r} (worker 0): {error}"
+            ) from error
+
+
+def _merged(entry: DeviceKey) -> int:
+    return entry.spare("merged", entry.dtype).address
+
+
+def apply_with(total: Sum, updater: UserUpdater | None) -> Apply:
+    """Choose: no updater, a rule with a kernel, or any callable."""
+    if updater is None:
+        return Replace(total)
+    if isinstance(updater, Updater) and updater.optimizer.fused:
+        return Compiled(total, updater)
+    return Called(total, updater)

@@ -1,0 +1,202 @@
+"""What is stored for a key, and what may be pushed to it or pulled from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import pages
+from ..arrays.grouping import Key
+from ..arrays.host import readable, same_type
+from ..arrays.sparse import RowSparseArray, checked
+from ..errors import ArrayError, DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
+from ..kernels import cpu
+from .rows import RowTable
+
+Array = npt.NDArray[Any]
+Deliver = Callable[[], None]
+
+
+class Keyed(Protocol):
+    """A key as the checks below see it."""
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its element type."""
+
+
+class Entry:
+    """What is stored for a key: a dense array, or a row table."""
+
+    __slots__ = ("_spare", "dtype", "key", "number", "shape", "table", "value")
+
+    def __init__(self, key: Key, number: int, value: Array | RowSparseArray) -> None:
+        self.key = key
+        #: Place in the order of updates: int keys ascend, str keys follow the order of their init.
+        self.number = key if isinstance(key, int) else number
+        self.shape, self.dtype = value.shape, value.dtype
+        self.table = RowTable(value) if isinstance(value, RowSparseArray) else None
+        self.value: Array = np.empty(0) if isinstance(value, RowSparseArray) else pages.copy(value)
+        #: Memory for a merged gradient or for a weight to go back to; made when first needed.
+        self._spare: dict[str, Array] = {}
+
+    def assign(self, value: Array | RowSparseArray) -> None:
+        """Overwrite with a value of the same shape, type and storage."""
+        if isinstance(value, RowSparseArray):
+            self.table = RowTable(value)
+        else:
+            np.copyto(self.value, value)
+
+    def weight(self) -> Array:
+        """Return the live dense weight; a row table gets all its rows."""
+        return self.value if self.table is None else self.table.fill()
+
+    @contextmanager
+    def scratch(self, name: str) -> Iterator[Array]:
+        """Lend memory of the key's shape and type; a call within the call gets its own."""
+        memory = self.take(name)
+        try:
+            yield memory
+        finally:
+            self.give(name, memory)
+
+    def take(self, name: str) -> Array:
+        """Return memory of the key's shape and type; what was given under this name, if it is there."""
+        memory = self._spare.pop(name, None)
+        return pages.empty(self.shape, self.dtype) if memory is None else memory
+
+    def give(self, name: str, memory: Array) -> None:
+        """Keep memory for the next `take` of this name."""
+        self._spare[name] = memory
+
+
+def first_value(key: Key, values: list[Any], taken: bool) -> Array | RowSparseArray:
+    """Return the one value of a key that is to be initialised."""
+    if taken:
+        raise initialised_already(key)
+    if len(values) > 1:
+        raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
+    value = values[0]
+    return checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
+
+
+def initialised_already(key: Key) -> DuplicateKeyError:
+    """Make the error for a second init of a key."""
+    return DuplicateKeyError(
+        f"key {key!r} is initialised already; init and broadcast take a key once. Where a cell of a notebook "
+        "runs again, close() the store and create a new one first; push and load change a value that is there"
+    )
+
+
+def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:
+    """Raise ShapeError unless `array` has the key's shape."""
+    if array.shape != entry.shape:
+        raise ShapeError(f"{what} of key {entry.key!r} has shape {array.shape}, the key has {entry.shape}")
+
+
+def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
+    """Raise DTypeError unless `dtype` is the key's, whatever its byte order."""
+    if not same_type(dtype, entry.dtype):
+        name = f"{'ml_dtypes' if entry.dtype.name == 'bfloat16' else 'np'}.{entry.dtype.name}"
+        raise DTypeError(
+            f"value of key {entry.key!r} has element type {dtype}, the key has {entry.dtype}: cast it, as "
+            f"x.astype({name}) does, or x.to(torch.{entry.dtype.name})"
+        )
+
+
+def sparse_outs(
+    entry: Keyed, is_table: bool, outs: list[Any], ignore_sparse: bool, told: set[Key], log: logging.Logger
+) -> list[RowSparseArray]:
+    """Return the row-sparse outs of a pull, which are left alone unless asked for.
+
+    `told` holds the keys of which `log` has been told so.
+    """
+    if ignore_sparse:
+        if entry.key not in told:
+            told.add(entry.key)
+            log.info("pull of key %r leaves row-sparse outs alone; use row_sparse_pull", entry.key)
+        return []
+    if not is_table:
+        raise ArrayError(f"key {entry.key!r} holds a dense array; pull it into a dense out")
+    sparse = [out for out in outs if isinstance(out, RowSparseArray)]
+    for out in sparse:
+        check_shape(entry, out, "out")
+    return sparse
+
+
+def sparse_source(entry: Keyed, value: RowSparseArray) -> RowSparseArray:
+    """Return `value` if it can be pushed to the key."""
+    value = checked(value)
+    check_dtype(entry, value.dtype)
+    check_shape(entry, value, "value")
+    return value
+
+
+def dense_source(entry: Keyed, value: Any) -> Array:
+    """View or copy `value` as a plain array that can be pushed to the key."""
+    if isinstance(value, RowSparseArray):
+        return sparse_source(entry, value).todense()
+    array = readable(value, f"value of key {entry.key!r}")
+    check_dtype(entry, array.dtype)
+    check_shape(entry, array, "value")
+    return array
+
+
+def fill(home: Array, array: Any, key: Key) -> None:
+    """Copy an array to one of the key's shape."""
+    source = readable(array, f"array for key {key!r}")
+    if source.shape != home.shape:
+        raise ShapeError(f"array for key {key!r} has shape {source.shape}, the key has {home.shape}")
+    np.copyto(home, source, casting="same_kind")
+
+
+def dense_of(entry: Entry) -> Array:
+    """Return what is stored as a dense array; live memory where that is what it is."""
+    return entry.value if entry.table is None else entry.table.dense()
+
+
+def conversion(entry: Entry, out: Array) -> Deliver:
+    """Make the function that converts what is stored then to the type of `out`."""
+    return lambda: np.copyto(out, dense_of(entry), casting="unsafe")
+
+
+def row_ids(entry: Keyed, ids: Any) -> Array:
+    """Sorted, unique row ids, checked; fractions are cut off as MXNet does."""
+    what = f"row_ids of key {entry.key!r}"
+    ids = _whole_numbers(ids, what)
+    try:
+        return cpu.unique_ids(ids, entry.shape[0])
+    except IndexError:
+        lowest, highest = ids.min(), ids.max()
+        raise RowIndexError(
+            f"{what} lie in [{lowest}, {highest}], the table has {entry.shape[0]} rows"
+        ) from None
+
+
+def _whole_numbers(ids: Any, what: str) -> Array:
+    try:
+        given = np.asarray(ids if isinstance(ids, (list, tuple, np.ndarray)) else readable(ids, what))
+    except ValueError as error:
+        if isinstance(error, KVStoreError):
+            raise
+        raise ShapeError(f"{what} are no list of numbers: {error}") from error
+    if given.size and given.dtype.kind not in "iuf":
+        raise DTypeError(f"{what} must be numbers that fit 64 bits, not {given.dtype}")
+    if given.dtype.kind == "f" and not (np.abs(given) < 2.0**63).all():
+        raise RowIndexError(f"{what} are not all finite, or beyond any table")
+    if given.dtype.kind == "u" and given.size and given.max() >= 2**63:
+        raise RowIndexError(f"{what} reach {given.max()}, beyond any table")
+    return given.astype(np.int64).ravel()

@@ -1,0 +1,421 @@
+"""The store of one process: several values for a key, summed and updated in one pass over memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...arrays import pages
+from ...arrays.grouping import Group, Key, other_kind
+from ...arrays.host import writable
+from ...arrays.sparse import RowSparseArray, kind_of
+from ...compression import Codec, Feedback
+from ...errors import ArrayError, KeyNotFoundError
+from ...kernels import cpu
+from ...optimizer import Optimizer, Updater
+from ...settings.options import StoreConfig
+from ..entry import (
+    Array,
+    Deliver,
+    Entry,
+    check_shape,
+    conversion,
+    dense_source,
+    fill,
+    first_value,
+    row_ids,
+    sparse_outs,
+    sparse_source,
+)
+from ..protocol import Kind
+from ..rows import RowTable
+from ..update import Batch, UserUpdater, apply_with, emit
+from .bound import Bound, bind
+
+log = logging.getLogger("kvstore.local")
+
+
+class LocalBackend:
+    """See `kvstore.stores.protocol.Backend`."""
+
+    rank = 0
+    local_rank = 0
+    num_workers = 1
+    begins = False
+    parallel = False
+    turns = False
+    binds = True
+    compresses = False
+    updates = True
+    feedback: Feedback | None = None
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self.updater: Updater | None = None
+        self._apply = apply_with(None)
+        self._entries: dict[Key, Entry] = {}
+        self._told: set[Key] = set()
+        if config.threads:
+            cpu.set_threads(config.threads)
+
+    # ------------------------------------------------------------------------------------------ verbs
+
+    def init(self, groups: list[Group]) -> None:
+        """Copy one value for each new key."""
+        new = [(key, self._first_value(key, values)) for key, values in groups if values]
+        first = len(self._entries)
+        self._entries.update({key: Entry(key, first + i, value) for i, (key, value) in enumerate(new)})
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite known keys and initialise others; an init that fails comes before any change."""
+        known = [(key, values[0]) for key, values in groups if key in self._entries]
+        self.init([(key, values) for key, values in groups if key not in self._entries])
+        for key, value in known:
+            entry = self._entries[key]
+            entry.assign(value)
+            if self.updater is not None and entry.dtype.itemsize == 2:
+                self.updater.follow(key, entry.weight())
+
+    def forget(self, keys: list[Key]) -> None:
+        """Undo the init of keys."""
+        for key in keys:
+            self._entries.pop(key, None)
+            if self.feedback is not None:
+                self.feedback.forget(key)
+
+    def push(self, groups: list[Group]) -> None:
+        """Sum, then update or replace."""
+        if len(groups) == 1 and (work := self._plain_work(groups[0], ())) is not None:
+            self._apply.dense([work])
+            return
+        dense, sparse = self._sources(groups)
+        self._push([(entry, srcs, []) for entry, srcs in dense], sparse)
+
+    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Copy out."""
+        if len(groups) == 1 and (work := self._plain_pull(*groups[0])) is not None:
+            emit([work])
+            return
+        later: list[Deliver] = []
+        batch: Batch = []
+        tables: list[tuple[RowTable, RowSparseArray]] = []
+        for entry, outs in self._by_number(groups):
+            dense = [out for out in outs if not isinstance(out, RowSparseArray)]
+            if len(dense) < len(outs):
+                tables += self._sparse_outs(entry, outs, ignore_sparse)
+            if dense:
+                batch.append((entry, [], self._outs(entry, dense, later)))
+        emit(batch)
+        for table, out in tables:
+            table.copy_to(out)
+        for deliver in later:
+            deliver()
+
+    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+        """Push, and hand the result out while it is in the cache."""
+        if (
+            len(groups) == 1
+            and (work := self._plain_work(groups[0], groups if outs is None else outs)) is not None
+        ):
+            self._apply.dense([work])
+            return
+        if outs is not None and not all(values for _, values in groups):  # some keys are pulled only
+            self._check_outs(outs)
+            self.push(groups)
+            self.pull(outs, ignore_sparse=True)
+            return
+        later: list[Deliver] = []
+        dense, sparse = self._sources(groups)
+        targets = dict(groups if outs is None else outs)
+        batch = [(entry, srcs, self._fused_outs(entry, targets, later)) for entry, srcs in dense]
+        rest = [(key, arrays) for key, arrays in targets.items() if arrays]
+        self._check_outs(rest)
+        self._push(batch, sparse)
+        for deliver in later:
+            deliver()
+        if rest:
+            self.pull(rest, ignore_sparse=True)
+
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
+        """Not asked for: operations of one process wait for nobody."""
+        raise NotImplementedError
+
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+        """One small dense key with plain arrays."""
+        entry = self._entries.get(key)
+        if entry is None or entry.table is not None or self.feedback is not None:
+            return False
+        return self._apply.small(entry, value, out)
+
+    def is_clear(self, verb: str, keys: list[Key]) -> bool:
+        """Not asked for."""
+        return True
+
+    def make_way(self, verb: str, keys: list[Key]) -> None:
+        """Not asked for."""
+
+    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Host arrays are the same in any thread."""
+        return arguments
+
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
+        """Check a call once, and return the shortest way to do it again."""
+        return bind(self, groups, outs)
+
+    # The usual call, one dense key with plain arrays, in few steps. None: take the long way, which explains.
+
+    def _plain_work(
+        self, pushed: Group, outs: Sequence[Group]
+    ) -> tuple[Entry, list[Array], list[Array]] | None:
+        key, values = pushed
+        entry = self._entries.get(key)
+        if (
+            entry is None
+            or entry.table is not None
+            or self.feedback is not None
+            or not values
+            or cpu.first_misfit(values, entry.value) >= 0
+        ):
+            return None
+        if not outs:
+            self._apply.check(entry)
+            return entry, values, []
+        pulled = self._plain_pull(*outs[0]) if len(outs) == 1 and outs[0][0] == key else None
+        if pulled is None:
+            return None
+        self._apply.check(entry)
+        return entry, values, pulled[2]
+
+    def _plain_pull(self, key: Key, outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:
+        entry = self._entries.get(key)
+        if entry is None or entry.table is not None or cpu.first_misfit(outs, entry.value, True) >= 0:
+            return None
+        return entry, [], outs
+
+    def _push(
+        self,
+        dense: list[tuple[Entry, list[Array], list[Array]]],
+        sparse: list[tuple[Entry, list[RowSparseArray]]],
+    ) -> None:
+        batch: Batch = list(dense)
+        if (feedback := self.feedback) is not None:
+            batch = [(entry, feedback.pushed(entry.key, srcs), outs) for entry, srcs, outs in dense]
+        if batch:
+            self._apply.dense(batch)
+        for entry, sources in sparse:
+            self._apply.rows(entry, sources)
+
+    def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
+        """Gather rows."""
+        jobs: list[tuple[RowTable, Array, RowSparseArray]] = []
+        for key, pairs in wanted:
+            entry = self._entry(key)
+            if entry.table is None:
+                raise ArrayError(
+                    f"key {key!r} holds a dense array; row_sparse_pull reads row-sparse keys only"
+                )
+            for out, ids in pairs:
+                check_shape(entry, out, "out")
+                jobs.append((entry.table, row_ids(entry, ids), out))
+        for table, rows, out in jobs:
+            table.gather(rows, out)
+
+    def set_updater(self, updater: UserUpdater | None) -> None:
+        """Use a callable, or go back to plain sums."""
+        self.updater = updater if isinstance(updater, Updater) else None
+        self._apply = apply_with(updater)
+
+    def set_compression(self, codec: Codec) -> None:
+        """Compress each value of a push, with a residual for each place in the list."""
+        self.feedback = Feedback(codec).follow(self.feedback)
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Use an optimizer, with fresh states."""
+        self.set_updater(Updater(optimizer))
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Change settings of the optimizer."""
+        self._optimizer().configure(**changes)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Change the rate of the optimizer."""
+        self._optimizer().set_learning_rate(lr)
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Write the optimizer's states."""
+        assert self.updater is not None
+        self.updater.save(path, dump_optimizer)
+
+    def load_states(self, path: str) -> None:
+        """Read the optimizer's states."""
+        assert self.updater is not None
+        self.updater.load(path, self.stand_ins())
+
+    def _optimizer(self) -> Optimizer:
+        assert self.updater is not None
+        return self.updater.optimizer
+
+    # ------------------------------------------------------------------------------------- inspection
+
+    def keys(self) -> list[Key]:
+        """All keys in the order of their init."""
+        return list(self._entries)
+
+    def view(self, key: Key) -> Array | RowSparseArray:
+        """Live memory, read-only."""
+        entry = self._entry(key)
+        if entry.table is not None:
+            return entry.table.view()
+        view = entry.value.view()
+        view.flags.writeable = False
+        return view
+
+    def fetch(self, key: Key) -> Array | RowSparseArray:
+        """As `view`."""
+        return self.view(key)
+
+    def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
+        """One by one."""
+        return [self.fetch(key) for key in keys]
+
+    def kind(self, key: Key) -> Kind:
+        """As the value is."""
+        return kind_of(self.view(key))
+
+    def fill(self, home: Any, array: Any, key: Key) -> None:
+        """Copy."""
+        fill(home, array, key)
+
+    def empty(self, key: Key) -> Array:
+        """Memory on large pages."""
+        entry = self._entry(key)
+        if entry.table is not None:
+            raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
+        return pages.empty(entry.shape, entry.dtype)
+
+    def stand_ins(self) -> dict[Key, Array]:
+        """For each key an array of its shape and type that takes no memory; to see what would fit it."""
+        return {key: np.broadcast_to(np.zeros((), e.dtype), e.shape) for key, e in self._entries.items()}
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Everything lies in this process."""
+        sizes = {
+            key: e.value.nbytes if e.table is None else e.table.nbytes for key, e in self._entries.items()
+        }
+        return {key: [("worker 0", size)] for key, size in sizes.items()}
+
+    def num_dead_nodes(self, timeout: float) -> int:
+        """There are no others."""
+        return 0
+
+    def join(self) -> None:
+        """There is nobody who would wait."""
+
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
+
+    def command(self, head: int, body: str) -> None:
+        """There are no servers."""
+
+    def abandon(self) -> None:
+        """Nobody is there to be told."""
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._entries.clear()
+        self.feedback = None
+        self.set_updater(None)
+
+    # ----------------------------------------------------------------------------------------- checks
+
+    def _by_number(self, groups: list[Group]) -> list[tuple[Entry, list[Any]]]:
+        """Entries in the order of updates, so that overlapping outs end the same way in pull and pushpull."""
+        found = [(self._entry(key), arrays) for key, arrays in groups]
+        if len(found) > 1:
+            found.sort(key=lambda pair: pair[0].number)
+        return found
+
+    def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
+        self._check_kind(key)
+        return first_value(key, values, key in self._entries)
+
+    def _check_kind(self, key: Key) -> None:
+        some = next(iter(self._entries), key)
+        if isinstance(some, str) != isinstance(key, str):
+            raise other_kind(key, type(some))
+
+    def _entry(self, key: Key) -> Entry:
+        try:
+            return self._entries[key]
+        except KeyError:
+            pass
+        self._check_kind(key)
+        raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
+
+    def _sources(
+        self, groups: list[Group]
+    ) -> tuple[list[tuple[Entry, list[Array]]], list[tuple[Entry, list[RowSparseArray]]]]:
+        """Check everything that is pushed, before anything changes; dense and row-sparse work apart."""
+        dense: list[tuple[Entry, list[Array]]] = []
+        sparse: list[tuple[Entry, list[RowSparseArray]]] = []
+        for key, values in groups:
+            entry = self._entries.get(key) or self._entry(key)
+            self._apply.check(entry)
+            if self.feedback is not None and values:
+                self.feedback.check(key, values, entry.dtype)
+            if entry.table is None and cpu.first_misfit(values, entry.value) < 0:
+                if values:
+                    dense.append((entry, values))
+            elif all(isinstance(value, RowSparseArray) for value in values):
+                if values:
+                    sparse.append((entry, [sparse_source(entry, value) for value in values]))
+            else:
+                dense.append((entry, [dense_source(entry, value) for value in values]))
+        if len(dense) > 1:
+            dense.sort(key=lambda pair: pair[0].number)
+        sparse.sort(key=lambda pair: pair[0].number)
+        return dense, sparse
+
+    def _outs(self, entry: Entry, outs: list[Any], later: list[Deliver]) -> list[Array]:
+        """Arrays to fill; what must be converted or copied home is added to `later`."""
+        if entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0:
+            return outs
+        direct = []
+        for out in outs:
+            array, deliver = writable(out, f"out of key {entry.key!r}")
+            check_shape(entry, array, "out")
+            if array.dtype == entry.dtype:
+                direct.append(array)
+            else:
+                later.append(conversion(entry, array))
+            if deliver is not None:
+                later.append(deliver)
+        return direct
+
+    def _fused_outs(self, entry: Entry, targets: dict[Key, list[Any]], later: list[Deliver]) -> list[Array]:
+        """Take a key's outs out of `targets` where they can be filled together with the sum."""
+        outs = targets.get(entry.key, [])
+        usual = entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0
+        if not usual and (entry.table is not None or any(isinstance(out, RowSparseArray) for out in outs)):
+            return []
+        targets[entry.key] = []
+        return outs if usual else self._outs(entry, outs, later)
+
+    def _check_outs(self, rest: list[Group]) -> None:
+        """Make sure, before the push, that the pull after it will work."""
+        for key, outs in rest:
+            entry = self._entry(key)
+            for out in outs:
+                if isinstance(out, RowSparseArray):
+                    continue
+                array, _ = writable(out, f"out of key {key!r}")
+                check_shape(entry, array, "out")
+
+    def _sparse_outs(
+        self, entry: Entry, outs: list[Any], ignore_sparse: bool
+    ) -> list[tuple[RowTable, RowSparseArray]]:
+        wanted = sparse_outs(entry, entry.table is not None, outs, ignore_sparse, self._told, log)
+        return [(entry.table, out) for out in wanted if entry.table is not None]

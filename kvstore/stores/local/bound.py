@@ -1,0 +1,115 @@
+"""Calls of a store of one process with fixed arrays; see `kvstore.plan.Plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ...arrays.grouping import Group
+from ...arrays.host import direct
+from ...arrays.sparse import RowSparseArray
+from ...kernels import cpu
+from ..entry import Array, Entry
+
+if TYPE_CHECKING:
+    from .backend import LocalBackend
+
+#: A key with the arrays to sum and those to fill, all of them plain.
+Plain = list[tuple[Entry, list[Array], list[Array]]]
+
+
+class Bound(Protocol):
+    """A `pushpull` with fixed arrays."""
+
+    def fits(self) -> bool:
+        """Whether keys and updates are still those that it was made for."""
+
+    def is_current(self) -> bool:
+        """Whether the arrays also lie where they lay."""
+
+    def run(self) -> None:
+        """Do it; where it fits."""
+
+
+class Anything:
+    """Any call, done the long way each time."""
+
+    def __init__(self, backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> None:
+        self._backend, self._groups, self._outs = backend, groups, outs
+
+    def fits(self) -> bool:
+        """Return True: everything is looked at each time."""
+        return True
+
+    def is_current(self) -> bool:
+        """Return True: everything is looked at each time."""
+        return True
+
+    def run(self) -> None:
+        """Check, and do it."""
+        self._backend.pushpull(self._groups, self._outs)
+
+
+class HostCall:
+    """Dense keys with plain arrays of the host."""
+
+    def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool, call: Anything) -> None:
+        self._backend, self._work, self._exchangeable = backend, work, exchangeable
+        self._call = call
+        self._apply, self._feedback = backend._apply, backend.feedback
+
+    def fits(self) -> bool:
+        """Whether updates and keys are the same."""
+        backend = self._backend
+        if backend._apply is not self._apply or backend.feedback is not self._feedback:
+            return False
+        return all(backend._entries.get(entry.key) is entry for entry, _, _ in self._work)
+
+    def is_current(self) -> bool:
+        """Whether these are NumPy arrays, whose memory is not exchanged while somebody has a view of it."""
+        return not self._exchangeable and self.fits()
+
+    def run(self) -> None:
+        """Sum, update, fill the outs; if an array was reshaped in place, or locked, the long way explains."""
+        for entry, values, outs in self._work:
+            if cpu.first_misfit(values, entry.value) >= 0 or cpu.first_misfit(outs, entry.value, True) >= 0:
+                self._call.run()
+                return
+        self._backend._push(self._work, [])
+
+
+def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> Bound:
+    """Check a call once, and return the shortest way to do it again.
+
+    Raises
+    ------
+    As `LocalBackend.pushpull`, where it would find fault before anything is changed.
+    """
+    backend._sources(groups)
+    backend._check_outs(groups if outs is None else outs)
+    targets = dict(groups if outs is None else outs)
+    work = [_plain(backend._entry(key), values, targets.pop(key, [])) for key, values in groups]
+    plain = [one for one in work if one is not None]
+    if targets or len(plain) < len(work):
+        return Anything(backend, groups, outs)
+    given = [array for _, arrays in (*groups, *(outs or ())) for array in arrays]
+    exchangeable = any(type(array) is not np.ndarray for array in given)
+    ordered = sorted(plain, key=lambda one: one[0].number)
+    return HostCall(backend, ordered, exchangeable, Anything(backend, groups, outs))
+
+
+def _plain(entry: Entry, values: list[Any], outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:
+    """View a key's arrays where the kernels take them as they are; None where one would have to be copied."""
+    if (
+        entry.table is not None
+        or not values
+        or any(isinstance(one, RowSparseArray) for one in (*values, *outs))
+    ):
+        return None
+    views = [view for view in map(direct, values) if view is not None]
+    filled = [view for view in (direct(out, write=True) for out in outs) if view is not None]
+    if len(views) < len(values) or len(filled) < len(outs):
+        return None
+    fits = cpu.first_misfit(views, entry.value) < 0 and cpu.first_misfit(filled, entry.value, True) < 0
+    return (entry, views, filled) if fits else None

@@ -1,0 +1,1 @@
+"""The stores on parameter servers: workers, servers and a scheduler."""

@@ -1,0 +1,1 @@
+"""What workers, servers and the scheduler say to each other; no sockets and no clocks."""

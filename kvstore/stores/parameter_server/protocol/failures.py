@@ -1,0 +1,18 @@
+"""Failures as they travel, turned into errors again."""
+
+from __future__ import annotations
+
+from .... import errors
+from ....errors import KVStoreError, PeerLostError
+from .messages import Failure
+
+
+def raised(failure: Failure) -> KVStoreError:
+    """Turn what was told of a failure into an error."""
+    kind = getattr(errors, failure.error, KVStoreError)
+    if not (isinstance(kind, type) and issubclass(kind, KVStoreError)):
+        kind = KVStoreError
+    if kind is PeerLostError:
+        return PeerLostError(failure.text, role=failure.role, rank=failure.rank, last_seen=failure.silent)
+    found: KVStoreError = kind(failure.text)
+    return found

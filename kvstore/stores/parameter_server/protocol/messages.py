@@ -1,0 +1,532 @@
+"""What the processes of a parameter server tell each other.
+
+Control messages are msgspec structs, each with a tag. Data messages are a `Batch` of records with their
+payloads beside them; `transport.frames` says how both look on the wire. State machines, the simulator and
+the loops use these types as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+#: Limits that the decoder holds before anything is made of what came in.
+_INT64 = msgspec.Meta(ge=-(2**63), le=2**63 - 1)
+_SIZE = msgspec.Meta(ge=0, le=2**63 - 1)
+
+#: Most bytes of a key as UTF-8, and most dimensions of its shape.
+KEY_BYTES, DIMENSIONS = 1024, 64
+Key = Annotated[int, _INT64] | Annotated[str, msgspec.Meta(max_length=KEY_BYTES)]
+Shape = Annotated[tuple[Annotated[int, _SIZE], ...], msgspec.Meta(max_length=DIMENSIONS)]
+#: Value of an option. Nothing nested: what is read takes some 30 times the bytes it came in at most.
+Option = str | int | float | bool
+
+#: Payloads up to this size are copied as they are sent; of larger ones the caller's memory is.
+COPIED = 16 * 1024
+
+#: Version of everything in this file; processes of another version are refused.
+PROTOCOL = 3
+
+
+class Kind(enum.IntEnum):
+    """What a record asks for, or answers."""
+
+    INIT = 1  # first value of a slice; answered by DONE; on a slice that has one nothing happens
+    ASSIGN = 2  # overwrite a slice between rounds; DONE
+    PUSH = 3  # one worker's part of a round; DONE when it is accepted
+    PULL = 4  # the value after round `round` of this worker; VALUE
+    PUSHPULL = 5  # both; VALUE when the round is complete
+    PULL_ROWS = 6  # payload: int64 ids; VALUE with the rows
+    FETCH_STATE = 7  # optimizer's state of a slice, packed; VALUE
+    PUT_STATE = 8  # DONE
+    FORGET = 9  # drop a slice; DONE
+    LAST_ROUND = 10  # DONE, which names the last round, once no more will be complete
+    DONE = 20
+    VALUE = 21
+    FAILED = 22  # payload: msgpack of `Failure`
+    UNKNOWN = 23  # a request sent again without its payload never came: send all of it
+
+
+class Place(enum.IntEnum):
+    """Where the payload of a record is."""
+
+    NONE = 0
+    FRAME = 1  # frame `frame` of the message, from `offset`
+    SHARED = 2  # segment `frame` of the sender's shared memory, from `offset`
+
+
+class Record(NamedTuple):
+    """One request or reply about one slice."""
+
+    kind: Kind
+    slice: int
+    #: Counts the requests of one worker to one server from 1; a reply repeats it.
+    sequence: int
+    #: Requests: how many pushes of this worker into the slice there are, with this one. Replies: the last
+    #: round that is complete.
+    round: int = 0
+    #: Settings that the worker has agreed to (`SettingsDone.version`); of a round the highest counts.
+    version: int = 0
+    #: The highest number of pushes into any key of this worker; the schedule's time. Of a round the highest.
+    clock: int = 0
+    #: 0: plain elements; else `kernels.cpu.coding`; CODED: by a codec of the user's, see `Batch.codecs`.
+    coding: int = 0
+    threshold: float = 0.0
+    #: Row-sparse payloads: int64 ids of so many rows, then the rows; else -1.
+    rows: int = -1
+    place: Place = Place.NONE
+    frame: int = 0
+    offset: int = 0
+    nbytes: int = 0
+    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: BY_FRAME,
+    #: PROBE or OF_ROUND.
+    stamp: int = 0
+
+
+CODED = 255
+
+#: `Record.stamp` of a request whose answer must not lie in shared memory.
+BY_FRAME = 1
+#: `Record.stamp` of a request sent again without its payload, to learn whether it came.
+PROBE = 2
+#: `Record.stamp` of a PUSHPULL in shared memory whose value may be written over what was pushed, and of an
+#: answer that has no payload because it was.
+IN_PLACE = 3
+#: `Record.stamp` of a read that wants the value as it was after round `round`, last or not.
+OF_ROUND = 4
+
+
+class Batch(NamedTuple):
+    """A data message: records of one worker and one server, and the payloads they speak of."""
+
+    store: int
+    rank: int
+    #: Tells one process of a rank from the next.
+    incarnation: int
+    epoch: int
+    records: list[Record]
+    #: Buffers; a record's `frame` is an index into them.
+    frames: tuple[Any, ...] = ()
+    #: Replies: bytes of this worker's requests that the server has taken in so far, of all messages.
+    received: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request failed: the name of a class in `kvstore.errors`, and its text."""
+
+    error: str
+    text: str
+    role: str = ""
+    """Of a `PeerLostError`: who, and for how many seconds nobody has heard of it."""
+    rank: int = -1
+    silent: float | None = None
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A process in a view."""
+
+    rank: int
+    incarnation: int
+    address: str = ""
+
+
+class Loss(msgspec.Struct, frozen=True, array_like=True):
+    """A process that is lost."""
+
+    role: str
+    rank: int
+    #: Seconds since the scheduler last heard of it.
+    silent: float
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a key on one server: elements (dense) or rows (row-sparse) `start` to `stop`."""
+
+    id: int
+    server: int
+    start: int
+    stop: int
+
+
+class KeySpec(msgspec.Struct, frozen=True, array_like=True):
+    """A key as its founder describes it."""
+
+    key: Key
+    shape: Shape
+    dtype: str
+    sparse: bool = False
+    whole: bool = False
+    """All of it belongs on one server."""
+
+
+class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A key and where its slices are; `ready`: every slice has a value."""
+
+    spec: KeySpec
+    #: Place in the order of init.
+    number: int
+    slices: tuple[Slice, ...]
+    ready: bool
+
+
+# ------------------------------------------------------------------------------------ anyone -> scheduler
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """I am here. A worker says so for each of its stores, a server once."""
+
+    role: str
+    rank: int
+    """-1: give me one."""
+    incarnation: int
+    process: str
+    """Names the process; the pulse and `Bye` carry it too."""
+    job: str
+    protocol: int
+    address: str = ""
+    """Where a server's data socket is."""
+    group: str = ""
+    ordinal: int = 0
+    """A worker's store: the `ordinal`-th of its group."""
+    options: dict[str, Option] = {}
+    """What all workers of a store must agree on: mode, on_peer_loss, slice_bytes."""
+    restarted: bool = False
+    """A server that comes back from a snapshot."""
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True):
+    """The process ends."""
+
+    process: str
+    lost: bool = False
+    """It has failed: the others are to be told of its loss."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """The worker closes its store."""
+
+    store: int
+    lost: bool = False
+    """It has failed, and so have the rounds that wait for it."""
+
+
+class JoinRounds(msgspec.Struct, frozen=True, tag=True):
+    """The worker has no more batches; all its pushes are accepted."""
+
+    request: int
+    store: int
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """A worker that took the place of a lost one is about to push for the first time: into this slice."""
+
+    store: int
+    slice: int
+
+
+class Reached(msgspec.Struct, frozen=True, tag=True):
+    """The worker is about to push into the slice that `View.begin` names, in the view of this epoch."""
+
+    store: int
+    epoch: int
+    pushed: tuple[tuple[int, int], ...]
+    """(slice, round): its last push into each slice until then."""
+
+
+class Barrier(msgspec.Struct, frozen=True, tag=True):
+    """Worker at its `number`-th barrier."""
+
+    request: int
+    store: int
+    number: int
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """The founder wants these keys placed."""
+
+    request: int
+    store: int
+    keys: tuple[KeySpec, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """These keys have their values."""
+
+    request: int
+    store: int
+    keys: tuple[Key, ...]
+
+
+class Lookup(msgspec.Struct, frozen=True, tag=True):
+    """A worker wants to know keys; without any, all that are ready."""
+
+    request: int
+    store: int
+    keys: tuple[Key, ...]
+    wait: bool = True
+    """Answer when all of them are ready; else at once, with those that are."""
+
+
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """Ask how many processes of the job are lost, or have not been heard of for so many seconds."""
+
+    request: int
+    store: int
+    seconds: float
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Forget keys whose broadcast failed."""
+
+    request: int
+    store: int
+    keys: tuple[Key, ...]
+
+
+class Settings(msgspec.Struct, frozen=True, tag=True):
+    """Install an optimizer (the first of equals does, another one is an error), or change its settings."""
+
+    request: int
+    store: int
+    kind: str
+    """``"optimizer"``, ``"none"``, ``"configure"`` or ``"clock"`` (base of the schedule's time)."""
+    ordinal: int
+    """How many optimizers this worker has set, with this one."""
+    text: str
+
+
+class Command(msgspec.Struct, frozen=True, tag=True):
+    """`send_command_to_servers`."""
+
+    request: int
+    store: int
+    head: int
+    body: str
+
+
+class Installed(msgspec.Struct, frozen=True, tag=True):
+    """A server has settings or a command; `error`: why not."""
+
+    store: int
+    version: int
+    error: Failure | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Are you there? Either way."""
+
+    number: int
+
+
+# ------------------------------------------------------------------------------------ scheduler -> anyone
+
+
+class Met(msgspec.Struct, frozen=True, tag=True):
+    """Your hello has come; the others may still be missing."""
+
+    pulse: str = ""
+    """Where the scheduler listens for signs of life."""
+    echo: str = ""
+    """Where it gives its own: it sends everything back, whatever it is busy with."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """All are there. To a server, `store` is -1 and the view empty."""
+
+    store: int
+    rank: int
+    size: int
+    epoch: int
+    members: tuple[Member, ...]
+    servers: tuple[Member, ...]
+    returned: bool = False
+    """This worker takes the place of a lost one."""
+    late: tuple[int, ...] = ()
+    """As in `View`."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Go away: a class of `kvstore.errors`, and why; of a `PeerLostError` also who."""
+
+    error: str
+    text: str
+    role: str = ""
+    rank: int = -1
+    silent: float | None = None
+
+
+class View(msgspec.Struct, frozen=True, tag=True):
+    """Who takes part from now on. Epochs only grow."""
+
+    store: int
+    epoch: int
+    members: tuple[Member, ...]
+    """Workers that are there."""
+    resting: tuple[int, ...]
+    """Those of them for which no round waits: they have joined."""
+    losses: tuple[Loss, ...]
+    """All losses so far that nobody has replaced."""
+    servers: tuple[Member, ...]
+    broken: bool = False
+    """on_peer_loss is "raise" and somebody is lost, or a server is for good: rounds end, writes raise."""
+    mode: str = "sync"
+    """``"sync"`` or ``"async"``; never changes."""
+    late: tuple[int, ...] = ()
+    """Members that took the place of lost ones and have not begun to push: no round and no barrier waits."""
+    begin: int = -1
+    """Slice into which one of them will push first. Whoever else is about to push into it says `Reached`."""
+    begun: int = -1
+    """Rank that is late no more, since all others have reached where it begins."""
+    bases: tuple[tuple[int, int], ...] = ()
+    """(slice, round): the last round of each slice that goes on without `begun`."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """To a request of a worker; which of the fields are filled depends on it."""
+
+    request: int
+    entries: tuple[KeyEntry, ...] = ()
+    version: int = 0
+    text: str = ""
+    error: Failure | None = None
+    count: int = 0
+
+
+class Install(msgspec.Struct, frozen=True, tag=True):
+    """To servers: settings of a store, or a command."""
+
+    store: int
+    version: int
+    kind: str
+    """As in `Settings`, or ``"command"``, ``"drop"`` (a store that all have left; slices in `slices`)."""
+    text: str
+    head: int = 0
+
+
+class Slices(msgspec.Struct, frozen=True, tag=True):
+    """To servers: what the slices are that will come; before the founder knows of them."""
+
+    store: int
+    keys: tuple[KeyEntry, ...]
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """Yes."""
+
+    number: int
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """To servers: the job is over."""
+
+    error: str = ""
+
+
+# ------------------------------------------------------------------------------------- worker -> server
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """First message of a worker to a server, and again after either was replaced: who I am, what I have.
+
+    A worker that came back says it once more when it has begun, to learn in which rounds.
+    `accepted` lists (slice, round): its last push that was answered, for a server that comes back. What the
+    server has forgotten of these is lost with the interval since its snapshot, and nobody waits for it.
+    """
+
+    store: int
+    rank: int
+    incarnation: int
+    epoch: int
+    job: str
+    accepted: tuple[tuple[int, int], ...] = ()
+    met: bool = False
+    """Knows its bases, of this server or of the one whose place it has taken: `accepted` is all there is."""
+    late: bool = False
+    """As far as the worker knows it has not begun; see `View.late`."""
+    memory: str = ""
+    """Where this process's shared memory is, if it offers any; see `transport.shared_buffers`."""
+
+
+class Attached(msgspec.Struct, frozen=True, tag=True):
+    """The server takes requests of this worker now."""
+
+    incarnation: int
+    memory: str = ""
+    """Where the server's values are, if it could read the worker's memory."""
+    epoch: int = 0
+    """Of a view that the worker knew when it attached, or later."""
+    bases: tuple[tuple[int, int], ...] = ()
+    """(slice, round): these rounds go on without this worker; its first push belongs to the next."""
+
+
+class Fenced(msgspec.Struct, frozen=True, tag=True):
+    """You are not a member any more, or not yet one."""
+
+    epoch: int
+    text: str
+
+
+class Who(msgspec.Struct, frozen=True, tag=True):
+    """Ask whom round `round` of this slice waits for."""
+
+    store: int
+    slice: int
+    round: int
+
+
+class Missing(msgspec.Struct, frozen=True, tag=True):
+    """Ranks of workers that have not pushed into it, or of processes that have not come."""
+
+    store: int
+    slice: int
+    round: int
+    ranks: tuple[int, ...]
+    servers: tuple[int, ...] = ()
+
+
+class LeftOut(msgspec.Struct, frozen=True, tag=True):
+    """To workers, once: rounds of this slice go on without a worker that left and had not joined."""
+
+    store: int
+    slice: int
+    rank: int
+    round: int
+    """The last one that it was in."""
+
+
+ToScheduler = (
+    Hello
+    | Bye
+    | Leave
+    | JoinRounds
+    | Begin
+    | Reached
+    | Barrier
+    | Found
+    | Ready
+    | Lookup
+    | Count
+    | Drop
+    | Settings
+    | Command
+    | Installed
+    | Ping
+    | Pong
+)
+FromScheduler = Met | Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
+Direct = Attach | Attached | Fenced | Who | Missing | LeftOut
+
+
+class Letter(msgspec.Struct, frozen=True, tag=True):
+    """Everything between the scheduler and the others, either way: numbered, so that it can be sent again."""
+
+    number: int
+    """From 1; 0: only to say what has come, or `Fenced` to somebody who is no longer known."""
+    seen: int
+    """All letters of the other side up to this one have come."""
+    body: ToScheduler | FromScheduler | Fenced | Who | Missing | None = None
+
+
+Control = ToScheduler | FromScheduler | Direct | Letter

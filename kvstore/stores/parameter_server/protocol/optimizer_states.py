@@ -1,0 +1,229 @@
+"""Optimizer states of parts of keys, as servers keep them, and of whole keys, as files hold them.
+
+A part's state travels in the format of `kvstore.optimizer.states`, with flat arrays for a slice of a dense
+key, and for a slice of a table the ids of the rows, the state of all other rows, and the rows' states. A rule
+that needs whole keys has its state with the slice that begins a key.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....arrays import pages
+from ....arrays.grouping import Key
+from ....errors import KVStoreError, StateFileError
+from ....optimizer import GroupAdaGrad, Optimizer, Updater, states
+from ....optimizer.builtin import BuiltIn
+from ....optimizer.optimizer import State as Tree
+from ...entry import Array
+from ...rows import Ids
+from .messages import KeyEntry, Slice
+
+
+class PartState(NamedTuple):
+    """What belongs to one slice."""
+
+    #: Whether there is a state; before the first update there is none.
+    known: bool
+    tree: Tree
+    #: Of a table: the rows that `tree` is of, None for all, and the state of each of the others.
+    ids: Ids | None
+    blank: Tree
+    updates: int
+    num_update: int
+
+
+NOTHING = PartState(False, None, None, None, 0, 0)
+
+
+def needs_whole_keys(optimizer: Optimizer | None, sparse: bool = False) -> bool:
+    """Whether a rule can only be applied where all of a key is: it takes norms, or is a user's own."""
+    if optimizer is None or optimizer.fused:
+        return False
+    return not (sparse and works_by_rows(optimizer))
+
+
+def works_by_rows(optimizer: Optimizer | None) -> bool:
+    """Whether a rule that is not element-wise needs no more of a table than single rows."""
+    return isinstance(optimizer, GroupAdaGrad) and type(optimizer).update is BuiltIn.update
+
+
+def leaves(tree: Tree) -> Iterator[Array]:
+    """Arrays of a state, in their order."""
+    if isinstance(tree, tuple):
+        for part in tree:
+            yield from leaves(part)
+    elif tree is not None:
+        yield tree
+
+
+# ---------------------------------------------------------------------------------------------- one slice
+
+
+def pack_part(key: Key, part: PartState, table: bool, optimizer: Optimizer) -> bytes:
+    """Return the state of a slice as bytes."""
+    content = {key: (part.ids, part.blank, part.tree) if table else part.tree} if part.known else {}
+    return states.pack(content, _counted(optimizer, {key: part.updates}, part.num_update), False)
+
+
+def unpack_part(key: Key, data: bytes, table: bool, optimizer: Optimizer) -> PartState:
+    """Return what `pack_part` was given.
+
+    Raises
+    ------
+    StateFileError
+        It is damaged, of another key, or of another optimizer.
+    """
+    content = states.unpack(data)
+    rule = type(optimizer).__name__.lower()
+    if content.rule != rule:
+        raise StateFileError(f"a state of optimizer {content.rule!r}, and the store's is {rule!r}")
+    if content.states.keys() - {key}:
+        raise StateFileError(f"a state of key {next(iter(content.states))!r} where that of {key!r} belongs")
+    updates = content.counts.get(key, 0)
+    if key not in content.states:
+        return NOTHING._replace(updates=updates, num_update=content.num_update)
+    tree: Any = content.states[key]
+    if not table:
+        return PartState(True, tree, None, None, updates, content.num_update)
+    if not isinstance(tree, tuple) or len(tree) != 3:
+        raise StateFileError(f"the state of key {key!r} is not one of a table")
+    ids, blank, tree = tree
+    return PartState(True, tree, ids, blank, updates, content.num_update)
+
+
+def _counted(optimizer: Optimizer, counts: Mapping[Key, int], num_update: int) -> Optimizer:
+    other = copy.copy(optimizer)
+    other._index_update_count = {key: n for key, n in counts.items() if n}
+    other.num_update = num_update
+    return other
+
+
+# --------------------------------------------------------------------------------------------- whole keys
+
+
+def join_states(entries: Iterable[KeyEntry], parts: Mapping[int, bytes], optimizer: Optimizer) -> Updater:
+    """Put the states of slices together.
+
+    Parameters
+    ----------
+    entries : iterable of KeyEntry
+        All keys of the store.
+    parts : mapping
+        By slice what `Shelf.fetch_state` returned.
+    optimizer : Optimizer
+        As it is set in the store; not changed.
+
+    Returns
+    -------
+    Updater
+        Its `save` writes the file that a store of one process would write.
+
+    Raises
+    ------
+    StateFileError
+        A part is damaged.
+    KVStoreError
+        Some slices of a key have been updated and others have not yet; or a table is too large for a file.
+    """
+    trees: dict[Key, Tree] = {}
+    counts: dict[Key, int] = {}
+    num_update = optimizer.begin_num_update
+    for entry in entries:
+        key, sparse = entry.spec.key, entry.spec.sparse
+        found = [unpack_part(key, parts[part.id], sparse, optimizer) for part in entry.slices]
+        counts[key] = max((part.updates for part in found), default=0)
+        num_update = max([num_update, *(part.num_update for part in found)])
+        if any(part.known for part in found):
+            trees[key] = _joined(entry, found, optimizer)
+    updater = Updater(_counted(optimizer, counts, num_update))
+    updater.states = trees
+    return updater
+
+
+def _joined(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tree:
+    spec = entry.spec
+    if needs_whole_keys(optimizer, spec.sparse):
+        return next(part.tree for part in parts if part.known)
+    if not all(part.known for part in parts):
+        raise KVStoreError(
+            f"some slices of key {spec.key!r} have an optimizer state and others have none yet; save when "
+            "all rounds are complete"
+        )
+    if spec.sparse:
+        try:
+            whole = [_all_rows(piece, part) for piece, part in zip(entry.slices, parts, strict=True)]
+            return _combined(whole, None)
+        except MemoryError as error:
+            raise KVStoreError(
+                f"the states of table {spec.key!r} with all its {spec.shape[0]} rows do not fit the memory "
+                "of this process"
+            ) from error
+    return _combined([part.tree for part in parts], tuple(spec.shape))
+
+
+def _all_rows(piece: Slice, part: PartState) -> Tree:
+    """State of every row of a slice."""
+    ids = part.ids
+    if ids is None:
+        return part.tree
+    n = piece.stop - piece.start
+    made = iter([_spread(a, b, ids, n) for a, b in zip(leaves(part.tree), leaves(part.blank), strict=True)])
+    return _rebuilt(part.tree, made)
+
+
+def _spread(rows: Array, blank: Array, ids: Ids, n: int) -> Array:
+    table = pages.empty((n, *rows.shape[1:]), rows.dtype)
+    table[...] = blank
+    table[ids] = rows
+    return table
+
+
+def _combined(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
+    """Return one state for those of consecutive slices, with arrays of `shape`; None: rows after rows."""
+    columns = zip(*(leaves(tree) for tree in trees), strict=True)
+    made = (np.concatenate(column) if len(column) > 1 else column[0] for column in columns)
+    return _rebuilt(trees[0], (array if shape is None else array.reshape(shape) for array in made))
+
+
+def _rebuilt(tree: Tree, arrays: Any) -> Tree:
+    """Return a state like `tree` with other arrays."""
+    if isinstance(tree, tuple):
+        return tuple(_rebuilt(part, arrays) for part in tree)
+    return None if tree is None else next(arrays)
+
+
+def split_states(entries: Iterable[KeyEntry], updater: Updater) -> dict[int, bytes]:
+    """Cut states that an updater has loaded into those of slices, for `Shelf.put_state`.
+
+    Every slice gets one: a key without a state begins anew.
+    """
+    return {
+        part.id: pack_part(
+            entry.spec.key, _part_of(entry, part, updater), entry.spec.sparse, updater.optimizer
+        )
+        for entry in entries
+        for part in entry.slices
+    }
+
+
+def _part_of(entry: KeyEntry, piece: Slice, updater: Updater) -> PartState:
+    spec, optimizer = entry.spec, updater.optimizer
+    updates = optimizer._index_update_count.get(spec.key, 0)
+    if spec.key not in updater.states:
+        return NOTHING._replace(updates=updates, num_update=optimizer.num_update)
+    tree = updater.states[spec.key]
+    if needs_whole_keys(optimizer, spec.sparse):
+        if piece.start:
+            return NOTHING._replace(updates=updates, num_update=optimizer.num_update)
+    else:
+        tree = _rebuilt(tree, (_cut(array, piece, spec.sparse) for array in leaves(tree)))
+    return PartState(True, tree, None, None, updates, optimizer.num_update)
+
+
+def _cut(array: Array, piece: Slice, sparse: bool) -> Array:
+    return (array if sparse else array.reshape(-1))[piece.start : piece.stop]

@@ -1,0 +1,204 @@
+"""The keys of one store: where their slices are, whether they have values, and who waits for them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ..protocol.messages import DIMENSIONS, KEY_BYTES, Answer, Failure, Key, KeyEntry, KeySpec, Slice
+from .placement import count, place, release, sizes
+
+#: A store has at most so many.
+_MOST_SLICES = 1 << 24
+
+
+class _Waiting(NamedTuple):
+    rank: int
+    request: int
+    keys: tuple[Key, ...]
+    specs: tuple[KeySpec, ...]  # of a worker that would found them; else none
+    missing: set[Key]  # not ready; perhaps others, too, if they have been dropped
+
+
+class KeyTable:
+    """Keys in the order of their init."""
+
+    def __init__(self, slice_bytes: int, loads: list[int], whole: bool) -> None:
+        self.slice_bytes = slice_bytes
+        self.loads = loads  # bytes on each server, of all stores of the job
+        self.whole = whole
+        self.entries: dict[Key, KeyEntry] = {}
+        self._waiting: list[_Waiting] = []
+        self._numbers = 0
+        self._slices = 0
+
+    def found(
+        self, rank: int, request: int, specs: tuple[KeySpec, ...], founder: int
+    ) -> tuple[Answer | None, tuple[KeyEntry, ...]]:
+        """Handle a worker's init: the answer, if it can have one now, and entries that are new.
+
+        The founder is told at once where its keys belong; what is not ready is for it to fill. Others wait.
+        """
+        error = self._check(specs)
+        if error is not None:
+            return Answer(request, error=error), ()
+        keys = tuple(spec.key for spec in specs)
+        if rank != founder and (missing := self._missing(keys)):
+            self._waiting.append(_Waiting(rank, request, keys, specs, missing))
+            return None, ()
+        new = tuple(self._placed(spec) for spec in specs if spec.key not in self.entries)
+        return Answer(request, self._entries(keys)), new
+
+    def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
+        """Answer with the entries of keys once all are ready, or with those that are; no keys: with all."""
+        wanted = keys or tuple(self.entries)
+        if wait and (missing := self._missing(keys)):
+            self._waiting.append(_Waiting(rank, request, keys, (), missing))
+            return None
+        known = (self.entries.get(key) for key in wanted)
+        return Answer(request, tuple(entry for entry in known if entry is not None and entry.ready))
+
+    def ready(self, keys: Sequence[Key]) -> list[tuple[int, Answer]]:
+        """Note that keys have values: rank and answer of those that have waited for them."""
+        for key in keys:
+            entry = self.entries.get(key)
+            if entry is not None:
+                self.entries[key] = msgspec.structs.replace(entry, ready=True)
+        for one in self._waiting:
+            one.missing.difference_update(keys)
+            if not one.missing:
+                one.missing.update(self._missing(one.keys))
+        done = [one for one in self._waiting if not one.missing]
+        self._waiting = [one for one in self._waiting if one.missing]
+        return [(one.rank, self._late(one)) for one in done]
+
+    def promote(self, founder: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
+        """Tell a worker that waits, and is the founder now, to fill its keys."""
+        mine = [one for one in self._waiting if one.rank == founder and one.specs]
+        self._waiting = [one for one in self._waiting if one not in mine]
+        answers: list[tuple[int, Answer]] = []
+        new: list[KeyEntry] = []
+        for one in mine:
+            answer, entries = self.found(one.rank, one.request, one.specs, founder)
+            new += entries
+            if answer is not None:
+                answers.append((one.rank, answer))
+        return answers, tuple(new)
+
+    def drop(self, keys: Sequence[Key]) -> list[int]:
+        """Forget keys; their slices."""
+        gone = [self.entries.pop(key) for key in keys if key in self.entries]
+        for entry in gone:
+            release(self._bytes(entry), self.loads)
+        return [one.id for entry in gone for one in entry.slices]
+
+    def leave(self, rank: int) -> None:
+        """Forget what a worker waits for."""
+        self._waiting = [one for one in self._waiting if one.rank != rank]
+
+    def clear(self) -> list[tuple[int, int]]:
+        """Rank and request of all that wait; they are forgotten."""
+        gone, self._waiting = self._waiting, []
+        return [(one.rank, one.request) for one in gone]
+
+    def waits(self, rank: int) -> bool:
+        """Whether this worker waits for keys."""
+        return any(one.rank == rank for one in self._waiting)
+
+    def _missing(self, keys: Sequence[Key]) -> set[Key]:
+        """Those of the keys that have no value."""
+        entries = self.entries
+        return {key for key in keys if (entry := entries.get(key)) is None or not entry.ready}
+
+    def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
+        return tuple(self.entries[key] for key in keys)
+
+    def _late(self, one: _Waiting) -> Answer:
+        error = self._check(one.specs)
+        return Answer(one.request, () if error else self._entries(one.keys), error=error)
+
+    def _placed(self, spec: KeySpec) -> KeyEntry:
+        cuts = self._cuts(spec)
+        parts = [size for _, _, size in cuts]
+        if self._keeps_whole(spec):
+            servers = place([sum(parts)], self.loads, range(len(self.loads))) * len(parts)
+        else:
+            servers = place(parts, self.loads, range(len(self.loads)))
+        slices = tuple(
+            Slice(self._slices + at, server, start, stop)
+            for at, (server, (start, stop, _)) in enumerate(zip(servers, cuts, strict=True))
+        )
+        self._slices += len(slices)
+        entry = self.entries[spec.key] = KeyEntry(spec, self._numbers, slices, ready=False)
+        self._numbers += 1
+        return entry
+
+    def _cuts(self, spec: KeySpec) -> list[tuple[int, int, int]]:
+        servers = 1 if self._keeps_whole(spec) else len(self.loads)
+        return sizes(spec, itemsize(spec.dtype), self.slice_bytes, servers)
+
+    def _keeps_whole(self, spec: KeySpec) -> bool:
+        return self.whole or spec.whole
+
+    def _bytes(self, entry: KeyEntry) -> list[tuple[int, int]]:
+        cuts = self._cuts(entry.spec)
+        return [(one.server, size) for one, (_, _, size) in zip(entry.slices, cuts, strict=True)]
+
+    def _check(self, specs: Sequence[KeySpec]) -> Failure | None:
+        kinds = {type(spec.key) for spec in specs} | {type(key) for key in itertools.islice(self.entries, 1)}
+        if len(kinds) > 1:
+            return Failure("KeyKindError", "a store's keys are all int or all str, on all workers")
+        for spec in specs:
+            error = self._check_one(spec)
+            if error is not None:
+                return error
+        return None
+
+    def _check_one(self, spec: KeySpec) -> Failure | None:
+        entry = self.entries.get(spec.key)
+        if entry is not None:
+            return _differs(entry.spec, spec)
+        if (
+            len(str(spec.key).encode()) > KEY_BYTES
+            or len(spec.shape) > DIMENSIONS
+            or min(spec.shape, default=0) < 0
+        ):
+            return Failure(
+                "ShapeError", f"key {str(spec.key)[:80]!r}: its name or its shape is out of bounds"
+            )
+        if spec.sparse and not spec.shape:
+            return Failure("ShapeError", f"key {spec.key!r}: a row-sparse key has rows")
+        if not itemsize(spec.dtype):
+            return Failure("DTypeError", f"key {spec.key!r}: unknown element type {spec.dtype!r}")
+        slice_bytes = (1 << 62) if self.whole else self.slice_bytes
+        if not spec.sparse and count(spec, itemsize(spec.dtype), slice_bytes) + self._slices > _MOST_SLICES:
+            return Failure("ConfigError", f"key {spec.key!r}: too many slices; raise slice_bytes")
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def itemsize(dtype: str) -> int:
+    """Bytes of an element; 0 if there is no such type."""
+    try:
+        return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+    except TypeError:
+        return 0
+
+
+def _differs(old: KeySpec, new: KeySpec) -> Failure | None:
+    if old.shape != new.shape:
+        text = f"key {new.key!r}: this worker has shape {new.shape}, the store has {old.shape}"
+        return Failure("ShapeError", text)
+    if old.dtype != new.dtype:
+        text = f"key {new.key!r}: this worker has {new.dtype}, the store has {old.dtype}"
+        return Failure("DTypeError", text)
+    if old.sparse != new.sparse:
+        words = {True: "row-sparse", False: "dense"}
+        text = f"key {new.key!r}: on this worker it is {words[new.sparse]}, in the store {words[old.sparse]}"
+        return Failure("ArrayError", text)
+    return None

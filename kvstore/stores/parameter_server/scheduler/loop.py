@@ -1,0 +1,117 @@
+"""The scheduler: one socket, the pulses of all processes, and the machine that knows who takes part."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ....settings.parameter_server import PsConfig
+from ....settings.roles import Roles
+from ....waiting import NOTICE_AFTER
+from ..protocol import events
+from ..protocol.failures import raised
+from ..protocol.messages import Letter, Met
+from ..transport.sockets import SchedulerSockets
+from .machine import Scheduler, SchedulerOptions
+
+log = logging.getLogger("kvstore.ps")
+
+_TICK = 0.1  # seconds between two looks at the clock
+
+
+def run(
+    roles: Roles,
+    config: PsConfig,
+    report: Callable[[str], None] | None = None,
+    watch: Callable[[Callable[[], bool]], None] | None = None,
+) -> None:
+    """Be the scheduler of a job until it is over.
+
+    Parameters
+    ----------
+    report : callable, optional
+        Called with the address as soon as others can connect.
+    watch : callable, optional
+        Called before that with a function that says whether no worker has ever come.
+
+    Raises
+    ------
+    KVStoreError
+        The address cannot be taken, or the job did not end well.
+    """
+    sockets = SchedulerSockets(roles)
+    roles = roles.bound(sockets.port)
+    try:
+        loop = _Loop(roles, config, sockets)
+        if watch is not None:
+            watch(loop.deserted)
+        if report is not None:
+            report(sockets.address)
+        end = loop.run()
+    finally:
+        sockets.close()
+    if end.error is not None:
+        raise raised(end.error)
+
+
+class _Loop:
+    """One scheduler, from its start to its end."""
+
+    def __init__(self, roles: Roles, config: PsConfig, sockets: SchedulerSockets) -> None:
+        self._sockets, self._heartbeat = sockets, config.heartbeat
+        options = SchedulerOptions(
+            roles.job,
+            roles.num_workers,
+            roles.num_servers,
+            letter=min(1.0, config.dead_after / 4),
+            dead_after=config.dead_after,
+            server_grace=config.timeout if config.server_restarts else 0.0,
+            timeout=config.timeout,
+        )
+        self._machine = Scheduler(options)
+        self._ticked = self._pinged = self._started = time.monotonic()
+        self._told = False
+        self._ended: events.End | None = None
+
+    def deserted(self) -> bool:
+        """Whether no worker has ever come."""
+        return self._machine.deserted
+
+    def run(self) -> events.End:
+        """Serve until the job is over."""
+        while self._ended is None:
+            for peer, message in self._sockets.receive(_TICK):
+                self._step(events.Received(peer, message))
+            for process in self._sockets.heard():
+                self._step(events.Heard(process))
+            self._look_at_the_clock(time.monotonic())
+        return self._ended
+
+    def _look_at_the_clock(self, now: float) -> None:
+        if now - self._pinged >= self._heartbeat:
+            self._pinged = now
+            self._sockets.ping()
+        if now - self._ticked >= _TICK:
+            self._ticked = now
+            self._step(events.Tick())
+        if not self._told and now - self._started > NOTICE_AFTER:
+            self._told = True
+            if missing := self._machine.waits_for():
+                log.warning("the job has waited %.0f s for %s", now - self._started, missing)
+
+    def _step(self, event: events.Event) -> None:
+        for action in self._machine.step(event, time.monotonic()):
+            if isinstance(action, events.Send):
+                self._sockets.send(action.peer, self._addressed(action.message))
+            elif isinstance(action, events.End):
+                self._ended = action
+
+    def _addressed(self, message: Any) -> Any:
+        """Tell others where signs of life are wanted, and given."""
+        if type(message) is Letter and type(message.body) is Met:
+            return msgspec.structs.replace(message, body=Met(self._sockets.pulse, self._sockets.echo))
+        return message

@@ -1,0 +1,196 @@
+"""The scheduler's state machine: one judge of who is there, which stores there are, and when the job ends.
+
+The rooms beside it divide the work; each knows only those before it:
+
+- `peers`: processes, their sockets, and the letters of one step
+- `roster`: who has which rank
+- `stores`: who enters a store, when it starts, what its members are told
+- `watch`: who is silent or lost, servers that may come back
+- `admission`: who is let in
+- `ending`: who leaves, and the end of the job
+- `desk`: what members ask
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.events import Action, Event, Heard, Received, Tick
+from ..protocol.messages import (
+    Barrier,
+    Begin,
+    Bye,
+    Command,
+    Count,
+    Drop,
+    Found,
+    Hello,
+    Installed,
+    JoinRounds,
+    Leave,
+    Letter,
+    Lookup,
+    Ping,
+    Pong,
+    Reached,
+    Ready,
+    Settings,
+    Who,
+)
+from ..protocol.reliable_link import Link
+from .admission import Admission
+from .failure_detector import Watch, given_up
+from .member_requests import Desk
+from .peers import Mail, Peer, State
+from .rank_assignment import Roster
+from .shutdown import Ending
+from .stores import Stores
+
+_STRANGERS = 4096  # peers that have not said who they are
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """The job, and how patient its scheduler is.
+
+    Attributes
+    ----------
+    job : str
+        Everybody who says hello must name it.
+    num_workers, num_servers : int
+        How many there are.
+    letter : float
+        Seconds after which a letter that has not been acknowledged is sent again.
+    dead_after : float
+        Seconds of silence after which a process is lost.
+    server_grace : float
+        Seconds that a lost server has to come back; 0: it cannot.
+    timeout : float
+        Seconds without any worker after which the job is given up.
+    """
+
+    job: str
+    num_workers: int
+    num_servers: int
+    letter: float = 1.0
+    dead_after: float = 5.0
+    server_grace: float = 0.0
+    timeout: float = 300.0
+
+
+class Scheduler:
+    """The scheduler of one job; `step` is all there is to drive it."""
+
+    def __init__(self, options: SchedulerOptions) -> None:
+        self.options = options
+        self.ended = False
+        self._stepped: float | None = None
+        self._peers: dict[Hashable, Peer] = {}
+        self._roster = roster = Roster(options.num_workers, options.num_servers)
+        self._processes = roster.processes
+        self._stores = stores = Stores(roster)
+        self._watch = watch = Watch(roster, stores, options.dead_after, options.server_grace)
+        self._admission = Admission(options.job, roster, stores, watch, options.dead_after)
+        self._ending = ending = Ending(roster, stores, watch, self._admission, options.timeout)
+        desk = Desk(roster, stores)
+        self._handlers: dict[type, Callable[[Peer, Any, Mail], None]] = {
+            Hello: self._admission.hello,
+            Bye: ending.bye,
+            Leave: ending.leave,
+            JoinRounds: desk.join,
+            Begin: desk.begin,
+            Reached: desk.reached,
+            Barrier: desk.barrier,
+            Found: desk.found,
+            Ready: desk.ready,
+            Lookup: desk.lookup,
+            Count: desk.count,
+            Drop: desk.drop,
+            Settings: desk.settings,
+            Command: desk.command,
+            Installed: desk.installed,
+            Who: desk.who,
+            Ping: self._ping,
+        }
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Take one event; return what is to be done."""
+        mail = Mail(now)
+        self._pass(now)
+        if self.ended:
+            return mail.actions
+        if isinstance(event, Received):
+            self._received(event.peer, event.message, mail)
+        elif isinstance(event, Heard):
+            self._watch.heard(event.process, mail)
+        elif isinstance(event, Tick):
+            self._tick(mail)
+        return mail.actions
+
+    @property
+    def deserted(self) -> bool:
+        """Whether no worker has ever come."""
+        return not self._roster.workers
+
+    def waits_for(self) -> str:
+        """Say who is not there yet, for a log line."""
+        missing = [f"server {rank}" for rank in self._roster.servers.missing]
+        missing += [f"worker {rank}" for rank in self._roster.missing]
+        return ", ".join(missing)
+
+    def _pass(self, now: float) -> None:
+        """Forgive all silence while the scheduler itself was stopped."""
+        if self._stepped is None:
+            self._ending.begin(now)
+        elif now - self._stepped > self.options.dead_after / 2:
+            self._watch.forgive(now - self._stepped)
+        self._stepped = now
+
+    def _received(self, name: Hashable, letter: Any, mail: Mail) -> None:
+        if type(letter) is not Letter:
+            return
+        peer = self._peers.get(name) or self._meet(name, mail.now)
+        process = peer.process
+        if letter.seen > peer.link.number:
+            mail.fence(peer, "this scheduler is not the one that you know; start the job again")
+            return
+        if process is not None and process.state == State.LOST:
+            mail.fence(peer, given_up(process))
+            return
+        if process is not None:
+            process.heard = mail.now
+        for body in peer.link.read(letter, mail.now):
+            handler = self._handlers.get(type(body))
+            if handler is not None and (peer.hello is not None or type(body) is Hello):
+                handler(peer, body, mail)
+        mail.acknowledge(peer)
+
+    def _meet(self, name: Hashable, now: float) -> Peer:
+        if len(self._peers) > _STRANGERS + 2 * len(self._processes):
+            self._clear_strangers(now)
+        peer = self._peers[name] = Peer(name, Link(self.options.letter), now)
+        return peer
+
+    def _clear_strangers(self, now: float) -> None:
+        old = [
+            name
+            for name, peer in self._peers.items()
+            if peer.hello is None and now - peer.since > self.options.dead_after
+        ]
+        for name in old:
+            del self._peers[name]
+
+    def _ping(self, peer: Peer, message: Ping, mail: Mail) -> None:
+        mail.aside(peer, Pong(message.number))
+
+    def _tick(self, mail: Mail) -> None:
+        self._watch.look(mail)
+        self._admission.look(mail)
+        self._ending.look(mail)
+        peers = self._peers.values()
+        for peer in peers:
+            if peer.process is None or peer.process.state == State.HERE:
+                mail.repeat(peer)
+        self.ended = self._ending.close(peers, self.options.dead_after, self.options.letter / 5, mail)

@@ -1,0 +1,139 @@
+"""Who takes part in one store: members, those that rest, those that are lost; a new epoch for each change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..protocol.losses import lost
+from ..protocol.messages import Failure, Loss, Member, View
+from .barrier import Barrier
+from .key_table import KeyTable
+from .rejoins import Arrivals, Begun
+from .settings import SettingsTable
+
+_SLICE_BYTES = 1 << 20
+
+
+class Membership:
+    """One store as the scheduler sees it."""
+
+    def __init__(self, number: int, name: tuple[str, int], options: dict[str, Any], loads: list[int]) -> None:
+        self.number = number
+        self.name = name
+        self.options = options
+        self.mode = str(options.get("mode", "sync"))
+        self.raises = options.get("on_peer_loss", "raise") == "raise"
+        self.started = False
+        self.epoch = 0
+        self.members: dict[int, Member] = {}
+        self.resting: set[int] = set()
+        self.over = False  # all have closed it
+        self.broken = False
+        self.barrier = Barrier()
+        self.arrivals = Arrivals()
+        asked = options.get("slice_bytes")
+        slice_bytes = asked if isinstance(asked, int) and asked > 0 else _SLICE_BYTES
+        self.keys = KeyTable(slice_bytes, loads, bool(options.get("whole_keys", False)))
+        self.settings = SettingsTable(number)
+        self._losses: dict[tuple[str, int], Loss] = {}
+
+    def __str__(self) -> str:
+        return f"store {self.name[0]!r} number {self.name[1]}"
+
+    @property
+    def needed(self) -> frozenset[int]:
+        """Ranks that rounds and barriers wait for."""
+        return frozenset(self.members.keys() - self.resting - self.arrivals.late)
+
+    @property
+    def founder(self) -> int:
+        """Rank whose values count at init; -1 without members.
+
+        One that is late may wait for the others, who must not wait for its values.
+        """
+        return min(self.members.keys() - self.arrivals.late or self.members, default=-1)
+
+    @property
+    def failure(self) -> Failure:
+        """What those get who can go on no longer."""
+        return lost(tuple(self._losses.values()))
+
+    def start(self) -> None:
+        """All are there."""
+        self.started = True
+        self.epoch = 1
+
+    def enter(self, member: Member) -> None:
+        """Take in a member; one that comes back takes the place of the lost one."""
+        self.members[member.rank] = member
+        self.resting.discard(member.rank)
+        self._losses.pop(("worker", member.rank), None)
+        self.settings.forget(member.rank)
+        if self.started:
+            self.epoch += 1
+            if self.mode == "sync":
+                self.arrivals.enter(member.rank)
+
+    def begin(self) -> Begun | None:
+        """Let somebody begin who is late, if all others are there."""
+        begun = self.arrivals.due(self.needed, self.epoch)
+        self.epoch += begun is not None
+        return begun
+
+    def rest(self, rank: int) -> None:
+        """Let nobody wait for this worker's pushes any more."""
+        self.resting.add(rank)
+        self.epoch += 1
+
+    def leave(self, rank: int) -> None:
+        """Let a member go that has closed its store."""
+        self._remove(rank)
+
+    def lose(self, loss: Loss) -> None:
+        """Note that a member is lost."""
+        self._remove(loss.rank)
+        self._losses[("worker", loss.rank)] = loss
+        self.broken = self.broken or self.raises
+
+    def lose_server(self, loss: Loss) -> None:
+        """Note that a server is lost and nobody takes its place: its values are gone."""
+        self._losses[("server", loss.rank)] = loss
+        self.broken = True
+        self.epoch += 1
+
+    def view(self, servers: Iterable[Member], begun: Begun | None = None) -> View:
+        """Who takes part now; with `begun`, nobody else is to begin in this view."""
+        members = tuple(self.members[rank] for rank in sorted(self.members))
+        resting = tuple(sorted(self.resting))
+        losses = tuple(self._losses.values())
+        late = tuple(sorted(self.arrivals.late))
+        rank, bases = begun or (-1, ())
+        begin = -1 if begun or self.broken else self.arrivals.begin
+        return View(
+            self.number,
+            self.epoch,
+            members,
+            resting,
+            losses,
+            tuple(servers),
+            self.broken,
+            self.mode,
+            late,
+            begin,
+            rank,
+            bases,
+        )
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """Rank and request of everybody who waits for others; they are forgotten."""
+        return [*self.barrier.clear(), *self.keys.clear(), *self.settings.clear()]
+
+    def _remove(self, rank: int) -> None:
+        del self.members[rank]
+        self.resting.discard(rank)
+        self.barrier.leave(rank)
+        self.arrivals.leave(rank)
+        self.keys.leave(rank)
+        self.settings.forget(rank)
+        self.epoch += 1

@@ -1,0 +1,113 @@
+"""How workers leave their stores and the job, and how the job ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..protocol.events import End
+from ..protocol.messages import Bye, Failure, Install, Leave, Loss, Over
+from .admission import Admission
+from .failure_detector import Watch
+from .peers import Mail, Peer, State
+from .rank_assignment import Roster
+from .stores import Stores
+
+
+class Ending:
+    """What leads to the end: all have said goodbye, all are lost, or nobody has been there for too long.
+
+    `timeout` is in seconds without any worker.
+    """
+
+    def __init__(
+        self, roster: Roster, stores: Stores, watch: Watch, admission: Admission, timeout: float
+    ) -> None:
+        self._roster = roster
+        self._stores = stores
+        self._watch = watch
+        self._admission = admission
+        self._timeout = timeout
+        self._manned = 0.0  # when a worker was last there
+        self._over: tuple[float, Failure | None] | None = None
+
+    def begin(self, now: float) -> None:
+        """Count the time without workers from here."""
+        self._manned = now
+
+    def leave(self, peer: Peer, message: Leave, mail: Mail) -> None:
+        """Take a worker out of a store that it closes, or that it had to give up."""
+        store = peer.store
+        if store is None or peer.rank not in store.members or not self._roster.holds(peer, store):
+            return
+        if message.lost and store.started:
+            store.lose(Loss("worker", peer.rank, 0.0))
+            self._stores.changed(store, mail)
+            return
+        store.leave(peer.rank)
+        if not store.started:
+            self._stores.try_start(store, mail)
+        elif store.members:
+            self._stores.show(store, mail)
+            self._stores.go_on(store, mail)
+        else:
+            store.over = True
+            self._roster.servers.tell_all(Install(store.number, 0, "drop", ""), mail)
+
+    def bye(self, peer: Peer, message: Bye, mail: Mail) -> None:
+        """Take a process out of the job."""
+        process = peer.process
+        if process is None or process.state != State.HERE:
+            return
+        if message.lost:
+            self._watch.lose(process, mail)
+        else:
+            for one in process.peers.values():
+                if one.store is not None:
+                    self.leave(one, Leave(one.store.number), mail)
+            process.state = State.ENDED
+            for store in self._stores.values():
+                self._stores.try_start(store, mail)
+        self._look_for_end(mail)
+
+    def look(self, mail: Mail) -> None:
+        """See whether the job is over."""
+        self._look_for_end(mail)
+        self._look_for_workers(mail)
+
+    def close(self, peers: Iterable[Peer], patience: float, linger: float, mail: Mail) -> bool:
+        """End, if all that are there know that the job is over, or have had so many seconds to hear it."""
+        if self._over is None:
+            return False
+        since, error = self._over
+        open_ = any(
+            peer.process is not None
+            and peer.process.state == State.HERE
+            and peer.link.acknowledged < peer.link.number
+            for peer in peers
+        )
+        # It stays a little longer, so that letters which come again are acknowledged once more.
+        if mail.now - since <= (patience if open_ else linger):
+            return False
+        mail.actions.append(End(error))
+        return True
+
+    def _look_for_end(self, mail: Mail) -> None:
+        workers = self._roster.workers.values()
+        if self._over is not None or len(workers) < self._roster.num_workers:
+            return
+        if any(one.state == State.HERE for one in workers) or self._admission.contested:
+            return
+        alone = all(one.state == State.LOST for one in workers)
+        self._finish(Failure("PeerLostError", "all workers are lost") if alone else None, mail)
+
+    def _look_for_workers(self, mail: Mail) -> None:
+        if any(one.state == State.HERE for one in self._roster.workers.values()):
+            self._manned = mail.now
+        elif self._over is None and mail.now - self._manned > self._timeout:
+            text = f"no worker has been there for {self._timeout:g} s"
+            self._finish(Failure("TimeoutError", text), mail)
+
+    def _finish(self, error: Failure | None, mail: Mail) -> None:
+        self._over = (mail.now, error)
+        self._roster.servers.tell_all(Over(error.text if error else ""), mail)
+        self._admission.close(mail)

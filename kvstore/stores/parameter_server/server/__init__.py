@@ -1,0 +1,1 @@
+"""A server: its loop, its state machine, and the values that it keeps."""

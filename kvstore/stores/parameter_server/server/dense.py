@@ -1,0 +1,384 @@
+"""Dense keys on a server: slices of their values, and what a batch of complete rounds does to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from ....arrays import pages
+from ....arrays.grouping import Key
+from ....arrays.sparse import RowSparseArray
+from ....errors import KeyNotFoundError, ShapeError
+from ....kernels import cpu
+from ....optimizer import SGLD, Updater
+from ...entry import Array
+from ...rows import merge, merged
+from ..protocol.optimizer_states import NOTHING, PartState, leaves, needs_whole_keys
+from ..transport.shared_buffers import Block, Values
+from .optimizer import Rule, State, check_form, refuse_parts
+from .payload import Job, Payload, not_kept, plain, some_rows, summands, usual_summands
+from .sparse import undone
+
+
+class DenseKey:
+    """A dense key, of which all slices or some are here."""
+
+    def __init__(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any], whole: bool) -> None:
+        self.key, self.shape, self.dtype, self.whole = key, shape, dtype, whole
+        self.size, self.width = math.prod(shape), math.prod(shape[1:])
+        #: Slices that are here, in their order.
+        self.slices: list[DenseSlice] = []
+        #: State of a rule that needs the whole key.
+        self.state = State()
+        self._memory: tuple[Array, Block | None] | None = None
+        self._values: Values | None = None
+
+    def room(self, part: DenseSlice, memory: Values | None) -> tuple[Array, Block | None, int]:
+        """Memory for a slice: flat, its block if others can read it, and where in the block it begins."""
+        if not self.whole:
+            array, block = allocate(part.size, self.dtype, memory)
+            return array, block, 0
+        if self._memory is None:
+            self._memory, self._values = allocate(self.size, self.dtype, memory), memory
+        array, block = self._memory
+        return array[part.start : part.stop], block, part.start * self.dtype.itemsize
+
+    def value(self) -> Array:
+        """Return the live value in the key's shape; only of a whole key."""
+        assert self._memory is not None
+        for part in self.slices:
+            part.come_home(self._values)
+        return self._memory[0].reshape(self.shape)
+
+
+class DenseSlice:
+    """Elements `start` to `stop` of a key."""
+
+    __slots__ = (
+        "_away",
+        "_before",
+        "_before_round",
+        "_copy",
+        "_other",
+        "at",
+        "block",
+        "id",
+        "of",
+        "start",
+        "state",
+        "stop",
+        "value",
+    )
+
+    def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
+        self.id, self.of, self.start, self.stop = id, of, start, stop
+        self.state = State()
+        self.value: Array | None = None
+        #: What the value was after the round before the last, should that not come to be whole elsewhere.
+        self._before: Array | None = None
+        self._before_round = -1
+        self._copy: Array | None = None  # memory for that, of a value that is updated
+        #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
+        self._other: tuple[Array, Block | None, int] | None = None
+        self._away = False
+        #: Where others find it: a block, and bytes from its beginning.
+        self.block: Block | None = None
+        self.at = 0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Segment and offset in shared memory."""
+        return None if self.block is None else (self.block.segment, self.block.offset + self.at)
+
+    @property
+    def key(self) -> Key:
+        """The name of the key that it is a part of."""
+        return self.of.key
+
+    def state_for(self, rule: Rule) -> State:
+        """Return the state that a rule's updates use: the slice's, or that of the whole key."""
+        return self.of.state if needs_whole_keys(rule.optimizer) else self.state
+
+    def live(self) -> Array:
+        """Return the value.
+
+        Raises
+        ------
+        KeyNotFoundError
+            It has none yet.
+        """
+        if self.value is None:
+            raise KeyNotFoundError(f"slice {self.id} of key {self.of.key!r} has no value yet")
+        return self.value
+
+    def ensure(self, memory: Values | None) -> Array:
+        """Return memory for the value."""
+        if self.value is None:
+            self.value, self.block, self.at = self.of.room(self, memory)
+        return self.value
+
+    def keep(self, round: int) -> None:
+        """Keep the value as it is before this round; without memory for it there is none."""
+        value = self.live()
+        try:
+            self._copy = pages.empty((self.size,), value.dtype) if self._copy is None else self._copy
+        except MemoryError:
+            return
+        np.copyto(self._copy, value)
+        self._before, self._before_round = self._copy, round - 1
+
+    def other(self, memory: Values | None) -> tuple[Array, tuple[int, int] | None] | None:
+        """Return memory for a sum that leaves the value as it is, and its place; None: there is none."""
+        if self._other is None:
+            try:
+                self._other = (*allocate(self.size, self.of.dtype, memory), 0)
+            except MemoryError:
+                return None
+        array, block, at = self._other
+        return array, None if block is None else (block.segment, block.offset + at)
+
+    def turn(self, round: int) -> None:
+        """Make what was written there in this round the value, and keep the one before."""
+        assert self._other is not None
+        before = self.live(), self.block, self.at
+        self.value, self.block, self.at = self._other
+        self._other, self._away = before, not self._away
+        self._before, self._before_round = before[0], round - 1
+
+    def come_home(self, memory: Values | None) -> None:
+        """Bring the value back to where the slice began, beside the others of its key."""
+        there = self.other(memory) if self._away else None
+        if there is None or self._other is None:
+            return
+        home, place = there
+        with writing(memory, [place]):
+            np.copyto(home, self.live())
+        if self._before is home:
+            self._before = None
+        away = self.live(), self.block, self.at
+        self.value, self.block, self.at = self._other
+        self._other, self._away = away, False
+
+    def let_go(self, memory: Values) -> None:
+        """Give all memory back, but what the key's other slices are in as well."""
+        home, away = self.block, None if self._other is None else self._other[1]
+        if self._away:
+            home, away = away, home
+        if away is not None:
+            memory.give(away)
+        if home is not None and not (self.of.whole and self.of.slices):
+            memory.give(home)
+
+    def past(self, round: int) -> Array:
+        """Return the value as it was after a round.
+
+        Raises
+        ------
+        KVStoreError
+            That is not kept.
+        """
+        if self._before is None or self._before_round != round:
+            raise not_kept(self.of.key, round)
+        return self._before
+
+    def plan(self, rule: Rule, clock: int) -> tuple[Any, ...]:
+        """Plan one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
+        key, weight = self.of.key, self.live()
+        kind, params, master, states = self.state.begin(rule, key, clock).plan(key, weight)
+        if isinstance(rule.optimizer, SGLD):  # its noise belongs to places in the whole tensor
+            params = (*params, self.start)
+        return kind, params, master, states, self.state.counted(key)
+
+    def follow(self, rule: Rule) -> None:
+        """Bring the float32 copy of a 16-bit value in line with a value that was set from outside."""
+        state = self.state_for(rule)
+        if state.updater is not None:
+            state.updater.follow(self.key, self._weight(state))
+
+    def _weight(self, state: State) -> Array:
+        """Return what a state is the state of."""
+        value = self.live()
+        return value if state is self.state else self.of.value()
+
+    def part_state(self, rule: Rule) -> PartState:
+        """Return the state of this era; that of a whole key is with the slice that begins it."""
+        state = self.state_for(rule)
+        updater = state.current(rule)
+        if updater is None:
+            return NOTHING
+        known = self.key in updater.states and (state is self.state or self.start == 0)
+        tree = updater.states[self.key] if known else None
+        return PartState(known, tree, None, None, state.updates, state.num_update)
+
+    def put_state(self, given: PartState, rule: Rule) -> None:
+        """Take over the state of an era."""
+        state, optimizer = self.state_for(rule), rule.optimizer
+        assert optimizer is not None
+        if state is not self.state and self.start:
+            return  # it came with the slice that begins the key
+        updater = Updater(optimizer)
+        if given.known:
+            fresh = optimizer.create_state_multi_precision(self.key, self._weight(state))
+            check_form(self.key, given.tree, fresh)
+            updater.states[self.key] = given.tree
+        state.era, state.updater = rule.era, updater
+        state.keep((given.updates, given.num_update))
+
+    def as_rows(self) -> tuple[Array, int]:
+        """Return the value as rows, and the number of the first.
+
+        Raises
+        ------
+        ShapeError
+            The slice does not begin and end with a row.
+        """
+        width = self.of.width
+        if not width or self.start % width or self.stop % width:
+            raise ShapeError(
+                f"rows were pushed to dense key {self.of.key!r}, whose slice {self.start} to {self.stop} is "
+                f"cut within rows of {width}"
+            )
+        shape = (self.size // width, *self.of.shape[1:])
+        return self.live().reshape(shape), self.start // width
+
+
+def allocate(size: int, dtype: np.dtype[Any], memory: Values | None) -> tuple[Array, Block | None]:
+    """Memory for so many elements, where others can read it if that can be."""
+    block = memory.take(size * dtype.itemsize) if memory is not None and size else None
+    if block is None:
+        return pages.empty((size,), dtype), None
+    return block.array.view(dtype), block
+
+
+class Batch:
+    """Jobs of dense slices that one call of the kernels does, each slice once.
+
+    Parameters
+    ----------
+    memory : Values or None
+        Where values lie that others read meanwhile.
+    """
+
+    def __init__(self, memory: Values | None) -> None:
+        self._memory = memory
+        self._sums: list[cpu.ReduceItem] = []
+        self._updates: list[cpu.UpdateItem] = []
+        self._places: list[tuple[int, int]] = []
+        self._turned: list[tuple[DenseSlice, int]] = []
+        self._counted: list[tuple[State, tuple[int, int]]] = []
+
+    def add(self, part: DenseSlice, job: Job, rule: Rule, keeps: bool = False) -> bool:
+        """Take in a job; if that raises, nothing has happened. False: its outs will not be written.
+
+        With `keeps` the value before it is kept.
+        """
+        weight = part.live()
+        sources = self._sources(part, job, rule)
+        if sources is None:
+            return False
+        outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
+        place = part.place
+        if rule.optimizer is None:
+            other = part.other(self._memory) if keeps else None
+            if other is not None:
+                weight, place = other
+                self._turned.append((part, job.round))
+            self._sums.append((sources, weight, outs))
+        else:
+            kind, params, master, states, counts = part.plan(rule, job.clock)
+            self._updates.append((kind, params, sources, weight, master, states, outs))
+            self._counted.append((part.state, counts))
+        if place is not None:
+            self._places.append(place)
+        return True
+
+    def _sources(self, part: DenseSlice, job: Job, rule: Rule) -> list[Array] | cpu.Coded | None:
+        """Return what is to be summed; None where a few rows were pushed, which are done here."""
+        if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
+            return usual
+        if all(payload.rows < 0 for _, payload in job.parts):
+            return summands(job.parts, part.of.dtype, part.size)
+        table, first = part.as_rows()
+        dtype, shape = table.dtype, table.shape
+        if any(payload.rows < 0 for _, payload in job.parts):
+            return [_whole_part(payload, dtype, first, shape) for _, payload in job.parts]
+        sources = [some_rows(payload, dtype, first, shape) for _, payload in job.parts]
+        by_rows = rule.optimizer is not None and rule.optimizer.sparse_mode(False) == "rows"
+        if not by_rows:
+            return [merged(sources).todense().reshape(-1)]
+        kind, params, master, states, counts = part.plan(rule, job.clock)
+        rows, maps, datas = merge(sources)
+        with writing(self._memory, [part.place]):
+            shaped = tuple(_like(state, shape) for state in states)
+            cpu.update_rows(kind, params, datas, maps, rows, table, _like(master, shape), shaped)
+        part.state.keep(counts)
+        return None
+
+    def run(self) -> None:
+        """Do all of it."""
+        with writing(self._memory, self._places):
+            if self._sums:
+                cpu.reduce(self._sums)
+            if self._updates:
+                cpu.update(self._updates)
+        for part, round in self._turned:
+            part.turn(round)
+        for state, counts in self._counted:
+            state.keep(counts)
+
+
+def update_whole(parts: list[tuple[DenseSlice, Job]], rule: Rule, memory: Values | None) -> None:
+    """Let a rule in Python update a whole key with the rounds of all its slices."""
+    key = parts[0][0].of
+    if not key.whole or len(parts) < len(key.slices):
+        refuse_parts(rule.optimizer, key.key)
+    gradient = _gradient(key, parts)
+    weight, clock = key.value(), max(job.clock for _, job in parts)
+    updater = key.state.follow(rule)
+    changes = [weight, *leaves(updater.states.get(key.key))]
+    shared = writing(memory, [part.place for part, _ in parts])
+    with shared, key.state.counting(rule, key.key, clock), undone(changes):
+        updater(key.key, gradient, weight)
+
+
+def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, Job]]) -> Array | RowSparseArray:
+    """Sum of what was pushed into all slices; row-sparse where that is what everybody pushed."""
+    if len(parts) == 1 and all(payload.rows >= 0 for _, payload in parts[0][1].parts):
+        table, first = parts[0][0].as_rows()
+        return merged([some_rows(p, key.dtype, first, table.shape) for _, p in parts[0][1].parts])
+    total = pages.empty((key.size,), key.dtype)
+    items: list[cpu.ReduceItem] = []
+    for part, job in parts:
+        there = total[part.start : part.stop]
+        if any(payload.rows >= 0 for _, payload in job.parts):
+            table, first = part.as_rows()
+            items.append(([_whole_part(p, key.dtype, first, table.shape) for _, p in job.parts], there, []))
+        else:
+            items.append((summands(job.parts, key.dtype, part.size), there, []))
+    cpu.reduce(items)
+    return total.reshape(key.shape)
+
+
+def _whole_part(payload: Payload, dtype: np.dtype[Any], first: int, shape: tuple[int, ...]) -> Array:
+    if payload.rows >= 0:
+        return some_rows(payload, dtype, first, shape).todense().reshape(-1)
+    return plain(payload, dtype, math.prod(shape))
+
+
+def _like(array: Any, shape: tuple[int, ...]) -> Any:
+    return None if array is None else array.reshape(shape)
+
+
+def writing(memory: Values | None, places: Iterable[tuple[int, int] | None]) -> Any:
+    """Return a context in which readers on this machine see that values change."""
+    shared = [place for place in places if place is not None]
+    return nullcontext() if memory is None or not shared else memory.writing(shared)

@@ -1,0 +1,294 @@
+"""A server: its sockets, and what its machine wants done, in one thread.
+
+Arithmetic runs on the kernels' helper threads, outside of the interpreter's lock; while it does, messages
+pile up in ZeroMQ's queues. What the values are, and where they lie, is `Shelves`' business.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from ....errors import KVStoreError
+from ....settings.parameter_server import PsConfig
+from ....settings.roles import Roles
+from ..protocol import events
+from ..protocol import messages as m
+from ..protocol.failures import raised
+from ..protocol.messages import Batch, Failure, Kind, Place, Record
+from ..transport.heartbeats import Pulse
+from ..transport.sockets import ServerSockets
+from .machine import Server, ServerOptions
+
+log = logging.getLogger("kvstore.ps")
+
+_COMPLAINT = 60.0  # seconds until the same trouble is logged again
+_TICK = 0.1  # seconds between two looks at the clock
+_REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
+
+
+class Shelves(Protocol):
+    """What a server holds; every method is called by the one thread of the loop."""
+
+    def apply(self, action: events.Apply) -> events.Applied | None:
+        """Carry out rounds; None where all of them wait for others."""
+
+    def abort(self, action: events.Abort) -> events.Applied:
+        """Give up rounds that wait for others."""
+
+    def reach(self, batch: Batch) -> None:
+        """Get hold of the shared memory that requests speak of: their worker may die before it is read."""
+
+    def write(self, action: events.Write) -> events.Applied:
+        """Write a value or a state."""
+
+    def read(
+        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool
+    ) -> tuple[Record, list[Any]]:
+        """Return what is asked for: place, rows, nbytes, and buffers where place is FRAME.
+
+        Live memory only where `steady`: the value stays as it is until the worker has it. `past`: as it was
+        after round `request.round`, which is not the last.
+        """
+
+    def seated(self, rank: int) -> None:
+        """Learn which server this is."""
+
+    def define(self, action: events.Define) -> None:
+        """Take note of slices that will come."""
+
+    def forget(self, action: events.Forget) -> None:
+        """Drop slices."""
+
+    def configure(self, action: events.Configure) -> Failure | None:
+        """Take in settings."""
+
+    def attach(self, action: events.Attachment) -> str:
+        """Open a worker's memory, and say where values are for it; or let it go."""
+
+    def save(self, machine: dict[str, Any]) -> Callable[[], None]:
+        """Note everything as it is, and what the machine wants to find again; return what writes it."""
+
+    def close(self) -> None:
+        """Let everything go."""
+
+
+class ServerLoop:
+    """One server, from its start to its end."""
+
+    def __init__(
+        self, roles: Roles, config: PsConfig, shelves: Shelves, state: dict[str, Any] | None = None
+    ) -> None:
+        self._config, self._shelves = config, shelves
+        incarnation = secrets.randbits(63)
+        process = f"server/{roles.rank}/{os.getpid()}/{secrets.token_hex(8)}"
+        self._sockets = ServerSockets(roles, incarnation)
+        hello = m.Hello(
+            "server", roles.rank, incarnation, process, roles.job, m.PROTOCOL,
+            address=self._sockets.address, restarted=state is not None,
+        )  # fmt: skip
+        options = ServerOptions(
+            dead_after=config.dead_after,
+            saves=bool(config.snapshot),
+            start=config.timeout,
+            where=roles.scheduler,
+        )
+        self._machine = Server(hello, options, state)
+        self._pulse: Pulse | None = None
+        self._roles = roles
+        self._process = process
+        self._ticked = self._saved = time.monotonic()
+        self._due = False  # a snapshot
+        self._writing: threading.Thread | None = None
+        self._unwritten: Failure | None = None  # why
+        self._complained = -math.inf
+        #: What workers of this machine are told of our memory, by store and rank.
+        self._memory: dict[tuple[int, int], str] = {}
+        self._attaching: dict[Hashable, tuple[int, int]] = {}
+        self._ended: events.End | None = None
+        self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
+            events.Reply: self._reply,
+            events.Apply: shelves.apply,
+            events.Abort: shelves.abort,
+            events.Send: self._send,
+            events.Write: shelves.write,
+            events.Configure: self._configure,
+            events.Define: shelves.define,
+            events.Forget: self._forget,
+            events.Attachment: self._attach,
+            events.MetScheduler: self._met,
+            events.Welcomed: self._welcomed,
+            events.Save: self._wants_snapshot,
+            events.End: self._end,
+            events.Failed: self._end,
+        }
+
+    def run(self) -> None:
+        """Serve until the job is over.
+
+        Raises
+        ------
+        KVStoreError
+            The job did not end well, or this server was refused.
+        """
+        try:
+            self._step(events.Start())
+            while self._ended is None:
+                self._turn()
+        finally:
+            if self._writing is not None:
+                self._writing.join()
+            if self._pulse is not None:
+                self._pulse.close()
+            self._sockets.close()
+            self._shelves.close()
+        if self._ended.error is not None:
+            raise raised(self._ended.error)
+
+    def _turn(self) -> None:
+        for peer, message in self._sockets.receive(_TICK):
+            if type(message) is m.Attach:
+                self._attaching[peer] = message.store, message.rank
+            elif isinstance(message, Batch):
+                self._shelves.reach(message)
+            self._step(events.Received(peer, message))
+        now = time.monotonic()
+        if now - self._ticked >= _TICK:
+            self._ticked = now
+            self._step(events.Tick())
+        self._look_after_snapshots(now)
+
+    def _look_after_snapshots(self, now: float) -> None:
+        """Write one when it is time, in a thread of its own; say so when it is on disk."""
+        if self._writing is not None:
+            if not self._writing.is_alive():
+                self._writing = None
+                self._step(events.Saved(self._unwritten))
+            return
+        interval = self._config.snapshot_interval
+        if self._config.snapshot and (self._due or now - self._saved > interval) and self._machine.quiet():
+            self._due, self._saved = False, now
+            write = self._shelves.save(self._machine.snapshot())
+            self._writing = threading.Thread(target=self._write, args=(write,), name="kvstore-snapshot")
+            self._writing.start()
+
+    def _write(self, write: Callable[[], None]) -> None:
+        self._unwritten = None
+        try:
+            write()
+        except (OSError, KVStoreError, MemoryError) as error:
+            self._unwritten = Failure(
+                "StateFileError",
+                f"server {self._machine.rank} has no snapshot: {error}; make room, and init the key again",
+            )
+            if time.monotonic() - self._complained > _COMPLAINT:
+                self._complained = time.monotonic()
+                log.error("no snapshot could be written, the last one stays: %s", error)
+
+    def _step(self, event: events.Event) -> None:
+        work = [event]
+        while work:
+            for action in self._machine.step(work.pop(0), time.monotonic()):
+                follows = self._carry_out(action)
+                if follows is not None:
+                    work.append(follows)
+
+    def _carry_out(self, action: events.Action) -> events.Event | None:
+        handler = self._handlers.get(type(action))
+        return None if handler is None else handler(action)
+
+    def _configure(self, action: events.Configure) -> events.Configured:
+        install = action.install
+        return events.Configured(install.store, install.version, self._shelves.configure(action))
+
+    def _attach(self, action: events.Attachment) -> None:
+        self._memory[action.store, action.rank] = self._shelves.attach(action)
+
+    def _forget(self, action: events.Forget) -> None:
+        self._shelves.forget(action)
+        if action.slices is None:
+            self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
+            self._attaching = {peer: key for peer, key in self._attaching.items() if key[0] != action.store}
+
+    def _met(self, action: events.MetScheduler) -> None:
+        self._pulse = Pulse(action.met.pulse, self._process, self._roles.keys, self._roles.job)
+        self._sockets.connect_echo(action.met.echo)
+
+    def _welcomed(self, action: events.Welcomed) -> None:
+        self._shelves.seated(action.welcome.rank)
+
+    def _wants_snapshot(self, action: events.Save) -> None:
+        self._due = True
+
+    def _end(self, action: events.End | events.Failed) -> None:
+        self._ended = action if isinstance(action, events.End) else events.End(action.failure)
+
+    def _send(self, action: events.Send) -> None:
+        message = action.message
+        if type(message) is m.Attached:
+            offer = self._memory.get(self._attaching.get(action.peer, (-1, -1)), "")
+            message = msgspec.structs.replace(message, memory=offer)
+        self._sockets.send(action.peer, message)
+
+    def _reply(self, action: events.Reply) -> None:
+        """Answer one worker; what is large goes in several messages."""
+        records: list[Record] = []
+        frames: list[Any] = []
+        size = 0
+        store, rank = action.batch.store, action.batch.rank
+        for kind, request, round, detail in action.answers:
+            record, buffers = self._answer(store, rank, kind, request, round, detail)
+            if size and size + record.nbytes > _REPLY_BYTES and buffers:
+                self._flush(action, records, frames)
+                records, frames, size = [], [], 0
+            if buffers:
+                record = record._replace(frame=len(frames))
+                frames.append(tuple(buffers))
+                size += record.nbytes
+            records.append(record)
+        if records or not action.answers:
+            self._flush(action, records, frames)
+
+    def _flush(self, action: events.Reply, records: list[Record], frames: list[Any]) -> None:
+        self._sockets.send(action.peer, action.batch._replace(records=records, frames=tuple(frames)))
+
+    def _answer(
+        self, store: int, rank: int, kind: Kind, request: Record, round: int, detail: Any
+    ) -> tuple[Record, Sequence[Any]]:
+        record = Record(kind, request.slice, request.sequence, round)
+        if kind == Kind.FAILED:
+            return _failed(record, detail)
+        if kind != Kind.VALUE:
+            return record, ()
+        try:
+            steady = self._machine.waits_for(store, rank)
+            past = request.stamp == m.OF_ROUND and request.round < round
+            found, buffers = self._shelves.read(store, rank, request, detail, steady, past)
+            round = request.round if past else round
+        except KVStoreError as error:
+            return _failed(record, Failure(type(error).__name__, str(error)))
+        return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers
+
+
+def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
+    text = msgspec.msgpack.encode(failure)
+    return record._replace(kind=Kind.FAILED, place=Place.FRAME, nbytes=len(text)), [text]
+
+
+def run(roles: Roles, config: PsConfig, shelves: Shelves, state: dict[str, Any] | None = None) -> None:
+    """Be a server of a job until it is over; `state` is what the machine had saved.
+
+    Raises
+    ------
+    KVStoreError
+        The job did not end well, or this server was refused.
+    """
+    ServerLoop(roles, config, shelves, state).run()

@@ -1,0 +1,220 @@
+"""The settings of a store on a server, version by version, and the optimizer's state of a part of a key.
+
+A round is updated with the settings that its workers had agreed to when they pushed, even if newer ones are
+there already; so every version has an optimizer object of its own. Objects of one era share their states.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from ....arrays.grouping import Key
+from ....errors import ConfigError, DTypeError, KVStoreError, StateFileError, UpdaterError
+from ....optimizer import Optimizer, Updater
+from ....optimizer.optimizer import State as Tree
+from ..protocol.optimizer_states import leaves
+
+_KINDS = ("optimizer", "configure", "none", "clock")
+_KEPT = 1024  # rounds of a slice that wait are three; whoever changes settings more often between them is odd
+
+
+class Rule(NamedTuple):
+    """What holds from a version on."""
+
+    version: int
+    #: Counts the optimizers that were set, None included; states belong to one of them.
+    era: int
+    optimizer: Optimizer | None
+    #: The optimizer's description.
+    text: str
+    #: Of the schedule's time: the job's clock is added.
+    base: int
+
+
+class Rules:
+    """All versions of the settings."""
+
+    def __init__(self) -> None:
+        self._rules = [Rule(0, 0, None, "", 0)]
+
+    def newest(self) -> Rule:
+        """Return what holds for what comes now."""
+        return self._rules[-1]
+
+    def at(self, version: int) -> Rule:
+        """Return what holds for a version."""
+        if version >= self._rules[-1].version:
+            return self._rules[-1]
+        place = bisect.bisect_right(self._rules, version, key=lambda rule: rule.version)
+        return self._rules[max(0, place - 1)]
+
+    def after(self, version: int, kind: str, text: str) -> Rule | None:
+        """Return what will hold from a version on; None for one that is known already."""
+        last = self._rules[-1]
+        if version <= last.version:
+            return None
+        if kind not in _KINDS:
+            raise ConfigError(f"settings of a kind {kind!r}; known are {', '.join(_KINDS)}")
+        return _next(last, version, kind, text)
+
+    def add(self, rule: Rule) -> None:
+        """Add a version."""
+        self._rules.append(rule)
+        del self._rules[:-_KEPT]
+
+    def all(self) -> list[Rule]:
+        """Return all versions, oldest first."""
+        return list(self._rules)
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return all versions, fit for JSON."""
+        return [
+            {"version": rule.version, "era": rule.era, "text": rule.text, "base": rule.base}
+            for rule in self._rules
+        ]
+
+    @classmethod
+    def from_description(cls, described: list[dict[str, Any]]) -> Rules:
+        """Make again what `described` told of."""
+        rules = cls()
+        rules._rules = [
+            Rule(int(one["version"]), int(one["era"]), _built(one["text"]), one["text"], int(one["base"]))
+            for one in described
+        ]
+        return rules
+
+
+def _next(last: Rule, version: int, kind: str, text: str) -> Rule:
+    if kind == "none":
+        return Rule(version, last.era + 1, None, "", 0)
+    if kind == "clock":
+        return last._replace(version=version, base=_whole_number(text))
+    optimizer = _built(text)
+    if optimizer is None:
+        raise ConfigError("settings of an optimizer without a name")
+    if kind == "optimizer":
+        return Rule(version, last.era + 1, optimizer, text, optimizer.begin_num_update)
+    if type(optimizer) is not type(last.optimizer):
+        raise ConfigError(f"settings of {type(optimizer).__name__}, where {_name(last.optimizer)} is set")
+    return last._replace(version=version, optimizer=optimizer, text=text)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"the schedule's time begins with a whole number, not {text!r}") from None
+
+
+def _built(text: str) -> Optimizer | None:
+    if not text:
+        return None
+    try:
+        made = json.loads(text)
+        name, config = made["name"], made["config"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"settings that describe no optimizer: {error!r}") from error
+    if config is None:
+        raise ConfigError(
+            f"optimizer {name!r} cannot be sent to servers: register its class (and that of its schedule), "
+            "and keep its arguments as attributes"
+        )
+    return Optimizer.from_config(name, config)
+
+
+def _name(optimizer: Optimizer | None) -> str:
+    return "no optimizer" if optimizer is None else type(optimizer).__name__
+
+
+class State:
+    """An optimizer's state of a slice, or of a whole key."""
+
+    __slots__ = ("era", "num_update", "updater", "updates")
+
+    def __init__(self) -> None:
+        self.era = 0
+        self.updater: Updater | None = None
+        #: How many updates there were in this era.
+        self.updates = 0
+        #: The schedule's time of the last of them.
+        self.num_update = 0
+
+    def follow(self, rule: Rule) -> Updater:
+        """Return the updater, with the rule's optimizer; another era begins with fresh states."""
+        assert rule.optimizer is not None
+        if self.updater is None or self.era != rule.era:
+            self.updater, self.era, self.updates, self.num_update = Updater(rule.optimizer), rule.era, 0, 0
+        self.updater.optimizer = rule.optimizer
+        return self.updater
+
+    def current(self, rule: Rule) -> Updater | None:
+        """Return the updater if it belongs to the rule's era."""
+        return self.updater if self.era == rule.era else None
+
+    def begin(self, rule: Rule, key: Key, clock: int) -> Updater:
+        """Return the updater, with the optimizer's counts set to those of this state."""
+        updater = self.follow(rule)
+        optimizer = updater.optimizer
+        optimizer._index_update_count = {key: self.updates} if self.updates else {}
+        optimizer.num_update = rule.base + clock
+        return updater
+
+    def counted(self, key: Key) -> tuple[int, int]:
+        """Return the optimizer's counts after an update, for `keep`."""
+        assert self.updater is not None
+        optimizer = self.updater.optimizer
+        return optimizer._index_update_count.get(key, self.updates), optimizer.num_update
+
+    def keep(self, counts: tuple[int, int]) -> None:
+        """Say that the update is done."""
+        self.updates, self.num_update = counts
+
+    @contextmanager
+    def counting(self, rule: Rule, key: Key, clock: int) -> Iterator[Updater]:
+        """Lend the updater for one update, which counts if the body succeeds."""
+        updater = self.begin(rule, key, clock)
+        yield updater
+        self.keep(self.counted(key))
+
+
+def check_form(key: Key, tree: Tree, fresh: Tree, rows: int | None = None) -> None:
+    """Raise StateFileError unless a state is like a fresh one; with `rows` that of one row is given."""
+    theirs = [(array.dtype.name, array.shape) for array in leaves(tree)]
+    ours = [
+        (array.dtype.name, array.shape if rows is None else (rows, *array.shape[1:]))
+        for array in leaves(fresh)
+    ]
+    if theirs != ours:
+        raise StateFileError(f"a state of key {key!r} is {theirs}, where the optimizer keeps {ours}")
+
+
+def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
+    """Raise ConfigError for a rule that needs a whole key of which only a part is here."""
+    raise ConfigError(
+        f"{_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; set the "
+        "optimizer on every worker (the lowest rank moves such keys to one server), or start one server"
+    )
+
+
+def check_dtype(rule: Rule, key: Key, dtype: np.dtype[Any]) -> None:
+    """Raise DTypeError for an optimizer on integers, which have no gradient."""
+    if rule.optimizer is not None and dtype.kind in "iu":
+        raise DTypeError(
+            f"key {key!r} holds {dtype}; {_name(rule.optimizer)} updates floating-point weights only"
+        )
+
+
+def explained(error: Exception, rule: Rule, key: Key, server: int) -> Exception:
+    """Return what to tell workers of an error in an update."""
+    if isinstance(error, (KVStoreError, MemoryError)):
+        return error
+    kind = type(error).__name__
+    told = UpdaterError(f"{_name(rule.optimizer)} raised {kind} on key {key!r} (server {server}): {error}")
+    told.__cause__ = error
+    return told

@@ -1,0 +1,164 @@
+"""What workers send for a slice, and what the kernels sum of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....arrays.grouping import Key
+from ....arrays.sparse import RowSparseArray
+from ....errors import DTypeError, KVStoreError, RowIndexError, ShapeError
+from ....kernels import cpu
+from ...entry import Array
+
+
+class Payload(NamedTuple):
+    """What a worker sends for a slice.
+
+    Plain elements in native byte order, packed ones (`coding` and `threshold` as `kernels.cpu.Coded` takes
+    them), or rows of a table. The memory is only read, and not looked at again after the call.
+    """
+
+    #: A buffer; for rows one with the int64 ids and then the rows, or a pair of buffers. An exception where
+    #: it cannot be read: the job fails with that.
+    data: Any
+    coding: int = 0
+    threshold: float = 0.0
+    #: How many rows; their ids are those of the whole table, ascending, each once. -1: not row-sparse.
+    rows: int = -1
+
+
+class Job(NamedTuple):
+    """One round of one slice, as `events.Job`."""
+
+    slice: int
+    round: int
+    #: In rank order: (rank, payload). A round without any changes nothing.
+    parts: list[tuple[int, Payload]]
+    version: int = 0
+    clock: int = 0
+    #: Where the value is to be written too: buffers as large as the slice's value. Some may be sources.
+    outs: tuple[Any, ...] = ()
+
+
+class Place(NamedTuple):
+    """Where a value lies in the server's shared memory, and its stamp; see `transport.shared_buffers`."""
+
+    segment: int
+    offset: int
+    nbytes: int
+    stamp: int
+
+
+def not_kept(key: Key, round: int) -> KVStoreError:
+    """Make the error of who asks for a value as it was."""
+    return KVStoreError(f"the value that key {key!r} had after round {round} is not kept")
+
+
+def plain(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
+    """View a payload as `size` elements; copied where it is not aligned.
+
+    Raises
+    ------
+    ShapeError
+        It has another size.
+    """
+    if payload.coding:
+        _check_packed(dtype)
+        restored = np.empty(size, np.float32)
+        cpu.decode(payload.coding, payload.threshold, [_packed(payload, size)], restored)
+        return restored
+    return _typed(_bytes(payload.data), dtype, size)
+
+
+def usual_summands(parts: list[tuple[int, Payload]], dtype: np.dtype[Any], size: int) -> list[Array] | None:
+    """Return parts as the kernels sum them, where all are plain and fit; None: take the long way."""
+    nbytes = size * dtype.itemsize
+    arrays = []
+    for _, (data, coding, _, rows) in parts:
+        if coding or rows >= 0 or isinstance(data, Exception):
+            return None
+        array = np.frombuffer(data, np.uint8)
+        if array.size != nbytes:
+            return None
+        typed = array.view(dtype)
+        if not typed.flags.aligned:
+            return None
+        arrays.append(typed)
+    return arrays
+
+
+def summands(
+    parts: Sequence[tuple[int, Payload]], dtype: np.dtype[Any], size: int
+) -> list[Array] | cpu.Coded:
+    """Return the parts of a dense slice as the kernels sum them, in their order.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        A part is not one for a slice of this type and size.
+    """
+    codes = {(payload.coding, payload.threshold) for _, payload in parts}
+    coding, threshold = codes.pop()
+    if codes or not coding:  # plain, or workers that pack in different ways
+        return [plain(payload, dtype, size) for _, payload in parts]
+    _check_packed(dtype)
+    return cpu.Coded(coding, threshold, size, [_packed(payload, size) for _, payload in parts], packed=True)
+
+
+def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[int, ...]) -> RowSparseArray:
+    """View a row-sparse payload as rows of a slice that begins with row `start`; `shape` is the slice's.
+
+    Ids are those of the slice, not of the table.
+
+    Raises
+    ------
+    ShapeError, RowIndexError
+        Not so many bytes; ids that do not ascend, or of rows that lie elsewhere.
+    """
+    n, width = payload.rows, int(np.prod(shape[1:], dtype=np.int64))
+    if isinstance(payload.data, tuple):
+        ids_bytes, data_bytes = (_bytes(part) for part in payload.data)
+    else:
+        both = _bytes(payload.data)
+        ids_bytes, data_bytes = both[: 8 * n], both[8 * n :]
+    ids = _typed(ids_bytes, np.dtype(np.int64), n) - start
+    if not cpu.ascending_ids(ids, shape[0]):
+        raise RowIndexError(
+            f"row ids of a push must ascend within [{start}, {start + shape[0]}), the rows of its slice"
+        )
+    data = _typed(data_bytes, dtype, n * width)
+    return RowSparseArray._trusted(data.reshape(n, *shape[1:]), ids, shape)
+
+
+def _bytes(data: Any) -> Array:
+    if isinstance(data, Exception):
+        raise data
+    return np.frombuffer(data, np.uint8)
+
+
+def _typed(data: Array, dtype: np.dtype[Any], size: int) -> Array:
+    if data.nbytes != size * dtype.itemsize:
+        raise ShapeError(
+            f"a payload of {data.nbytes} bytes where {size} elements of {dtype} take {size * dtype.itemsize}"
+        )
+    typed = data.view(dtype)
+    return typed if typed.flags.aligned else data.copy().view(dtype)
+
+
+def _check_packed(dtype: np.dtype[Any]) -> None:
+    if dtype != np.float32:
+        raise DTypeError(f"a packed gradient is float32, the key holds {dtype}")
+
+
+def _packed(payload: Payload, size: int) -> Array:
+    data = _bytes(payload.data)
+    try:
+        needed = cpu.encoded_bytes(payload.coding, size)
+    except ValueError as error:
+        raise DTypeError(f"a push is packed in a way that this server does not know: {error}") from error
+    if data.nbytes != needed:
+        raise ShapeError(f"a payload of {data.nbytes} bytes where {size} packed elements take {needed}")
+    return data if data.ctypes.data % 4 == 0 else data.copy()  # words of 32 bits

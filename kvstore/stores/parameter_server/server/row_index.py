@@ -1,0 +1,70 @@
+"""Where the rows of a table lie, by their ids: a large sorted list, and a small one of those that came last.
+
+To put a few new ids into a sorted list of millions means to copy it; so new ones gather in a list of their
+own until that is worth the copy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....kernels import cpu
+from ...rows import Ids
+
+_SHARE = 8  # the small list has at most such a part of the large one ...
+_LEAST = 4096  # ... or so many ids
+
+#: Ascending ids, and where each lies.
+Pair = tuple[Ids, Ids]
+
+NONE: Pair = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class RowIndex:
+    """Positions of rows. What `mark` returns is never changed, so it can be gone back to."""
+
+    def __init__(self, ids: Ids, where: Ids) -> None:
+        self._old: Pair = ids, where
+        self._new: Pair = NONE
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, in bytes."""
+        return sum(array.nbytes for array in (*self._old, *self._new))
+
+    def positions(self, ids: Ids) -> Ids:
+        """Where rows of ascending ids lie; -1 for those that are not there."""
+        found = _located(self._old, ids)
+        if len(self._new[0]) and (missing := np.flatnonzero(found < 0)).size:
+            found[missing] = _located(self._new, ids[missing])
+        return found
+
+    def add(self, ids: Ids, where: Ids) -> None:
+        """Take in rows that are not there, by ascending ids."""
+        self._new = _inserted(self._new, ids, where)
+        if len(self._new[0]) > max(_LEAST, len(self._old[0]) // _SHARE):
+            self.all()
+
+    def all(self) -> Pair:
+        """Return all ids, ascending, and where each lies."""
+        if len(self._new[0]):
+            self._old, self._new = _inserted(self._old, *self._new), NONE
+        return self._old
+
+    def mark(self) -> tuple[Pair, Pair]:
+        """Return what `go_back` takes."""
+        return self._old, self._new
+
+    def go_back(self, mark: tuple[Pair, Pair]) -> None:
+        """Be as at a mark."""
+        self._old, self._new = mark
+
+
+def _located(pair: Pair, ids: Ids) -> Ids:
+    found = cpu.locate_ids(pair[0], ids)
+    return np.where(found >= 0, pair[1][found], -1) if len(pair[1]) else found
+
+
+def _inserted(pair: Pair, ids: Ids, where: Ids) -> Pair:
+    at = np.searchsorted(pair[0], ids)
+    return np.insert(pair[0], at, ids), np.insert(pair[1], at, where)

@@ -1,0 +1,245 @@
+"""Snapshots of what a server holds: a folder of safetensors files, and a manifest that says which count.
+
+A snapshot writes what has changed to a new file, then the manifest in one step, then removes files that
+nobody needs any more. Whoever is killed in between leaves the snapshot before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .... import tensor_file
+from ....arrays.host import dtype_named
+from ....errors import StateFileError
+from ....files import replacing
+from ....optimizer import Updater
+from ....optimizer.optimizer import State as Tree
+from ...entry import Array
+from ..protocol.messages import KeyEntry
+from .dense import DenseSlice
+from .optimizer import Rule, State
+from .sparse import Table
+
+_FORMAT = "kvstore.server"
+_VERSION = 1
+_MANIFEST = "manifest.json"
+
+Held = DenseSlice | Table
+Tensors = dict[str, Array]
+
+
+class Manifest(msgspec.Struct):
+    """What a snapshot consists of."""
+
+    format: str
+    version: int
+    store: int
+    server: int
+    #: Counts snapshots; part of the files' names.
+    number: int
+    entries: list[KeyEntry]
+    rules: list[dict[str, Any]]
+    #: By slice the file that it is in, and what is said of it there.
+    slices: dict[int, tuple[str, dict[str, Any]]]
+    versions: dict[int, int]
+    rounds: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        store: int,
+        server: int,
+        entries: list[KeyEntry],
+        rules: list[dict[str, Any]],
+        versions: dict[int, int],
+        rounds: dict[str, Any],
+    ) -> Manifest:
+        """Return one of a snapshot to be written, which has neither number nor files yet."""
+        return cls(_FORMAT, _VERSION, store, server, 0, entries, rules, {}, versions, rounds)
+
+
+class Folder:
+    """Where the snapshots of one shelf are."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._last: Manifest | None = None
+
+    def read(self) -> Manifest:
+        """Return the manifest of the last snapshot.
+
+        Raises
+        ------
+        StateFileError
+            Damaged or foreign, or there is none.
+        """
+        path = self.path / _MANIFEST
+        try:
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
+        except msgspec.MsgspecError as error:
+            raise StateFileError(f"{path} is damaged or no manifest of a server: {error}") from error
+        if (manifest.format, manifest.version) != (_FORMAT, _VERSION):
+            raise StateFileError(
+                f"{path} is {manifest.format!r} of version {manifest.version}, not {_FORMAT!r} of {_VERSION}"
+            )
+        return manifest
+
+    def tensors(self, manifest: Manifest) -> dict[int, Tensors]:
+        """Return the arrays of each slice.
+
+        Raises
+        ------
+        StateFileError
+            A file is damaged, or is not there.
+        """
+        content = {name: self._tensors(name) for name in {name for name, _ in manifest.slices.values()}}
+        return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
+
+    def _tensors(self, name: str) -> dict[int, Tensors]:
+        def parse(text: str, tensors: Tensors) -> dict[int, Tensors]:
+            found: dict[int, Tensors] = {slice: {} for slice in json.loads(text)}
+            for full, array in tensors.items():
+                slice, _, part = full.partition("/")
+                found[int(slice)][part] = array
+            return found
+
+        if Path(name).name != name:
+            raise StateFileError(f"{self.path / _MANIFEST} names a file elsewhere: {name!r}")
+        try:
+            return tensor_file.read(str(self.path / name), _FORMAT, parse)
+        except FileNotFoundError as error:
+            raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
+
+    def write(self, manifest: Manifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
+        """Write a snapshot.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            Number and slices are filled in.
+        changed : dict
+            By slice what is said of it, and its arrays; other slices stay as they were.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self._last is None:
+            with contextlib.suppress(StateFileError):
+                self._last = self.read()
+        last = self._last
+        manifest.number = 1 if last is None else last.number + 1
+        name = f"{manifest.number}.safetensors"
+        wanted = {piece.id for entry in manifest.entries for piece in entry.slices}
+        kept = {} if last is None else {s: there for s, there in last.slices.items() if s in wanted}
+        manifest.slices = {**kept, **{slice: (name, said) for slice, (said, _) in changed.items()}}
+        if changed:
+            tensors = {f"{s}/{part}": a for s, (_, arrays) in changed.items() for part, a in arrays.items()}
+            tensor_file.write(str(self.path / name), _FORMAT, json.dumps(list(changed)), tensors)
+        with replacing(self.path / _MANIFEST) as beside:
+            beside.write_bytes(msgspec.json.encode(manifest))
+        self._last = manifest
+        self._tidy(manifest)
+
+    def _tidy(self, manifest: Manifest) -> None:
+        """Remove files of which nothing counts any more, and what a killed process left half written."""
+        needed = {_MANIFEST, *(name for name, _ in manifest.slices.values())}
+        for path in self.path.iterdir():
+            if path.name not in needed and (path.suffix == ".safetensors" or path.suffix == ".tmp"):
+                path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------- one slice
+
+
+def described(held: Held, copied: bool) -> tuple[dict[str, Any], Tensors]:
+    """Return what a file says of a slice, and its arrays: copies, or live memory to be written at once."""
+    tensors: Tensors = {}
+    said = _described(held, tensors)
+    return said, {name: array.copy() for name, array in tensors.items()} if copied else tensors
+
+
+def _described(held: Held, tensors: Tensors) -> dict[str, Any]:
+    if isinstance(held, DenseSlice):
+        tensors["value"] = _bits(held.live())
+        said: dict[str, Any] = {"state": _state(held.state, held.of.key, "state", tensors)}
+        if held.start == 0 and held.of.whole:
+            said["whole"] = _state(held.of.state, held.of.key, "whole", tensors)
+        return said
+    tensors["rows"], tensors["blank"] = _bits(held.held), _bits(held.blank)
+    if held.index is not None:
+        tensors["ids"] = held.ids_as_they_lie()
+    said = {"state": _state(held.state, held.key, "state", tensors)}
+    if held.has_blank_tree():
+        said["blank"] = _outline(held.blank_tree, "blank-state", tensors)
+    return said
+
+
+def _state(state: State, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
+    if state.updater is None:
+        return None
+    known = key in state.updater.states
+    outline = _outline(state.updater.states[key], name, tensors) if known else None
+    counts = {"era": state.era, "updates": state.updates, "num_update": state.num_update}
+    return {**counts, "known": known, "outline": outline}
+
+
+def _outline(tree: Tree, name: str, tensors: Tensors) -> Any:
+    """Return None, the name of an array's type, or a list of these; put the arrays into `tensors`."""
+    if isinstance(tree, tuple):
+        return [_outline(part, f"{name}.{i}", tensors) for i, part in enumerate(tree)]
+    if tree is None:
+        return None
+    tensors[name] = _bits(tree)
+    return tree.dtype.name
+
+
+def _bits(array: Array) -> Array:
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def taken_back(held: Held, said: dict[str, Any], tensors: Tensors, rules: Iterable[Rule]) -> None:
+    """Give a slice what `described` told of it."""
+    by_era = {rule.era: rule for rule in rules}
+    if isinstance(held, DenseSlice):
+        _take_state(held.state, held.of.key, said["state"], "state", tensors, by_era)
+        if "whole" in said:
+            _take_state(held.of.state, held.of.key, said["whole"], "whole", tensors, by_era)
+        return
+    _take_state(held.state, held.key, said["state"], "state", tensors, by_era)
+    blank = _rebuilt(said["blank"], "blank-state", tensors) if "blank" in said else None
+    rows = typed(tensors["rows"], held.dtype)
+    held.take_back(tensors.get("ids"), rows, typed(tensors["blank"], held.dtype), blank)
+
+
+def _take_state(
+    state: State, key: Any, said: dict[str, Any] | None, name: str, tensors: Tensors, rules: dict[int, Rule]
+) -> None:
+    rule = None if said is None else rules.get(said["era"])
+    if said is None or rule is None or rule.optimizer is None:
+        return  # of settings that no round will ask for again
+    state.updater, state.era = Updater(rule.optimizer), rule.era
+    state.keep((said["updates"], said["num_update"]))
+    if said["known"]:
+        state.updater.states[key] = _rebuilt(said["outline"], name, tensors)
+
+
+def _rebuilt(outline: Any, name: str, tensors: Tensors) -> Tree:
+    if isinstance(outline, list):
+        return tuple(_rebuilt(part, f"{name}.{i}", tensors) for i, part in enumerate(outline))
+    return None if outline is None else typed(tensors[name], dtype_named(outline)).copy()
+
+
+def typed(array: Array, dtype: np.dtype[Any]) -> Array:
+    """View stored bits as what they are."""
+    same = array.view(dtype) if dtype.name == "bfloat16" else array
+    if same.dtype != dtype:
+        raise StateFileError(f"a tensor of {array.dtype} where {dtype} was written")
+    return same

@@ -1,0 +1,303 @@
+"""What a server holds for all stores, as its loop carries out what the machine wants."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import KVStoreError, ProtocolError
+from ....kernels import cpu
+from ....settings.parameter_server import PsConfig
+from ..protocol import events
+from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Kind, Place, Record
+from ..protocol.payloads import SHARED_BYTES, as_bytes
+from ..transport.shared_buffers import Inbox, Values
+from .payload import not_kept
+from .store_shard import Job, Payload, Shelf
+
+log = logging.getLogger("kvstore.server")
+
+_READ = Record(Kind.VALUE, 0, 0)
+
+
+class ShelvesOfServer:
+    """See `kvstore.stores.parameter_server.server.loop.Shelves`."""
+
+    def __init__(self, server: int, config: PsConfig) -> None:
+        self._server, self._config = server, config
+        self._shelves: dict[int, Shelf] = {}
+        self._values: dict[int, Values] = {}
+        self._inboxes: dict[tuple[int, int], Inbox] = {}
+        #: By store and slice, whose requests (rank and sequence) the last round has answered in their memory.
+        self._in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        if config.threads:
+            cpu.set_threads(config.threads)
+
+    def shelf(self, store: int) -> Shelf:
+        """Return the shelf of a store, made when first needed."""
+        found = self._shelves.get(store)
+        if found is None:
+            memory = self._values[store] = Values()
+            found = self._shelves[store] = Shelf(store, self._server, memory)
+        return found
+
+    # ------------------------------------------------------------------------------------------- rounds
+
+    def apply(self, action: events.Apply) -> events.Applied | None:
+        """Sum and update."""
+        shelf = self.shelf(action.store)
+        ready = shelf.gather([self._job(action.store, job, shelf) for job in action.jobs])
+        errors = shelf.apply(ready)
+        for job, error in zip(ready, errors, strict=True):
+            if error is not None or job.slice not in shelf.written:
+                self._in_place.pop((action.store, job.slice), None)
+        done = [
+            (job.slice, None if error is None else _failure(error))
+            for job, error in zip(ready, errors, strict=True)
+        ]
+        return events.Applied(action.store, done) if done else None
+
+    def abort(self, action: events.Abort) -> events.Applied:
+        """Give up rounds of whole keys, some slices of which have none."""
+        return events.Applied(action.store, [], self.shelf(action.store).abort())
+
+    def _job(self, store: int, job: events.Job, shelf: Shelf) -> Job:
+        parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
+        outs: list[Any] = []
+        written = set()
+        for (rank, payload), (_, record, _) in zip(parts, job.parts, strict=True):
+            if record.stamp == IN_PLACE and shelf.writes_to(job.slice, payload):
+                outs.append(payload.data)
+                written.add((rank, record.sequence))
+        self._in_place[store, job.slice] = written
+        return Job(job.slice, job.round, parts, job.version, job.clock, tuple(outs))
+
+    def _payload(self, store: int, rank: int, record: Record, frames: Sequence[Any]) -> Payload:
+        """Find a payload; an error in its place fails whoever looks at it."""
+        data: Any = b""
+        if record.place == Place.SHARED:
+            data = self._shared(store, rank, record)
+        elif record.place == Place.FRAME:
+            data = _of_frames(record, frames)
+        return Payload(data, record.coding, record.threshold, record.rows)
+
+    def reach(self, batch: Batch) -> None:
+        """Map the segments that requests lie in; what is wrong with one is said when it is read."""
+        inbox = self._inboxes.get((batch.store, batch.rank))
+        if inbox is None:
+            return
+        for segment in {record.frame for record in batch.records if record.place == Place.SHARED}:
+            with contextlib.suppress(ProtocolError):
+                inbox.view(segment, 0, 0)
+
+    def _shared(self, store: int, rank: int, record: Record) -> Any:
+        inbox = self._inboxes.get((store, rank))
+        if inbox is None:
+            return ProtocolError(f"worker {rank} speaks of memory that this server cannot read")
+        try:
+            return inbox.view(record.frame, record.offset, record.nbytes)
+        except ProtocolError as error:
+            return error
+
+    # ------------------------------------------------------------------------------------------- values
+
+    def write(self, action: events.Write) -> events.Applied:
+        """Set a value, or a state."""
+        shelf, record = self.shelf(action.store), action.record
+        failure = None
+        try:
+            payload = self._payload(action.store, action.rank, record, action.frames)
+            if record.kind == Kind.PUT_STATE:
+                shelf.put_state(action.slice, bytes(payload.data))
+            else:
+                shelf.write(action.slice, payload, record.kind == Kind.INIT)
+        except (KVStoreError, MemoryError) as error:
+            failure = _failure(error)
+        return events.Applied(action.store, [(action.slice, failure)])
+
+    def read(
+        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool = False
+    ) -> tuple[Record, list[Any]]:
+        """Find what is asked for."""
+        shelf = self.shelf(store)
+        if request.stamp == IN_PLACE and self._was_written(store, rank, request):
+            return _READ._replace(stamp=IN_PLACE), []
+        if past:
+            return self._past(shelf, request, frames)
+        if request.kind == Kind.FETCH_STATE:
+            state = shelf.fetch_state(request.slice)
+            return _READ._replace(place=Place.FRAME, nbytes=len(state)), [state]
+        if request.kind == Kind.PULL_ROWS or shelf.is_table(request.slice):
+            return self._rows(shelf, request, frames)
+        if request.stamp not in (BY_FRAME, OF_ROUND) and (store, rank) in self._inboxes:
+            place = shelf.place(request.slice)
+            if place is not None and place.nbytes >= SHARED_BYTES:
+                return _READ._replace(
+                    place=Place.SHARED, frame=place.segment, offset=place.offset, nbytes=place.nbytes,
+                    stamp=place.stamp,
+                ), []  # fmt: skip
+        value = shelf.read(request.slice)
+        if not steady:
+            value = value.copy()
+        return _READ._replace(place=Place.FRAME, nbytes=value.nbytes), [as_bytes(value)]
+
+    def _was_written(self, store: int, rank: int, request: Record) -> bool:
+        """Whether the round has written its value over what was pushed; that counts for one answer."""
+        written = self._in_place.get((store, request.slice), set())
+        there = (rank, request.sequence) in written
+        written.discard((rank, request.sequence))
+        return there
+
+    def _past(self, shelf: Shelf, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+        """Find what was there after a round that is not the last."""
+        if request.kind == Kind.FETCH_STATE:
+            raise not_kept(f"slice {request.slice}", request.round)
+        found = shelf.past(request.slice, request.round, _ids(request, frames))
+        if isinstance(found, tuple):
+            return _told(*found)
+        return _READ._replace(place=Place.FRAME, nbytes=found.nbytes), [as_bytes(found)]
+
+    def _rows(self, shelf: Shelf, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+        return _told(*shelf.rows(request.slice, _ids(request, frames)))
+
+    # --------------------------------------------------------------------------------------------- rest
+
+    def seated(self, rank: int) -> None:
+        """Learn which server this is."""
+        self._server = rank
+
+    def define(self, action: events.Define) -> None:
+        """Expect slices."""
+        self.shelf(action.store).define(action.keys)
+
+    def forget(self, action: events.Forget) -> None:
+        """Drop slices, or a store."""
+        if action.slices is not None:
+            self.shelf(action.store).forget(action.slices)
+            for slice_ in action.slices:
+                self._in_place.pop((action.store, slice_), None)
+            return
+        self._in_place = {key: one for key, one in self._in_place.items() if key[0] != action.store}
+        shelf = self._shelves.pop(action.store, None)
+        if shelf is not None:
+            shelf.close()
+        values = self._values.pop(action.store, None)
+        if values is not None:
+            values.close()
+        for store, rank in [key for key in self._inboxes if key[0] == action.store]:
+            self._inboxes.pop((store, rank)).close()
+        if self._config.snapshot:
+            shutil.rmtree(self._folder(action.store), ignore_errors=True)
+
+    def configure(self, action: events.Configure) -> Failure | None:
+        """Take in settings; log commands."""
+        install = action.install
+        if install.kind == "command":
+            log.info("command %d: %s", install.head, install.text)
+            return None
+        try:
+            self.shelf(install.store).install(install.version, install.kind, install.text)
+        except KVStoreError as error:
+            return _failure(error)
+        return None
+
+    def attach(self, action: events.Attachment) -> str:
+        """Open a worker's memory; where that goes, it may read the values here."""
+        key = action.store, action.rank
+        old = self._inboxes.pop(key, None)
+        if old is not None:
+            old.close()
+        inbox = Inbox.open(action.memory, writes=True) if action.memory else None
+        if inbox is None:
+            return ""
+        self._inboxes[key] = inbox
+        self.shelf(action.store)
+        return self._values[action.store].offer()
+
+    def save(self, machine: dict[str, Any]) -> Callable[[], None]:
+        """Note each shelf as it is, with what the machine knows of the store; return what writes it all."""
+        writes = [
+            self.shelf(state["store"]).capture(self._folder(state["store"]), state)
+            for state in machine["stores"]
+        ]
+
+        def write() -> None:
+            for one in writes:
+                one()
+
+        return write
+
+    def restore(self) -> dict[str, Any]:
+        """Take up the last snapshots; return what the machine wants to find again.
+
+        Raises
+        ------
+        StateFileError
+            One is damaged.
+        """
+        states = []
+        for folder in sorted(self._root.glob("store-*")):
+            memory = Values()
+            shelf, state = Shelf.restore(folder, memory)
+            store = int(state["store"])
+            self._values[store], self._shelves[store] = memory, shelf
+            states.append(state)
+        return {"stores": states}
+
+    @property
+    def _root(self) -> Path:
+        return Path(self._config.snapshot) / f"server-{self._server}"
+
+    def _folder(self, store: int) -> Path:
+        return self._root / f"store-{store}"
+
+    def close(self) -> None:
+        """Let everything go."""
+        for shelf in self._shelves.values():
+            shelf.close()
+        for memory in self._values.values():
+            memory.close()
+        for inbox in self._inboxes.values():
+            inbox.close()
+        self._shelves.clear()
+        self._values.clear()
+        self._inboxes.clear()
+
+
+def _failure(error: BaseException) -> Failure:
+    name = type(error).__name__ if isinstance(error, KVStoreError) else "KVStoreError"
+    return Failure(name, str(error) or type(error).__name__)
+
+
+def _ids(request: Record, frames: Sequence[Any]) -> Any:
+    """Ids of the rows that are asked for; None: all."""
+    if request.kind != Kind.PULL_ROWS:
+        return None
+    data = np.frombuffer(_one(request, frames), np.uint8)[: request.rows * 8]
+    return data.copy().view(np.int64)
+
+
+def _told(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
+    record = _READ._replace(place=Place.FRAME, rows=len(ids), nbytes=ids.nbytes + rows.nbytes)
+    return record, [as_bytes(ids), as_bytes(rows)]
+
+
+def _one(record: Record, frames: Sequence[Any]) -> memoryview:
+    view = memoryview(frames[record.frame]).cast("B")
+    return view[record.offset : record.offset + record.nbytes]
+
+
+def _of_frames(record: Record, frames: Sequence[Any]) -> Any:
+    """View a payload as one buffer; rows in two frames as two."""
+    first = memoryview(frames[record.frame]).cast("B")
+    if record.rows >= 0 and first.nbytes < record.offset + record.nbytes:
+        ids = first[record.offset : record.offset + record.rows * 8]
+        rest = record.nbytes - record.rows * 8
+        return ids, memoryview(frames[record.frame + 1]).cast("B")[:rest]
+    return first[record.offset : record.offset + record.nbytes]

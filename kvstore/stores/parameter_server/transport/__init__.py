@@ -1,0 +1,1 @@
+"""How it travels: ZeroMQ, authentication, heartbeats, and payloads in shared memory."""

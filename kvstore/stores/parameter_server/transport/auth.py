@@ -1,0 +1,333 @@
+"""Who is let in: CURVE keys or the job's name, and what both sides are told of a refusal.
+
+A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass, and where
+there are no keys, who knows the name of the job (ZeroMQ's PLAIN, RFC 24). Nobody else gets as far as a
+message, of which ZeroMQ keeps all parts until it is whole, however many come. A client knows the server's key
+beforehand. ZeroMQ tells a refused client nothing, so its `Watch` reads the socket's monitor until the first
+handshake is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from kvstore.errors import AuthError
+
+from ....settings.keys import Keys
+from .newcomers import Newcomers
+from .refusals import Refusals
+
+_ZAP = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last one, for the doorkeeper
+_COME = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_LOOK = 20  # ms between two looks at handshakes that are not done
+_SOON, _EAGER = 1, 0.05  # ms, for so many seconds after one that is
+_HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
+_NAMES = itertools.count()
+_PATIENCE = 3  # connections that end without a word: one may be the other process's own death
+
+
+def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Have a socket's events sent to a PAIR of its context.
+
+    ZeroMQ's own threads wait until an event is taken. So the queue has no limit, and `deafen` must come
+    before the pair is closed: otherwise all connections of the process would stand still.
+    """
+    address = f"inproc://kvstore.monitor.{next(_NAMES)}"
+    pair.setsockopt(zmq.LINGER, 0)
+    pair.setsockopt(zmq.RCVHWM, 0)
+    socket.monitor(address, events)
+    pair.connect(address)
+    return pair
+
+
+def deafen(socket: zmq.Socket[bytes]) -> None:
+    """Have no more events of a socket, if there were any."""
+    if not socket.closed:
+        socket.monitor(None, 0)
+
+
+def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = None) -> None:
+    """Encrypt a socket: as a client of the server with that public key, or as a server."""
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    if server_key is None:
+        socket.curve_server = True
+    else:
+        socket.curve_serverkey = server_key
+
+
+def password(job: str) -> bytes:
+    """Make what shows that a process is of a job, where there are no keys; it does not tell the name."""
+    name = job.encode(errors="surrogatepass")
+    return hashlib.blake2b(name, digest_size=32, person=b"kvstore door").hexdigest().encode()
+
+
+def use_password(socket: zmq.Socket[bytes], job: str) -> None:
+    """Have a client say of which job it is."""
+    socket.plain_username, socket.plain_password = b"kvstore", password(job)
+
+
+class _Door:
+    """An address at which clients come."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.limited = threading.Event()
+        if not address.startswith("tcp://"):
+            self.limited.set()
+
+
+_Doors = dict[zmq.Socket[bytes], _Door]
+
+
+class Doorkeeper:
+    """A thread that lets clients in, and logs the others.
+
+    It has to be closed before its context is.
+
+    Attributes
+    ----------
+    job : str
+        Whose processes are let in where there are no keys.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None, job: str) -> None:
+        self._context = context
+        self.job = job
+        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: the job's name
+        self._refusals = Refusals()
+        self._newcomers = Newcomers()
+        self._new: deque[tuple[zmq.Socket[bytes], _Door]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = False
+        self._eager = 0.0
+        self._silent = 0  # clients that have hung up
+        self._zap = context.socket(zmq.REP)
+        self._zap.setsockopt(zmq.LINGER, 0)
+        self._zap.bind(_ZAP)  # before any client comes: without a handler all would be let in
+        self._thread = threading.Thread(target=self._run, name="kvstore-door", daemon=True)
+        self._thread.start()
+
+    def watch(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
+        """Have a socket's clients checked, and failed handshakes logged; it is to be bound to `address`.
+
+        Returns what is set soon after it was bound, when the kernel knows how little it may take of them.
+
+        Clients of ZMTP 2 and older are refused, too: one that comes while the socket is being closed ends
+        the process (libzmq 4.3.5, `process_routing_id_msg`).
+        """
+        socket.zap_domain = b"kvstore"
+        if self._allowed is None:
+            socket.plain_server = True
+        events = _FAILED | _STOPPED | (_COME if address.startswith("tcp://") else 0)
+        door = _Door(address)
+        self._new.append((listen(socket, self._context.socket(zmq.PAIR), events), door))
+        os.eventfd_write(self._wake, 1)
+        return door.limited
+
+    def close(self) -> None:
+        """Wait until the thread has let go of its sockets; those it watches are closed already."""
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        doors: _Doors = {}
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._zap, zmq.POLLIN)
+        try:
+            while not self._closing:
+                for ready, _ in poller.poll(self._pause()):
+                    if ready == self._wake:
+                        os.eventfd_read(self._wake)
+                        self._open(doors, poller)
+                    elif ready is self._zap:
+                        self._hear(doors, poller)  # whoever asks has been accepted before
+                        self._answer(self._zap)
+                self._hear(doors, poller)
+                self._newcomers.look()
+        finally:
+            self._open(doors, poller)
+            for socket in (*doors, self._zap):
+                socket.close()
+            self._newcomers.close()
+
+    def _open(self, doors: _Doors, poller: zmq.Poller) -> None:
+        while self._new:
+            socket, door = self._new.popleft()
+            doors[socket] = door
+            poller.register(socket, zmq.POLLIN)
+
+    def _hear(self, doors: _Doors, poller: zmq.Poller) -> None:
+        """Take note of what has happened at the doors."""
+        for socket, door in list(doors.items()):
+            for event in _events(socket):
+                if event["event"] == _STOPPED:
+                    poller.unregister(socket)
+                    del doors[socket]
+                    socket.close()
+                    break
+                self._note(event, door)
+
+    def _note(self, event: Mapping[str, Any], door: _Door) -> None:
+        match event["event"]:
+            case zmq.EVENT_LISTENING:
+                self._newcomers.listen(event["value"])
+                door.limited.set()
+            case zmq.EVENT_ACCEPTED:
+                self._newcomers.add(event["value"], self._allowed is not None)
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._eager = time.monotonic() + _EAGER
+            case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                pass  # it has had its line below
+            case _ if not self._was_death(event):
+                # The address of the event has the port that was taken, where any was asked for.
+                taken = event["endpoint"].decode(errors="replace") or door.address
+                self._refusals.note(f"a connection to {taken}", self._unlike())
+
+    def _pause(self) -> int | None:
+        """Milliseconds till the next look at newcomers. Who was let in is known when it has heard of it."""
+        if not self._newcomers:
+            return None
+        return _SOON if time.monotonic() < self._eager else _LOOK
+
+    def _unlike(self) -> str:
+        other = "keys, is of another release" if self._allowed is None else "no keys, or another job's"
+        return f"it did not speak ZeroMQ as this job does: it has {other}, or is no process of kvstore at all"
+
+    def _was_death(self, event: Mapping[str, Any]) -> bool:
+        """Whether a client may have died in the handshake; where there are keys, it may just lack them."""
+        hung_up = event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and event["value"] in _HUNG_UP
+        if self._allowed is not None or not hung_up:
+            return False
+        self._silent += 1
+        return self._silent % _PATIENCE != 0
+
+    def _may_enter(self, mechanism: bytes, credentials: list[bytes]) -> bool:
+        if self._allowed is None:
+            return mechanism == b"PLAIN" and hmac.compare_digest(credentials[-1], password(self.job))
+        return mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self._allowed
+
+    def _answer(self, zap: zmq.Socket[bytes]) -> None:
+        request = zap.recv_multipart()
+        if len(request) < 6 or request[0] != _VERSION:
+            zap.send_multipart([_VERSION, request[1] if len(request) > 1 else b"", b"500", b"", b"", b""])
+            return
+        _, number, _, address, _, mechanism, *credentials = request
+        good = self._may_enter(mechanism, credentials)
+        if not good:
+            self._refusals.note(
+                f"a process at {address.decode(errors='replace') or 'this machine'}",
+                f"its {_shown(mechanism, credentials)} is not of this job",
+            )
+        status = [b"200", b"OK"] if good else [b"400", b"not of this job"]
+        zap.send_multipart([_VERSION, number, *status, b"", b""])
+
+
+def _events(socket: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
+    """Yield what a monitor has told."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            yield parse_monitor_message(socket.recv_multipart(zmq.DONTWAIT))
+
+
+def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
+    """Name what a client has shown, as far as the log may say it."""
+    if mechanism == b"PLAIN":
+        return "password"
+    known = bool(credentials) and len(credentials[0]) == 32
+    return f"key {z85.encode(credentials[0])[:8].decode() if known else '?'}..."
+
+
+class Watch:
+    """Reads what becomes of a client's handshake, until it is done once.
+
+    Parameters
+    ----------
+    socket : zmq.Socket
+        Not connected yet.
+    pair : zmq.Socket
+        A PAIR of the same context, to listen at.
+    release : callable
+        Takes it back.
+    peer : str
+        Who it will be connected to, and where; for messages.
+    keys : bool
+        Whether the client has keys.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        pair: zmq.Socket[bytes],
+        release: Callable[[zmq.Socket[bytes]], None],
+        peer: str,
+        keys: bool,
+    ) -> None:
+        self._release = release
+        self._peer, self._keys = peer, keys
+        self._failures = 0
+        self._monitored = socket
+        self.error: AuthError | None = None
+        events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self.socket: zmq.Socket[bytes] | None = listen(socket, pair, events)
+
+    def read(self) -> None:
+        """Take note of what has happened; `error` says if this client is refused."""
+        while self.socket is not None:
+            try:
+                event = parse_monitor_message(self.socket.recv_multipart(zmq.DONTWAIT))["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.close()
+            elif event & _FAILED:
+                self._failed(event)
+
+    def close(self) -> None:
+        """Watch no longer. A second call does nothing."""
+        if self.socket is not None:
+            deafen(self._monitored)
+            self._release(self.socket)
+            self.socket = None
+
+    def _failed(self, event: int) -> None:
+        self._failures += 1
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            why = (
+                "it does not know the key of this process"
+                if self._keys
+                else "it is of another job: KVSTORE_JOB, else the scheduler's address, must be the same text"
+            )
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._failures < _PATIENCE:
+            return
+        elif self._keys:
+            why = "it has no keys, or another one than this process expects of it"
+        else:
+            why = "it wants keys, and this process has none; or it is no process of this release of kvstore"
+        self.error = AuthError(
+            f"{self._peer} refuses this process: {why}; start all processes of a job with one launcher, or "
+            "give each its file of keys"
+        )

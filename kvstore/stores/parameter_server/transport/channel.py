@@ -1,0 +1,430 @@
+"""The two kinds of socket that processes talk over, and waiting for several of them.
+
+No call here waits unless it is given a time to. A channel belongs to one thread at a time; whoever hands it
+on does so under a lock. Only `Poller.wake` may be called by others meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import zmq
+
+from kvstore.errors import AuthError, ConfigError, KVStoreError
+from kvstore.settings import addresses
+
+from .auth import Watch, use_keys, use_password
+from .context import Context
+from .frames import Buffer, Limits
+from .options import BORROWED, set_options
+
+_MORE = zmq.SNDMORE | zmq.DONTWAIT
+_LOOK = 0.05  # seconds between two looks at a handshake that is not done
+_SOON = 1.0  # seconds in which another thread has its turn
+
+
+class NotSentError(KVStoreError):
+    """The peer is not connected, or its queue is full. Nothing of the message has left; try again."""
+
+
+class Loan:
+    """Buffers of a message that ZeroMQ reads until it has sent them: they must stay as they are until then.
+
+    A peer's answer to the message tells the same. A channel that is closed gives them back.
+    """
+
+    __slots__ = ("_trackers",)
+
+    def __init__(self, trackers: list[zmq.MessageTracker]) -> None:
+        self._trackers = trackers
+
+    def done(self) -> bool:
+        """Whether the buffers are free."""
+        return all(tracker.done for tracker in self._trackers)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until they are, at most `timeout` seconds; whether they are."""
+        end = time.monotonic() + timeout
+        try:
+            for tracker in self._trackers:
+                tracker.wait(max(0.0, end - time.monotonic()))
+        except zmq.NotDone:
+            return False
+        return True
+
+
+class Channel:
+    """What both kinds have in common."""
+
+    def __init__(self, context: Context, kind: int, address: str, limits: Limits | None = None) -> None:
+        self._context = context
+        self.address = address
+        self.socket = context.socket(kind)
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
+        try:
+            set_options(self.socket, limits or context.limits, address)
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """Return ZeroMQ's descriptor. It tells of changes only: `receive` until nothing is left."""
+        return cast(int, self.socket.getsockopt(zmq.FD))
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Whether a message is there, or comes within `timeout` seconds (infinity: whenever)."""
+        self._context.check()
+        return bool(self._poller.poll(_milliseconds(timeout)))
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close it; unsent messages are tried for `linger` seconds more, without waiting.
+
+        Its `Poller` has to be told before.
+        """
+        self._context.drop(self.socket, linger)
+
+    def _send(self, frames: Sequence[Buffer], track: bool) -> Loan | None:
+        send, last = self.socket.send, len(frames) - 1
+        trackers = []
+        for index, frame in enumerate(frames):
+            flags = zmq.DONTWAIT if index == last else _MORE
+            if len(frame) < BORROWED:
+                send(frame, flags, copy=True)
+            else:
+                tracker = send(frame, flags, copy=False, track=track)
+                if track:
+                    trackers.append(tracker)
+        return Loan(trackers) if trackers else None
+
+    def _receive(self, timeout: float) -> list[zmq.Frame] | None:
+        self._context.check()
+        receive = self.socket.recv
+        try:
+            frame = receive(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            if timeout <= 0 or not self._poller.poll(_milliseconds(timeout)):
+                return None
+            try:
+                frame = receive(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return None
+        frames = [frame]
+        while frame.more:
+            frame = receive(copy=False)
+            frames.append(frame)
+        return frames
+
+
+class Dealer(Channel):
+    """A connection to one router. It connects by itself, and again whenever the connection breaks.
+
+    Messages that were under way when it broke are lost, without a word.
+
+    Parameters
+    ----------
+    context : Context
+    address : str
+        Where the router is: ``"tcp://127.0.0.1:4711"``, ``"ipc://@name"``.
+    identity : bytes
+        Under which the router knows this end; no other process may have it. 1 to 255 bytes, the first not 0.
+    role, rank : str and int
+        Who the router is: for its key, where the context has keys, and for messages.
+
+    Raises
+    ------
+    ConfigError
+        The address cannot be one.
+    AuthError
+        There are keys, but none of this peer.
+    """
+
+    def __init__(
+        self, context: Context, address: str, identity: bytes, role: str = "scheduler", rank: int = 0
+    ) -> None:
+        addresses.check(f"the address of {role} {rank}", address)
+        super().__init__(context, zmq.DEALER, address)
+        self.role, self.rank = role, rank
+        self._watch: Watch | None = None
+        try:
+            self.socket.setsockopt(zmq.IDENTITY, identity)
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, frames: Sequence[Buffer], track: bool = True) -> Loan | None:
+        """Send a message, without waiting. Before the connection stands it is queued.
+
+        Parameters
+        ----------
+        frames : sequence of buffers
+            As `Codec.encode` makes them.
+        track : bool
+            False: the caller learns otherwise when the buffers are free.
+
+        Returns
+        -------
+        Loan or None
+            None where all was copied, or `track` is False.
+
+        Raises
+        ------
+        NotSentError
+            The queue is full: the router has not read for long.
+        AuthError
+            The router has refused this process.
+        """
+        self._context.check()
+        if self._watch is not None:
+            self._watching()
+        try:
+            return self._send(frames, track)
+        except zmq.Again:
+            raise NotSentError(f"{self.peer} has not read for long: its queue is full") from None
+
+    def receive(self, timeout: float = 0.0) -> list[zmq.Frame] | None:
+        """Return the frames of the next message, None if there is none within `timeout` seconds.
+
+        Raises
+        ------
+        AuthError
+            The router has refused this process.
+        """
+        if self._watch is None:
+            return self._receive(timeout)
+        self._context.check()
+        end = time.monotonic() + timeout
+        while self._watching():
+            left = end - time.monotonic()
+            found = self._receive(max(0.0, min(left, _LOOK)))
+            if found is not None or left <= 0:
+                return found
+        return self._receive(max(0.0, end - time.monotonic()))
+
+    @property
+    def peer(self) -> str:
+        """Who the router is and where, for messages."""
+        return f"{self.role}{f' {self.rank}' if self.role == 'server' else ''} at {self.address}"
+
+    @property
+    def watch(self) -> Watch | None:
+        """Of the first handshake; None when that is done."""
+        return self._watch
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close it; unsent messages are tried for `linger` seconds more, without waiting."""
+        self._unwatch()
+        super().close(linger)
+
+    def _connect(self) -> None:
+        keys = self._context.keys
+        if keys is not None:
+            known = (keys.scheduler,) if self.role == "scheduler" else keys.servers
+            if not 0 <= self.rank < len(known):
+                raise AuthError(f"this process has no key of {self.peer}: it was started for a smaller job")
+            use_keys(self.socket, keys, known[self.rank])
+        else:
+            use_password(self.socket, self._context.job)
+        self._watch = Watch(
+            self.socket, self._context.socket(zmq.PAIR), self._context.drop, self.peer, keys is not None
+        )
+        try:
+            self.socket.connect(self.address)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"cannot connect to {self.address!r}: {error.strerror}; check the address"
+            ) from None
+
+    def _watching(self) -> bool:
+        """Look at the first handshake; whether it is still to come."""
+        if self._watch is None:
+            return False
+        self._watch.read()
+        if self._watch.error is not None:
+            raise AuthError(str(self._watch.error))
+        if self._watch.socket is None:
+            self._watch = None
+        return self._watch is not None
+
+    def _unwatch(self) -> None:
+        if self._watch is not None and os.getpid() == self._context.pid:
+            self._watch.close()
+        self._watch = None
+
+
+class Router(Channel):
+    """An address at which any number of dealers connect; each message says whose it is.
+
+    Parameters
+    ----------
+    context : Context
+        With keys, only their owners are let in.
+    address : str
+        ``"tcp://127.0.0.1:0"`` takes a free port; ``"ipc://@name"`` is a unix socket without a file, for
+        processes of this machine and user.
+    limits : Limits, optional
+        Where they differ from the context's.
+
+    Attributes
+    ----------
+    address : str
+        The one that was taken, with the port.
+
+    Raises
+    ------
+    ConfigError
+        The port is taken, or the address is not this machine's.
+    """
+
+    def __init__(self, context: Context, address: str, limits: Limits | None = None) -> None:
+        addresses.check("the address to listen at", address)
+        super().__init__(context, zmq.ROUTER, address, limits)
+        try:
+            if context.keys is not None:
+                use_keys(self.socket, context.keys)
+            limited = context.watch_door(self.socket, address)
+            self.socket.bind(re.sub(r"^(tcp://.*):0$", r"\1:*", address))
+            limited.wait(_SOON)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(_unbound(address, error)) from None
+        self.address = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def send(self, peer: bytes, frames: Sequence[Buffer], track: bool = True) -> Loan | None:
+        """Send a message to a dealer, without waiting; else as `Dealer.send`.
+
+        Raises
+        ------
+        NotSentError
+            No such dealer is connected, or it has not read for long.
+        """
+        self._context.check()
+        try:
+            self.socket.send(peer, _MORE)
+            return self._send(frames, track)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+                raise
+            why = "has not read for long" if error.errno == errno.EAGAIN else "is not connected"
+            raise NotSentError(f"peer {peer!r} of {self.address} {why}") from None
+
+    def receive(self, timeout: float = 0.0) -> tuple[bytes, list[zmq.Frame]] | None:
+        """Return the next message as (identity of its sender, frames), None if there is none in time."""
+        frames = self._receive(timeout)
+        return None if frames is None else (frames[0].bytes, frames[1:])
+
+
+class Poller:
+    """Waits for messages of several channels.
+
+    Closing it closes none of them.
+    """
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()
+        self._channels: dict[zmq.Socket[bytes], Channel] = {}
+        self._watched: dict[zmq.Socket[bytes], Dealer] = {}
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._wake, zmq.POLLIN)
+
+    def add(self, channel: Channel) -> None:
+        """Wait for this one too."""
+        self._channels[channel.socket] = channel
+        self._poller.register(channel.socket, zmq.POLLIN)
+        if isinstance(channel, Dealer) and channel.watch is not None and channel.watch.socket is not None:
+            self._watched[channel.watch.socket] = channel
+            self._poller.register(channel.watch.socket, zmq.POLLIN)
+
+    def remove(self, channel: Channel) -> None:
+        """Wait for it no longer; before it is closed."""
+        if self._channels.pop(channel.socket, None) is not None:
+            self._poller.unregister(channel.socket)
+        for socket in [socket for socket, dealer in self._watched.items() if dealer is channel]:
+            self._forget(socket)
+
+    def wake(self) -> None:
+        """End the `wait` of another thread, or the next one."""
+        os.eventfd_write(self._wake, 1)
+
+    def wait(self, timeout: float) -> list[Channel]:
+        """Wait until messages are there, at most `timeout` seconds (infinity: for ever).
+
+        Returns
+        -------
+        list of Channel
+            Those with messages, and dealers that were refused: their `receive` raises. Empty after `timeout`
+            and after `wake`.
+        """
+        if not self._watched:
+            return self._ready(timeout)[0]
+        end = time.monotonic() + timeout
+        while True:
+            for socket in [socket for socket in self._watched if socket.closed]:
+                self._forget(socket)
+            ready, woken = self._ready(max(0.0, end - time.monotonic()))
+            if ready or woken or time.monotonic() >= end:
+                return ready
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+
+    def _ready(self, timeout: float) -> tuple[list[Channel], bool]:
+        ready: list[Channel] = []
+        woken = False
+        for socket, _ in self._poller.poll(_milliseconds(timeout)):
+            if socket == self._wake:
+                os.eventfd_read(self._wake)
+                woken = True
+            elif socket in self._watched:
+                ready += self._looked(socket)
+            else:
+                ready.append(self._channels[socket])
+        return ready, woken
+
+    def _looked(self, socket: zmq.Socket[bytes]) -> list[Channel]:
+        dealer = self._watched[socket]
+        watch = dealer.watch
+        if watch is None:
+            self._forget(socket)
+            return []
+        watch.read()
+        if watch.socket is None:
+            self._forget(socket)
+        return [dealer] if watch.error is not None else []
+
+    def _forget(self, socket: zmq.Socket[bytes]) -> None:
+        del self._watched[socket]
+        self._poller.unregister(socket)
+
+
+def _milliseconds(timeout: float) -> int:
+    """Convert for ZeroMQ, where -1 is for ever; up, for a wait of less than a millisecond is none."""
+    return -1 if timeout == math.inf else max(0, math.ceil(timeout * 1000))
+
+
+def _unbound(address: str, error: zmq.ZMQError) -> str:
+    """Say why an address cannot be had, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{address} is taken by another process: end that one, or choose another port, with --port or a "
+            "variable (KVSTORE_PORT for a server, KVSTORE_SCHEDULER or DMLC_PS_ROOT_PORT for a scheduler); 0 "
+            "takes a free one"
+        )
+    if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+        return (
+            f"{address} is not an address of this machine ({addresses.told(addresses.interfaces())}): "
+            "set KVSTORE_HOST or DMLC_INTERFACE"
+        )
+    if error.errno == errno.EACCES:
+        return f"{address}: this user may not take that port: choose one from 1024 on"
+    return f"cannot listen at {address!r}: {error.strerror}; check host and port"

@@ -1,0 +1,115 @@
+"""What the sockets of one process have in common: ZeroMQ's threads, keys, limits, and the doorkeeper."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+
+import zmq
+
+from kvstore.errors import ClosedError, KVStoreError
+
+from ....settings.keys import Keys
+from .auth import Doorkeeper, deafen
+from .frames import Limits
+
+_OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+class Context:
+    """A process's part of the wire. Every socket belongs to one, and goes with it.
+
+    Parameters
+    ----------
+    keys : Keys, optional
+        With them every connection is encrypted, and only the processes they list are let in. Without, nothing
+        is encrypted, and who knows the job's name is let in.
+    limits : Limits, optional
+    io_threads : int
+        Threads of ZeroMQ's: about one for each GB/s.
+    job : str
+        Name of the job.
+    """
+
+    def __init__(
+        self, keys: Keys | None = None, limits: Limits | None = None, io_threads: int = 1, job: str = ""
+    ) -> None:
+        self.keys = keys
+        self._job = job
+        self.limits = limits or Limits()
+        self.pid = os.getpid()
+        self._context = zmq.Context(io_threads)
+        self._context.set(zmq.MAX_SOCKETS, 8192)
+        self._sockets: set[zmq.Socket[bytes]] = set()
+        self._doorkeeper: Doorkeeper | None = None
+        self._lock = threading.Lock()
+        self.closed = False
+        _OPEN.add(self)
+
+    @property
+    def job(self) -> str:
+        """Name of the job; a scheduler may learn it only when it has its port."""
+        return self._job
+
+    @job.setter
+    def job(self, job: str) -> None:
+        self._job = job
+        if self._doorkeeper is not None:
+            self._doorkeeper.job = job
+
+    def check(self) -> None:
+        """Raise an error in a fork of the process, where nothing would ever arrive, and when it is closed."""
+        if os.getpid() != self.pid:
+            raise KVStoreError(
+                f"this process is a fork of process {self.pid}, whose connections it cannot use: "
+                "create the store in the process that uses it"
+            )
+        if self.closed:
+            raise ClosedError("the connections of this process are closed")
+
+    def socket(self, kind: int) -> zmq.Socket[bytes]:
+        """Make a bare socket; for the rest of this package."""
+        self.check()
+        made: zmq.Socket[bytes] = self._context.socket(kind)
+        self._sockets.add(made)
+        return made
+
+    def drop(self, socket: zmq.Socket[bytes], linger: float = 0.0) -> None:
+        """Close a socket; what it has not sent is tried for `linger` seconds more, in the background."""
+        self._sockets.discard(socket)
+        if os.getpid() == self.pid:
+            deafen(socket)
+            socket.close(int(linger * 1000))
+
+    def give(self, socket: zmq.Socket[bytes]) -> None:
+        """Leave a socket to a thread of its own, which closes it when `close` ends what it waits for."""
+        self._sockets.discard(socket)
+
+    def watch_door(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
+        """Have a socket's clients checked, and refusals logged; before it is bound. As `Doorkeeper.watch`."""
+        with self._lock:
+            if self._doorkeeper is None:
+                self._doorkeeper = Doorkeeper(self._context, self.keys, self._job)
+        return self._doorkeeper.watch(socket, address)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close all sockets; blocks up to `linger` seconds for what is unsent. A second call does nothing."""
+        if self.closed or os.getpid() != self.pid:
+            return
+        self.closed = True
+        for socket in self._sockets:
+            deafen(socket)
+        for socket in list(self._sockets):
+            self.drop(socket, linger)
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
+        self._context.term()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is open while the doorkeeper can still let go of its sockets."""
+    for context in list(_OPEN):
+        context.close()

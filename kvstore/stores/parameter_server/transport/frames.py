@@ -1,0 +1,298 @@
+"""How messages look on the wire, and the checks that a message from outside has to pass.
+
+A message is one or more frames. The first begins with a head of fixed size::
+
+    magic "KVST" | version | kind | flags | job | store | rank | incarnation | epoch | received | records
+
+and goes on with MessagePack (a control message) or with the records of a batch, each of fixed size, and
+where a flag says so with the first payload. The other frames are payloads, as they are. All numbers are
+little-endian. `job` is a hash of the job's name, so that processes of an old job, which may still know the
+port, are told apart before anything of theirs is looked at.
+
+Only `Hello` and `Refused` pass whatever job or version the head has, for one asks and the other tells which
+are right; their form never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from kvstore.errors import ProtocolError
+
+from ..protocol.messages import COPIED, PROTOCOL, Batch, Control, Hello, Kind, Letter, Place, Record, Refused
+
+#: Anything with the buffer protocol; NumPy's arrays of any dtype.
+Buffer = Any
+
+_MAGIC = b"KVST"
+_CONTROL, _DATA = 1, 2
+_HEAD = struct.Struct("<4sHBBQiiQQQI")
+_RECORD = struct.Struct("<BIQQIQBdqBIQQQ")
+_KINDS = [None if kind not in Kind._value2member_map_ else Kind(kind) for kind in range(256)]
+_PLACES = [None if place not in Place._value2member_map_ else Place(place) for place in range(256)]
+_ALIGNED = 64
+_PADDING = bytes(_ALIGNED)
+
+# A first payload up to this size stands behind the records: a frame less to send, and to receive.
+_INLINE, _INLINE_BYTES = 1, 32 * 1024
+
+#: Payloads up to this size travel together in one frame: a frame costs microseconds, a copy of them less.
+SMALL = COPIED
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a message may have. Larger ones are not sent, and refused where they come in.
+
+    Attributes
+    ----------
+    frame : int
+        Bytes of one frame.
+    control : int
+        Bytes of a control message.
+    records : int
+        Records of a batch; a message has at most one payload frame more than twice as many.
+    """
+
+    frame: int = 256 << 20
+    control: int = 16 << 20
+    records: int = 65535
+
+
+class Codec:
+    """Writes and reads the messages of one job.
+
+    Parameters
+    ----------
+    job : str
+        Name of the job; only messages that were written with the same one are read.
+    limits : Limits
+    """
+
+    def __init__(self, job: str, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._job = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Control)
+
+    def encode(self, message: Control | Batch) -> list[Buffer]:
+        """Write a message as frames. Payloads are not copied: they are the buffers of `message.frames`.
+
+        Raises
+        ------
+        ProtocolError
+            The message is larger than the limits, or has numbers that do not fit: the peer would refuse it.
+        """
+        if isinstance(message, Batch):
+            return self._encode_batch(message)
+        head = _HEAD.pack(_MAGIC, PROTOCOL, _CONTROL, 0, self._job, 0, 0, 0, 0, 0, 0)
+        body = self._encoder.encode(message)
+        if len(body) > self.limits.control:
+            raise ProtocolError(
+                f"{type(message).__name__} of {len(body)} bytes: a control message has at most "
+                f"{self.limits.control}; give fewer keys at once"
+            )
+        self._read_back(body)
+        return [head + body]
+
+    def decode(self, frames: Sequence[zmq.Frame | bytes | memoryview]) -> Control | Batch:
+        """Read the frames of one message, without the identity of its sender.
+
+        The payloads of a batch are memoryviews of the frames, and keep these alive. Their addresses are as
+        they come: whoever wants typed elements has to look at the alignment.
+
+        Raises
+        ------
+        ProtocolError
+            The frames are no message of this job and this version. Nothing else is raised.
+        """
+        if not frames or len(frames[0]) < _HEAD.size:
+            raise ProtocolError("a message is too short for its head")
+        first = _view(frames[0])
+        magic, version, kind, flags, job, *numbers, count = _HEAD.unpack_from(first)
+        if magic != _MAGIC:
+            raise ProtocolError("a message begins with something that is no head of ours")
+        if kind == _CONTROL:
+            return self._decode_control(first, len(frames), version, job)
+        if kind != _DATA:
+            raise ProtocolError(f"a message is of kind {kind}, which there is not")
+        self._check_origin(version, job)
+        end = _HEAD.size + count * _RECORD.size
+        inline = flags == _INLINE and end < len(first) <= end + _INLINE_BYTES
+        if count > self.limits.records or not (inline or (flags == 0 and len(first) == end)):
+            raise ProtocolError(f"a batch of {count} records has a frame of {len(first)} bytes for them")
+        if len(frames) - 1 > self._most_frames(count):
+            raise ProtocolError(f"a batch of {count} records has {len(frames)} frames")
+        payloads = [first[end:]] if inline else []
+        payloads += [_view(frame) for frame in frames[1:]]
+        return self._decode_batch(first[:end], payloads, numbers)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _check_origin(self, version: int, job: int) -> None:
+        if version != PROTOCOL:
+            raise ProtocolError(
+                f"a message is of version {version} of the protocol, this process speaks {PROTOCOL}: "
+                "install the same release of kvstore for all processes of the job"
+            )
+        if job != self._job:
+            raise ProtocolError("a message belongs to another job")
+
+    def _read_back(self, body: bytes) -> None:
+        try:
+            self._decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"a message that cannot be sent: {error}") from None
+
+    def _decode_control(self, frame: memoryview, frames: int, version: int, job: int) -> Control:
+        size = len(frame) - _HEAD.size
+        if frames != 1 or size > self.limits.control:
+            raise ProtocolError(f"a control message has {frames} frames and {size} bytes")
+        try:
+            message: Control = self._decoder.decode(frame[_HEAD.size :])
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            self._check_origin(version, job)
+            raise ProtocolError(f"a control message cannot be read: {error}") from None
+        if not _tells_who(message):
+            self._check_origin(version, job)
+        return message
+
+    def _encode_batch(self, batch: Batch) -> list[Buffer]:
+        store, rank, incarnation, epoch, records, frames, received = batch
+        if len(records) > self.limits.records or len(frames) > self._most_frames(len(records)):
+            raise ProtocolError(f"a batch of {len(records)} records and {len(frames)} frames is too large")
+        payloads = [_flat(frame) for frame in frames]
+        for payload in payloads:
+            if len(payload) > self.limits.frame:
+                raise ProtocolError(
+                    f"a payload of {len(payload)} bytes: at most {self.limits.frame} are sent"
+                )
+        pack = _RECORD.pack
+        inline = [payloads.pop(0)] if payloads and 0 < len(payloads[0]) <= _INLINE_BYTES else []
+        flags = _INLINE if inline else 0
+        numbers = store, rank, incarnation, epoch, received, len(records)
+        try:
+            head = _HEAD.pack(_MAGIC, PROTOCOL, _DATA, flags, self._job, *numbers)
+            return [b"".join([head, *[pack(*record) for record in records], *inline]), *payloads]
+        except struct.error as error:
+            raise ProtocolError(f"a batch with a number that cannot be sent: {error}") from None
+
+    def _decode_batch(self, first: memoryview, payloads: list[memoryview], numbers: list[int]) -> Batch:
+        sizes = [len(payload) for payload in payloads]
+        if max(sizes, default=0) > self.limits.frame:
+            raise ProtocolError(f"a payload of {max(sizes)} bytes: at most {self.limits.frame} are read")
+        store, rank, incarnation, epoch, received = numbers
+        records = _records(first[_HEAD.size :], sizes)
+        return Batch(store, rank, incarnation, epoch, records, tuple(payloads), received)
+
+    @staticmethod
+    def _most_frames(records: int) -> int:
+        return 2 * records + 1
+
+
+def _records(body: memoryview, sizes: list[int]) -> list[Record]:
+    """Read records; `sizes` are those of the payload frames."""
+    kinds, places, new, records = _KINDS, _PLACES, tuple.__new__, []
+    for number in _RECORD.iter_unpack(body):
+        kind, _, _, _, _, _, _, threshold, rows, place, frame, offset, nbytes, _ = number
+        if place == 1:
+            if frame >= len(sizes) or offset + nbytes > sizes[frame]:
+                _check_two_frames(sizes, frame, offset, nbytes)
+        elif place > 2:
+            raise ProtocolError(f"a record's payload is in place {place}, which there is not")
+        if kinds[kind] is None:
+            raise ProtocolError(f"a record is of kind {kind}, which there is not")
+        if not (rows == -1 or 0 <= 8 * rows <= nbytes) or not 0 <= threshold < math.inf:
+            raise ProtocolError(f"a record has {rows} rows in {nbytes} bytes, and threshold {threshold}")
+        records.append(new(Record, (kinds[kind], *number[1:9], places[place], *number[10:])))
+    return records
+
+
+def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) -> None:
+    """Let a payload go on in the frame after its first, as ids and rows do; no further."""
+    there = sum(sizes[frame : frame + 2])
+    if frame >= len(sizes) or offset > sizes[frame] or offset + nbytes > there:
+        raise ProtocolError(
+            f"a record's payload is {nbytes} bytes from {offset} of frame {frame}, and {len(sizes)} frames "
+            f"have {there} there"
+        )
+
+
+def _tells_who(message: Control) -> bool:
+    body = message.body if isinstance(message, Letter) else message
+    return isinstance(body, Hello | Refused)
+
+
+def _view(frame: zmq.Frame | bytes | memoryview) -> memoryview:
+    return frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
+
+
+def _flat(buffer: Buffer) -> memoryview:
+    """View a buffer's bytes. NumPy knows dtypes that the buffer protocol does not."""
+    if isinstance(buffer, np.ndarray):
+        if not buffer.flags.c_contiguous:
+            raise ProtocolError("a payload must be contiguous")
+        return buffer.reshape(-1).view(np.uint8).data
+    view = memoryview(buffer)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def pack(
+    payloads: Sequence[Buffer | tuple[Buffer, ...]], small: int = SMALL
+) -> tuple[list[Buffer], list[tuple[int, int, int]]]:
+    """Put small payloads into one frame, each at a multiple of 64 bytes; large ones stay as they are.
+
+    Parameters
+    ----------
+    payloads : sequence
+        A payload is a buffer, or a tuple of buffers that belong one behind the other (ids and rows).
+    small : int
+        Payloads up to so many bytes are copied into the shared frame.
+
+    Returns
+    -------
+    frames : list
+        For `Batch.frames`. A large tuple has one frame for each of its buffers.
+    places : list of (frame, offset, nbytes)
+        Where each payload is, for its record.
+    """
+    frames: list[Buffer] = [b""]
+    places = []
+    pieces: list[Buffer] = []
+    end = 0
+    for payload in payloads:
+        parts = payload if isinstance(payload, tuple) else (payload,)
+        size = sum([_size(part) for part in parts])
+        if size > small:
+            places.append((len(frames), 0, size))
+            frames += parts
+        else:
+            places.append((0, end, size))
+            pieces += parts
+            if size % _ALIGNED:
+                pieces.append(_PADDING[size % _ALIGNED :])
+            end += size + -size % _ALIGNED
+    if len(places) > sum([frame > 0 for frame, _, _ in places]):
+        frames[0] = _joined(pieces)
+        return frames, places
+    return frames[1:], [(frame - 1, offset, size) for frame, offset, size in places]
+
+
+def _size(buffer: Buffer) -> int:
+    return buffer.nbytes if isinstance(buffer, np.ndarray | memoryview) else memoryview(buffer).nbytes
+
+
+def _joined(pieces: list[Buffer]) -> bytes:
+    try:
+        return b"".join(pieces)
+    except (BufferError, TypeError, ValueError):  # with gaps, or of a dtype that is NumPy's secret
+        return b"".join([_flat(piece) for piece in pieces])

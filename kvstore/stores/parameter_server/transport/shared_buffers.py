@@ -1,0 +1,268 @@
+"""Memory that one process fills and others of the same machine read: payloads and values without a wire.
+
+The memory is a memfd without a name, which grows by segments, is reserved before it is touched and sealed
+against shrinking, so that a full machine is an answer and never a signal. Its owner says in an offer where it
+is; who reads opens it by /proc, which lets in the same user on the same machine and nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.pages import _next_colour as next_place
+from ....errors import ProtocolError
+from ....kernels import cpu
+from .shared_buffer_file import PAGE, Bytes, PeerFile, SharedFile, Words
+
+_LINE = 64
+_FIRST_BYTES = 4 * 1024 * 1024
+_GROWTH = 4  # a new segment has at least a fourth of what there is
+# A stamp says what it says only where reads and writes are seen in their order.
+_ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
+
+
+class Block(NamedTuple):
+    """A piece of memory that others can read."""
+
+    array: Bytes
+    segment: int
+    offset: int
+
+
+class Outbox:
+    """A process's memory for what it sends. Not for several threads at once.
+
+    Parameters
+    ----------
+    limit : int, optional
+        Most bytes that it grows to. None: what the machine has left.
+    """
+
+    _stamped = False
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._pid = os.getpid()
+        self._file: SharedFile | None = None
+        self._closed = False
+        self._segments: list[Bytes] = []
+        self._used: list[int] = []
+        self._free: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory reserved, in bytes."""
+        return sum(segment.nbytes for segment in self._segments)
+
+    def take(self, nbytes: int) -> Block | None:
+        """Return `nbytes` of memory, of any content, aligned to a cache line.
+
+        None where there is none, for nothing, in the child of a fork, and when closed.
+        """
+        if nbytes <= 0 or not self._usable():
+            return None
+        size = _rounded(nbytes)
+        free = self._free[size]
+        place = free.pop() if free else self._new(size)
+        if place is None:
+            return None
+        segment, offset = place
+        return Block(self._segments[segment][offset : offset + nbytes], segment, offset)
+
+    def give(self, block: Block) -> None:
+        """Take memory back; nobody reads it any more."""
+        if self._usable():
+            self._free[_rounded(block.array.nbytes)].append((block.segment, block.offset))
+
+    def offer(self) -> str:
+        """Say where the memory is, for `Inbox.open` in another process; "" where there is none.
+
+        Stays true as long as the process lives, however much it grows.
+        """
+        if not self._usable() or (self._stamped and not _ORDERED):
+            return ""
+        try:
+            return self._opened().offer()
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """Let the memory go, as soon as no block is in use."""
+        self._closed = True
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        self._segments, self._used = [], []
+        self._free.clear()
+
+    def _usable(self) -> bool:
+        return not self._closed and self._pid == os.getpid()
+
+    def _opened(self) -> SharedFile:
+        if self._file is None:
+            self._file = SharedFile(self._stamped)
+        return self._file
+
+    def _new(self, size: int) -> tuple[int, int] | None:
+        """Cut a place off a segment that has room, or off a new one."""
+        for segment in reversed(range(len(self._segments))):
+            offset = _place(self._used[segment], size)
+            if offset + size <= self._segments[segment].nbytes:
+                self._used[segment] = offset + size
+                return segment, offset
+        return self._new(size) if self._grow(size) else None
+
+    def _grow(self, size: int) -> bool:
+        """Add a segment in which `size` bytes have room; a generous one, or else one that just does."""
+        size += PAGE if size >= PAGE else 0  # for where in its first page it begins
+        need = _up(size + self._table_bytes(size + size // 256 + 2 * PAGE), PAGE)
+        room = None if self._limit is None else self._limit - self.nbytes
+        for nbytes in (_up(max(need, self.nbytes // _GROWTH, _FIRST_BYTES), PAGE), need):
+            if room is not None and nbytes > room:
+                continue
+            try:
+                segment = self._opened().grow(nbytes)
+            except OSError:
+                return False
+            if segment is not None:
+                self._segments.append(segment)
+                self._used.append(self._table_bytes(nbytes))
+                return True
+        return False
+
+    def _table_bytes(self, nbytes: int) -> int:
+        """Bytes at the beginning of a segment of `nbytes` that are not lent."""
+        return 0
+
+
+class Values(Outbox):
+    """A server's memory for values: beside each stands a stamp, odd while the value is written.
+
+    There is one stamp for each page, at the beginning of the segment; that of the page in which a value
+    begins is the value's. Small values of one page share it.
+    """
+
+    _stamped = True
+
+    def stamp(self, segment: int, offset: int) -> int:
+        """Return the stamp of what begins at `offset`."""
+        return int(_stamps(self._segments[segment])[offset // PAGE])
+
+    @contextmanager
+    def writing(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
+        """Mark what begins at these (segment, offset) as being written."""
+        # Large sums write past the cache, and so past these words, were it not that they give up the
+        # interpreter's lock first, which is a barrier.
+        pages = {(segment, offset // PAGE) for segment, offset in places}
+        words = [_stamps(self._segments[segment])[page : page + 1] for segment, page in pages]
+        for word in words:
+            word += np.uint64(1)
+        try:
+            yield
+        finally:
+            for word in words:
+                word += np.uint64(1)
+
+    def _table_bytes(self, nbytes: int) -> int:
+        return _up(nbytes // PAGE * 8, PAGE)
+
+
+class Inbox:
+    """Another process's memory."""
+
+    def __init__(self, file: PeerFile) -> None:
+        self._file: PeerFile | None = file
+        self._segments: dict[int, Bytes] = {}
+
+    @classmethod
+    def open(cls, offer: str, writes: bool = False) -> Inbox | None:
+        """Open what a process offers, to read it, or to write as well.
+
+        None where it is out of reach: another machine, user, container ...
+        """
+        try:
+            return cls(PeerFile(offer, writes))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return None
+
+    def view(self, segment: int, offset: int, nbytes: int) -> Bytes:
+        """Look at a block of an `Outbox`.
+
+        Raises
+        ------
+        ProtocolError
+            There is no such place, or its process is gone.
+        """
+        memory = self._segments.get(segment)
+        if memory is None:
+            memory = self._segment(segment)
+        if offset < 0 or nbytes < 0 or offset + nbytes > memory.nbytes:
+            raise ProtocolError(
+                f"bytes {offset} to {offset + nbytes} of shared segment {segment}, which has {memory.nbytes}"
+            )
+        return memory[offset : offset + nbytes]
+
+    def _segment(self, number: int) -> Bytes:
+        if self._file is None:
+            raise ProtocolError("the shared memory of this peer is closed")
+        try:
+            memory = self._segments[number] = self._file.segment(number)
+        except (OSError, ValueError) as error:
+            raise ProtocolError(f"shared segment {number} of a peer cannot be read: {error}") from error
+        return memory
+
+    def copy(self, segment: int, offset: int, nbytes: int, stamp: int, out: npt.NDArray[Any]) -> bool:
+        """Copy a block of `Values` to a contiguous array of as many bytes.
+
+        Returns
+        -------
+        bool
+            False if the value was written since it had this stamp: what is in `out` means nothing then.
+
+        Raises
+        ------
+        ProtocolError
+            There is no such place.
+        """
+        source = self.view(segment, offset, nbytes)
+        if self._file is None or not self._file.stamped:
+            raise ProtocolError("shared memory of a peer that has no stamps")
+        words = _stamps(self._segments[segment])
+        page = offset // PAGE
+        if stamp % 2 or int(words[page]) != stamp:
+            return False
+        cpu.reduce([([source], None, [out.reshape(-1).view(np.uint8)])])
+        return int(words[page]) == stamp
+
+    def close(self) -> None:
+        """Let the memory go, as soon as nobody looks at it."""
+        self._segments.clear()
+        self._file = None
+
+
+def _place(used: int, size: int) -> int:
+    """Where the next block begins: large ones at the places in a page that suit sums best."""
+    return _up(used, PAGE) + next_place() if size >= PAGE else _up(used, _LINE)
+
+
+def _stamps(segment: Bytes) -> Words:
+    return segment[: segment.nbytes // PAGE * 8].view(np.uint64)
+
+
+def _up(nbytes: int, step: int) -> int:
+    return -(-nbytes // step) * step
+
+
+def _rounded(nbytes: int) -> int:
+    """Round up to one of a few sizes, eight from a number to its double, so that places fit again."""
+    if nbytes < PAGE:
+        return _up(nbytes, _LINE)
+    return _up(nbytes, max(PAGE, 1 << (nbytes.bit_length() - 4)))

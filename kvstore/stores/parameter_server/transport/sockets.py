@@ -1,0 +1,295 @@
+"""The sockets of each role: messages of the machines go in and come out.
+
+What cannot be sent now is lost, as it would be on a broken connection: the machines send it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from ....errors import ArgumentError, ProtocolError
+from ....settings import addresses
+from ....settings.roles import Roles
+from ..protocol.events import ECHO
+from ..protocol.messages import Batch, Control, Hello, Place
+from .channel import Dealer, NotSentError, Poller, Router
+from .context import Context
+from .frames import Codec, pack
+from .heartbeats import Echo, Pulses
+from .refusals import Refusals
+
+log = logging.getLogger("kvstore.ps")
+
+SCHEDULER = "scheduler"
+
+_FRAME = Place.FRAME
+_AT_ONCE = 64  # messages of one channel before the others have their turn
+_LINGER = 0.5  # seconds for the last words of a process
+
+Message = Control | Batch
+
+
+class WorkerSockets:
+    """A worker's: one to the scheduler, one to its echo, and one to each server."""
+
+    def __init__(self, roles: Roles, hello: Hello, echo: str = "") -> None:
+        self._context = Context(roles.keys, job=roles.job)
+        self._codec = Codec(roles.job)
+        self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
+        self._poller = Poller()
+        self._servers: dict[int, Dealer] = {}
+        self._peers: dict[Any, Hashable] = {}
+        self._echo: Dealer | None = None
+        self.closed = False
+        try:
+            self._scheduler = Dealer(self._context, roles.scheduler, _identity(self._name))
+            self._add(self._scheduler, SCHEDULER)
+            if echo:
+                self.connect_echo(echo)
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self, message: Control, what: str) -> None:
+        """Raise `ArgumentError` if a message cannot be sent: it would be tried again and again."""
+        try:
+            self._codec.encode(message)
+        except (ProtocolError, ValueError, OverflowError, TypeError) as error:
+            raise ArgumentError(f"{what} cannot be sent: {error}") from None
+
+    def connect_echo(self, address: str) -> None:
+        """Open the connection to the scheduler's echo."""
+        if self._echo is None:
+            self._echo = Dealer(self._context, address, _identity(f"{self._name}/echo"))
+            self._add(self._echo, ECHO)
+
+    def connect(self, server: int, address: str) -> None:
+        """Open a connection to a server, in the place of an old one."""
+        self._drop(server)
+        name = f"{self._name}/{server}/{secrets.token_hex(4)}"
+        dealer = self._servers[server] = Dealer(self._context, address, _identity(name), "server", server)
+        self._add(dealer, server)
+
+    def _add(self, dealer: Dealer, peer: Hashable) -> None:
+        self._peers[dealer] = peer
+        self._poller.add(dealer)
+
+    def _drop(self, server: int) -> None:
+        dealer = self._servers.pop(server, None)
+        if dealer is not None:
+            self._poller.remove(dealer)
+            del self._peers[dealer]
+            dealer.close()
+
+    def send(self, peer: Hashable, message: Message) -> None:
+        """Send to ``"scheduler"``, `ECHO` or a server's number."""
+        if peer == SCHEDULER:
+            dealer: Dealer | None = self._scheduler
+        else:
+            dealer = self._echo if peer == ECHO else self._servers.get(peer)  # type: ignore[call-overload]
+        if dealer is None:
+            return
+        try:
+            dealer.send(self._codec.encode(_packed(message)), track=False)
+        except NotSentError as error:
+            log.debug("not sent, and sent again later: %s", error)
+
+    def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
+        """Wait for messages, at most so many seconds; yield those that are there."""
+        for channel in self._poller.wait(timeout):
+            peer = self._peers.get(channel)
+            for _ in range(_AT_ONCE):
+                frames = channel.receive() if not self.closed else None  # type: ignore[attr-defined]
+                if frames is None:
+                    break
+                message = _read(self._codec, frames, channel.peer)  # type: ignore[attr-defined]
+                if message is not None:
+                    yield peer, message
+
+    def wake(self) -> None:
+        """End the `receive` of another thread."""
+        if not self.closed:
+            self._poller.wake()
+
+    def close(self) -> None:
+        """Close all. A second call does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        self._context.close(_LINGER)
+        self._poller.close()
+
+
+class ServerSockets:
+    """A server's: one to the scheduler, one to its echo, and one for all workers."""
+
+    def __init__(self, roles: Roles, incarnation: int) -> None:
+        self._context = Context(roles.keys, job=roles.job)
+        self._codec = Codec(roles.job)
+        self._poller = Poller()
+        self.closed = False
+        self._echo: Dealer | None = None
+        self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
+        try:
+            self._workers = Router(self._context, _address(roles, name))
+            self._scheduler = Dealer(self._context, roles.scheduler, _identity(name))
+            self._poller.add(self._workers)
+            self._poller.add(self._scheduler)
+        except BaseException:
+            self.close()
+            raise
+        #: Where workers find this server.
+        self.address = self._workers.address
+
+    def send(self, peer: Hashable, message: Message) -> None:
+        """Send."""
+        try:
+            frames = self._codec.encode(_packed(message))
+            if peer == SCHEDULER:
+                self._scheduler.send(frames, track=False)
+            elif peer != ECHO:
+                self._workers.send(peer, frames, track=False)  # type: ignore[arg-type]
+            elif self._echo is not None:
+                self._echo.send(frames, track=False)
+        except NotSentError as error:
+            log.debug("not sent, and sent again later: %s", error)
+
+    def connect_echo(self, address: str) -> None:
+        """Open the connection to the scheduler's echo."""
+        if self._echo is None:
+            self._echo = Dealer(self._context, address, _identity(f"{self._name}/echo"))
+            self._poller.add(self._echo)
+
+    def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
+        """Wait for messages, at most so many seconds; yield those that are there."""
+        for channel in self._poller.wait(timeout):
+            for _ in range(_AT_ONCE):
+                found = self._next(channel)
+                if found is None:
+                    break
+                peer, message = found
+                if message is not None:
+                    yield peer, message
+
+    def _next(self, channel: Any) -> tuple[Hashable, Message | None] | None:
+        if channel is not self._workers:
+            frames = channel.receive()
+            name = SCHEDULER if channel is self._scheduler else ECHO
+            return None if frames is None else (name, _read(self._codec, frames, "the scheduler"))
+        found = self._workers.receive()
+        if found is None:
+            return None
+        peer, frames = found
+        return peer, _read(self._codec, frames, repr(peer))
+
+    def close(self) -> None:
+        """Close all. A second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._context.close(_LINGER)
+            self._poller.close()
+
+
+class SchedulerSockets:
+    """The scheduler's: one for everybody, one for signs of life of others, and one that gives its own."""
+
+    def __init__(self, roles: Roles) -> None:
+        # A scheduler without a name for its job has one when it has its port; till then nobody knows it.
+        self._context = Context(roles.keys, job=roles.job or secrets.token_hex(16))
+        self._poller = Poller()
+        self.closed = False
+        try:
+            self._all = Router(self._context, _bound(roles))
+            self._pulses = Pulses(self._context, _address(roles, roles.scheduler + "/pulse/"))
+            self._echo = Echo(self._context, _address(roles, roles.scheduler + "/echo/"))
+            self._poller.add(self._all)
+            self._poller.add(self._pulses.router)
+        except BaseException:
+            self.close()
+            raise
+        #: Where others find the scheduler, where it listens for signs of life, and where it gives its own.
+        self.address, self.pulse, self.echo = self._all.address, self._pulses.address, self._echo.address
+        #: Its port; 0 of a unix socket.
+        self.port = 0 if roles.ipc else int(self.address.rpartition(":")[2])
+        self._context.job = roles.bound(self.port).job
+        self._codec = Codec(self._context.job)
+
+    def send(self, peer: Hashable, message: Message) -> None:
+        """Send."""
+        try:
+            self._all.send(peer, self._codec.encode(message), track=False)  # type: ignore[arg-type]
+        except NotSentError as error:
+            log.debug("not sent, and sent again later: %s", error)
+
+    def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
+        """Wait for messages, at most so many seconds; yield those that are there."""
+        self._poller.wait(timeout)
+        for _ in range(_AT_ONCE):
+            found = self._all.receive()
+            if found is None:
+                return
+            message = _read(self._codec, found[1], repr(found[0]))
+            if message is not None:
+                yield found[0], message
+
+    def ping(self) -> None:
+        """Ask all processes for a sign of life."""
+        self._pulses.ping()
+
+    def heard(self) -> list[str]:
+        """Names of the processes that have given one since the last call."""
+        return self._pulses.heard()
+
+    def close(self) -> None:
+        """Close all. A second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._context.close(_LINGER)
+            self._poller.close()
+
+
+def _bound(roles: Roles) -> str:
+    """Where the scheduler binds: at its own address, with the numbers of a name."""
+    return roles.scheduler if roles.ipc else addresses.tcp(roles.host, roles.port)
+
+
+def _address(roles: Roles, name: str) -> str:
+    """Where a server binds."""
+    if roles.ipc:
+        return f"ipc://@kvstore/{secrets.token_hex(16)}/{name.rpartition('/')[0][-40:]}"
+    return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
+
+
+def _identity(name: str) -> bytes:
+    """Cut a name to what ZeroMQ takes: 255 bytes, the end of which is what differs."""
+    return b"k" + name.encode(errors="replace")[-254:]
+
+
+def _packed(message: Message) -> Message:
+    """Put small payloads of a batch into one frame."""
+    if type(message) is not Batch or not message.frames:
+        return message
+    frames, places = pack(message.frames)
+    records = [
+        record._replace(frame=places[record.frame][0], offset=places[record.frame][1])
+        if record.place == _FRAME
+        else record
+        for record in message.records
+    ]
+    return message._replace(records=records, frames=tuple(frames))
+
+
+def _read(codec: Codec, frames: list[Any], peer: str) -> Message | None:
+    """Read a message; what is none of this job is forgotten, with a line in the log."""
+    try:
+        return codec.decode(frames)
+    except ProtocolError as error:
+        _strangers.note("a message", f"{error}; it came from {peer[:120]}")
+        return None
+
+
+#: One line a minute for all of them: names of strangers are theirs to choose.
+_strangers = Refusals()

@@ -1,0 +1,140 @@
+"""The keys of a store on parameter servers, as one worker knows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ....arrays.grouping import Key, other_kind
+from ....arrays.host import dtype_named
+from ....arrays.sparse import RowSparseArray
+from ....errors import ArrayError, DTypeError, KeyKindError, ShapeError
+from ...entry import Array
+from ..protocol import messages as m
+from ..protocol.messages import KeyEntry, KeySpec
+
+
+class Part(NamedTuple):
+    """A slice of a key: elements, or rows, `start` to `stop`, on one server."""
+
+    slice: int
+    server: int
+    start: int
+    stop: int
+
+
+class DistKey:
+    """A key: what it is, where its slices lie, and how often this worker has pushed into it."""
+
+    __slots__ = ("dtype", "entry", "key", "like", "number", "parts", "pushes", "row_size", "shape", "sparse")
+
+    def __init__(self, entry: KeyEntry) -> None:
+        spec = entry.spec
+        self.entry, self.key = entry, spec.key
+        self.number = entry.number
+        self.shape, self.dtype, self.sparse = tuple(spec.shape), dtype_named(spec.dtype), spec.sparse
+        self.parts = tuple(Part(s.id, s.server, s.start, s.stop) for s in entry.slices)
+        #: An array of the key's shape and type that takes no memory.
+        self.like: Array = np.broadcast_to(np.zeros((), self.dtype), self.shape)
+        #: Elements of a row.
+        self.row_size = math.prod(self.shape[1:])
+        self.pushes = 0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value; of a table, with all its rows."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def cut_by_rows(self) -> bool:
+        """Whether the slices of a dense key begin and end with rows, so that rows can be pushed to it."""
+        width = self.row_size
+        return bool(self.shape) and self.size > 0 and not any(part.start % width for part in self.parts)
+
+    def part_bytes(self, part: Part) -> int:
+        """Bytes of a slice; of a table, with all its rows."""
+        return (part.stop - part.start) * self.dtype.itemsize * (self.row_size if self.sparse else 1)
+
+
+class Keys:
+    """All keys that this worker has met."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, DistKey] = {}
+        #: Keys that this worker has initialised.
+        self.initialised: set[Key] = set()
+
+    def get(self, key: Key) -> DistKey | None:
+        """Return a key that is known here."""
+        return self._known.get(key)
+
+    def learn(self, entries: Iterable[KeyEntry]) -> None:
+        """Take over keys from the scheduler."""
+        for entry in entries:
+            known = self._known.get(entry.spec.key)
+            if known is None or (known.parts[:1] != () and known.number != entry.number):
+                self._known[entry.spec.key] = DistKey(entry)
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Know no longer where keys are."""
+        for key in keys:
+            self._known.pop(key, None)
+
+    def check_kind(self, key: Key) -> None:
+        """Raise KeyKindError if a key cannot travel, or the store's keys are of the other kind."""
+        if isinstance(key, str):
+            _check_text(key)
+        for other in self._known:
+            if isinstance(other, str) != isinstance(key, str):
+                raise other_kind(key, type(other))
+            return
+
+    def __iter__(self) -> Iterator[DistKey]:
+        """In the order of their init."""
+        return iter(sorted(self._known.values(), key=lambda known: known.number))
+
+
+def _check_text(key: str) -> None:
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise KeyKindError(f"key {key!r} is no text that can be sent: it has half of a character") from None
+    if size > m.KEY_BYTES:
+        raise KeyKindError(
+            f"key {key[:40]!r}... has {size} bytes as UTF-8; stores on servers take up to {m.KEY_BYTES}"
+        )
+
+
+def by_order(pairs: list[tuple[DistKey, list[object]]]) -> list[tuple[DistKey, list[object]]]:
+    """Return in the order of updates: int keys ascend, str keys follow the order of their init."""
+    if len(pairs) > 1:
+        pairs.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
+    return pairs
+
+
+def spec_of(key: Key, value: Array | RowSparseArray, whole: bool) -> KeySpec:
+    """Describe a key by its first value; `whole` if it must not be spread over servers."""
+    return KeySpec(key, tuple(value.shape), value.dtype.name, isinstance(value, RowSparseArray), whole)
+
+
+def check_same(known: DistKey, value: Array | RowSparseArray, rank: int) -> None:
+    """Raise unless a key is here what it is on the worker that made it."""
+    if known.sparse != isinstance(value, RowSparseArray):
+        there = "row-sparse" if known.sparse else "dense"
+        raise ArrayError(f"key {known.key!r} is {there} in this job and something else on worker {rank}")
+    if known.dtype != value.dtype:
+        raise DTypeError(
+            f"key {known.key!r} has element type {known.dtype} in this job and {value.dtype} on worker {rank}"
+        )
+    if known.shape != tuple(value.shape):
+        raise ShapeError(
+            f"key {known.key!r} has shape {known.shape} in this job and {value.shape} on worker {rank}"
+        )

@@ -1,0 +1,99 @@
+"""The optimizer that all workers of a store on servers have in common, as one of them sees it.
+
+Servers update. A worker keeps the optimizer's settings, to change them and to write them to files; the
+schedule's time travels with each push, so that no server has to know what the others have done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ....arrays.grouping import Key
+from ....errors import ConfigError
+from ....optimizer import Optimizer, Updater
+from ...entry import Array
+from ..protocol import messages as m
+from ..protocol.optimizer_states import join_states, needs_whole_keys, split_states
+from .client import Client
+from .key_directory import DistKey
+from .replies import States
+
+
+class Settings:
+    """Optimizer and versions of one worker's store."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.updater: Updater | None = None
+        #: What this worker has agreed to; it goes with every push.
+        self.version = 0
+        self._set = 0  # how often this worker has set one
+
+    @property
+    def wants_whole_keys(self) -> bool:
+        """Whether the rule must see whole tensors."""
+        return self.updater is not None and needs_whole_keys(self.updater.optimizer)
+
+    def install(self, optimizer: Optimizer) -> None:
+        """Have the servers update, with fresh states; the first of equals does, and others change nothing."""
+        answer = self._ask("optimizer", _described(optimizer), self._set + 1)
+        self._set += 1
+        self._adopt(answer, optimizer)
+
+    def unset(self) -> None:
+        """Go back to plain sums."""
+        answer = self._ask("none", "", self._set + 1)
+        self._set += 1
+        self.updater, self.version = None, answer.version
+
+    def change(self, change: Callable[[Optimizer], None]) -> None:
+        """Change settings, from this worker's next push of each key on."""
+        assert self.updater is not None
+        own = Optimizer.from_config(**self.updater.optimizer.describe())
+        change(own)
+        self._adopt(self._ask("configure", _described(own), self._set), own)
+
+    def _ask(self, kind: str, text: str, ordinal: int) -> m.Answer:
+        return self._client.told(
+            partial(m.Settings, kind=kind, ordinal=ordinal, text=text), f"the settings of {kind}"
+        )
+
+    def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
+        """Keep what holds for all: somebody may have changed more than this worker has."""
+        described = json.loads(answer.text) if answer.text else optimizer.describe()
+        self.updater = Updater(Optimizer.from_config(described["name"], described["config"]))
+        self.version = answer.version
+
+    def save(self, path: str, dump_optimizer: bool, found: States) -> None:
+        """Write states that have come from the servers as the file that a store of one process writes."""
+        assert self.updater is not None
+        entries = [key.entry for key in found.keys]
+        join_states(entries, found.found, self.updater.optimizer).save(path, dump_optimizer)
+
+    def load(
+        self, path: str, keys: Sequence[DistKey], stand_ins: Mapping[Key, Array], clock: int
+    ) -> dict[int, bytes]:
+        """Read a file, agree with the servers on its settings, and return the states of all slices.
+
+        The schedule goes on from the file's time.
+        """
+        assert self.updater is not None
+        loaded = Updater(Optimizer.from_config(**self.updater.optimizer.describe()))
+        loaded.load(path, stand_ins)
+        if loaded.optimizer.describe() != self.updater.optimizer.describe():
+            self._adopt(self._ask("configure", _described(loaded.optimizer), self._set), loaded.optimizer)
+        answer = self._ask("clock", str(loaded.optimizer.num_update - clock), self._set)
+        self.version = answer.version
+        return split_states([key.entry for key in keys], loaded)
+
+
+def _described(optimizer: Optimizer) -> str:
+    try:
+        return json.dumps(optimizer.describe(), sort_keys=True)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{type(optimizer).__name__} cannot travel to the servers: {error}; register its class with "
+            "kvstore.optimizer.register, and import it there (`kvstore run --import MODULE`)"
+        ) from error

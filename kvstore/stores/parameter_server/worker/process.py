@@ -1,0 +1,149 @@
+"""What all stores of one worker process have in common: its name, its sign of life, its farewell."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import secrets
+import sys
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from .... import engine
+from ....errors import ConfigError
+from ....settings import launchers, roles
+from ....settings.parameter_server import ps_config
+from ....settings.roles import Roles
+from ..protocol import messages as m
+from ..transport.heartbeats import Pulse
+from .machine import WorkerOptions
+
+if TYPE_CHECKING:
+    from .client import Client
+
+
+class Process:
+    """A worker process of one job: this one."""
+
+    def __init__(self, found: Roles) -> None:
+        self.roles, self.pid = found, os.getpid()
+        self.name = f"worker/{found.rank}/{self.pid}/{secrets.token_hex(8)}"
+        self.config = ps_config()
+        self._incarnation = secrets.randbits(63)
+        self._ordinals: dict[str, itertools.count[int]] = defaultdict(itertools.count)
+        self._open: list[Client] = []
+        self._last: Client | None = None  # closed, and kept for the farewell
+        self._pulse: Pulse | None = None
+        #: Where the scheduler's echo is, as soon as a store knows.
+        self.echo = ""
+        #: What the first store says that finds the scheduler lost.
+        self.without_scheduler: m.Failure | None = None
+
+    def hello(self, group: str, options: dict[str, Any]) -> m.Hello:
+        """Introduce the next store of a group."""
+        return m.Hello(
+            "worker",
+            self.roles.rank,
+            self._incarnation,
+            self.name,
+            self.roles.job,
+            m.PROTOCOL,
+            group=group,
+            ordinal=next(self._ordinals[group]),
+            options=options,
+        )
+
+    def worker_options(self, credit: int, slice_bytes: int) -> WorkerOptions:
+        """Say how patient a worker's machine is to be."""
+        config = self.config
+        letter = min(1.0, config.dead_after / 4)
+        # Before this process has met the scheduler only the store's own deadline counts, which comes first.
+        start = threading.TIMEOUT_MAX if self._pulse is None else config.dead_after
+        echoes = bool(self.echo)
+        return WorkerOptions(credit, slice_bytes, config.resend, letter, config.dead_after, start, echoes)
+
+    def place(self, rank: int, size: int) -> tuple[int, int]:
+        """Rank and size on this machine, as far as the launcher tells."""
+        found = launchers.detect({**os.environ, "KVSTORE_JOB": self.roles.job or "job"})
+        return (rank, size) if found.launcher == "none" else (found.local_rank, found.local_size)
+
+    def met(self, met: m.Met) -> None:
+        """Give signs of life to the scheduler, which knows this process now."""
+        self.echo = met.echo
+        if self._pulse is None:
+            self._pulse = Pulse(met.pulse, self.name, self.roles.keys, self.roles.job)
+
+    def opened(self, client: Client) -> None:
+        """Note a store that has its place in the job."""
+        self._open.append(client)
+
+    def look_after_others(self, waiting: Client) -> None:
+        """Handle what has come for all stores but one, whose caller waits."""
+        for client in list(self._open):
+            if client is not waiting:
+                client.glance()
+
+    def keeps(self, client: Client) -> bool:
+        """Note a store that is closed; True: its link to the scheduler is kept for the farewell."""
+        if client in self._open:
+            self._open.remove(client)
+        if client.failed:
+            return False
+        if self._last is not None:
+            self._last.shut()
+        self._last = client
+        return True
+
+    def end(self, failed: bool) -> None:
+        """Leave all stores; as one who is lost if the process has failed, so that the others notice."""
+        for client in list(self._open):
+            client.close(lost=failed)
+        if self._last is not None:
+            self._last.say_bye(lost=failed)
+        pulse, self._pulse = self._pulse, None
+        if pulse is not None:
+            pulse.close()
+
+
+def worker_roles() -> Roles:
+    """Find the part of this process, which must be a worker of a job with servers.
+
+    Raises
+    ------
+    ConfigError
+        It is not.
+    """
+    found = roles.find()
+    if found is None:
+        raise ConfigError(
+            "a store on servers needs servers, and no variable says where they are: start the program with "
+            "`kvstore run -n 2 -s 1 -- python train.py`"
+        )
+    if found.role != "worker":
+        raise ConfigError(f"this process is a {found.role}; only workers have stores")
+    return found
+
+
+def this_process(found: Roles) -> Process:
+    """Return what stands for this process in its job."""
+    key = (found.job, found.scheduler)
+    known = _processes.get(key)
+    if known is None or known.pid != os.getpid():
+        known = _processes[key] = Process(found)
+    return known
+
+
+_processes: dict[tuple[str, str], Process] = {}
+
+
+def _leave_at_exit() -> None:
+    engine.finish_all()
+    failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
+    for process in list(_processes.values()):
+        if process.pid == os.getpid():
+            process.end(failed)
+
+
+atexit.register(_leave_at_exit)

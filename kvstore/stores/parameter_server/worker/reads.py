@@ -1,0 +1,164 @@
+"""Reads of keys on servers, each of one round: also after a loss, and beside rounds of others.
+
+Whoever takes part in rounds reads what its own last push came to, which is the same round in all slices.
+After a loss slices stay where they are, and a key is read as of its last round that is whole, in all keys
+that were pushed with it; servers keep values for one round longer for that. Who has joined, or has not begun,
+reads while rounds go on, and asks slices that are behind the others once more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from ....arrays.grouping import Key
+from ....errors import KVStoreError, TimeoutError
+from ..protocol.messages import OF_ROUND, Kind, Record
+from .client import Client, Operation, Request
+from .consistent_rounds import Calls, behind
+from .key_directory import DistKey, Keys
+
+
+class Reads:
+    """Starts and finishes reads of one worker.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds that slices have to come to one round.
+    """
+
+    def __init__(self, client: Client, keys: Keys, timeout: float) -> None:
+        self._client, self._keys, self._timeout = client, keys, timeout
+        self._calls = Calls()
+        #: After a loss: the last round of each slice; it stays.
+        self._last: dict[int, int] = {}
+
+    def pushed(self, keys: Iterable[DistKey]) -> None:
+        """Note the keys of a push."""
+        self._calls.note({key.key: key.pushes for key in keys})
+
+    def start(self, requests: list[Request], what: str, priority: int) -> Callable[[], None]:
+        """Send; what is left is to wait.
+
+        Raises
+        ------
+        PeerLostError
+            After a loss: a key has no whole round that its servers have kept.
+        """
+        broken = self._client.broken
+        if broken:
+            requests = self._as_of_whole(requests)
+        operation = self._client.submit(requests, priority)
+
+        def finish() -> None:
+            if broken:
+                self._finish_past(requests, operation, what)
+            else:
+                self._finish_together(requests, operation, what)
+
+        return finish
+
+    def _homes(self) -> dict[int, DistKey]:
+        """Key of each slice."""
+        return {part.slice: key for key in self._keys for part in key.parts}
+
+    # ------------------------------------------------------------------------------------------ after a loss
+
+    def _as_of_whole(self, requests: list[Request]) -> list[Request]:
+        homes = self._homes()
+        keys = list({homes[one.part.slice].key: None for one in requests})
+        self._learn(self._calls.together(keys))
+        rounds = {key.key: self._rounds(key) for key in self._keys}
+        whole = {key: self._calls.whole(key, rounds) for key in keys if rounds[key]}
+        return [self._of_round(one, homes[one.part.slice], whole) for one in requests]
+
+    def _learn(self, names: Iterable[Key]) -> None:
+        """Ask for the last rounds of slices, but those on servers that are lost."""
+        lost = self._client.lost_servers()
+        keys = [key for name in names if (key := self._keys.get(name)) is not None]
+        new = [p for key in keys for p in key.parts if p.slice not in self._last and p.server not in lost]
+        ask = [Request(part.server, Record(Kind.LAST_ROUND, part.slice, 0), (), None, part) for part in new]
+        self._client.finish(self._client.submit(ask), "the last rounds of keys")
+        self._last.update({part.slice: self._client.complete([part]) for part in new})
+
+    def _rounds(self, key: DistKey) -> list[int]:
+        return [self._last[part.slice] for part in key.parts if part.slice in self._last]
+
+    def _of_round(self, request: Request, key: DistKey, whole: Mapping[Key, int]) -> Request:
+        """Ask for a slice as it was after the whole round."""
+        last, wanted = self._last.get(request.part.slice), whole.get(key.key)
+        if last is None or wanted is None or last == wanted:
+            return request
+        if last != wanted + 1 or request.record.kind == Kind.FETCH_STATE:
+            raise self._apart(key, wanted, request.record.kind)
+        return request._replace(record=request.record._replace(round=wanted, stamp=OF_ROUND))
+
+    def _finish_past(self, requests: list[Request], operation: Operation, what: str) -> None:
+        try:
+            self._client.finish(operation, what)
+        except KVStoreError as error:
+            if type(error) is not KVStoreError or not any(one.record.stamp == OF_ROUND for one in requests):
+                raise
+            past = next(one for one in requests if one.record.stamp == OF_ROUND)
+            key = self._homes()[past.part.slice]
+            raise self._apart(key, past.record.round, past.record.kind) from error
+
+    def _apart(self, key: DistKey, wanted: int, kind: Kind) -> KVStoreError:
+        what = "optimizer states" if kind == Kind.FETCH_STATE else "value"
+        rounds = ", ".join(map(str, sorted(set(self._rounds(key)))))
+        return self._client.lost_peer(
+            f"the {what} of key {key.key!r} cannot be read: its slices are of round {rounds}, the last round "
+            f"that is whole is {wanted}, and servers have kept no {what} of that; start the job again from "
+            "what was saved last"
+        )
+
+    # ------------------------------------------------------------------------------------ beside other rounds
+
+    def _finish_together(self, requests: list[Request], operation: Operation, what: str) -> None:
+        """Wait, and ask again for slices that are behind, until the slices of each key are of one round."""
+        end = time.monotonic() + self._timeout
+        self._client.finish(operation, what)
+        homes = self._homes()
+        rounds: dict[int, int] = {}
+        asked = requests
+        while True:
+            came = {asked[at].part.slice: round for at, round in operation.rounds.items()}
+            rounds.update(came)
+            asked = self._behind(requests, rounds, homes)
+            if not asked:
+                return
+            if time.monotonic() > end:
+                raise self._never_together(asked[0], rounds, homes)
+            operation = self._client.submit(asked)
+            try:
+                self._client.finish(operation, what)
+            except TimeoutError as error:
+                raise self._never_together(asked[0], rounds, homes) from error
+
+    def _behind(
+        self, requests: list[Request], rounds: Mapping[int, int], homes: Mapping[int, DistKey]
+    ) -> list[Request]:
+        by_key: dict[Key, list[Request]] = {}
+        for one in requests:
+            if one.part.slice in rounds:
+                by_key.setdefault(homes[one.part.slice].key, []).append(one)
+        found: list[Request] = []
+        for group in by_key.values():
+            there = [self._client.round_of(one.part, rounds[one.part.slice]) for one in group]
+            last = max(there)
+            found += [
+                group[at]._replace(record=group[at].record._replace(round=last)) for at in behind(there)
+            ]
+        return found
+
+    def _never_together(
+        self, request: Request, rounds: Mapping[int, int], homes: Mapping[int, DistKey]
+    ) -> TimeoutError:
+        key = homes[request.part.slice]
+        there = sorted({rounds[part.slice] for part in key.parts if part.slice in rounds})
+        return TimeoutError(
+            f"key {key.key!r} could not be read for {self._timeout:g} s: its slices are of rounds "
+            f"{', '.join(map(str, there))}, and did not come to one while rounds of others went on; read it "
+            "when they are through"
+        )

@@ -1,0 +1,130 @@
+"""What comes back from parameter servers: values, written where they belong as they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....arrays.sparse import RowSparseArray
+from ....kernels import cpu
+from ...entry import Array
+from ...rows import Ids
+from ..protocol.messages import IN_PLACE, Place, Record
+from .key_directory import DistKey, Part
+
+if TYPE_CHECKING:
+    from .shared_payloads import Memory
+
+Frames = Sequence[Any]
+
+
+class Fill:
+    """Writes a dense key's value to outs of its type."""
+
+    __slots__ = ("_flat", "_key", "_memory", "in_place")
+
+    def __init__(self, key: DistKey, outs: list[Array], memory: Memory, in_place: bool = False) -> None:
+        self._key, self._memory = key, memory
+        #: Whether the only out is the array that is pushed.
+        self.in_place = in_place
+        self._flat = [out.reshape(-1) for out in outs]
+
+    def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
+        """Copy one slice; False: it changed meanwhile in the server's memory, and must be asked for again."""
+        if record.stamp == IN_PLACE and record.place == Place.NONE:
+            return True
+        targets = [flat[part.start : part.stop] for flat in self._flat]
+        if record.place == Place.SHARED:
+            return self._memory.copy(part.server, record, targets)
+        value = elements(frames[record.frame], record.offset, self._key.dtype, part.stop - part.start)
+        if targets:
+            cpu.reduce([([value], None, targets)])
+        return True
+
+
+class Rows:
+    """Takes in the rows that were asked for, in the order of their ids."""
+
+    def __init__(self, key: DistKey, out: RowSparseArray, ids: Ids) -> None:
+        self._key, self._out, self.ids = key, out, ids
+        self._rows = np.empty((len(ids), *key.shape[1:]), key.dtype)
+
+    def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
+        """Take in the rows of one slice."""
+        ids, data = table_of(self._key, record, frames)
+        low = int(np.searchsorted(self.ids, part.start))
+        self._rows[low : low + len(ids)] = data
+        return True
+
+    def deliver(self) -> None:
+        """Hand all rows over."""
+        hand_over(self._out, self._rows, self.ids)
+
+
+class Table:
+    """Takes in a whole table, for dense and row-sparse outs."""
+
+    def __init__(self, key: DistKey, dense: list[Array], sparse: list[RowSparseArray]) -> None:
+        self._key, self._dense, self._sparse = key, dense, sparse
+        self._found: dict[int, tuple[Ids, Array]] = {}
+
+    def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
+        """Keep the rows of one slice."""
+        ids, data = table_of(self._key, record, frames)
+        self._found[part.start] = ids.copy(), data.copy()
+        return True
+
+    def deliver(self) -> None:
+        """Put the slices together in all outs."""
+        ids = np.concatenate([self._found[start][0] for start in sorted(self._found)])
+        data = np.concatenate([self._found[start][1] for start in sorted(self._found)])
+        for out in self._dense:
+            with np.errstate(all="ignore"):
+                out[...] = 0
+                out[ids] = data.astype(out.dtype, copy=False)
+        for sparse in self._sparse:
+            hand_over(sparse, data, ids)
+
+
+class States:
+    """Takes in the optimizer's states of all keys, slice by slice."""
+
+    def __init__(self, keys: Sequence[DistKey]) -> None:
+        self.keys = keys
+        #: What the servers have told, by slice.
+        self.found: dict[int, bytes] = {}
+
+    def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
+        """Keep what is told of one slice."""
+        view = memoryview(frames[record.frame]).cast("B")
+        self.found[part.slice] = bytes(view[record.offset : record.offset + record.nbytes])
+        return True
+
+
+def elements(buffer: Any, offset: int, dtype: np.dtype[Any], count: int) -> Array:
+    """View a payload as aligned elements; a copy where it is not aligned."""
+    array = np.frombuffer(buffer, np.uint8, count * dtype.itemsize, offset)
+    if array.ctypes.data % dtype.itemsize:
+        array = array.copy()
+    return array.view(dtype)
+
+
+def table_of(key: DistKey, record: Record, frames: Frames) -> tuple[Ids, Array]:
+    """View a payload as ids and rows, which lie one behind the other, or in two frames."""
+    ids = elements(frames[record.frame], record.offset, np.dtype(np.int64), record.rows)
+    count = record.rows * key.row_size
+    behind = record.offset + record.rows * 8
+    together = memoryview(frames[record.frame]).nbytes >= record.offset + record.nbytes
+    frame, offset = (record.frame, behind) if together else (record.frame + 1, 0)
+    data = elements(frames[frame], offset, key.dtype, count) if count else np.empty(0, key.dtype)
+    return ids, data.reshape(record.rows, *key.shape[1:])
+
+
+def hand_over(out: RowSparseArray, rows: Array, ids: Ids) -> None:
+    """Fill a row-sparse out; its element type may be another one."""
+    block = out._reserve(len(ids))
+    with np.errstate(all="ignore"):
+        np.copyto(block, rows, casting="unsafe")
+    out.data, out.indices = block, ids.copy()

@@ -1,0 +1,292 @@
+"""What one worker wants of one server: sent by priority, within a credit, again until it is answered.
+
+Requests get their sequence when they are first sent. A request that has gone out with a payload is not sent
+with it again before the server has said that it does not know it: the answer may only be waiting for others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from ..protocol.duplicate_filter import SPAN
+from ..protocol.messages import COPIED, PROBE, Batch, Kind, Place, Record
+
+_MANY = 4096  # records of a batch
+_PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds
+_FEW = 64  # requests that may be repeated instead of asked for
+_SMALL = 4096  # bytes that cost no more than asking whether they have come
+_SAMPLE = 512  # late requests that are asked for at once, as long as none is known to be lost
+
+_FIRST = -(1 << 62)  # before any priority
+
+_PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
+_FRAME = Place.FRAME
+_new = tuple.__new__
+
+
+class Operation:
+    """A call of the store: requests to one or more servers."""
+
+    __slots__ = ("error", "left", "name")
+
+    def __init__(self, name: Hashable, left: int) -> None:
+        self.name = name
+        self.left = left
+        self.error: Any = None
+
+
+class Request:
+    """One record on its way; `operation` is None when nobody waits for it any more."""
+
+    __slots__ = ("index", "operation", "payload", "record", "sent", "sequence", "size")
+
+    def __init__(self, operation: Operation, index: int, record: Record, payload: Any) -> None:
+        self.operation: Operation | None = operation
+        self.index = index
+        self.record = record
+        self.payload = payload
+        self.size = record[12] if record[9] == _FRAME else 0
+        self.sequence = 0
+        self.sent = 0.0
+
+    def disown(self) -> None:
+        """Nobody waits for it, and its payload is gone; what is left is harmless, and is still answered."""
+        self.operation = None
+        self.payload = None
+        self.record = Record(Kind.PULL, self.record.slice, 0)
+        self.size = 0
+
+
+class Requests:
+    """Table of requests to one server."""
+
+    def __init__(self, credit: int, batch_bytes: int, resend: float) -> None:
+        self.credit = credit
+        self.batch_bytes = batch_bytes
+        self.resend = resend
+        #: Slices that had complete rounds before this worker came; its own rounds are counted from there.
+        self.bases: dict[int, int] = {}
+        #: How many pushes into each slice there are.
+        self.pushes: dict[int, int] = {}
+        #: Last push into each slice that was answered, as a round of the server.
+        self.accepted: dict[int, int] = {}
+        #: Last round of each slice that is known to be complete, as the server counts.
+        self.complete: dict[int, int] = {}
+        self._queue: list[tuple[int, int, Request]] = []
+        self._order = 0
+        self._flying: dict[int, int] = {}  # by slice: pushes that are sent and not answered
+        self._held: dict[int, list[tuple[int, int, Request]]] = {}  # by slice: pushes that wait for those
+        self._open: dict[int, Request] = {}  # by sequence: sent and not answered
+        self._oldest = 1  # nothing below is open
+        self._next = 1
+        self._sent = 0  # bytes, since the server began to count
+        self._answered = 0
+        self._received = 0
+        self._looked = 0.0
+        self._lossy = False  # the server has not got something that was sent
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._open) + sum(map(len, self._held.values()))
+
+    def add(self, request: Request, priority: int) -> None:
+        """Queue a request."""
+        self._order += 1
+        heapq.heappush(self._queue, (-priority, self._order, request))
+
+    def pushed(self) -> tuple[tuple[int, int], ...]:
+        """Last push into each slice, as a round of the server; where there is none, the round before."""
+        own = {slice_: count + self.bases.get(slice_, 0) for slice_, count in self.pushes.items()}
+        return tuple((self.bases | own).items())
+
+    def outstanding(self) -> int:
+        """Bytes that have been sent and may still be on the way."""
+        return max(0, self._sent - max(self._received, self._answered))
+
+    def pump(self, now: float) -> list[tuple[list[Record], list[Any]]]:
+        """Take from the queue what may be sent now: records and payloads of each batch."""
+        batches = []
+        records: list[Record] = []
+        frames: list[Any] = []
+        size = 0
+        free = self.credit - self.outstanding()
+        queue = self._queue
+        while queue:
+            request = queue[0][2]
+            slice_, is_push = request.record[1], request.record[0] in _PUSHES
+            if is_push and self._flying.get(slice_, 0) >= _PUSHED:
+                self._held.setdefault(slice_, []).append(heapq.heappop(queue))
+                continue
+            bytes_ = request.size
+            if (bytes_ > free and free < self.credit) or not self._numbered(request):
+                break
+            heapq.heappop(queue)
+            if records and (size + bytes_ > self.batch_bytes or len(records) == _MANY):
+                batches.append((records, frames))
+                records, frames, size = [], [], 0
+            self._open[request.sequence] = request
+            if is_push:
+                self._flying[slice_] = self._flying.get(slice_, 0) + 1
+            request.sent = now
+            free -= bytes_
+            self._sent += bytes_
+            size += bytes_
+            records.append(self._written(request, frames))
+        if records:
+            batches.append((records, frames))
+        return batches
+
+    def answered(self, batch: Batch, now: float) -> tuple[list[tuple[Request, Record]], list[Request]]:
+        """Take replies: requests that are answered now, and those that the server never got."""
+        if batch.received > self._received:
+            self._received = batch.received
+        done = []
+        unknown = []
+        for record in batch.records:
+            request = self._open.get(record[2])
+            if request is None:
+                continue
+            if record[0] == Kind.UNKNOWN:
+                unknown.append(request)
+                request.sent = now
+                self._lossy = True
+                continue
+            del self._open[record[2]]
+            self._answered += request.size
+            self.complete[record[1]] = record[3]
+            if request.record[0] in _PUSHES:
+                asked = request.record
+                self.accepted[asked[1]] = asked[3] + self.bases.get(asked[1], 0)
+                self._flying[asked[1]] -= 1
+                self._release(asked[1])
+            done.append((request, record))
+        return done, unknown
+
+    def late(self, now: float) -> list[Request]:
+        """Return requests that have waited too long for an answer; they count as sent now.
+
+        Of very many only every so many-th, until one of these turns out to be lost: a server that is only
+        slow must not be buried under repetitions, and what is lost is lost in whole batches.
+        """
+        if now - self._looked < self.resend / 4:
+            return []
+        self._looked = now
+        late = [request for request in self._open.values() if now - request.sent >= self.resend]
+        if self._lossy:
+            self._lossy = False
+        elif len(late) > _SAMPLE:
+            late = late[:: -(-len(late) // _SAMPLE)]
+        for request in late:
+            request.sent = now
+        return late
+
+    def probes(self, requests: Sequence[Request]) -> list[tuple[list[Record], list[Any]]]:
+        """Ask for the answers again: a few small requests are repeated, of others only the heads are."""
+        return self._batches(requests, probe=True)
+
+    def repeats(self, requests: Sequence[Request]) -> list[tuple[list[Record], list[Any]]]:
+        """Repeat requests with their payloads."""
+        return self._batches(requests, probe=False)
+
+    def begin_again(self) -> None:
+        """Another process has taken the server's place: nothing has been sent to it."""
+        for request in self._open.values():
+            # Before whatever has no sequence yet: the server's window must not be left behind.
+            heapq.heappush(self._queue, (_FIRST, request.sequence, request))
+        self._open.clear()
+        self._sent = self._answered = self._received = 0
+        self._flying.clear()
+        for slice_ in list(self._held):
+            self._release(slice_)
+
+    def disown(self) -> list[Operation]:
+        """Give up all requests: those sent stay until they are answered, since the server counts on them."""
+        operations = {id(one): one for one in map(_operation, self._all()) if one is not None}
+        self._held.clear()
+        self._flying.clear()
+        self._queue = [one for one in self._queue if one[2].sequence]
+        # Their bytes are waited for no more: those of a lost message would hold up everything that follows.
+        self._answered += sum(request.size for request in self._open.values())
+        for request in self._all():
+            request.disown()
+        heapq.heapify(self._queue)
+        return list(operations.values())
+
+    def drop(self) -> list[Operation]:
+        """Give up all requests: the server is lost."""
+        operations = self.disown()
+        self._queue.clear()
+        self._open.clear()
+        return operations
+
+    def waiting(self, operation: Hashable) -> list[Record]:
+        """Return the requests of an operation that have no answer yet."""
+        return [one.record for one in self._of(operation)]
+
+    def lends(self, operation: Hashable) -> bool:
+        """Whether memory of an operation's caller is being sent, or may be."""
+        return any(one.size > COPIED and one.sequence in self._open for one in self._of(operation))
+
+    def keep(self, operation: Hashable) -> None:
+        """Copy what is to be sent of an operation, so that its caller may do with the memory as he likes."""
+        for one in self._of(operation):
+            if one.size:
+                one.payload = tuple(bytes(part) for part in one.payload)
+
+    def _of(self, operation: Hashable) -> list[Request]:
+        return [one for one in self._all() if one.operation is not None and one.operation.name == operation]
+
+    def _all(self) -> list[Request]:
+        held = (one[2] for several in self._held.values() for one in several)
+        return [*self._open.values(), *(one[2] for one in self._queue), *held]
+
+    def _release(self, slice_: int) -> None:
+        """Queue again what waited for pushes of a slice to be answered."""
+        for one in self._held.pop(slice_, ()):
+            heapq.heappush(self._queue, one)
+
+    def _numbered(self, request: Request) -> bool:
+        """Give the request its sequence, unless the server could not take it yet."""
+        if request.sequence:
+            return True
+        while self._oldest < self._next and self._oldest not in self._open:
+            self._oldest += 1
+        if self._next >= self._oldest + SPAN:
+            return False
+        request.sequence = self._next
+        self._next += 1
+        return True
+
+    def _written(self, request: Request, frames: list[Any]) -> Record:
+        record = request.record
+        round_ = record[3] + self.bases[record[1]] if record[1] in self.bases else record[3]
+        if record[9] != _FRAME:
+            return _new(Record, (record[0], record[1], request.sequence, round_, *record[4:]))
+        frames.append(request.payload)
+        where = (_FRAME, len(frames) - 1, 0, record[12], record[13])
+        return _new(Record, (record[0], record[1], request.sequence, round_, *record[4:9], *where))
+
+    def _batches(self, requests: Sequence[Request], probe: bool) -> list[tuple[list[Record], list[Any]]]:
+        batches = []
+        records: list[Record] = []
+        frames: list[Any] = []
+        size = 0
+        for request in requests:
+            short = probe and (request.size > _SMALL or len(requests) > _FEW)
+            if records and (size + request.size > self.batch_bytes or len(records) == _MANY):
+                batches.append((records, frames))
+                records, frames, size = [], [], 0
+            records.append(self._head(request) if short else self._written(request, frames))
+            size += 0 if short else request.size
+        if records:
+            batches.append((records, frames))
+        return batches
+
+    def _head(self, request: Request) -> Record:
+        record = self._written(request, [])
+        return record._replace(place=Place.NONE, frame=0, nbytes=0, stamp=PROBE)
+
+
+def _operation(request: Request) -> Operation | None:
+    return request.operation

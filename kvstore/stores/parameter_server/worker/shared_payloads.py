@@ -1,0 +1,132 @@
+"""The memory that a worker shares with servers on its machine: payloads on their way, and values to read."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ....arrays import pages
+from ....kernels import cpu
+from ...entry import Array
+from ..protocol.messages import Record
+from ..protocol.payloads import SHARED_BYTES
+from ..transport.shared_buffers import Block, Outbox
+from .client import Client
+from .key_directory import DistKey
+
+
+class Lease:
+    """A block that goes back with the last reference to this, or to an array that NumPy makes of it."""
+
+    __slots__ = ("__weakref__", "_outbox", "block")
+
+    def __init__(self, outbox: Outbox, block: Block) -> None:
+        self._outbox, self.block = outbox, block
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self.block.array.__array_interface__
+
+    def __del__(self) -> None:
+        self._outbox.give(self.block)
+
+
+class Home(NamedTuple):
+    """Where a whole value lies in shared memory."""
+
+    segment: int
+    offset: int
+    #: Whether it is an array of the caller's, from `empty`.
+    own: bool = False
+    #: What must live until the push is answered.
+    lease: Lease | None = None
+
+
+class Memory:
+    """What one worker's store shares.
+
+    A sum that is pushed stays where it is until its round is complete: servers read it only then. So each
+    key has a block for every push whose round is not known to be complete, and uses them again. Without
+    rounds a push is answered when it has been read.
+    """
+
+    def __init__(self, client: Client, synchronous: bool) -> None:
+        self._client, self._synchronous = client, synchronous
+        self._outbox: Outbox | None = client.outbox
+        self._lent: dict[int | str, deque[tuple[int, Block]]] = {}
+        #: Memory of the arrays that `empty` made and that are still there, by address.
+        self._handed_out: WeakValueDictionary[int, Lease] = WeakValueDictionary()
+        #: Such arrays that were pushed in rounds which are not known to be complete: they stay, if dropped.
+        self._pushed: dict[int | str, deque[tuple[int, Lease]]] = {}
+
+    def home(self, key: DistKey, values: list[Array]) -> Home | None:
+        """Put the sum of values where all servers can read it, as the key's next push; None: send it."""
+        if self._outbox is None or key.nbytes < SHARED_BYTES or not self._client.all_read_here:
+            return None
+        if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
+            if self._synchronous:
+                self._keep(key, there)
+            return Home(there.block.segment, there.block.offset, own=True, lease=there)
+        block = self._block(key) if self._synchronous else self._outbox.take(key.nbytes)
+        if block is None:
+            return None
+        target = block.array[: key.nbytes].view(key.dtype).reshape(key.shape)
+        cpu.reduce([(values, target, [])])
+        lease = None if self._synchronous else Lease(self._outbox, block)
+        return Home(block.segment, block.offset, lease=lease)
+
+    def _keep(self, key: DistKey, lease: Lease) -> None:
+        pushed = self._pushed.setdefault(key.key, deque())
+        complete = self._client.complete(key.parts)
+        while pushed and pushed[0][0] <= complete:
+            pushed.popleft()
+        pushed.append((key.pushes, lease))
+
+    def _block(self, key: DistKey) -> Block | None:
+        """Memory for the key's next push: that of a round which is complete, or new."""
+        assert self._outbox is not None
+        lent = self._lent.setdefault(key.key, deque())
+        if lent and lent[0][0] <= self._client.complete(key.parts):
+            _, block = lent.popleft()
+        else:
+            taken = self._outbox.take(key.nbytes)
+            if taken is None:
+                return None
+            block = taken
+        lent.append((key.pushes, block))
+        return block
+
+    def copy(self, server: int, record: Record, targets: list[Array]) -> bool:
+        """Copy a value from a server's memory; False: it has changed meanwhile."""
+        inbox = self._client.inbox(server)
+        first = targets[0]
+        if inbox is None or not inbox.copy(
+            record.frame, record.offset, record.nbytes, record.stamp, first.view(np.uint8)
+        ):
+            return False
+        if len(targets) > 1:
+            cpu.reduce([([first], None, targets[1:])])
+        return True
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array that is pushed without a copy, where servers read this process's memory."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        block = self._outbox.take(nbytes) if self._outbox is not None and nbytes else None
+        if block is None:
+            return pages.empty(shape, dtype)
+        assert self._outbox is not None
+        lease = Lease(self._outbox, block)
+        array = np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
+        self._handed_out[array.ctypes.data] = lease
+        return array
+
+    def close(self) -> None:
+        """Let the memory go with the last array that lies in it."""
+        self._lent.clear()
+        self._pushed.clear()
+        if self._outbox is not None:
+            self._outbox.close()

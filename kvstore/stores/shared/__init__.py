@@ -1,0 +1,1 @@
+"""The store of several processes of one machine."""

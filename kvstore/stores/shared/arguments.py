@@ -1,0 +1,274 @@
+"""What callers hand to the shared store: checked, and turned into handles and plain arrays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays.grouping import Group, Key, other_kind
+from ...arrays.host import writable
+from ...arrays.sparse import RowSparseArray
+from ...devices.arrays import any_on_device, device_of
+from ...errors import ArrayError, CapabilityError, DTypeError, KeyNotFoundError, ShapeError
+from ...kernels import cpu
+from ..entry import Array, Deliver, check_shape, dense_source, first_value, sparse_outs, sparse_source
+from ..rows import with_all_rows
+from .native import _shared as shm
+from .optimizer import Updates
+
+log = logging.getLogger("kvstore.shared")
+
+Handle = shm.Handle
+Dense = list[tuple[Handle, list[Array]]]
+Sparse = list[tuple[Handle, list[RowSparseArray]]]
+Later = dict[Key, list[Deliver]]
+#: Outs that the GPU of a key may write (`shared_ipc.Aim`), and arrays that the host is to fill.
+Away = tuple[Any, list[Array]]
+
+
+class Arguments:
+    """Keys, values and outs of one process's calls."""
+
+    def __init__(self, job: shm.Job, keys: shm.Keys, updates: Updates, rank: int, ipc: bool) -> None:
+        self._job, self._keys, self._updates, self._rank = job, keys, updates, rank
+        self._ipc = ipc
+        self._packs = False
+        self._told: set[Key] = set()
+        #: What brings arrays of GPUs to the region and back; None until one has been met.
+        self.gpus: Any = None
+        #: Keys that this process has initialised.
+        self.initialised: set[Key] = set()
+
+    def first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
+        """Return the one value of a key that is to be initialised."""
+        self.check_kind(key)
+        taken = key in self.initialised
+        if len(values) == 1 and not taken and any_on_device(values):
+            values = [self._use_gpus().copied(values[0], f"value of key {key!r}")]
+        return first_value(key, values, taken)
+
+    def check_kind(self, key: Key) -> None:
+        """Raise if the store's keys are of the other kind."""
+        kind = self._keys.kind
+        if kind and (kind == 2) != isinstance(key, str):
+            raise other_kind(key, (int, str)[kind - 1])
+
+    def check_same(self, handle: Handle, value: Array | RowSparseArray) -> None:
+        """Raise unless a key is here what it is on the worker that made it."""
+        if handle.sparse != isinstance(value, RowSparseArray):
+            there = "row-sparse" if handle.sparse else "dense"
+            raise ArrayError(
+                f"key {handle.key!r} is {there} on worker 0 and something else on worker {self._rank}"
+            )
+        if handle.dtype != value.dtype:
+            raise DTypeError(
+                f"key {handle.key!r} has element type {handle.dtype} on worker 0 and {value.dtype} on "
+                f"worker {self._rank}"
+            )
+        if handle.shape != value.shape:
+            raise ShapeError(
+                f"key {handle.key!r} has shape {handle.shape} on worker 0 and {value.shape} on "
+                f"worker {self._rank}"
+            )
+
+    def handle(self, key: Key) -> Handle:
+        """Return the handle of a key that must be there."""
+        handle = self._job.handles.get(key) or self._keys.find(key)
+        if handle is not None:
+            return handle
+        self.check_kind(key)
+        raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
+
+    def by_number(self, groups: list[Group]) -> list[tuple[Handle, list[Any]]]:
+        """Return handles and arrays in the order of updates."""
+        return self.by_order([(self.handle(key), arrays) for key, arrays in groups])
+
+    @staticmethod
+    def by_order(pairs: list[tuple[Handle, Any]]) -> list[tuple[Handle, Any]]:
+        """In the order of updates: int keys ascend, str keys follow the order of their init."""
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
+        return pairs
+
+    def sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
+        """Check everything that is pushed, before anything changes."""
+        dense: Dense = []
+        sparse: Sparse = []
+        self._drop_landings()
+        for key, values in groups:
+            handle = self.handle(key)
+            self._updates.check(handle)
+            if not values:
+                continue
+            if not handle.sparse and cpu.first_misfit(values, handle.like) < 0:
+                dense.append((handle, values))
+            elif handle.sparse or all(isinstance(value, RowSparseArray) for value in values):
+                sparse.append((handle, [self._row_source(handle, value) for value in values]))
+            else:
+                dense.append((handle, self._dense_sources(handle, values)))
+        return dense, sparse
+
+    def _dense_sources(self, handle: Handle, values: list[Any]) -> list[Array]:
+        if not any_on_device(values):
+            return [dense_source(handle, value) for value in values]
+        found: list[Array] = self._use_gpus().sources(handle, values)
+        return found
+
+    def _row_source(self, handle: Handle, value: Any) -> RowSparseArray:
+        if any_on_device([value]):
+            raise _rows_stay(handle)
+        if isinstance(value, RowSparseArray):
+            return sparse_source(handle, value)
+        return with_all_rows(dense_source(handle, value))
+
+    def outs(
+        self, handle: Handle, outs: list[Any], later: Later, values: Sequence[Array] = ()
+    ) -> list[Array]:
+        """Return arrays to fill; what must be converted or copied home is added to `later`.
+
+        `values` are those that are pushed to the key in the same call.
+        """
+        if cpu.first_misfit(outs, handle.like, True) < 0:
+            return outs
+        direct: list[Array] = []
+        others: list[Array] = []
+        on_gpu: list[Any] = []
+        for out in outs:
+            if isinstance(out, RowSparseArray):
+                continue
+            if device_of(out) is not None:
+                on_gpu.append(out)
+                continue
+            array, deliver = writable(out, f"out of key {handle.key!r}")
+            check_shape(handle, array, "out")
+            (direct if array.dtype == handle.dtype else others).append(array)
+            if deliver is not None:
+                later.setdefault(handle.key, []).append(deliver)
+        if on_gpu:
+            direct += self._use_gpus().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
+        if others:
+            conversions = [partial(convert, handle, direct[:1], array) for array in others]
+            later[handle.key] = conversions + later.get(handle.key, [])
+        return direct
+
+    def check_outs(self, rest: list[Group]) -> None:
+        """Make sure, before a push, that the pull after it will work."""
+        for key, outs in rest:
+            handle = self.handle(key)
+            for out in outs:
+                if isinstance(out, RowSparseArray):
+                    continue
+                if device_of(out) is None:
+                    check_shape(handle, writable(out, f"out of key {key!r}")[0], "out")
+                elif handle.sparse:
+                    raise _rows_stay(handle)
+                else:
+                    self._use_gpus().check_out(handle, out)
+
+    # -------------------------------------------------------------------------------------------- GPUs
+
+    def landed(self, handle: Handle) -> None:
+        """Wait until what is pushed to a key next has come from its GPU."""
+        if self.gpus is not None:
+            self.gpus.land(handle)
+
+    def _drop_landings(self) -> None:
+        if self.gpus is not None:
+            self.gpus.drop_landings()
+
+    def _use_gpus(self) -> Any:
+        if self.gpus is None:
+            from .staging import Gpus
+
+            self.gpus = Gpus(self._job, self._rank, self._ipc)
+            self._updates.away = self.gpus.ipc
+            self.gpus.packs = self._packs
+        return self.gpus
+
+    def may_go_away(self, handle: Handle) -> bool:
+        """Whether others may push to the key what lies on their GPUs."""
+        return self.gpus is not None and bool(self.gpus.ipc.is_open(handle))
+
+    def is_away(self, handle: Handle) -> bool:
+        """Whether the value of the key may lie on GPUs."""
+        return self.gpus is not None and bool(self.gpus.ipc.is_agreed(handle))
+
+    def apart(self, dense: Dense) -> tuple[Dense, Dense]:
+        """Part what goes from GPU to GPU from the rest."""
+        if self.gpus is None:
+            return [], dense
+        away = [pair for pair in dense if self.gpus.goes_away(pair[1])]
+        return away, [pair for pair in dense if not self.gpus.goes_away(pair[1])] if away else dense
+
+    def push_away(self, away: Dense) -> None:
+        """Push what goes from GPU to GPU."""
+        self.gpus.ipc.push(away)
+
+    def aims(self, groups: list[tuple[Handle, list[Any]]], later: Later) -> list[Away]:
+        """Check the outs of keys whose value may lie on GPUs."""
+        found = []
+        for handle, outs in groups:
+            aim, others = self.gpus.aim(handle, outs)
+            found.append((aim, self.outs(handle, others, later) if others else []))
+        return found
+
+    def deliver(self, aims: list[Away], later: Later) -> None:
+        """Let GPUs write the results that they have; what they have not, the host is to fill."""
+        left = {aim.handle.key: aim for aim in self.gpus.ipc.deliver([aim for aim, _ in aims])}
+        for aim, others in aims:
+            if aim.handle.key in left:
+                others += self.gpus.by_host(aim, later.setdefault(aim.handle.key, []))
+
+    def come_home(self, handle: Handle) -> None:
+        """See the value of a key in the region."""
+        if self.gpus is not None:
+            self.gpus.ipc.come_home(handle)
+
+    def overwritten(self, handle: Handle) -> None:
+        """Note that the region gets another value of a key; this worker holds it."""
+        if self.gpus is not None:
+            self.gpus.ipc.overwritten(handle)
+
+    def pack(self) -> None:
+        """Let what is pushed from now on come to the host, where it is packed."""
+        self._packs = True
+        if self.gpus is not None:
+            self.gpus.packs = True
+
+    def close(self) -> None:
+        """Wait for the copies that are under way, and give the GPUs' side back."""
+        gpus, self.gpus = self.gpus, None
+        if gpus is not None:
+            gpus.close()
+
+    def sparse_outs(
+        self, handle: Handle, outs: list[Any], ignore_sparse: bool
+    ) -> list[tuple[Handle, RowSparseArray]]:
+        """Return the row-sparse outs of a pull, which are left alone unless asked for."""
+        wanted = sparse_outs(handle, handle.sparse, outs, ignore_sparse, self._told, log)
+        return [(handle, out) for out in wanted]
+
+
+def _rows_stay(handle: Handle) -> CapabilityError:
+    return CapabilityError(
+        f"key {handle.key!r} is row-sparse, and its rows stay on the host; pass host arrays for it"
+    )
+
+
+def convert(handle: Handle, direct: list[Array], out: Array) -> None:
+    """Write the result to an array of another element type.
+
+    It is taken from an array that the round has filled, if there is one: of a small key, each worker has its
+    own result sooner than the store has its.
+    """
+    with np.errstate(all="ignore"):
+        np.copyto(out, direct[0] if direct else handle.value(), casting="unsafe")
+
+
+def is_large(pairs: list[tuple[Handle, list[Any]]]) -> bool:
+    """Whether a call moves more than the caches hold."""
+    return sum(h.nbytes * (1 + len(arrays)) for h, arrays in pairs) * 2 > cpu.stream_bytes()

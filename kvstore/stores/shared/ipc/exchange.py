@@ -1,0 +1,403 @@
+"""Sums between the GPUs of several processes: each reads what the others have pushed, by CUDA IPC.
+
+A round of such a key goes through the region as any other, only that what is pushed stays in the memory of
+GPUs: in slots that the others have open. A worker arrives when its slot is written. When all have arrived,
+each sums all slots, in the order of the ranks, into its own value and outs. docs/decisions/0011-cuda-ipc.md
+says when that is done, and why nobody reads a slot that is written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....arrays.grouping import Key
+from ....devices.arrays import DeviceView
+from ....devices.driver import Driver
+from ....devices.memory import host_copy, may_free
+from ....devices.place import Place
+from ....devices.streams import Stream, order
+from ....errors import KVStoreError
+from ....kernels import cpu
+from ..native import _shared as shm
+from .keys import IpcKey
+from .launches import Sums, TypedRow
+from .memory import Exports, Imports
+from .table import OFFERED, READY, REFUSED, Table
+
+log = logging.getLogger("kvstore.shared")
+
+#: Seconds that `close` waits until the others have closed this worker's memory.
+_PATIENCE = 5.0
+_PAUSE = 0.0005
+
+Handle = shm.Handle
+
+
+class Pushed(list[tuple[DeviceView, Stream]]):
+    """Values on a GPU that are to go to the others by way of a slot."""
+
+
+class Target(NamedTuple):
+    """An out on a GPU, checked; `bring` is what its library does to a strided one afterwards."""
+
+    view: DeviceView
+    stream: Stream
+    bring: Callable[[], None] | None
+
+
+class Aim(NamedTuple):
+    """Outs on the key's GPU and of its type."""
+
+    handle: Handle
+    targets: list[Target]
+
+
+class _Gpu(NamedTuple):
+    place: Place
+    exports: Exports
+    sums: Sums
+
+
+class Ipc:
+    """The keys of one process that are summed on GPUs."""
+
+    def __init__(self, job: shm.Job, driver: Driver, rank: int, wanted: bool) -> None:
+        self._job, self._driver, self._rank, self._size = job, driver, rank, job.size
+        self._keys: dict[Key, IpcKey] = {}
+        self._gpus: dict[int, _Gpu] = {}
+        self._imports = Imports(driver)
+        self._lock = threading.RLock()  # operations in the background end on other threads
+        #: Why nothing goes this way; None where it may.
+        self.refusal: str | None = self._not_wanted(wanted)
+        self._said = False
+        #: Called when it is known whether arrays go this way, and if that ends for new keys.
+        self.on_decision: Callable[[], None] = lambda: None
+        _sweep()
+
+    def _not_wanted(self, wanted: bool) -> str | None:
+        if not wanted:
+            return "CUDA IPC is switched off (cuda_ipc=0)"
+        if self._size == 1:
+            return "there are no other workers"
+        if self._job.goes_on:
+            return "CUDA IPC is not used where the loss of a worker is to be survived"
+        return None
+
+    # ------------------------------------------------------------------------------------- who, and when
+
+    def takes(self, handle: Handle, views: Sequence[DeviceView]) -> bool:
+        """Whether what is pushed to a key goes this way; makes the offers that it needs for that."""
+        devices = {view.device for view in views}
+        if len(devices) > 1 or not handle.nbytes or shm.mode(self._job) & 1:
+            return False
+        if len(self._job.members()) < self._size:
+            return False
+        with self._lock:
+            key = self._keys.get(handle.key)
+            if key is None:
+                if self.refusal is not None:
+                    return False
+                key = self._offer(handle, devices.pop())
+            elif key.place.device not in devices:
+                return False
+            return key.agreed or (not key.hopeless and self._agree(key))
+
+    def is_open(self, handle: Handle) -> bool:
+        """Whether others may push to a key from GPU to GPU, now or soon."""
+        key = self._keys.get(handle.key)
+        return key is not None and not key.hopeless
+
+    def _offer(self, handle: Handle, device: int) -> IpcKey:
+        table = Table(self._job, handle, self._size, self._rank)
+        gpu = self._gpu(device)
+        key = self._keys[handle.key] = IpcKey(handle, gpu.place, table, self._rank)
+        try:
+            key.offer(gpu.exports)
+        except (KVStoreError, MemoryError) as error:
+            self._refuse(key, error)
+        else:
+            table.stand(OFFERED)
+        return key
+
+    def _gpu(self, device: int) -> _Gpu:
+        gpu = self._gpus.get(device)
+        if gpu is None:
+            place = Place(self._driver, device)
+            exports = Exports(self._driver, device, place.own)
+            gpu = self._gpus[device] = _Gpu(place, exports, Sums(place))
+        return gpu
+
+    def _agree(self, key: IpcKey) -> bool:
+        """Open what the others offer, once all do; True when all have."""
+        standings = key.table.standings()
+        if self.refusal is not None and standings[self._rank] == OFFERED:
+            key.table.stand(REFUSED, self.refusal)
+            key.hopeless = True
+            return False
+        if standings[self._rank] == OFFERED and key.table.begin_to_hold():
+            try:
+                key.open_all(self._size, self._imports)
+            except (KVStoreError, MemoryError) as error:
+                self._refuse(key, error)
+            else:
+                key.table.stand(READY)
+            standings = key.table.standings()
+        if REFUSED in standings:
+            self._follow_refusal(key, standings.index(REFUSED))
+        elif all(standing == READY for standing in standings):
+            key.agreed = True
+            self._say()
+        return key.agreed
+
+    def _refuse(self, key: IpcKey, error: Exception) -> None:
+        key.table.stand(REFUSED, str(error))
+        key.hopeless = True
+        self.refusal = f"CUDA IPC is refused here: {error}"
+        self._say(again=True)
+
+    def _follow_refusal(self, key: IpcKey, worker: int) -> None:
+        key.hopeless = True
+        if self.refusal is None:
+            why = key.table.why(worker) or "it has left"
+            self.refusal = f"CUDA IPC is refused to worker {worker}: {why}"
+            self._say(again=True)
+
+    def _say(self, again: bool = False) -> None:
+        if again or not self._said:
+            self._said = True
+            self.on_decision()
+
+    # ---------------------------------------------------------------------------------------------- push
+
+    def push(self, pairs: Sequence[tuple[Handle, Pushed]]) -> None:
+        """Write values to slots, wait until that is done, and arrive; `make_way` has been called."""
+        with self._lock:
+            slots = self._written(pairs)
+            for (handle, _), slot in zip(pairs, slots, strict=True):
+                key = self._keys[handle.key]
+                key.be_through()
+                key.use(slot)
+                shm.arrive_away(handle)
+
+    def land(self, handle: Handle) -> None:
+        """See to it, before a push from the host, that no slot of an earlier round is still to be read."""
+        key = self._keys.get(handle.key)
+        if key is not None and key.agreed:
+            with self._lock:
+                self._catch_up(key)
+                key.be_through()
+
+    def _written(self, pairs: Sequence[tuple[Handle, Pushed]]) -> list[int]:
+        works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]] = {}
+        slots = []
+        for handle, values in pairs:
+            key, stream = self._keys[handle.key], values[0][1]
+            self._catch_up(key)
+            slots.append(key.free_slot(self._gpu(stream.device).exports))
+            row = key.put_row([view.address for view, _ in values], slots[-1])
+            _, rows = works.setdefault((stream.device, stream.handle), (stream, []))
+            rows.append((handle.dtype, row))
+        self._run(works)
+        for stream, _ in works.values():
+            self._gpu(stream.device).place.tail(stream).finish()
+        return slots
+
+    def _run(self, works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]]) -> None:
+        for stream, rows in works.values():
+            self._gpu(stream.device).sums.run(rows, stream)
+
+    # ------------------------------------------------------------------------------------------- results
+
+    def is_agreed(self, handle: Handle) -> bool:
+        """Whether the value of a key may lie on GPUs."""
+        key = self._keys.get(handle.key)
+        return key is not None and key.agreed
+
+    def is_near(self, handle: Handle, view: DeviceView) -> bool:
+        """Whether a result can be written to an out of a key by the GPU that has it."""
+        return view.device == self._keys[handle.key].place.device and view.dtype == handle.dtype
+
+    def deliver(self, aims: Sequence[Aim]) -> list[Aim]:
+        """Fill outs of keys whose rounds are complete; returns those whose value the region has."""
+        works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]] = {}
+        done: list[tuple[IpcKey, int, Aim]] = []
+        with self._lock:
+            for handle, targets in aims:
+                key, complete = self._keys[handle.key], handle.complete
+                if not targets or not key.table.lies_on_gpus(complete):
+                    continue
+                stream = targets[0].stream
+                key.hold(stream)
+                for target in targets:
+                    order(self._driver, target.view.producer, stream)
+                row = self._result(key, complete, [target.view.address for target in targets])
+                _, rows = works.setdefault((stream.device, stream.handle), (stream, []))
+                rows.append((handle.dtype, row))
+                done.append((key, complete, Aim(handle, targets)))
+            self._run(works)
+            for key, complete, aim in done:
+                key.applied = complete
+                self._hand_over(key, aim.targets)
+        served = {aim.handle.key for _, _, aim in done}
+        return [aim for aim in aims if aim.targets and aim.handle.key not in served]
+
+    def _result(self, key: IpcKey, complete: int, outs: list[int]) -> Any:
+        return (
+            key.copy_row(outs) if key.applied == complete else key.sum_row(self._sources(key, complete), outs)
+        )
+
+    def _sources(self, key: IpcKey, round: int) -> list[int]:
+        return [key.source(worker, round, self._imports) for worker in range(self._size)]
+
+    def _hand_over(self, key: IpcKey, targets: Sequence[Target]) -> None:
+        stream = targets[0].stream
+        key.mark(stream)
+        held = [view for view, _, _ in targets if view.kind in ("any", "own")]
+        for view, _, bring in targets:
+            if bring is not None:
+                bring()
+            if view.producer is not None:
+                order(self._driver, stream, view.producer)
+        if held:
+            key.place.keep(held, stream)
+
+    def _catch_up(self, key: IpcKey) -> None:
+        """Sum the last complete round into the value, if that was not done: slots are written again."""
+        key.through = complete = key.handle.complete
+        if key.applied < complete and key.table.lies_on_gpus(complete):
+            own = key.place.own
+            key.hold(own)
+            row = key.sum_row(self._sources(key, complete), [])
+            self._gpu(own.device).sums.run([(key.handle.dtype, row)], own)
+            key.mark(own)
+            key.applied = complete
+
+    # ------------------------------------------------------------------------------------ on the host
+
+    def come_home(self, handle: Handle) -> None:
+        """Copy a value that lies on GPUs to the region, too; whoever else does so writes the same bits."""
+        key = self._keys.get(handle.key)
+        if key is None:
+            return
+        with self._lock:
+            complete = handle.complete
+            if key.home == complete or not key.table.lies_on_gpus(complete):
+                return
+            self._catch_up(key)
+            own = key.place.own
+            key.hold(own)
+            host_copy(self._driver, key.value, handle.value(), own.handle, own.device)
+            key.home = complete
+
+    def overwritten(self, handle: Handle) -> None:
+        """Note that the region gets another value; for who holds the key."""
+        key = self._keys.get(handle.key)
+        if key is not None:
+            key.table.put_on_gpus(handle.complete, False)
+
+    def carry_out(self, handle: Handle, away: list[int], ranks: list[int]) -> None:
+        """Complete the round of a key that this worker has opened, where parts of it lie on GPUs."""
+        if shm.mode(self._job) & 1:
+            raise KVStoreError(
+                "some workers had pushed to this round before the updater or optimizer was set; set it on "
+                "all workers between the same two rounds"
+            )
+        with self._lock:
+            key, round = self._keys[handle.key], handle.complete + 1
+            together = len(away) == self._size
+            if not together:
+                self.come_home(handle)  # should this round come to nothing, the last value is to be there
+                parts = shm.opened_sources(handle)
+                arrays = [
+                    self._fetched(key, worker, round) if part is None else part
+                    for worker, part in zip(ranks, parts, strict=True)
+                ]
+                cpu.reduce([(arrays, handle.value(other=True), [])])
+            key.table.put_on_gpus(round, together)
+            shm.close_opened(handle, not together)
+
+    def _fetched(self, key: IpcKey, worker: int, round: int) -> Any:
+        array = np.empty(key.handle.shape, key.handle.dtype)
+        own = key.place.own
+        host_copy(self._driver, key.source(worker, round, self._imports), array, own.handle, own.device)
+        return array
+
+    # -------------------------------------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """Wait for this worker's work, and close and free all memory. A second call does nothing."""
+        if not may_free(self._driver):
+            return
+        with self._lock:
+            keys, self._keys = list(self._keys.values()), {}
+            gpus, self._gpus = list(self._gpus.values()), {}
+            for key in keys:
+                with contextlib.suppress(InterruptedError):  # the others have taken this worker for dead
+                    key.table.stand(REFUSED)
+                key.settle()
+                key.close()
+            for gpu in gpus:
+                gpu.sums.close()
+                gpu.place.close()
+            self._imports.close()
+            for key in keys:
+                key.table.let_go()
+        _give_up([gpu.exports for gpu in gpus], _Others(self._job, [key.table for key in keys]))
+
+
+class _Others:
+    """Whoever may have this worker's memory open."""
+
+    def __init__(self, job: shm.Job, tables: list[Table]) -> None:
+        self._job, self._tables = job, tables
+
+    def are_through(self) -> bool:
+        """Whether no process has any of it open."""
+        holders = {worker for table in self._tables for worker in table.holders()}
+        return all(_has_ended(self._job.pid(worker)) for worker in holders)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is no more; one that is stopped, or was taken for dead, may be."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 0)[0])
+    finally:
+        os.close(descriptor)
+
+
+_kept: list[tuple[list[Exports], _Others]] = []
+
+
+def _give_up(exports: list[Exports], others: _Others) -> None:
+    """Free memory when the others have closed it; what they keep open for long is freed some time later."""
+    end = time.monotonic() + _PATIENCE
+    while not others.are_through():
+        if time.monotonic() > end:
+            log.info("memory of GPUs that other workers have open is freed when they have closed it")
+            _kept.append((exports, others))
+            return
+        time.sleep(_PAUSE)
+    for one in exports:
+        one.close()
+    _sweep()
+
+
+def _sweep() -> None:
+    """Free what others had open when its store was closed, and have closed now."""
+    for kept in [one for one in _kept if one[1].are_through()]:
+        _kept.remove(kept)
+        for exports in kept[0]:
+            exports.close()

@@ -1,0 +1,81 @@
+"""Sums on a GPU for several keys at once: one launch for each type, found again for the same addresses."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from ....devices.place import Place
+from ....devices.streams import Stream
+from ....kernels import cuda
+from ...device.launches import Launches, count_of
+
+#: Calls whose launches are kept.
+_MOST_CALLS = 64
+
+#: Element type, and what to sum.
+TypedRow = tuple[np.dtype[Any], cuda.Row]
+
+
+class Sums:
+    """What puts sums on the streams of one GPU."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._known: OrderedDict[Any, Launches] = OrderedDict()
+
+    def run(self, rows: list[TypedRow], stream: Stream) -> None:
+        """Launch; rows that overlap run one after the other."""
+        if _are_apart(rows):
+            self._launches(rows, stream).run(stream)
+            return
+        for row in rows:
+            self._launches([row], stream).run(stream)
+
+    def _launches(self, rows: list[TypedRow], stream: Stream) -> Launches:
+        signature = (
+            stream.handle,
+            *((dtype.name, row.numel, row.srcs, row.dst, row.outs) for dtype, row in rows),
+        )
+        known = self._known.get(signature)
+        if known is not None:
+            self._known.move_to_end(signature)
+            return known
+        launches = Launches(self._place)
+        for name, group in _by_type(rows):
+            launches.add(cuda.choose("sum", name, count_of(row.srcs for row in group)), group)
+        if len(self._known) >= _MOST_CALLS:
+            self._known.popitem(last=False)
+        self._known[signature] = launches
+        return launches
+
+    def close(self) -> None:
+        """Forget all launches."""
+        self._known.clear()
+
+
+def _by_type(rows: list[TypedRow]) -> list[tuple[str, list[cuda.Row]]]:
+    groups: dict[str, list[cuda.Row]] = {}
+    for dtype, row in rows:
+        groups.setdefault(dtype.name, []).append(row)
+    return list(groups.items())
+
+
+def _are_apart(rows: list[TypedRow]) -> bool:
+    """Whether no two rows write to the same memory. What is read lies where no row of a call writes."""
+    if len(rows) == 1:
+        return True
+    spans = sorted(
+        (start, start + row.numel * dtype.itemsize, number)
+        for number, (dtype, row) in enumerate(rows)
+        for start in (row.dst, *row.outs)
+    )
+    reach, last = 0, -1
+    for start, end, number in spans:
+        if start < reach and number != last:
+            return False
+        if end > reach:
+            reach, last = end, number
+    return True

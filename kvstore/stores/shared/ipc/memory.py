@@ -1,0 +1,89 @@
+"""Memory of GPUs that other processes open, and theirs that this one has open."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from ....devices.driver import Driver
+from ....devices.memory import host_copy
+from ....devices.streams import Stream
+from ....errors import KVStoreError
+from .table import PROOF_BYTES
+
+#: The driver exports whole blocks of so many bytes, with whatever else lies in them.
+_BLOCK = 2 << 20
+_LINE = 256  # bytes, where arrays begin within a block
+
+
+class Room(NamedTuple):
+    """Exported memory for one array."""
+
+    address: int
+    offset: int
+    name: bytes
+    proof: bytes
+
+
+class Exports:
+    """Memory of one GPU that others may open; small arrays share blocks."""
+
+    def __init__(self, driver: Driver, device: int, stream: Stream) -> None:
+        self._driver, self._device, self._stream = driver, device, stream
+        self._blocks: list[int] = []
+        self._last: tuple[int, bytes, bytes] = (0, b"", b"")
+        self._used = self._size = 0
+
+    def room(self, nbytes: int) -> Room:
+        """Return memory for an array. Raises KVStoreError or MemoryError where the driver gives none."""
+        taken = -(-nbytes // _LINE) * _LINE
+        if self._size - self._used < taken:
+            self._add(-(-(taken + _LINE) // _BLOCK) * _BLOCK)
+        offset = self._used
+        self._used += taken
+        address, name, proof = self._last
+        return Room(address + offset, offset, name, proof)
+
+    def _add(self, size: int) -> None:
+        address = self._driver.allocate(self._device, size)
+        self._blocks.append(address)
+        name, proof = self._driver.export(self._device, address), os.urandom(PROOF_BYTES)
+        handle = self._stream.handle
+        content = np.frombuffer(proof, np.uint8)
+        self._driver.copy(address, content.ctypes.data, content.nbytes, handle, self._device)
+        self._driver.synchronize(handle, self._device)
+        self._last = address, name, proof
+        self._used, self._size = _LINE, size
+
+    def close(self) -> None:
+        """Free all of it; nobody has it open."""
+        while self._blocks:
+            self._driver.free(self._device, self._blocks.pop())
+
+
+class Imports:
+    """Memory of other processes' GPUs, open for work on some of ours."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._open: dict[tuple[int, bytes], int] = {}
+
+    def address(self, stream: Stream, name: bytes, proof: bytes) -> int:
+        """Open memory, or find it open; what its owner has written must be seen there."""
+        known = self._open.get((stream.device, name))
+        if known is None:
+            known = self._driver.open(stream.device, name)
+            self._open[stream.device, name] = known
+            found = np.zeros(PROOF_BYTES, np.uint8)
+            host_copy(self._driver, known, found, stream.handle, stream.device)
+            if found.tobytes() != proof:
+                raise KVStoreError("memory of another process was opened, and shows something else there")
+        return known
+
+    def close(self) -> None:
+        """Close all of it; no work touches it any more."""
+        while self._open:
+            (device, _), address = self._open.popitem()
+            self._driver.close(device, address)

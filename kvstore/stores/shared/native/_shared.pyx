@@ -1,0 +1,213 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The shared region as Python sees it: a job with keys, arrays that live in it, rounds.
+
+The protocol is in the headers beside this file (layout.h, wait.h, arena.h, table.h, round.h, region.h). No method
+blocks for longer than a tenth of a second: waits return `TICK`, and the caller looks at its deadline.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+import os
+import weakref
+
+import numpy as np
+
+from ....kernels import cpu
+
+cnp.import_array()
+
+cdef extern from *:
+    """
+    #include "region.h"
+    /* Cython knows no atomic types. */
+    #define KV_WORD(at) ((_Atomic uint64_t *)(void *)(at))
+    #define KV_GET(at) kv_get(KV_WORD(at))
+    #define KV_PUT(at, value) kv_put(KV_WORD(at), value)
+    #define KV_SET_BITS(at, bits) kv_set_bits(KV_WORD(at), bits)
+    #define KV_CLEAR_BITS(at, bits) kv_clear_bits(KV_WORD(at), bits)
+    #define KV_ADD(at, more) kv_add(KV_WORD(at), more)
+    #define KV_SWAP(at, old, value) kv_swap(KV_WORD(at), old, value)
+    """
+
+cdef extern from "region.h" nogil:
+    enum:
+        KV_MAX_WORKERS
+        KV_SMALL_KEY
+        KV_SHARE_BYTES
+        KV_LOG_ELEMENTS
+        KV_LOG_ARRAYS
+        KV_MAX_STATES
+        KV_MAGIC
+        KV_READY
+        KV_TICK
+        KV_PEER_LOST
+        KV_FENCED
+        KV_PLAN
+        KV_CATCH_UP
+        KV_NO_MEMORY
+        KV_ABSENT
+        KV_ALIVE
+        KV_JOINED
+        KV_LEFT
+        KV_LOST
+        KV_SLOT
+        KV_IN_PLACE
+        KV_PRIVATE
+        KV_ROWS
+        KV_PACKED
+        KV_AWAY
+        KV_CLOSED
+        KV_OPENING
+        KV_OPEN
+    uint64_t KV_NO_ROUND
+    ctypedef struct kv_level:
+        pass
+    ctypedef struct kv_log:
+        uint64_t entry, round, chunk, scratch
+    ctypedef struct kv_worker:
+        uint64_t state, incarnation, pid, started, beat, gates, probe
+        kv_log log
+    ctypedef struct kv_part:
+        uint64_t arrived, first
+        uint64_t pushed[2]
+        uint64_t slot[2]
+        uint64_t source[2]
+        uint32_t kind[2]
+        float threshold[2]
+    ctypedef struct kv_entry:
+        uint64_t phase, failed, mask
+        int32_t dtype, rule, n_states, sparse
+        uint64_t n, nbytes, chunks
+        uint64_t value[2], of[2]
+        uint64_t parts, map, master
+        uint64_t states[4]
+        double params[16]
+        uint64_t number, name, name_bytes, shape, ndim, is_text, hash
+        int64_t int_key
+        uint64_t error, record, record_bytes, rows_of, undo, away
+    ctypedef struct kv_header:
+        uint64_t n_workers, members, lost, epoch, no_peeking, mode, go_on
+        uint64_t settings, settings_bytes, settings_version, installed, num_update, text_keys, top, reserved, n_keys
+        kv_worker *worker
+    ctypedef struct kv_self:
+        char *base
+        kv_header *head
+        kv_worker *worker
+        uint64_t window, mode, tried, incarnation, spin, looked, word, left_told
+        int rank, size, fd, forked, go_on, crowded
+        int *pidfd
+        const kv_level *const *level
+        const ptrdiff_t *stream_bytes
+        char *bounce
+    ctypedef struct kv_call:
+        kv_entry *entry
+        uint64_t round
+        char **outs
+        int n_outs, stream
+        unsigned char *delivered
+    const int *kv_itemsize
+    uint64_t kv_get "KV_GET" (void *word)
+    void kv_put "KV_PUT" (void *word, uint64_t value)
+    uint64_t kv_set_bits "KV_SET_BITS" (void *word, uint64_t bits)
+    uint64_t kv_clear_bits "KV_CLEAR_BITS" (void *word, uint64_t bits)
+    uint64_t kv_add "KV_ADD" (void *word, uint64_t more)
+    int kv_swap "KV_SWAP" (void *word, uint64_t expected, uint64_t value)
+    uint64_t kv_now_ns()
+    int kv_map_region(kv_self *me, int fd, uint64_t window, uint64_t least)
+    void kv_unmap_region(kv_self *me)
+    int kv_found_region(kv_self *me, uint64_t reserved)
+    int kv_is_region(kv_self *me)
+    int kv_sit_down(kv_self *me)
+    int kv_start_pulse(kv_self *me)
+    void kv_stop_pulse(kv_self *me)
+    void kv_stand_up(kv_self *me, int state)
+    ctypedef int (*kv_attempt)(kv_self *me)
+    int kv_enlist(kv_self *me)
+    void kv_fence()
+    void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
+    int kv_fall_in(kv_self *me, kv_entry *first)
+    int kv_come_back(kv_self *me)
+    int kv_state(kv_self *me, int w)
+    int kv_can_peek(kv_self *me, int w)
+    int kv_standing(kv_self *me)
+    void kv_look_around(kv_self *me)
+    void kv_tell(kv_self *me)
+    ctypedef int (*kv_condition)(void *)
+    int kv_wait(kv_self *me, kv_condition ready, void *context)
+    int kv_seated(void *context)
+    ctypedef struct kv_gate:
+        kv_self *me
+        uint64_t gate, epoch
+    int kv_gate_open(void *context)
+    int kv_lock_region(kv_self *me)
+    void kv_unlock_region(kv_self *me)
+    enum:
+        KV_VALUE_COLOUR
+        KV_STATE_COLOUR
+        KV_SOURCE_COLOUR
+    uint64_t kv_take_coloured(kv_self *me, uint64_t size, int colour)
+    uint64_t kv_take_locked(kv_self *me, uint64_t size)
+    void kv_give_locked(kv_self *me, uint64_t offset, uint64_t size)
+    uint64_t kv_hash(const char *text, uint64_t size, int64_t number)
+    uint64_t kv_find(kv_self *me, const char *text, uint64_t size, int64_t number)
+    kv_entry *kv_entry_at(kv_self *me, uint64_t number)
+    kv_entry *kv_new_entry(kv_self *me)
+    void kv_publish(kv_self *me, kv_entry *e)
+    kv_part *kv_parts(kv_self *me, kv_entry *e)
+    uint64_t kv_complete_round(uint64_t phase)
+    uint64_t kv_current_of(uint64_t phase)
+    uint64_t kv_round_of(uint64_t phase)
+    int kv_step_of(uint64_t phase)
+    int kv_make_way(kv_self *me, kv_entry *e)
+    void kv_fill(kv_self *me, kv_entry *e)
+    void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)
+    void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
+    int kv_kind_of(kv_part *part, int parity)
+    ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
+    int kv_advance(kv_self *me, kv_call *call)
+    int kv_bring_forward(kv_self *me, kv_call *call, int patient)
+    int kv_sum_small(kv_self *me, kv_call *call, int patient)
+    void kv_begin_call(kv_self *me)
+    void kv_end_call(kv_self *me)
+    int kv_whole(kv_self *me, kv_part *part, int w, int parity)
+    int kv_over_own(kv_self *me, const kv_call *call)
+    int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
+    int kv_at_rest(kv_self *me, kv_entry *e)
+    uint64_t kv_left_out(kv_self *me, kv_entry *e, uint64_t round)
+    int kv_deliver(kv_self *me, kv_call *call)
+    int kv_has_kind(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, int kind)
+    int kv_has_rows(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
+    int kv_has_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
+    int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t size)
+    int kv_make_room(kv_self *me, kv_entry *e)
+    void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
+    int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
+    int kv_borrow(kv_self *me, kv_entry *e)
+    void kv_return(kv_self *me, kv_entry *e, int other)
+    void *kv_updates(kv_entry *e)
+    void *kv_next_updates(kv_entry *e)
+    ctypedef struct kv_growth:
+        kv_self *me
+        uint64_t n
+    int kv_has_grown(void *context)
+    void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
+    uint64_t KV_HEADER_BYTES
+
+READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED
+PLAN, CATCH_UP, NO_MEMORY = KV_PLAN, KV_CATCH_UP, KV_NO_MEMORY
+SLOT, IN_PLACE, PRIVATE = KV_SLOT, KV_IN_PLACE, KV_PRIVATE
+MAX_WORKERS = KV_MAX_WORKERS
+SMALL_KEY = KV_SMALL_KEY
+HEADER_BYTES = KV_HEADER_BYTES
+
+cdef object np_ndarray = np.ndarray
+
+include "fits.pxi"
+include "job.pxi"
+include "keys.pxi"
+include "rounds.pxi"

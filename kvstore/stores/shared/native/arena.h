@@ -1,0 +1,159 @@
+/* Memory of the region: taken from the top, or from what was given back. All of it under the region's lock.
+ *
+ * Every list and every count changes with one store, so that the death of the lock's holder leaves at worst a piece
+ * that nobody uses.
+ */
+#ifndef KV_ARENA_H
+#define KV_ARENA_H
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include "wait.h"
+
+#define KV_PAGE 4096ull
+#define KV_GROWTH (8ull << 20)
+
+/* Arrays that are worked on together should begin at different places of a page: a load waits for a store to the same
+ * place of another page (kvstore/arrays/pages.py). Who takes memory says what it is for. */
+enum kv_colour { KV_VALUE_COLOUR, KV_STATE_COLOUR = 2, KV_SOURCE_COLOUR = 4, KV_COLOURS = 16 };
+
+static uint64_t kv_place(int colour)
+{
+    static const unsigned char place[KV_COLOURS] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+    return 256ull * place[colour % KV_COLOURS];
+}
+
+static int kv_lock_free(void *context)
+{
+    kv_self *me = (kv_self *)context;
+    return kv_get(&me->head->lock) == 0;
+}
+
+/* KV_READY: held. A dead holder's lock is taken over. */
+static int kv_lock_region(kv_self *me)
+{
+    while (!kv_try_lock(me)) {
+        int outcome = kv_wait(me, kv_lock_free, me);
+        if (outcome == KV_FENCED || outcome == KV_TICK)
+            return outcome;
+        if (outcome == KV_PEER_LOST)
+            sched_yield(); /* the holder is lost, and next time its lock is taken over; or it is not, and will let go */
+    }
+    return KV_READY;
+}
+
+/* Four classes to each doubling: at most a quarter is lost. */
+static int kv_class(uint64_t bytes, uint64_t *rounded)
+{
+    if (bytes < 256) {
+        *rounded = (bytes + 63) & ~63ull;
+        if (*rounded == 0)
+            *rounded = 64;
+        return (int)(*rounded / 64) - 1;
+    }
+    int log = 63 - __builtin_clzll(bytes);
+    uint64_t quarter = 1ull << (log - 2), steps = (bytes + quarter - 1) / quarter; /* 4 to 8 */
+    *rounded = steps * quarter;
+    return (log - 8) * 4 + (int)(steps - 4) + 4;
+}
+
+/* Memory that the machine has left, in bytes: reserving more would wake the kernel's killer instead of failing. */
+static uint64_t kv_left(void)
+{
+    unsigned long long kilobytes = ~0ull >> 10;
+    char line[128];
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (file) {
+        while (fgets(line, sizeof line, file))
+            if (sscanf(line, "MemAvailable: %llu", &kilobytes) == 1)
+                break;
+        fclose(file);
+    }
+    uint64_t left = kilobytes << 10;
+    unsigned long long limit, used;
+    FILE *most = fopen("/sys/fs/cgroup/memory.max", "re"), *now = fopen("/sys/fs/cgroup/memory.current", "re");
+    if (most && now && fscanf(most, "%llu", &limit) == 1 && fscanf(now, "%llu", &used) == 1)
+        left = used >= limit ? 0 : limit - used < left ? limit - used : left;
+    if (most)
+        fclose(most);
+    if (now)
+        fclose(now);
+    return left;
+}
+
+/* Make sure that the first `bytes` of the region have memory behind them: writing there can then not fail. */
+static int kv_reserve(kv_self *me, uint64_t bytes)
+{
+    uint64_t have = kv_get(&me->head->reserved);
+    if (bytes <= have)
+        return 0;
+    uint64_t step = have / 8 > KV_GROWTH ? have / 8 : KV_GROWTH;
+    uint64_t want = bytes + (step < (256ull << 20) ? step : (256ull << 20));
+    uint64_t left = kv_left();
+    if (want - have > left / 2)
+        want = (bytes + KV_PAGE - 1) & ~(KV_PAGE - 1);
+    want = (want + KV_PAGE - 1) & ~(KV_PAGE - 1);
+    if (want > me->window)
+        want = me->window;
+    if (bytes > want || want - have > left)
+        return -1;
+    int failed;
+    do
+        failed = posix_fallocate(me->fd, (off_t)have, (off_t)(want - have));
+    while (failed == EINTR);
+    if (failed)
+        return -1;
+    kv_put(&me->head->reserved, want);
+    return 0;
+}
+
+/* 0: there is no memory. The lock is held. */
+static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
+{
+    kv_header *head = me->head;
+    uint64_t rounded, offset;
+    int class = kv_class(bytes, &rounded);
+    if (class >= KV_SIZE_CLASSES)
+        return 0;
+    if (head->free[class]) {
+        offset = head->free[class];
+        head->free[class] = *(uint64_t *)kv_at(me, offset);
+        return offset;
+    }
+    uint64_t top = kv_get(&head->top);
+    offset = rounded < KV_PAGE ? top : (top + KV_PAGE - 1) & ~(KV_PAGE - 1);
+    if (rounded >= 16 * KV_PAGE)
+        offset += kv_place(colour);
+    if (rounded > me->window || kv_reserve(me, offset + rounded))
+        return 0;
+    kv_put(&head->top, offset + rounded);
+    return offset;
+}
+
+static uint64_t kv_take_locked(kv_self *me, uint64_t bytes)
+{
+    return kv_take_coloured(me, bytes, 0);
+}
+
+static void kv_give_locked(kv_self *me, uint64_t offset, uint64_t bytes)
+{
+    uint64_t rounded;
+    int class = kv_class(bytes, &rounded);
+    *(uint64_t *)kv_at(me, offset) = me->head->free[class];
+    atomic_thread_fence(memory_order_release);
+    me->head->free[class] = offset;
+}
+
+/* KV_READY, with the place in `offset`; else why not. */
+static int kv_take(kv_self *me, uint64_t bytes, int colour, uint64_t *offset)
+{
+    int outcome = kv_lock_region(me);
+    if (outcome != KV_READY)
+        return outcome;
+    *offset = kv_take_coloured(me, bytes, colour);
+    kv_unlock_region(me);
+    return *offset ? KV_READY : KV_NO_MEMORY;
+}
+
+#endif

@@ -1,0 +1,146 @@
+"""Taking a rank in a job: find or make the region, sit down, wait for the others."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from ....errors import ConfigError, KVStoreError, TimeoutError
+from ....settings.launchers import Placement, detect
+from ....settings.options import StoreConfig
+from ....waiting import WaitClock
+from . import _shared as shm
+from .rendezvous import Meeting
+
+log = logging.getLogger("kvstore.shared")
+
+_FIRST_BYTES = 4 * 1024 * 1024
+_LEAST_WINDOW = 64 * 1024 * 1024
+
+# Stores of one job are paired by their group and the order in which each process creates them.
+_numbers: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
+
+
+class Seat:
+    """Place of a process in a job of one machine."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        place = detect()
+        _check(place)
+        self.rank, self.size = place.rank, place.size
+        self._timeout = config.timeout
+        job = (
+            place.job if place.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
+        )  # nobody else is to come
+        number = next(_numbers[job, config.group])
+        self._meeting = Meeting(job, config.group, number, place.rank, place.size)
+        clock = WaitClock(config.timeout)
+        try:
+            self.job = self._enter(config)
+            self._meeting.listen()
+            self._settle(clock)
+        except BaseException:
+            self.leave(lost=False)
+            raise
+
+    def leave(self, lost: bool) -> None:
+        """Give the rank up. A second call does nothing."""
+        self._meeting.close()
+        if hasattr(self, "job"):
+            self.job.leave(lost)
+
+    def note_fork(self) -> None:
+        """Say that this is the child of a fork; it must not hold the rank's name when its parent is gone."""
+        self._meeting.close()
+        self.job.note_fork()
+
+    def _enter(self, config: StoreConfig) -> shm.Job:
+        fd = self._meeting.look(range(self.size))
+        found = fd is None and self.rank == 0
+        if found:
+            fd = self._meeting.found()
+            _reserve(fd, _FIRST_BYTES)
+        elif fd is None:
+            fd = self._meeting.wait(config.timeout)
+        assert fd is not None
+        try:
+            job = shm.Job(
+                fd,
+                self.rank,
+                self.size,
+                _window(),
+                _FIRST_BYTES,
+                found,
+                config.on_peer_loss == "continue",
+                config.spin,
+            )
+            _check_region(job, self.rank, self.size, config)
+        except BaseException:
+            os.close(fd)
+            raise
+        return job
+
+    def _settle(self, clock: WaitClock) -> None:
+        job = self.job
+        if not job.sit_down():
+            raise ConfigError(f"rank {self.rank} of this job is taken by process {job.pid(self.rank)}")
+        if job.returned():
+            job.come_back()
+            return
+        job.enlist()
+        self._await(job.wait_for_all, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
+        job.probe()
+        gate = job.arrive_at_gate()
+        self._await(lambda: job.wait_at_gate(gate), lambda: job.late_for_gate(gate), clock)
+
+    def _await(self, step: Callable[[], int], missing: Callable[[], list[int]], clock: WaitClock) -> None:
+        while True:
+            clock.read()
+            if (outcome := step()) == shm.READY:
+                return
+            if outcome != shm.TICK and self.job.lost():
+                raise KVStoreError(
+                    f"worker {self.job.lost()[0]} of {self.size} died while the job was starting; "
+                    "look at its error"
+                )
+            if clock.over:
+                names = ", ".join(map(str, missing()))
+                raise TimeoutError(
+                    f"worker {self.rank} of {self.size} waited {self._timeout:g} s for workers {names} to "
+                    "create their store"
+                )
+
+
+def _check(place: Placement) -> None:
+    if place.size > shm.MAX_WORKERS:
+        raise ConfigError(f"a shared store has at most {shm.MAX_WORKERS} workers, this job has {place.size}")
+    if place.local_size != place.size:
+        raise ConfigError(
+            f"this job has {place.size} workers of which {place.local_size} are on this machine; 'shared' is "
+            "for one machine, use 'dist_sync'"
+        )
+
+
+def _check_region(job: shm.Job, rank: int, size: int, config: StoreConfig) -> None:
+    if job.size != size:
+        raise ConfigError(f"worker {rank} was told of {size} workers, the founder of the job of {job.size}")
+    if job.goes_on != (config.on_peer_loss == "continue"):
+        raise ConfigError(f"on_peer_loss={config.on_peer_loss!r} on worker {rank} and another on worker 0")
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        os.close(fd)
+        raise MemoryError(f"no memory for a shared region of {nbytes} bytes: {error}") from error
+
+
+def _window() -> int:
+    """Address space to map: what the region could ever grow to."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(_LEAST_WINDOW, 1 << (2 * physical - 1).bit_length())

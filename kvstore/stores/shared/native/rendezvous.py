@@ -1,0 +1,141 @@
+"""How the processes of a job find their region: by an abstract Unix socket, of which nothing is left behind.
+
+Rank 0 makes the region, a memfd without a name. Every worker then listens on a socket whose name follows
+from the user, the job and the store; nobody ever accepts a connection. Whoever comes later connects, lets the
+kernel say whose socket that is, and opens the memfd of that process: the kernel lets in the same user only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ....errors import AuthError, ConfigError, KVStoreError, TimeoutError
+from ....waiting import WaitClock
+
+log = logging.getLogger("kvstore.shared")
+
+_F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2  # in fcntl since Python 3.8 on some builds only
+_BACKLOG = 4096
+
+
+class Meeting:
+    """The sockets and the memory of one store of a job.
+
+    Parameters
+    ----------
+    job, group : str
+    number : int
+        Which store of its group in this process, by the order of creation.
+    rank, size : int
+    """
+
+    def __init__(self, job: str, group: str, number: int, rank: int, size: int) -> None:
+        text = "\0".join((str(os.getuid()), job, group, str(number)))
+        self.name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        self.rank, self.size = rank, size
+        self._fd = -1
+
+    def listen(self) -> None:
+        """Be found by others from now on.
+
+        Raises
+        ------
+        ConfigError
+            A living process of the job has this rank.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(self._address(self.rank))
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise ConfigError(
+                f"rank {self.rank} of this job is taken by another living process ({error}); give each "
+                "process its own rank, and each job its own KVSTORE_JOB"
+            ) from error
+        self._fd = sock.detach()
+
+    def close(self) -> None:
+        """Be found no more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    def found(self) -> int:
+        """Make the region; returns the descriptor of its memory."""
+        fd = os.memfd_create(f"kvstore-{self.name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # nobody can pull the memory away
+        return fd
+
+    def look(self, ranks: Iterable[int]) -> int | None:
+        """Descriptor of the region, if one of `ranks` has it."""
+        for rank in ranks:
+            if rank != self.rank and (fd := self._of(rank)) is not None:
+                return fd
+        return None
+
+    def wait(self, timeout: float) -> int:
+        """Descriptor of the region, as soon as anybody has it.
+
+        Raises
+        ------
+        TimeoutError
+            Nobody came.
+        """
+        clock, pause = WaitClock(timeout), 0.0005
+        while True:
+            waited = clock.read()
+            if (fd := self.look(range(self.size))) is not None:
+                return fd
+            if clock.over:
+                raise TimeoutError(
+                    f"worker {self.rank} of {self.size} waited {waited:.0f} s for worker 0 of its job to "
+                    "create its store; did it start, with the same KVSTORE_JOB, and create as many stores?"
+                )
+            if clock.tells():
+                log.warning("worker %d waits for worker 0 to create its store", self.rank)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def _address(self, rank: int) -> bytes:
+        return f"\0kvstore/{self.name}/{rank}".encode()
+
+    def _of(self, rank: int) -> int | None:
+        """Descriptor of the region by way of the process that listens as `rank`."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(1.0)
+            try:
+                sock.connect(self._address(rank))
+            except OSError:
+                return None
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.geteuid():
+            raise AuthError(
+                f"a process of user {uid} (pid {pid}) holds the name of worker {rank} of this job; "
+                "set KVSTORE_JOB to something that others cannot guess"
+            )
+        return self._memory_of(pid)
+
+    def _memory_of(self, pid: int) -> int | None:
+        if pid <= 0:
+            raise KVStoreError("the workers of this job cannot see each other's processes (PID namespaces)")
+        wanted = f"/memfd:kvstore-{self.name} (deleted)"
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if os.readlink(link) == wanted:
+                        return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+        return None

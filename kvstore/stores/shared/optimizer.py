@@ -1,0 +1,356 @@
+"""What a round of the shared store does to a weight, and the optimizer that all workers have in common.
+
+The optimizer is one description in the region; each process builds its own object from it, and whoever opens
+a round plans with that. States lie in the region too. A worker's change of settings holds from its own next
+push on: before it, the rounds that it has pushed into are completed; after it, no round opens without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...arrays import pages
+from ...arrays.grouping import Key
+from ...errors import ConfigError, DTypeError, UpdaterError
+from ...optimizer import Optimizer, Updater
+from ...optimizer.optimizer import Array, State
+from .native import _shared as shm
+
+if TYPE_CHECKING:
+    from .rows import Rows
+
+Handle = shm.Handle
+
+
+class Updates:
+    """The updater of a job, as one process carries it out."""
+
+    def __init__(self, job: shm.Job, keys: shm.Keys, rank: int) -> None:
+        self._job, self._keys, self._rank = job, keys, rank
+        self.updater: Updater | None = None
+        self._call: Callable[..., None] | None = None
+        self._set = 0  # how often this process has set one
+        self._version = 0
+        #: What was raised in this process, by key and round, until its worker is told.
+        self.causes: dict[tuple[Key, int], BaseException] = {}
+        self._at_work: tuple[int, Key] | None = None
+        self._records: dict[int | str, int] = {}
+        #: What completes rounds whose parts lie on GPUs; None before an array of a GPU is met.
+        self.away: Any = None
+
+    @property
+    def at_work(self) -> Key | None:
+        """The key whose round this thread is carrying out: to wait for it would be to wait for oneself."""
+        now = self._at_work
+        return now[1] if now is not None and now[0] == threading.get_ident() else None
+
+    def check(self, handle: Handle) -> None:
+        """Raise DTypeError if the key's weight cannot be updated."""
+        if self.updater is not None and handle.dtype.kind in "iu":
+            rule = type(self.updater.optimizer).__name__
+            raise DTypeError(
+                f"key {handle.key!r} holds {handle.dtype}; {rule} updates floating-point weights only"
+            )
+
+    # --------------------------------------------------------------------------------------- settings
+
+    def set_updater(self, updater: Any) -> None:
+        """Take over an updater, or None for plain sums."""
+        if isinstance(updater, Updater):
+            self.set_optimizer(updater.optimizer)
+            return
+        self._set += 1
+        mode = 2 * self._set + (updater is not None)
+        with shm.Lock(self._job):
+            if shm.mode(self._job) < mode:
+                shm.set_settings(self._job, b"")
+                shm.set_mode(self._job, mode)
+        self.updater, self._call = None, updater
+        shm.catch_up(self._job, mode, True)
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Install an optimizer, or find that it is installed."""
+        text = _described(optimizer)
+        mode = 2 * (self._set + 1) + 1
+        with shm.Lock(self._job):
+            now, there = shm.mode(self._job), shm.settings(self._job)
+            if now < mode:
+                shm.set_settings(self._job, text)
+                shm.set_installed(self._job, text)
+                shm.set_num_update(self._job, optimizer.begin_num_update)
+                shm.set_mode(self._job, mode)
+            elif now == mode and not shm.is_installed(self._job, text):
+                raise ConfigError(
+                    f"another worker has set the optimizer {there.decode()}, this one wants {text.decode()}"
+                )
+            elif now == mode:
+                text = there  # somebody may have changed the settings by now
+            version = shm.settings_version(self._job)
+        self._set += 1
+        self._adopt(optimizer, text, version)
+        shm.catch_up(self._job, mode, True)
+
+    def _adopt(self, optimizer: Optimizer, text: bytes, version: int) -> None:
+        own = _built(text)  # the caller's object may be changed by the caller, in this process only
+        self.updater, self._call = Updater(own if own is not None else optimizer), None
+        self._version = version
+        self._records.clear()
+
+    def catch_up(self) -> None:
+        """Build the optimizer that another worker has set; if that cannot be, leave rounds to others."""
+        with shm.Lock(self._job):
+            mode, text = shm.mode(self._job), shm.settings(self._job)
+            version = shm.settings_version(self._job)
+        optimizer = _built(text) if mode & 1 else None
+        if optimizer is not None:
+            self._adopt(optimizer, text, version)
+        shm.catch_up(self._job, mode, optimizer is not None)
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Change settings for all workers."""
+        self._change(lambda optimizer: optimizer.configure(**changes))
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Change the rate for all workers."""
+        self._change(lambda optimizer: optimizer.set_learning_rate(lr))
+
+    def _change(self, change: Callable[[Optimizer], None]) -> None:
+        self._refresh()
+        assert self.updater is not None
+        self._load_counts()
+        change(self.updater.optimizer)
+        text = _described(self.updater.optimizer)
+        with shm.Lock(self._job):
+            if text != shm.settings(self._job):
+                shm.set_settings(self._job, text)
+            self._version = shm.settings_version(self._job)
+
+    def _refresh(self) -> None:
+        """Follow what other workers have changed."""
+        if self.updater is None or shm.settings_version(self._job) == self._version:
+            return
+        with shm.Lock(self._job):
+            text, self._version = shm.settings(self._job), shm.settings_version(self._job)
+        optimizer = _built(text)
+        if optimizer is not None:
+            states = self.updater.states
+            self.updater = Updater(optimizer)
+            self.updater.states = states
+
+    # ------------------------------------------------------------------------------------------ rounds
+
+    def carry_out(self, handle: Handle, rows: Rows) -> None:
+        """Plan, or do, the update of the round that this worker has just opened."""
+        outer, self._at_work = self._at_work, (threading.get_ident(), handle.key)
+        try:
+            away, ranks = shm.opened_away(handle)
+            if away:
+                self.away.carry_out(handle, away, ranks)
+            elif shm.opened_with_rows(handle):
+                rows.carry_out(handle)
+            elif self._may_update_in_place(handle):
+                self._plan(handle)
+            else:
+                self._do(handle)
+        except BaseException as error:
+            kind = type(error).__name__
+            text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
+            self.causes[handle.key, handle.complete + 1] = error
+            handle.undo()
+            handle.spoil(handle.complete + 1, text)
+            shm.close_opened(handle, False)
+            if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
+                raise
+        finally:
+            self._at_work = outer
+
+    def _may_update_in_place(self, handle: Handle) -> bool:
+        """Whether all parts outlive their workers: an update that has begun must end."""
+        if self.updater is None or not self.updater.optimizer.fused:
+            return False
+        return not shm.opened_privately(handle)
+
+    def _name(self) -> str:
+        return "the updater" if self.updater is None else type(self.updater.optimizer).__name__
+
+    def _plan(self, handle: Handle) -> None:
+        assert self.updater is not None
+        with self.counting(handle) as count:
+            weight = handle.value()
+            self.bring_state(handle, weight)
+            rule, params, master, states = self.updater.plan(handle.key, weight)
+            self.note_state(handle)
+            shm.put_out(handle, rule, params, master, list(states), count())
+
+    def _do(self, handle: Handle) -> None:
+        merged, weight = pages.empty(handle.shape, handle.dtype), handle.value(other=True)
+        shm.sum_opened(handle, merged)
+        if handle.failed == handle.complete + 1:
+            raise UpdaterError("the memory of a worker could not be read")
+        np.copyto(weight, handle.value())
+        if self.updater is None:
+            assert self._call is not None
+            self._call(handle.key, merged, weight)
+            shm.close_opened(handle, True)
+            return
+        with self.counting(handle) as count:
+            self.bring_state(handle, weight)
+            handle.note_undo([(array, None) for array in self.state_arrays(handle)])
+            self.updater(handle.key, merged, weight)
+            self.note_state(handle)
+            shm.close_opened(handle, True, count())
+
+    def apply(self, handle: Handle, merged: Any, weight: Array) -> None:
+        """Call the updater, whatever it is, on a sum and a weight of this process's choice."""
+        (self.updater or self._call)(handle.key, merged, weight)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def counting(self, handle: Handle) -> Iterator[Callable[[], int]]:
+        """Set the optimizer's counts to those of the job; what is yielded says the key's new count."""
+        self._refresh()
+        assert self.updater is not None
+        optimizer = self.updater.optimizer
+        counts = optimizer._index_update_count
+        counts.pop(handle.key, None)
+        if handle.updates:
+            counts[handle.key] = handle.updates
+        optimizer.num_update = max(optimizer.begin_num_update, shm.num_update(self._job))
+
+        def new() -> int:
+            shm.raise_num_update(self._job, optimizer.num_update)
+            return counts.get(handle.key, 0)
+
+        yield new
+
+    # ------------------------------------------------------------------------------------------ states
+
+    def bring_state(self, handle: Handle, weight: Array) -> None:
+        """Make the updater's state of a key that of the region; made there if nobody has."""
+        assert self.updater is not None
+        if handle.record_at and self._records.get(handle.key) == handle.record_at:
+            return
+        offset, text = handle.record()
+        record = json.loads(text) if text else None
+        if record is None or record["mode"] != shm.mode(self._job):
+            optimizer = self.updater.optimizer
+            self._put_state(handle, optimizer.create_state_multi_precision(handle.key, weight))
+            if record is not None:
+                handle.updates = 0
+                optimizer._index_update_count.pop(handle.key, None)
+        else:
+            self.updater.states[handle.key] = _wrapped(handle, record["state"])
+            self._records[handle.key] = offset
+
+    def _put_state(self, handle: Handle, state: State) -> None:
+        assert self.updater is not None
+        outline, there = _moved(handle, state, itertools.count())
+        handle.set_record(json.dumps({"mode": shm.mode(self._job), "state": outline}).encode())
+        self.updater.states[handle.key] = there
+        self._records[handle.key] = handle.record()[0]
+
+    def state_arrays(self, handle: Handle) -> list[Array]:
+        """Arrays of the updater's state of a key that have rows."""
+        assert self.updater is not None
+        return [array for array in _leaves(self.updater.states.get(handle.key)) if array.ndim and array.size]
+
+    def note_state(self, handle: Handle) -> None:
+        """Bring arrays into the region by which an update has replaced parts of its state."""
+        assert self.updater is not None
+        state = self.updater.states.get(handle.key)
+        if any(not self._job.offset_of(array) for array in _leaves(state) if array.size):
+            self._put_state(handle, state)
+
+    def _load_counts(self) -> None:
+        assert self.updater is not None
+        optimizer = self.updater.optimizer
+        optimizer._index_update_count = {h.key: h.updates for h in self._keys.all() if h.updates}
+        optimizer.num_update = max(optimizer.begin_num_update, shm.num_update(self._job))
+
+    def gather(self) -> None:
+        """Bring states and counts of all keys into this process's updater."""
+        self._refresh()
+        assert self.updater is not None
+        for handle in self._keys.all():
+            _, text = handle.record()
+            if text and json.loads(text)["mode"] == shm.mode(self._job):
+                self.bring_state(handle, handle.like)
+        self._load_counts()
+
+    def spread(self) -> None:
+        """Bring states and counts of this process's updater, which it has loaded, into the region."""
+        assert self.updater is not None
+        optimizer = self.updater.optimizer
+        for handle in self._keys.all():
+            if handle.key in self.updater.states:
+                self._put_state(handle, self.updater.states[handle.key])
+            handle.updates = optimizer._index_update_count.get(handle.key, 0)
+        shm.set_num_update(self._job, optimizer.num_update)
+        text = _described(optimizer)
+        with shm.Lock(self._job):
+            if text != shm.settings(self._job):
+                shm.set_settings(self._job, text)
+            self._version = shm.settings_version(self._job)
+
+    def follow(self, handle: Handle, weight: Array) -> None:
+        """Bring the float32 copy of a 16-bit weight in line with a weight that was set from outside."""
+        if self.updater is None or handle.dtype.itemsize != 2:
+            return
+        _, text = handle.record()
+        if text and json.loads(text)["mode"] == shm.mode(self._job):
+            self.bring_state(handle, weight)
+            self.updater.follow(handle.key, weight)
+
+
+def _described(optimizer: Optimizer) -> bytes:
+    try:
+        return json.dumps(optimizer.describe(), sort_keys=True).encode()
+    except ConfigError:  # a rule or schedule that is not registered: every worker must set its own
+        return json.dumps({"name": type(optimizer).__qualname__, "config": None}).encode()
+
+
+def _built(text: bytes) -> Optimizer | None:
+    if not text:  # plain sums, or a callable
+        return None
+    made = json.loads(text)
+    if made["config"] is None:
+        return None
+    try:
+        return Optimizer.from_config(made["name"], made["config"])
+    except ConfigError:
+        return None
+
+
+def _leaves(state: State) -> Iterator[Array]:
+    if isinstance(state, tuple):
+        for part in state:
+            yield from _leaves(part)
+    elif state is not None:
+        yield state
+
+
+def _moved(handle: Handle, state: State, numbers: Iterator[int]) -> tuple[Any, State]:
+    """Copy a state into the region: its description, and the same state there."""
+    if state is None:
+        return None, None
+    if isinstance(state, tuple):
+        parts = [_moved(handle, part, numbers) for part in state]
+        return [outline for outline, _ in parts], tuple(there for _, there in parts)
+    offset, there = handle.new_state(state.shape, state.dtype, next(numbers))
+    np.copyto(there, state)
+    return {"at": offset, "shape": list(state.shape), "dtype": state.dtype.name}, there
+
+
+def _wrapped(handle: Handle, outline: Any) -> State:
+    if outline is None:
+        return None
+    if isinstance(outline, list):
+        return tuple(_wrapped(handle, part) for part in outline)
+    dtype = handle.dtype if outline["dtype"] == handle.dtype.name else np.dtype(outline["dtype"])
+    return handle.state_array(outline["at"], tuple(outline["shape"]), dtype)

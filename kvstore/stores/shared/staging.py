@@ -1,0 +1,228 @@
+"""Arrays on GPUs in the shared store: copied to the region before a round, and from it afterwards.
+
+That is the way that is always there. Where the workers' GPUs reach each other's memory, sums without an
+optimizer leave it out: see `shared_ipc`.
+
+To a round, the copies are arrays of the region like those of `KVStore.empty`: sums, updates, compression and
+the death of a worker are what they are without a GPU. Copies run on the caller's streams. A worker arrives in
+a round when its gradient is down; what goes up is waited for by nobody on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays.grouping import Key
+from ...devices import arrays, driver
+from ...devices.arrays import DeviceView
+from ...devices.memory import host_copy
+from ...devices.streams import Stream, order
+from ..device.arguments import Streams
+from ..entry import Array, Deliver, check_dtype, check_shape
+from .arguments import convert
+from .ipc.exchange import Aim, Ipc, Pushed, Target
+from .native import _shared as shm
+from .staging_buffers import Buffers, Lease
+
+log = logging.getLogger("kvstore.shared")
+
+Handle = shm.Handle
+
+
+class Gpus:
+    """The arrays on GPUs of one process's calls."""
+
+    def __init__(self, job: shm.Job, rank: int, ipc: bool) -> None:
+        self._rank = rank
+        self._driver = driver.get()
+        self._buffers = Buffers(job, self._driver)
+        #: What is on its way down for the push that is being made.
+        self._landing: dict[Key, list[Lease]] = {}
+        #: The way from GPU to GPU.
+        self.ipc = Ipc(job, self._driver, rank, ipc)
+        #: Whether this worker packs what it pushes, which is done on the host.
+        self.packs = False
+        self.ipc.on_decision = self._say_what_came_of_it
+        self._say_how()
+
+    def _say_how(self) -> None:
+        refusal = self._buffers.refusal
+        log.info(
+            "worker %d copies arrays on GPUs through %s memory of the shared region: %s%s",
+            self._rank,
+            "page-locked" if refusal is None else "pageable",
+            self.ipc.refusal or "CUDA IPC is tried with each key that all workers push from a GPU",
+            "" if refusal is None else f"; pages cannot be locked ({refusal})",
+        )
+
+    def _say_what_came_of_it(self) -> None:
+        if self.ipc.refusal is None:
+            log.info("worker %d sums arrays on GPUs by CUDA IPC, where no optimizer is set", self._rank)
+        else:
+            self._say_how()
+
+    # ---------------------------------------------------------------------------------------------- down
+
+    def copied(self, value: Any, what: str) -> Array:
+        """Copy a value to the host, and wait until it is there."""
+        seen, stream = self._seen(value, what, Streams([value]))
+        array = np.empty(seen.shape, seen.dtype)
+        host_copy(self._driver, seen.address, array, stream.handle, seen.device)
+        return array
+
+    def sources(self, handle: Handle, values: list[Any]) -> list[Any]:
+        """Check what is pushed to a key, and begin to copy it down, if it must be; `land` waits for that."""
+        arrays.check_all_on_devices(values, handle.key)
+        what, streams = f"value of key {handle.key!r}", Streams(values)
+        seen = [self._seen(value, what, streams) for value in values]
+        for view, _ in seen:
+            check_dtype(handle, view.dtype)
+            check_shape(handle, view, "value")  # type: ignore[arg-type]
+        if not self.packs and self.ipc.takes(handle, [view for view, _ in seen]):
+            return Pushed(seen)
+        self._landing[handle.key] = [self._brought_down(handle, view, stream) for view, stream in seen]
+        return [lease.array for lease in self._landing[handle.key]]
+
+    def _seen(self, value: Any, what: str, streams: Streams) -> tuple[DeviceView, Stream]:
+        """View a value as contiguous memory that a stream may read."""
+        stream = streams.of(arrays.device_of(value))  # type: ignore[arg-type]
+        seen = arrays.view(value, what, stream)
+        order(self._driver, seen.producer, stream)
+        return (seen if seen.contiguous else arrays.gathered(seen, what, stream)), stream
+
+    def _brought_down(self, handle: Handle, view: DeviceView, stream: Stream) -> Lease:
+        lease = self._buffers.for_copy(handle, stream)
+        if view.nbytes:
+            to = lease.array.ctypes.data
+            self._driver.copy(to, view.address, view.nbytes, stream.handle, view.device)
+            lease.buffer.mark(stream, held=view)
+        return lease
+
+    def land(self, handle: Handle) -> None:
+        """Wait until the values of a key are down; it is about to arrive in its next round."""
+        for lease in self._landing.pop(handle.key, ()):
+            lease.buffer.settle()
+            lease.buffer.held = None
+            lease.buffer.round = handle.arrived + 1
+        self.ipc.land(handle)
+
+    def drop_landings(self) -> None:
+        """Forget what a push has left that did not come to its arrivals."""
+        self._landing.clear()
+
+    # ------------------------------------------------------------------------------------------------ up
+
+    def check_out(self, handle: Handle, out: Any) -> None:
+        """Make sure that a key can be pulled into an array."""
+        self._writable(handle, out, Streams([out]))
+
+    def outs(
+        self,
+        handle: Handle,
+        outs: list[Any],
+        values: Sequence[Array],
+        direct: Sequence[Array],
+        later: list[Deliver],
+    ) -> list[Array]:
+        """Check outs; return what a round is to fill for them, and add to `later` how that gets there.
+
+        The buffer of a value that is pushed in the same call is used, so that a sum may be made in place.
+        `direct` are arrays of the host that the round fills.
+        """
+        streams = Streams(outs)
+        targets = [self._target(handle, out, streams) for out in outs]
+        return self._filled(handle, targets, values, direct, later)
+
+    def goes_away(self, values: list[Any]) -> bool:
+        """Whether values are to be pushed from GPU to GPU."""
+        return isinstance(values, Pushed)
+
+    def aim(self, handle: Handle, outs: list[Any]) -> tuple[Aim, list[Any]]:
+        """Check outs that the key's own GPU may write, and leave the others."""
+        streams, targets, others = Streams(outs), [], []
+        for out in outs:
+            if arrays.device_of(out) is None:
+                others.append(out)
+                continue
+            view, _ = self._writable(handle, out, streams)
+            if self.ipc.is_near(handle, view):
+                targets.append(self._target(handle, out, streams))
+            else:
+                others.append(out)
+        return Aim(handle, targets), others
+
+    def by_host(self, aim: Aim, later: list[Deliver]) -> list[Array]:
+        """Return what the host is to fill for outs that no GPU could, as `outs` does."""
+        return self._filled(aim.handle, aim.targets, (), (), later)
+
+    def _filled(
+        self,
+        handle: Handle,
+        targets: list[Target],
+        values: Sequence[Array],
+        direct: Sequence[Array],
+        later: list[Deliver],
+    ) -> list[Array]:
+        filled: list[Array] = []
+        same = [target for target in targets if target.view.dtype == handle.dtype]
+        if same:
+            lease = self._pushed(handle, values) or self._buffers.for_host(handle, handle.dtype)
+            filled = [lease.array]
+            later += [partial(self._send, lease, target) for target in same]
+        for target in targets:
+            if target.view.dtype != handle.dtype:
+                lease = self._buffers.for_host(handle, target.view.dtype)
+                later.append(partial(convert, handle, [*direct, *filled], lease.array))
+                later.append(partial(self._send, lease, target))
+        return filled
+
+    def _pushed(self, handle: Handle, values: Sequence[Array]) -> Lease | None:
+        landing = self._landing.get(handle.key)
+        return landing[0] if landing and values and landing[0].array is values[0] else None
+
+    def _writable(self, handle: Handle, out: Any, streams: Streams) -> tuple[DeviceView, Stream]:
+        stream = streams.of(arrays.device_of(out))  # type: ignore[arg-type]
+        seen = arrays.view(out, f"out of key {handle.key!r}", stream, write=True)
+        check_shape(handle, seen, "out")  # type: ignore[arg-type]
+        return seen, stream
+
+    def _target(self, handle: Handle, out: Any, streams: Streams) -> Target:
+        seen, stream = self._writable(handle, out, streams)
+        if seen.contiguous:
+            return Target(seen, stream, None)
+        room, bring = arrays.room_for(seen, f"out of key {handle.key!r}", stream)
+        return Target(room, stream, bring)
+
+    def _send(self, lease: Lease, target: Target) -> None:
+        """Put the copy of a result to an out on the caller's stream."""
+        view, stream, bring = target
+        if not view.nbytes:
+            return
+        order(self._driver, view.producer, stream)
+        at = lease.array.ctypes.data
+        self._driver.copy(view.address, at, view.nbytes, stream.handle, view.device)
+        lease.buffer.mark(stream, held=view if view.kind in ("any", "own") else None)
+        if bring is not None:
+            bring()
+        if view.producer is not None:
+            order(self._driver, stream, view.producer)
+
+    # ---------------------------------------------------------------------------------------------- both
+
+    def close(self) -> None:
+        """Wait for all copies and give everything back. A second call does nothing."""
+        self._landing.clear()
+        try:
+            self.ipc.close()
+        finally:
+            self._buffers.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # nobody is left to tell; `close` was the place
+            self.close()

@@ -1,0 +1,190 @@
+"""Memory of the region on the way to GPUs and from them: page-locked where the driver can, and used again.
+
+The memory is that of `KVStore.empty`, so a round takes it as such: workers read and write it where it lies.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...arrays.grouping import Key
+from ...devices.driver import Driver
+from ...devices.memory import may_free
+from ...devices.streams import Stream
+from ...errors import KVStoreError
+from ..entry import Array
+from .native import _shared as shm
+
+log = logging.getLogger("kvstore.shared")
+
+_PAGE = mmap.PAGESIZE
+_CHUNK = 1 << 20  # bytes that small arrays share
+_LINE = 256  # bytes, where arrays begin within a chunk
+_MOST = 3  # buffers of a key before the host waits for one
+
+
+class Arena:
+    """Arrays in the region, on pages that the driver has locked, if it will."""
+
+    def __init__(self, job: shm.Job, driver: Driver) -> None:
+        self._job, self._driver = job, driver
+        self._locked: list[int] = []
+        #: Why pages are not locked, in the driver's words; None where they are.
+        self.refusal: str | None = None
+        self._rest = self._chunk(_CHUNK)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array whose memory is the arena's until `close`."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > _CHUNK // 4:
+            return self._chunk(nbytes).view(dtype).reshape(shape)
+        taken = -(-max(nbytes, 1) // _LINE) * _LINE
+        if self._rest.size < taken:
+            self._rest = self._chunk(_CHUNK)
+        part, self._rest = self._rest[:nbytes], self._rest[taken:]
+        return part.view(dtype).reshape(shape)
+
+    def _chunk(self, nbytes: int) -> Array:
+        """Bytes on pages that hold nothing else; where in a page they begin is the region's choice."""
+        chunk = self._job.empty((nbytes + 2 * _PAGE,), np.dtype(np.uint8))[_PAGE : _PAGE + nbytes]
+        if self.refusal is None:
+            start = chunk.ctypes.data // _PAGE * _PAGE
+            end = -(-(chunk.ctypes.data + nbytes) // _PAGE) * _PAGE
+            self._lock(start, end - start)
+        return chunk
+
+    def _lock(self, start: int, nbytes: int) -> None:
+        try:
+            self._driver.register(start, nbytes)
+        except (KVStoreError, MemoryError) as error:
+            self.refusal = str(error)
+            if self._locked:
+                log.info("from now on, copies to and from GPUs use pages that are not locked: %s", error)
+        else:
+            self._locked.append(start)
+
+    def close(self) -> None:
+        """Unlock all pages; no copy is under way."""
+        while self._locked:
+            self._driver.unregister(self._locked.pop())
+
+
+class Buffer:
+    """An array of the arena, and what still uses it: a round, a call, or copies on GPUs."""
+
+    __slots__ = ("_driver", "_events", "array", "held", "lent", "round")
+
+    def __init__(self, driver: Driver, array: Array) -> None:
+        self._driver, self.array = driver, array
+        self._events: dict[int, int] = {}  # device -> event behind the last copy there
+        #: The last round that reads or writes it.
+        self.round = 0
+        self.lent = False
+        #: What a copy that may be under way must not lose.
+        self.held: Any = None
+
+    def mark(self, stream: Stream, held: Any = None) -> None:
+        """Note that a copy was put on a stream."""
+        event = self._events.get(stream.device)
+        if event is None:
+            event = self._events[stream.device] = self._driver.event(stream.device)
+        self.held = held
+        self._driver.record(event, stream.handle, stream.device)
+
+    def hold(self, stream: Stream) -> None:
+        """Let a stream wait for the copies so far."""
+        for event in self._events.values():
+            self._driver.wait(stream.handle, event, stream.device)
+
+    def idle(self) -> bool:
+        """Whether no copy is under way."""
+        return all(self._driver.is_done(event, device) for device, event in self._events.items())
+
+    def settle(self) -> None:
+        """Wait until no copy is under way."""
+        for device, event in self._events.items():
+            self._driver.finish(event, device)
+
+    def close(self) -> None:
+        """Wait for the copies, and give the events back."""
+        self.settle()
+        while self._events:
+            device, event = self._events.popitem()
+            self._driver.drop_event(event, device)
+        self.held = None
+
+
+class Lease:
+    """A buffer in the hands of one call; back with the last reference."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        buffer.lent = True
+
+    @property
+    def array(self) -> Array:
+        """Its memory."""
+        return self.buffer.array
+
+    def __del__(self) -> None:
+        self.buffer.lent = False
+
+
+class Buffers:
+    """The buffers of all keys: as many for each as are in use at once."""
+
+    def __init__(self, job: shm.Job, driver: Driver) -> None:
+        self._driver, self._arena = driver, Arena(job, driver)
+        self._made: dict[tuple[Key, str], list[Buffer]] = {}
+
+    @property
+    def refusal(self) -> str | None:
+        """Why pages are not locked; None where they are."""
+        return self._arena.refusal
+
+    def for_copy(self, handle: shm.Handle, stream: Stream) -> Lease:
+        """Lend a buffer that a copy on this stream may write, without a wait of the host."""
+        free = list(self._free(handle, handle.dtype))
+        found = next((one for one in free if one.idle()), free[0] if free else None)
+        lease = Lease(found or self._new(handle, handle.dtype))
+        lease.buffer.hold(stream)
+        return lease
+
+    def for_host(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Lease:
+        """Lend a buffer that processes may write now; waits for a copy only where many are under way."""
+        free = list(self._free(handle, dtype))
+        found = next((one for one in free if one.idle()), None)
+        if found is None and free and len(self._made[handle.key, dtype.name]) >= _MOST:
+            found = free[0]
+            found.settle()
+        return Lease(found or self._new(handle, dtype))
+
+    def _free(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Iterator[Buffer]:
+        complete = handle.complete
+        made = self._made.get((handle.key, dtype.name), ())
+        return (one for one in made if not one.lent and one.round <= complete)
+
+    def _new(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Buffer:
+        made = Buffer(self._driver, self._arena.array(handle.shape, dtype))
+        self._made.setdefault((handle.key, dtype.name), []).append(made)
+        return made
+
+    def close(self) -> None:
+        """Wait for all copies, and unlock the memory. A second call does nothing."""
+        if not may_free(self._driver):
+            return
+        try:
+            for made in self._made.values():
+                for buffer in made:
+                    buffer.close()
+        finally:
+            self._made.clear()
+            self._arena.close()

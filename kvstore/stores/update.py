@@ -1,0 +1,205 @@
+"""What a push does to a weight: replace it, update it by a compiled rule, or hand it to a callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from ..arrays.grouping import Key
+from ..arrays.sparse import RowSparseArray
+from ..compression import Pushed
+from ..errors import DTypeError, KVStoreError, UpdaterError
+from ..kernels import cpu
+from ..optimizer import Updater
+from ..optimizer.updater import Counts
+from .entry import Array, Entry, Keyed, dense_of
+from .rows import merge, merged
+
+#: What is summed for a key: arrays, or arrays that count as what they decode to.
+Sources = list[Array] | Pushed
+#: A dense key of one call: its entry, what to sum, the arrays to fill with the result.
+Batch = list[tuple[Entry, Sources, list[Array]]]
+UserUpdater = Callable[[Key, Any, Array], None]
+
+
+class Apply(Protocol):
+    """How pushed values reach the weights."""
+
+    def check(self, entry: Entry) -> None:
+        """Raise if the key's weight cannot be updated this way; called before anything changes."""
+
+    def dense(self, batch: Batch) -> None:
+        """Apply the sums of dense values, and fill the outs."""
+
+    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+        """Apply the sum for one small key where all is plain; False: nothing has happened."""
+
+    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+        """Apply the sum of row-sparse values."""
+
+
+def apply_with(updater: UserUpdater | None) -> Apply:
+    """Choose: no updater, a compiled rule, or any callable."""
+    if updater is None:
+        return Replace()
+    if isinstance(updater, Updater) and updater.optimizer.fused:
+        return Compiled(updater)
+    return Called(updater)
+
+
+def emit(batch: Batch) -> None:
+    """Fill the outs of each key with what is stored."""
+    cpu.reduce([([dense_of(entry)], None, outs) for entry, _, outs in batch if outs])
+
+
+def summands(srcs: Sources) -> list[Array] | cpu.Coded:
+    """Return what the kernels sum."""
+    return srcs if isinstance(srcs, list) else srcs.sources()
+
+
+def keep(batch: Batch) -> None:
+    """Say that the sums of a batch have been applied."""
+    for _, srcs, _ in batch:
+        if not isinstance(srcs, list):
+            srcs.keep()
+
+
+def guarded(srcs: Sources) -> Any:
+    """Return a context that has residuals as before if its body fails."""
+    return nullcontext() if isinstance(srcs, list) else srcs.guarded()
+
+
+def check_floating(entry: Keyed, updater: Updater) -> None:
+    """Raise DTypeError unless the key's weight can be updated by an optimizer."""
+    if entry.dtype.kind in "iu":
+        rule = type(updater.optimizer).__name__
+        raise DTypeError(f"key {entry.key!r} holds {entry.dtype}; {rule} updates floating-point weights only")
+
+
+class Replace:
+    """The sum replaces what is stored."""
+
+    def check(self, entry: Entry) -> None:
+        """Every type can be summed."""
+
+    def dense(self, batch: Batch) -> None:
+        """All keys in one pass over memory."""
+        cpu.reduce([(summands(srcs), entry.weight(), outs) for entry, srcs, outs in batch])
+        keep(batch)
+
+    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+        """In one call of the kernels."""
+        return cpu.reduce_small(value, entry.value, out)
+
+    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+        """Keep the union of the rows; a dense key gets zeros elsewhere."""
+        if entry.table is not None:
+            entry.table.replace_by_sum(sources)
+            return
+        gradient = merged(sources)
+        entry.value[...] = 0
+        entry.value[gradient.indices] = gradient.data
+
+
+class Compiled:
+    """An optimizer's compiled rule, in the same pass as the sum."""
+
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
+
+    def check(self, entry: Entry) -> None:
+        """Refuse integers, which have no gradient."""
+        check_floating(entry, self._updater)
+
+    def dense(self, batch: Batch) -> None:
+        """All keys in one pass over memory; if that fails, no update is counted."""
+        counts = self._updater.snapshot_counts()
+        plan = self._updater.plan
+        try:
+            items = []
+            for entry, srcs, outs in batch:
+                weight = entry.weight()
+                rule, params, master, states = plan(entry.key, weight)
+                items.append((rule, params, summands(srcs), weight, master, states, outs))
+            cpu.update(items)
+            keep(batch)
+        except BaseException as error:
+            self._give_up(counts, error)
+
+    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+        """Leave it to `dense`."""
+        return False
+
+    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+        """Only the rows that were pushed, or all of them where absent ones feel decay and momentum too."""
+        weight = entry.weight()
+        if self._updater.optimizer.sparse_mode(entry.table is not None) == "dense":
+            self.dense([(entry, [merged(sources).todense()], [])])
+            return
+        counts = self._updater.snapshot_counts()
+        try:
+            rule, params, master, states = self._updater.plan(entry.key, weight)
+            rows, maps, datas = merge(sources)
+            cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
+        except BaseException as error:
+            self._give_up(counts, error)
+
+    def _give_up(self, counts: Counts, error: BaseException) -> NoReturn:
+        """Count no update; what a schedule or a setting of the user raised is an error of the updater."""
+        self._updater.restore_counts(counts)
+        if isinstance(error, (KVStoreError, MemoryError)) or not isinstance(error, Exception):
+            raise error
+        what = type(self._updater.optimizer).__name__
+        raise UpdaterError(f"{what} raised {type(error).__name__} (worker 0): {error}") from error
+
+
+class Called:
+    """Any callable ``updater(key, merged, stored)``; if it raises, the weight is as before."""
+
+    def __init__(self, updater: UserUpdater) -> None:
+        self._updater = updater
+
+    def check(self, entry: Entry) -> None:
+        """Leave it to the callable, unless that is an optimizer."""
+        if isinstance(self._updater, Updater):
+            check_floating(entry, self._updater)
+
+    def dense(self, batch: Batch) -> None:
+        """Sum and call, key by key in their order; then fill the outs."""
+        for entry, srcs, _ in batch:
+            with entry.scratch("merged") as total, guarded(srcs):
+                cpu.reduce([(summands(srcs), total, [])])
+                self._call(entry, total)
+        emit(batch)
+
+    def small(self, entry: Entry, value: Any, out: Any) -> bool:
+        """Leave it to `dense`."""
+        return False
+
+    def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
+        """Hand over the row-sparse sum."""
+        self._call(entry, merged(sources))
+
+    def _call(self, entry: Entry, gradient: Array | RowSparseArray) -> None:
+        weight = entry.weight()
+        with entry.scratch("before") as before:
+            np.copyto(before, weight)
+            try:
+                self._updater(entry.key, _view(gradient), weight.view())
+            except BaseException as error:
+                np.copyto(weight, before)
+                if not isinstance(error, Exception):  # Ctrl-C stays what it is
+                    raise
+                raise _updater_error(error, entry) from error
+
+
+def _view(gradient: Array | RowSparseArray) -> Array | RowSparseArray:
+    """Let an updater change the attributes of its array as it likes: they are not the store's."""
+    return gradient if isinstance(gradient, RowSparseArray) else gradient.view()
+
+
+def _updater_error(error: Exception, entry: Entry) -> UpdaterError:
+    return UpdaterError(f"the updater raised {type(error).__name__} on key {entry.key!r} (worker 0): {error}")

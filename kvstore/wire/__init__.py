@@ -1,1 +1,0 @@
-"""ZeroMQ and nothing but ZeroMQ: frames, channels, the pulse, authentication."""
