@@ -401,7 +401,7 @@ def test_kill_9_of_a_far_side(far: Job) -> None:
 
 
 PATIENT = """
-from kvstore.launch import connection
+from kvstore.launch.hosts import connection
 from kvstore.launch.cli import main
 connection.PATIENCE = 7.0
 main()
