@@ -102,14 +102,14 @@ fi
 
 step "tests"
 timeout "$(left $((minutes * 30)))" "$python" -m pytest -c "$tree/pyproject.toml" --rootdir "$tree" -p no:cacheprovider \
-    -W default -m gpu -q --durations=10 "$tree"/tests/backends/test_device*.py "$tree"/tests/kernels/cuda 2>&1 \
+    -W default -m gpu -q --durations=10 "$tree"/tests/stores/device "$tree"/tests/kernels/cuda 2>&1 \
     | tee "$out/tests.txt"
 [ "${PIPESTATUS[0]}" -eq 0 ] || failed=$((failed + 1))
 
 if command -v compute-sanitizer > /dev/null && [ "$(left 240)" -gt 30 ]; then
     step "compute-sanitizer"
     timeout 90 compute-sanitizer --error-exitcode 9 "$python" -m pytest -c "$tree/pyproject.toml" --rootdir "$tree" \
-        -p no:cacheprovider -W default -m gpu -q "$tree/tests/backends/test_device_gpu.py" \
+        -p no:cacheprovider -W default -m gpu -q "$tree/tests/stores/device/test_device_gpu.py" \
         -k "test_plans or (test_sums and float32 and 4) or (test_compressed and 2bit)" > "$out/sanitizer.txt" 2>&1
     status=$?
     tail -n 5 "$out/sanitizer.txt"

@@ -16,14 +16,13 @@ from typing import Any
 import jobs
 import numpy as np
 import pace
+import paths
 import pytest
 import servers
 from hypothesis import HealthCheck, settings
 
 import kvstore as kv
 from kvstore.kernels import cpu
-
-DATA = Path(__file__).parent / "data"
 
 # Nothing here measures time: a slow machine must not fail a test.
 settings.register_profile(
@@ -106,7 +105,7 @@ def golden() -> Callable[[str], Any]:
     """Read a file of tests/data: `golden("aggregate.npz")["special_sum"]`."""
 
     def read(name: str) -> Any:
-        path = DATA / name
+        path = paths.DATA / name
         return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path)
 
     return read
@@ -117,8 +116,8 @@ def body() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a function of procs.py in a process of its own; it must end well."""
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        code = f"import sys; sys.path.insert(0, sys.argv[1]); import procs; procs.{name}(*sys.argv[2:])"
-        command = [sys.executable, "-c", code, str(DATA.parent), *arguments]
+        code = f"import sys; sys.path[:0] = sys.argv[1].split(':'); import procs; procs.{name}(*sys.argv[2:])"
+        command = [sys.executable, "-c", code, paths.IMPORTS, *arguments]
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=pace.seconds(100), check=False
         )

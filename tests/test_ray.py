@@ -14,6 +14,7 @@ from typing import Any
 
 import pace
 import pytest
+from paths import IMPORTS
 
 import kvstore as kv
 
@@ -35,9 +36,9 @@ def driver(python: str, tmp_path: Path) -> Callable[[str], Any]:
     """Run a driver of procs_ray.py, and return what it returns."""
 
     def run(name: str) -> Any:
-        paths = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        paths = os.pathsep.join(filter(None, (IMPORTS, os.environ.get("PYTHONPATH"))))
         done = subprocess.run(
-            [python, str(HERE / "procs_ray.py"), name, str(tmp_path)],
+            [python, str(HERE / "bodies" / "procs_ray.py"), name, str(tmp_path)],
             env={**os.environ, "PYTHONPATH": paths, "RAY_DISABLE_IMPORT_WARNING": "1"},
             capture_output=True,
             text=True,

@@ -17,6 +17,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pace
+import paths
 import pytest
 import servers
 
@@ -123,12 +124,12 @@ def under_mpi(tmp_path: Path) -> Callable[..., list[Any]]:
 
     def run(function: str, *arguments: Any) -> list[Any]:
         code = (
-            "import json, sys; sys.path.insert(0, sys.argv[1]); import procs_torch; "
+            "import json, sys; sys.path[:0] = sys.argv[1].split(':'); import procs_torch; "
             "found = getattr(procs_torch, sys.argv[2])(*json.loads(sys.argv[3])); "
             "open(f'{sys.argv[4]}/found-{procs_torch.RANK}', 'w').write(json.dumps(found))"
         )
         command = [str(Path(python).parent / "mpiexec"), "-n", "2", "--oversubscribe", "--bind-to", "none"]
-        command += [python, "-c", code, str(ROOT / "tests"), function, json.dumps(arguments), str(tmp_path)]
+        command += [python, "-c", code, paths.IMPORTS, function, json.dumps(arguments), str(tmp_path)]
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = subprocess.run(
             command,

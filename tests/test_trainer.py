@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import paths
 import pytest
 from jobs import Job
 from procs_trainer import GRADIENTS, by_hand, feed, made, values
@@ -1030,10 +1031,10 @@ def test_workers_of_mpi(tmp_path: Path) -> None:
     starter = Path(sys.executable).parent / "mpiexec"
     if not starter.exists():
         pytest.skip("there is no mpiexec beside this Python")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import procs_trainer; "
+    code = "import sys; sys.path[:0] = sys.argv[1].split(':'); import procs_trainer; "
     code += "print(procs_trainer.train('mpi', False, 3))"
     ended = subprocess.run(
-        [str(starter), "-n", "2", sys.executable, "-c", code, str(Path(__file__).parent)],
+        [str(starter), "-n", "2", sys.executable, "-c", code, paths.IMPORTS],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1021,12 +1021,12 @@ def prepare(engine: str) -> None:
 
         horovod_core.install()
     if "KVSTORE_TEST_FAKE_BYTEPS" in os.environ:
-        sys.path.insert(0, str(Path(__file__).parents[1]))
+        sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
         import fake_byteps
 
         fake_byteps.install()
     if "KVSTORE_TEST_FAKE_NCCL" in os.environ:
-        sys.path.insert(0, str(Path(__file__).parents[1]))
+        sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
         import fake_cuda
         import fake_nccl
 

@@ -110,7 +110,7 @@ assert driver.live().blocks == 0
 
 
 def test_a_process_without_numba_launches_what_was_made_ahead(fake_cuda: FakeDriver) -> None:  # noqa: F811
-    command = [sys.executable, "-c", WITHOUT_NUMBA, str(Path(__file__).parents[2])]
+    command = [sys.executable, "-c", WITHOUT_NUMBA, str(Path(__file__).parents[2] / "support")]
     subprocess.run(command, check=True, timeout=pace.seconds(60))
 
 

@@ -1,7 +1,7 @@
 /* The few atomic steps that the shared region is worked on with.
  *
  * KV_STEP stands before each of them: a test defines it to hand over to another worker there, so that the very
- * code that runs in a job is run through any number of interleavings (tests/memory/interleave.c).
+ * code that runs in a job is run through any number of interleavings (tests/stores/shared/native/interleave.c).
  */
 #ifndef KV_ATOMICS_H
 #define KV_ATOMICS_H

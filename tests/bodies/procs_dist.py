@@ -1,0 +1,424 @@
+"""What the workers of a job with servers do in the tests; `servers.ServedJob` runs these."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import own_rules
+import pytest
+from jobs import hear, tell
+from procs_shared import Digest, assert_same_bits, random_rows, start_of
+from references import Array, lcg
+from tested_store import create, held
+
+import kvstore as kv
+
+F = np.float32
+SIZES = {"small": 50, "edge": 32768, "large": 200_003}
+
+
+def opened(**options: Any) -> Any:
+    store = create(**options)
+    store.init(list(SIZES), [lcg(n, 5) for n in SIZES.values()])
+    return store
+
+
+def alone() -> Any:
+    local = kv.create("local", processes=1)
+    local.init(list(SIZES), [lcg(n, 5) for n in SIZES.values()])
+    return local
+
+
+def gradients(store: Any, key: str, step: int) -> list[Array]:
+    return [lcg(SIZES[key], 100 * step + 7 * w, -1, 1) for w in range(store.num_workers)]
+
+
+def trained(store: Any, local: Any, steps: range) -> None:
+    """Rounds of every key, whose weights must be those of `local`."""
+    for step in steps:
+        for key in SIZES:
+            parts = gradients(store, key, step)
+            local.push(key, parts)
+            out = parts[store.rank].copy()
+            store.pushpull(key, out)
+            assert_same_bits(out, local.view(key))
+
+
+# ------------------------------------------------------------------------------------------------------ bits
+
+
+def digest_of_everything(codec: str) -> str:
+    """Values after some rounds: dense keys, tables, rules that see whole tensors, compression."""
+    digest, shape = Digest(), (3000, 100)
+    for rule in ("", "sgd", "adam", "lamb", "lars", "sgld"):
+        with opened() as store:
+            store.init("table", kv.RowSparseArray.zeros(shape))
+            if rule:
+                store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
+            if codec:
+                store.set_gradient_compression(
+                    {"type": codec, "threshold": 0.4} if codec != "fp16" else {"type": codec}
+                )
+            for step in range(2):
+                for key in SIZES:
+                    store.push(key, gradients(store, key, step)[store.rank])
+                if not codec:
+                    store.push("table", random_rows(shape, 10 * step + store.rank))
+            digest.add(*(held(store, key) for key in SIZES))
+            digest.add(held(store, "table").todense())
+            store.barrier()
+    return digest.hex()
+
+
+def settings_at_any_time(steps: int) -> str:
+    """Each worker changes settings when it likes, and nobody waits for anybody."""
+    digest, rng = Digest(), np.random.default_rng()
+    with opened() as store:
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+        for step in range(steps):
+            if rng.random() < 0.3:
+                store.set_learning_rate(float(rng.random()))
+            if rng.random() < 0.2:
+                store.update_optimizer(rescale_grad=float(rng.random()), wd=float(rng.random()) / 10)
+            time.sleep(float(rng.random()) * 0.004)
+            for key in SIZES:
+                value = gradients(store, key, step)[store.rank]
+                store.pushpull(key, value)
+                digest.add(value)
+        store.barrier()
+    return digest.hex()
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def _bytes_of_memfds() -> int:
+    """Memory that this process has in files without a name."""
+    total = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if str(link.readlink()).startswith("/memfd:"):
+                total += link.stat().st_size
+    return total
+
+
+def memory_of_arrays(rounds: int) -> None:
+    """Arrays of `empty` come and go, views outlive them, and what was pushed is read all the same."""
+    with opened() as store:
+        sum_of_ranks, sizes = sum(range(store.num_workers)), []
+        for step in range(rounds):
+            array = store.empty("large")
+            array[:] = store.rank + step
+            view = array[10:20]
+            store.push("large", array)
+            del array
+            out = store.empty("large")
+            store.pull("large", out=out)
+            assert (out == sum_of_ranks + store.num_workers * step).all()
+            assert (view == store.rank + step).all() or (view == out[0]).all()
+            sizes.append(_bytes_of_memfds())
+        assert sizes[-1] == sizes[9]
+        store.barrier()
+
+
+# --------------------------------------------------------------------------------------------------- threads
+
+
+def threads_in_opposite_order() -> None:
+    """Two threads of each worker wait for rounds that the other worker begins the other way round."""
+    with create(timeout=30) as store:
+        names = ["a", "b"][:: 1 if store.rank else -1]
+        store.init(names, [np.zeros(4, F)] * 2)
+        sums: dict[str, float] = {}
+
+        def train(name: str) -> None:
+            for _ in range(20):
+                out = np.full(4, store.rank + 1, F)
+                store.pushpull(name, out)
+                sums[name] = sums.get(name, 0) + float(out[0])
+
+        first, second = (threading.Thread(target=train, args=(name,)) for name in names)
+        first.start()
+        time.sleep(0.2)  # the first is inside a round which the other worker begins later
+        second.start()
+        first.join()
+        second.join()
+        assert sums == dict.fromkeys(names, 20 * sum(range(1, store.num_workers + 1)))
+
+
+def after_a_deadline(size: int) -> None:
+    """Worker 0 gives up in a round for which worker 1 comes late; both go on."""
+    with create(timeout=3) as store:
+        store.init("a", np.zeros(size, F))
+        value = np.full(size, store.rank + 1, F)
+        if store.rank == 0:
+            with pytest.raises(kv.TimeoutError, match="missing: worker 1"):
+                store.pushpull("a", value)
+            value[:] = 77  # it is the caller's again, and what was pushed stays what it was
+            tell("gave up")
+            hear()
+        else:
+            hear()
+            store.pushpull("a", value)
+            assert (value == 3).all()
+        out = np.empty(size, F)
+        store.pull("a", out=out)
+        assert (out == 3).all()
+        value[:] = 1
+        store.pushpull("a", value)
+        assert (value == 2).all()
+
+
+def many_on_the_way(count: int) -> None:
+    """One worker is far ahead of the other, and waits for none of its operations until the end."""
+    with create() as store:
+        store.init("a", np.zeros(50, F))
+        outs = [np.full(50, step * (store.rank + 1), F) for step in range(count)]
+        time.sleep(store.rank)
+        works = [store.pushpull("a", out, async_op=True) for out in outs]
+        works[count // 2].wait(15)
+        for work in works:
+            work.wait(15)
+        total = sum(range(1, store.num_workers + 1))
+        assert [float(out[0]) for out in outs] == [step * total for step in range(count)]
+        store.barrier()
+
+
+# ------------------------------------------------------------------------------------------------------ keys
+
+
+def keys_that_cannot_travel() -> None:
+    """They are refused at the door, and nothing of them is left behind."""
+    with create() as store:
+        for key in ("x" * 1025, "ä" * 513, "\ud800"):
+            for call in (
+                lambda key=key: store.init(key, np.ones(1, F)),
+                lambda key=key: store.push(key, np.ones(1, F)),
+            ):
+                with pytest.raises(kv.KeyKindError):
+                    call()
+        deep = np.ones((1,) * 30 + (2,), F)
+        store.init(["y" * 1024, "deep"], [np.ones(1, F), deep])
+        assert sorted(store.keys()) == ["deep", "y" * 1024]
+        out = np.zeros_like(deep)
+        store.pull("deep", out=out)
+        assert (out == 1).all()
+
+
+def keys_in_any_order(kind: str) -> None:
+    """Every worker makes the same keys in an order of its own."""
+    store = create()
+    names: list[Any] = [f"layer {i}" for i in range(7)] if kind == "str" else [5, -3, 2**40, 0, 17, 4, 99]
+    turn = 2 * store.rank % len(names)
+    order = names[turn:] + names[:turn]
+    if store.rank % 2:
+        store.init(order, [np.full(3, names.index(name), F) for name in order])
+    else:
+        for name in order:
+            store.init(name, np.full(3, names.index(name), F))
+    for name in order:
+        store.push(name, np.full(3, names.index(name) + store.rank, F))
+    for name in order:
+        out, n = np.empty(3, F), store.num_workers
+        store.pull(name, out=out)
+        assert (out == names.index(name) * n + n * (n - 1) // 2).all()
+    store.barrier()
+    assert store.keys() == names
+    store.barrier()
+    store.close()
+
+
+def placed(servers: int) -> dict[str, list[int]]:
+    """Where the bytes are; large keys on all servers, and all servers about equally full."""
+    with opened() as store:
+        places = store.placement()
+        assert {key: sum(size for _, size in parts) for key, parts in places.items()} == {
+            key: 4 * n for key, n in SIZES.items()
+        }
+        assert len(places["large"]) == servers
+        assert len(places["small"]) == 1
+        full: dict[str, int] = {}
+        for parts in places.values():
+            for server, size in parts:
+                full[server] = full.get(server, 0) + size
+        assert max(full.values()) <= 1.5 * min(full.values())
+        store.barrier()
+        return {key: [size for _, size in parts] for key, parts in places.items()}
+
+
+# ------------------------------------------------------------------------------------------ what is refused
+
+
+def out_of_reach() -> None:
+    """What needs the weights in this process, or code of this process on servers."""
+    with opened() as store:
+        with pytest.raises(NotImplementedError, match="pull"):
+            store.view("small")
+        for setter in (store.set_updater, store._set_updater):
+            with pytest.raises(kv.CapabilityError, match=r"register.*--import"):
+                setter(lambda key, merged, stored: None)
+
+        class Unregistered(own_rules.Halving):
+            pass
+
+        with pytest.raises(kv.ConfigError, match="register"):
+            store.set_optimizer(Unregistered())
+        kv.optimizer.register(Unregistered)
+        with pytest.raises(kv.ConfigError, match="unregistered"):
+            store.set_optimizer(Unregistered())
+        trained(store, alone(), range(2))  # all goes on
+        store.barrier()
+
+
+def own_rule() -> None:
+    """A registered rule that the servers have imported."""
+    with opened() as store, alone() as local:
+        for made in (store, local):
+            made.set_optimizer(own_rules.Momentous(learning_rate=0.1))
+        trained(store, local, range(4))
+        store.barrier()
+
+
+def failing_rule() -> list[str]:
+    """What a rule raises reaches every worker that waits; the value stays, and the next round works."""
+    errors = []
+    with opened() as store:
+        store.set_optimizer(own_rules.Halving(fail_on="edge"))
+        for verb in ("pushpull", "push and pull"):
+            for key in SIZES:
+                value = gradients(store, key, 0)[store.rank]
+                before = held(store, key)
+                if key != "edge":
+                    store.pushpull(key, value)
+                    assert_same_bits(value, before / F(2))
+                    continue
+                with pytest.raises(kv.UpdaterError, match="ZeroDivisionError on key 'edge'") as caught:
+                    if verb == "pushpull":
+                        store.pushpull(key, value)
+                    else:
+                        store.push(key, value)
+                        store.pull(key, out=value)
+                errors.append(str(caught.value))
+                assert_same_bits(held(store, key), lcg(SIZES[key], 5))
+        store.barrier()
+    return errors
+
+
+# ------------------------------------------------------------------------------------------------- deadlines
+
+
+def deadline() -> None:
+    """A round that nobody completes ends in an error that says for whom it waits."""
+    first = opened()
+    first.barrier()
+    store = opened(group="short", timeout=1.5)
+    first.barrier()
+    if store.rank == 0:
+        store.push("large", np.ones(SIZES["large"], F))
+        with pytest.raises(kv.errors.TimeoutError, match=r"pull.*worker 1"):
+            store.pull("large", out=np.empty(SIZES["large"], F))
+        with pytest.raises(kv.errors.TimeoutError, match=r"barrier 1.*worker 1"):
+            store.barrier()
+        tell("late")
+        hear()
+    else:
+        hear()
+        store.push("large", np.ones(SIZES["large"], F))
+    out = np.empty(SIZES["large"], F)
+    store.pull("large", out=out)
+    assert (out == 2).all()
+    first.barrier()
+    store.close()
+    first.close()
+
+
+# ----------------------------------------------------------------------------------------------------- files
+
+
+def files_go_to_local(folder: str) -> None:
+    """Worker 0 saves values and states; `local` goes on from there, and the other way round."""
+    values, states = Path(folder) / "values", Path(folder) / "states"
+    with opened() as store, alone() as local:
+        for made in (store, local):
+            made.set_optimizer(kv.optimizer.Adam(learning_rate=0.1))
+        trained(store, local, range(2))
+        if store.rank == 0:
+            store.save(values)
+            store.save_optimizer_states(states)
+        store.barrier()
+        with alone() as other:
+            other.set_optimizer(kv.optimizer.Adam(learning_rate=0.1))
+            other.load(values)
+            other.load_optimizer_states(states)
+            trained(store, other, range(2, 4))
+        store.barrier()
+        if store.rank == 0:  # back to where `local` is
+            local.save(values)
+            local.save_optimizer_states(states)
+            store.load(values)
+            store.load_optimizer_states(states)
+        store.barrier()
+        trained(store, local, range(4, 6))
+        store.barrier()
+
+
+# ------------------------------------------------------------------------------------------------ dist_async
+
+
+def at_once() -> None:
+    """Without rounds: what is pushed counts, whoever else has pushed; worker after worker here."""
+    with create() as store:
+        store.init(["plain", "large"], [np.full(3, 7, F), np.full(70_001, 7, F)])
+        for turn in range(store.num_workers):
+            if turn == store.rank:
+                for key, n in (("plain", 3), ("large", 70_001)):
+                    store.push(key, np.full(n, 1 + store.rank, F))
+                    out = np.empty(n, F)
+                    store.pull(key, out=out)
+                    assert (out == 1 + store.rank).all()
+            store.barrier()
+        assert (held(store, "large") == store.num_workers).all()
+        store.barrier()
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
+        store.barrier()
+        for _ in range(20):
+            store.push("large", np.full(70_001, 1, F))
+            mine = np.full(3, 2, F)
+            store.pushpull("plain", mine)
+            assert mine[0] <= store.num_workers - 2
+        store.barrier()
+        n = store.num_workers
+        assert (held(store, "large") == n - 20 * n).all()
+        assert (held(store, "plain") == n - 40 * n).all()
+        store.barrier()
+
+
+def async_failure() -> None:
+    """An error in the update is the pusher's."""
+    with create() as store:
+        store.init("edge", np.full(5, 8, F))
+        store.set_optimizer(own_rules.Halving(fail_on="edge"))
+        with pytest.raises(kv.UpdaterError, match="ZeroDivisionError on key 'edge'"):
+            store.push("edge", np.ones(5, F))
+            store.barrier()  # a small push is not waited for
+        assert (held(store, "edge") == 8).all()
+        store.barrier()
+
+
+def one_update_at_a_time(rounds: int) -> str:
+    """All workers push at once into the same keys: no push is lost, none is half done."""
+    with opened() as store:
+        store.init("sum", start_of((40_000,), "float32", 3) * 0)
+        store.set_optimizer(kv.optimizer.Test(learning_rate=-1))
+        for _ in range(rounds):
+            store.push("sum", np.ones(40_000, F), async_op=True)
+        store.wait()
+        store.barrier()
+        assert (held(store, "sum") == rounds * store.num_workers).all()
+        store.barrier()
+    return "done"

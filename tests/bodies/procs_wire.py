@@ -1,0 +1,124 @@
+"""Bodies of the processes that tests of the transport start: arguments are text, stdout says what is done."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvstore.errors import KVStoreError
+from kvstore.settings.keys import Keys
+from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Barrier, Hello, Letter
+from kvstore.stores.parameter_server.transport import frames
+from kvstore.stores.parameter_server.transport.channel import Dealer
+from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.heartbeats import Pulse
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def dealer(address: str, identity: str) -> None:
+    """Send one message, and wait to be killed."""
+    connected = Dealer(Context(), address, identity.encode())
+    connected.send([b"hello", bytes(1 << 20)])
+    say("sent")
+    time.sleep(60)
+
+
+def speaker(address: str, job: str, newer: str) -> None:
+    """Say hello, and then something that needs to be of the same job and version."""
+    if newer == "newer":
+        frames.PROTOCOL = PROTOCOL + 1
+    codec = Codec(job)
+    with_keys = Context()
+    connected = Dealer(with_keys, address, b"speaker")
+    hello = Hello("worker", 0, 1, "process", job, frames.PROTOCOL)
+    connected.send(codec.encode(Letter(2, 0, Barrier(1, 0, 1))))
+    connected.send(codec.encode(Letter(1, 0, hello)))
+    answer = connected.receive(20)
+    say(codec.decode(answer) if answer else "no answer")
+
+
+def client(address: str, keys: str, identity: str) -> None:
+    """Say how a handshake with these keys ended."""
+    own = Keys.from_json(Path(keys).read_bytes()) if keys else None
+    context = Context(own)
+    start = time.monotonic()
+    try:
+        connected = Dealer(context, address, identity.encode())
+        connected.send([b"hello"])
+        connected.receive(20)
+        say("answered")
+    except KVStoreError as error:
+        say(type(error).__name__, round(time.monotonic() - start, 1), error)
+
+
+def pulse(address: str, name: str, seconds: str) -> None:
+    """Hold the interpreter's lock for so many seconds, and end without closing anything."""
+    kept = Pulse(address, name)
+    say("beats")
+    if float(seconds):
+        time.sleep(0.5)  # be connected
+        say("holds")
+        ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
+        say("held")
+    sys.stdin.readline()
+    assert kept is not None
+
+
+def forked_pulse(address: str, name: str) -> None:
+    """Fork, and end first: the child must not be taken for its parent."""
+    kept = Pulse(address, name)
+    time.sleep(0.5)
+    child = os.fork()
+    if child == 0:
+        kept.close()  # does nothing
+        say("child", os.getpid())
+        sys.stdin.readline()
+        sys.exit(0)
+    os._exit(0)
+
+
+def attempt(what: Callable[[], object]) -> None:
+    try:
+        say("no error from", what())
+    except KVStoreError as error:
+        say(type(error).__name__, error)
+
+
+def forked_context(address: str) -> None:
+    """Use the parent's connections in a fork."""
+    context = Context()
+    connected = Dealer(context, address, b"parent")
+    connected.send([b"before"])
+    connected.receive(20)
+    child = os.fork()
+    if child == 0:
+        attempt(lambda: connected.send([b"child"]))
+        attempt(connected.receive)
+        attempt(connected.poll)
+        attempt(lambda: Dealer(context, address, b"x"))
+        connected.close()
+        context.close()
+        sys.exit(0)
+    _, status = os.waitpid(child, 0)
+    say("child ended with", os.waitstatus_to_exitcode(status))
+    connected.send([b"after"])
+    answer = connected.receive(20)
+    say("parent", bytes(answer[0]) if answer else None)
+
+
+def leaves(address: str) -> None:
+    """End without closing anything, with messages that nobody will ever take."""
+    context = Context()
+    connected = Dealer(context, address, b"leaves")
+    for _ in range(100):
+        connected.send([bytes(1 << 20)])
+    say("leaves")

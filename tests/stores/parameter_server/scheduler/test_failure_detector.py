@@ -1,0 +1,62 @@
+"""Losses: of workers, of servers for good, and of servers that come back."""
+
+from __future__ import annotations
+
+from scheduled import SPEC, Job
+
+from kvstore.stores.parameter_server.protocol import messages as m
+
+
+def test_a_loss_breaks_a_store_or_not() -> None:
+    for raises in (True, False):
+        job = Job()
+        job.start(on_peer_loss="raise" if raises else "continue")
+        job.say("w1", m.Barrier(1, 0, 1))
+        job.pass_time(6, "w1", "s0.1")
+        view, answer = job.last("w1", m.View), job.last("w1", m.Answer)
+        assert view.broken == raises
+        assert [one.rank for one in view.losses] == [0]
+        assert (answer.error is not None) == raises
+        assert not raises or (answer.error.role, answer.error.rank) == ("worker", 0)
+
+
+def test_a_server_that_is_lost_for_good_breaks_all() -> None:
+    job = Job()
+    job.start(on_peer_loss="continue")
+    job.pass_time(6, "w0", "w1")
+    view = job.last("w0", m.View)
+    assert view.broken
+    assert [(one.role, one.rank) for one in view.losses] == [("server", 0)]
+
+
+def test_a_server_may_come_back_in_time_and_hears_everything() -> None:
+    job = Job(server_grace=10.0)
+    job.start()
+    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.say("w0", m.Settings(2, 0, "optimizer", 1, "sgd"))
+    job.pass_time(7, "w0", "w1")
+    assert job.last("w0", m.View) is None
+    job.server(0, 2, restarted=True)
+    kinds = [type(body) for body in job.sent["s0.2"]]
+    assert kinds == [m.Met, m.Welcome, m.Slices, m.Install, m.View]
+    view = job.last("w1", m.View)
+    assert (view.broken, view.epoch, view.servers[0].incarnation) == (False, 2, 2)
+
+
+def test_a_server_without_its_values_cannot_come_back() -> None:
+    job = Job(server_grace=10.0)
+    job.start()
+    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.pass_time(6, "w0", "w1")
+    job.server(0, 2)
+    assert job.last("s0.2", m.Refused).error == "FencedError"
+
+
+def test_who_comes_too_late_hears_of_the_first_server_that_was_lost() -> None:
+    job = Job(1, 2)
+    job.start()
+    job.pass_time(6, "w0", "s0.1")
+    job.pass_time(6, "w0")
+    job.worker(0, "second", process="w0", ordinal=1)
+    refused = job.last("second", m.Refused)
+    assert (refused.error, refused.role, refused.rank) == ("PeerLostError", "server", 1)

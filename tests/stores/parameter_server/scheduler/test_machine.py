@@ -1,0 +1,51 @@
+"""The scheduler as a whole: whom it knows, and what it does with those it does not."""
+
+from __future__ import annotations
+
+from scheduled import Job
+
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
+
+
+def test_somebody_who_knows_another_scheduler_is_fenced() -> None:
+    job = Job()
+    job.step(e.Received("old", m.Letter(9, 8, m.Barrier(1, 0, 1))))
+    assert job.last("old", m.Fenced) is not None
+
+
+def test_a_stopped_scheduler_blames_nobody() -> None:
+    job = Job()
+    job.start()
+    job.now += 60
+    job.step(e.Tick())
+    assert job.last("w0", m.View) is None
+
+
+def test_it_says_whom_the_job_waits_for() -> None:
+    job = Job(2, 2)
+    job.worker(1)
+    assert job.machine.waits_for() == "worker 0"
+    job.pass_time(6, "s0.1", "w1")
+    job.worker(0)
+    assert job.machine.waits_for() == "server 1"
+
+
+def test_nobody_is_answered_before_a_hello() -> None:
+    job = Job()
+    job.say("w0", m.Ping(3))
+    assert "w0" not in job.sent
+    job.worker(0)
+    job.say("w0", m.Ping(4))
+    assert job.last("w0", m.Pong) == m.Pong(4)
+
+
+def test_strangers_are_forgotten_when_there_are_many() -> None:
+    job = Job()
+    job.worker(0)
+    for one in range(9000):
+        job.now += 0.01
+        job.step(e.Received(one, m.Letter(0, 0, None)))
+    assert len(job.machine._peers) < 5000
+    job.say("w0", m.Ping(1))
+    assert job.last("w0", m.Pong) is not None

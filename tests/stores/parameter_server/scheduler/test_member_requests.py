@@ -1,0 +1,152 @@
+"""What members ask: barriers, keys, settings, how many are dead."""
+
+from __future__ import annotations
+
+import pytest
+from scheduled import SPEC, Job
+
+from kvstore.stores.parameter_server.protocol import messages as m
+
+
+def test_a_barrier_waits_for_all_but_those_that_rest() -> None:
+    job = Job(3)
+    job.start()
+    job.say("w0", m.Barrier(1, 0, 1))
+    job.say("w1", m.Barrier(1, 0, 1))
+    assert job.last("w0", m.Answer) is None
+    job.say("w0", m.Who(0, -1, 0))
+    assert job.last("w0", m.Missing).ranks == (2,)
+    job.say("w2", m.JoinRounds(1, 0))
+    assert job.last("w0", m.Answer).request == 1
+    assert job.last("w1", m.View).resting == (2,)
+
+
+def test_the_founder_fills_and_the_others_wait() -> None:
+    job = Job()
+    job.start()
+    job.say("w1", m.Found(5, 0, (SPEC,)))
+    assert job.last("w1", m.Answer) is None
+    job.say("w0", m.Found(1, 0, (SPEC,)))
+    assert [one.ready for one in job.last("w0", m.Answer).entries] == [False]
+    assert job.last("s0.1", m.Slices).keys[0].spec == SPEC
+    job.say("w0", m.Ready(2, 0, ("w",)))
+    assert [one.ready for one in job.last("w1", m.Answer).entries] == [True]
+
+
+def test_the_next_founder_fills_when_the_first_is_lost() -> None:
+    job = Job()
+    job.start(on_peer_loss="continue")
+    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.say("w1", m.Found(5, 0, (SPEC,)))
+    job.pass_time(6, "w1", "s0.1")
+    answer = job.last("w1", m.Answer)
+    assert answer.request == 5
+    assert [one.ready for one in answer.entries] == [False]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (m.KeySpec("w", (9,), "float32"), "ShapeError"),
+        (m.KeySpec("w", (8,), "float64"), "DTypeError"),
+        (m.KeySpec("w", (8,), "float32", True), "ArrayError"),
+        (m.KeySpec(3, (8,), "float32"), "KeyKindError"),
+        (m.KeySpec("x" * 2000, (8,), "float32"), "ShapeError"),
+        (m.KeySpec("x", (1 << 50,), "float32"), "ConfigError"),
+        (m.KeySpec("x", (8,), "strange"), "DTypeError"),
+    ],
+)
+def test_keys_that_do_not_fit(spec: m.KeySpec, error: str) -> None:
+    job = Job()
+    job.start()
+    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.say("w1", m.Found(2, 0, (spec,)))
+    assert job.last("w1", m.Answer).error.error == error
+
+
+def test_lookup_waits_or_not_and_drop_forgets() -> None:
+    job = Job()
+    job.start()
+    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.say("w1", m.Lookup(1, 0, ("w",), wait=False))
+    assert job.last("w1", m.Answer).entries == ()
+    job.say("w1", m.Lookup(2, 0, ("w",)))
+    assert job.last("w1", m.Answer).request == 1
+    job.say("w0", m.Ready(2, 0, ("w",)))
+    assert job.last("w1", m.Answer).request == 2
+    job.say("w0", m.Drop(3, 0, ("w",)))
+    assert (job.last("s0.1", m.Install).kind, job.last("s0.1", m.Install).text) == ("drop", "0")
+    job.say("w1", m.Lookup(3, 0, ()))
+    assert job.last("w1", m.Answer).entries == ()
+
+
+def test_one_optimizer_for_all() -> None:
+    job = Job()
+    job.start()
+    job.say("w0", m.Settings(1, 0, "optimizer", 1, "sgd"))
+    assert job.last("w0", m.Answer) is None
+    job.say("w1", m.Settings(1, 0, "optimizer", 1, "sgd"))
+    job.say("s0.1", m.Installed(0, 1))
+    assert [job.last(peer, m.Answer).version for peer in ("w0", "w1")] == [1, 1]
+    job.say("w1", m.Settings(2, 0, "optimizer", 1, "adam"))
+    assert job.last("w1", m.Answer).error.error == "ConfigError"
+    assert [type(body) for body in job.sent["s0.1"]].count(m.Install) == 1
+
+
+def test_a_worker_that_lags_gets_the_settings_of_its_step() -> None:
+    job = Job()
+    job.start()
+    for request, text in enumerate("aba", 1):
+        job.say("w0", m.Settings(request, 0, "configure", 0, text))
+        job.say("s0.1", m.Installed(0, request))
+    versions = []
+    for request, text in enumerate("aba", 1):
+        job.say("w1", m.Settings(request, 0, "configure", 0, text))
+        versions.append(job.last("w1", m.Answer).version)
+    assert versions == [1, 2, 3]
+
+
+def test_what_a_server_could_not_install_is_told() -> None:
+    job = Job()
+    job.start()
+    job.say("w0", m.Command(1, 0, 7, "body"))
+    install = job.last("s0.1", m.Install)
+    assert (install.kind, install.head, install.text) == ("command", 7, "body")
+    job.say("s0.1", m.Installed(0, install.version, m.Failure("UpdaterError", "no")))
+    assert job.last("w0", m.Answer).error.text == "no"
+
+
+def count(job: Job, peer: str, seconds: float) -> int:
+    job.say(peer, m.Count(9, 0, seconds))
+    found: int = job.last(peer, m.Answer).count
+    return found
+
+
+def test_the_dead_are_those_that_are_silent_or_lost_and_not_replaced() -> None:
+    job = Job(3, 2, server_grace=60.0)
+    job.start(on_peer_loss="continue")
+    assert count(job, "w0", 1.0) == 0
+    job.pass_time(3.0, "w0", "s0.1")
+    assert (count(job, "w0", 4.0), count(job, "w0", 2.0)) == (0, 3)
+    job.pass_time(3.0, "w0", "w1", "s0.1")
+    assert count(job, "w0", 100.0) == 2  # a worker and a server are lost
+    job.worker(2, "w2again", 2, options={"mode": "sync", "on_peer_loss": "continue"})
+    assert count(job, "w0", 100.0) == 1
+    job.say("w1", m.Bye("w1"))
+    job.server(1, 2, restarted=True)
+    assert count(job, "w0", 100.0) == 0
+
+
+def test_the_dead_are_counted_in_a_broken_store() -> None:
+    job = Job(2)
+    job.start(on_peer_loss="raise")
+    job.pass_time(6.0, "w0", "s0.1")
+    assert count(job, "w0", 60.0) == 1
+
+
+def test_a_worker_that_has_ended_is_not_dead() -> None:
+    job = Job(2)
+    job.start()
+    job.say("w1", m.Bye("w1"))
+    job.pass_time(3.0, "w0", "s0.1")
+    assert count(job, "w0", 2.0) == 0

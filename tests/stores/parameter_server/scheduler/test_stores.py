@@ -1,0 +1,105 @@
+"""Stores: their start, and those who come back and begin again."""
+
+from __future__ import annotations
+
+from scheduled import SPEC, Job
+
+from kvstore.stores.parameter_server.protocol import messages as m
+
+
+def test_all_are_welcomed_once_all_are_there() -> None:
+    job = Job()
+    job.worker(0)
+    assert job.last("w0", m.Welcome) is None
+    job.worker(1)
+    welcome = job.last("w0", m.Welcome)
+    assert (welcome.rank, welcome.size, welcome.epoch, welcome.returned) == (0, 2, 1, False)
+    assert [one.rank for one in welcome.members] == [0, 1]
+    assert job.last("s0.1", m.View).epoch == 1
+
+
+def back(job: Job, rank: int) -> str:
+    """Lose a worker, and start it again."""
+    alive = [f"w{one}" for one in range(job.workers) if one != rank]
+    job.pass_time(6.0, *alive, "s0.1")
+    return job.worker(rank, f"w{rank}again", 2, options={"mode": "sync", "on_peer_loss": "continue"})
+
+
+def test_who_comes_back_begins_after_the_furthest_of_the_others() -> None:
+    job = Job(3)
+    job.start(on_peer_loss="continue")
+    again = back(job, 2)
+    assert job.last(again, m.Welcome).late == (2,)
+    assert job.last(again, m.View) is None  # its welcome says it all
+    assert job.last("w0", m.View).late == (2,)
+    job.say(again, m.Begin(0, 7))
+    epoch = job.last("w0", m.View).epoch
+    assert job.last("w0", m.View).begin == 7
+    job.say("w0", m.Reached(0, epoch, ((7, 3), (8, 3))))
+    job.say("w1", m.Reached(0, epoch - 1, ((7, 9), (8, 9))))  # of a view that does not count any more
+    assert job.last("s0.1", m.View).begun == -1
+    job.say("w1", m.Reached(0, epoch, ((7, 4), (8, 4), (9, 1))))
+    for peer in (again, "w0", "s0.1"):
+        view = job.last(peer, m.View)
+        assert (view.epoch, view.late, view.begin, view.begun) == (epoch + 1, (), -1, 2)
+        assert view.bases == ((7, 4), (8, 4), (9, 1))
+
+
+def test_nobody_comes_back_to_a_store_that_raises_even_if_he_was_lost_after_he_had_left_it() -> None:
+    job = Job(3)
+    job.start()
+    job.say("w2", m.Leave(0))
+    alive = ("w0", "w1", "s0.1")
+    job.pass_time(6.0, *alive)
+    job.worker(2, "again", 2)
+    assert job.last("again", m.Refused).error == "PeerLostError"
+    assert [one.rank for one in job.last("w0", m.View).members] == [0, 1]
+
+
+def test_others_say_it_again_when_one_of_them_is_gone() -> None:
+    job = Job(3)
+    job.start(on_peer_loss="continue")
+    again = back(job, 2)
+    job.say(again, m.Begin(0, 7))
+    job.say("w1", m.Reached(0, job.last("w0", m.View).epoch, ((7, 5),)))
+    job.say("w1", m.Leave(0))
+    view = job.last("w0", m.View)
+    assert (view.begin, view.begun) == (7, -1)
+    job.say("w0", m.Reached(0, view.epoch, ((7, 6),)))
+    assert job.last("w0", m.View).bases == ((7, 6),)
+
+
+def test_one_begins_at_a_time_and_at_once_if_there_is_nobody_else() -> None:
+    job = Job(2)
+    job.start(on_peer_loss="continue")
+    first = back(job, 0)
+    job.pass_time(6.0, first, "s0.1")
+    second = job.worker(1, "w1again", 2, options={"mode": "sync", "on_peer_loss": "continue"})
+    job.say(first, m.Begin(0, 7))
+    assert job.last(first, m.View).begun == 0
+    job.say(second, m.Begin(0, 8))
+    view = job.last(first, m.View)
+    assert (view.late, view.begin, view.begun) == ((1,), 8, -1)
+    job.say(first, m.Reached(0, view.epoch, ((7, 1), (8, 0))))
+    assert job.last(second, m.View).begun == 1
+
+
+def test_nobody_waits_at_a_barrier_or_an_init_for_one_that_is_late() -> None:
+    job = Job(3)
+    job.start(on_peer_loss="continue")
+    again = back(job, 0)
+    job.say("w1", m.Barrier(1, 0, 1))
+    job.say("w2", m.Barrier(1, 0, 1))
+    assert job.last("w1", m.Answer) == m.Answer(1)
+    job.say(again, m.Found(1, 0, (SPEC,)))
+    assert job.last(again, m.Answer) is None
+    job.say("w1", m.Found(2, 0, (SPEC,)))
+    assert job.last("w1", m.Answer).entries
+    job.say(again, m.Who(0, -1, 0))
+    assert job.last(again, m.Missing).ranks == (1,)  # for its values
+    job.say("w1", m.Ready(3, 0, ("w",)))
+    assert job.last(again, m.Answer).entries
+    job.say(again, m.Begin(0, 0))
+    job.say("w1", m.Reached(0, job.last("w1", m.View).epoch, ()))
+    job.say(again, m.Who(0, -1, 0))
+    assert job.last(again, m.Missing).ranks == (2,)

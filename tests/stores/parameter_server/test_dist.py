@@ -1,0 +1,324 @@
+"""Several workers and servers: the bits of `local`, on any number of servers, and the meaning of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tested_store
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from servers import ServedJob
+
+BODIES, ROUNDS, OWN = "procs_shared", "procs_shared_rounds", "procs_dist"
+TESTS = Path(__file__).parents[2]
+
+Served = Callable[..., ServedJob]
+SYNC = {tested_store.NAME: "dist_sync"}
+#: Slices of an eighth of the usual size: the values of the tests are cut into many.
+SMALL = {**SYNC, "KVSTORE_SLICE_BYTES": "131072"}
+BY_FRAME = {**SMALL, "KVSTORE_SAME_HOST_SHM": "0"}
+P3 = {tested_store.NAME: "p3"}
+#: Workers and servers.
+LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2)]
+
+
+def run(job: ServedJob, module: str, function: str, *arguments: object) -> list[Any]:
+    """Run a function on all workers, which check for themselves; then the whole job must end."""
+    try:
+        job.start_all(module, function, *arguments)
+        results = job.results()
+        assert job.ended() == [0] * (1 + len(job.servers))
+    except AssertionError as error:
+        everybody = (job.scheduler, *job.servers, *job.workers)
+        raise AssertionError("\n".join([str(error), *(one.errors() for one in everybody)])) from None
+    return results
+
+
+def same(job: ServedJob, function: str, *arguments: object) -> object:
+    """Run a function on all workers; they must agree."""
+    first, *others = run(job, BODIES, function, *arguments)
+    assert all(other == first for other in others)
+    return first
+
+
+# ------------------------------------------------------------------------------------------------------ bits
+
+
+@pytest.mark.parametrize(("workers", "servers"), LAYOUTS)
+def test_sums_are_those_of_local_bit_for_bit(served: Served, workers: int, servers: int) -> None:
+    same(served(workers, servers, **SMALL), "sums", "float32", 1)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "int8"])
+def test_sums_of_other_types(served: Served, name: str) -> None:
+    same(served(2, 2, **SMALL), "sums", name, 1)
+
+
+def test_sums_by_frames_alone(served: Served) -> None:
+    same(served(2, 2, **BY_FRAME), "sums", "float32", 1)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
+def test_every_optimizer_gives_the_weights_of_local(served: Served, workers: int, servers: int) -> None:
+    same(served(workers, servers, **SMALL), "optimizers")
+
+
+@pytest.mark.parametrize(("workers", "servers"), LAYOUTS[1:])
+def test_rows_are_those_of_local(served: Served, workers: int, servers: int) -> None:
+    same(served(workers, servers, **{**SYNC, "KVSTORE_SLICE_BYTES": "4096"}), "rows")
+
+
+@pytest.mark.parametrize("function", ["golden_sums", "golden_rows"])
+def test_recorded_sums_of_mxnet(served: Served, function: str) -> None:
+    same(served(2, 2, **SYNC), function, str(TESTS / "data" / "aggregate.npz"))
+
+
+def test_recorded_optimizers_of_mxnet(served: Served) -> None:
+    same(served(2, 2, **SYNC), "golden_optimizers", str(TESTS / "optimizer"))
+
+
+def test_threads_wait_side_by_side(served: Served) -> None:
+    run(served(2, 1, **SYNC), OWN, "threads_in_opposite_order")
+
+
+@pytest.mark.parametrize("variables", [SYNC, BY_FRAME], ids=["memory", "frames"])
+def test_many_operations_of_one_key_on_the_way(served: Served, variables: dict[str, str]) -> None:
+    run(served(2, 1, **variables), OWN, "many_on_the_way", 200)
+
+
+@pytest.mark.parametrize(("size", "variables"), [(1000, BY_FRAME), (1000, SYNC), (100_000, SYNC)])
+def test_a_deadline_in_a_round_ends_nothing_else(
+    served: Served, size: int, variables: dict[str, str]
+) -> None:
+    job = served(2, 1, **variables)
+    job.start_all(OWN, "after_a_deadline", size)
+    job.workers[0].expect("gave up")
+    for worker in job.workers:
+        worker.say("late")
+    job.results()
+    assert job.ended() == [0] * 2
+
+
+def test_keys_that_cannot_travel(served: Served) -> None:
+    run(served(1, 1, **SYNC), OWN, "keys_that_cannot_travel")
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def test_memory_of_arrays_goes_with_the_last_of_them(served: Served) -> None:
+    run(served(2, 2, **SMALL), OWN, "memory_of_arrays", 60)
+
+
+# ---------------------------------------------------------------------------------------------------- rounds
+
+
+@pytest.mark.parametrize("key", ["small", "large"])
+def test_the_third_push_waits(served: Served, key: str) -> None:
+    made = served(2, 2, **SMALL)
+    ahead, behind = made.start_all(ROUNDS, "third_push_waits", key, False)
+    ahead.expect("waits")
+    behind.say("go")
+    made.results()
+
+
+@pytest.mark.parametrize("key", ["small", "large"])
+def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(served: Served, key: str) -> None:
+    made = served(2, 2, **SMALL)
+    behind, ahead = made.start_all(ROUNDS, "pull_gives_the_round", key)
+    ahead.expect("ahead")
+    behind.say("go")
+    made.results()
+
+
+def test_who_has_not_pushed_reads_at_once(served: Served) -> None:
+    made = served(2, 2, **SMALL)
+    pushing, reading = made.start_all(ROUNDS, "reads_without_a_push")
+    pushing.expect("pushed")
+    reading.say("go")
+    reading.expect("done")
+    pushing.say("go")
+    made.results()
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
+def test_workers_with_fewer_batches_join(served: Served, workers: int, servers: int) -> None:
+    made = served(workers, servers, **SMALL)
+    started = made.start_all(ROUNDS, "uneven")
+    for worker in started:
+        worker.expect("joined")
+    for worker in started:
+        worker.say("go")
+    made.results()
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
+    for times in zip(*run(served(4, 1, **SYNC), ROUNDS, "barriers", 20), strict=True):
+        assert max(came for came, _ in times) <= min(went for _, went in times)
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["settings_change", "set_by_one", "set_late", "set_differently", "several_stores", "first_values"],
+)
+def test_one_meaning_on_all_workers(served: Served, function: str) -> None:
+    run(served(2, 2, **SMALL), ROUNDS, function)
+
+
+def test_many_keys(served: Served) -> None:
+    run(served(2, 2, **SYNC), ROUNDS, "many_keys", 5000)
+
+
+def test_keys_are_made_while_others_work(served: Served) -> None:
+    run(served(3, 2, **SYNC), ROUNDS, "growing_table", 300)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_worker_saves_and_any_other_loads(served: Served, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "files").mkdir()
+    run(served(workers, 2, **SMALL), ROUNDS, "saved_and_loaded", str(tmp_path / "files"))
+
+
+@pytest.mark.parametrize("variables", [SMALL, P3, BY_FRAME], ids=["small slices", "p3", "frames"])
+def test_operations_in_the_background_need_no_common_order(served: Served, variables: dict[str, str]) -> None:
+    run(served(3, 2, **variables), ROUNDS, "in_the_background", 6)
+
+
+def test_pushes_without_pulls_go_on(served: Served) -> None:
+    run(served(2, 2, **SYNC), ROUNDS, "pushed_and_never_pulled")
+
+
+def test_arrays_that_the_caller_drops_are_read_all_the_same(served: Served) -> None:
+    run(served(3, 2, **SMALL), ROUNDS, "dropped")
+
+
+# ----------------------------------------------------------------------------------------------- compression
+
+COMPRESSION = "procs_shared_compression"
+TWO, ONE = {"type": "2bit", "threshold": 0.3}, {"type": "1bit", "threshold": 0.0}
+HALF = {"type": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("codecs", "rule", "verb"),
+    [
+        ([TWO, TWO], "sgd", "pushpull"),
+        ([ONE, ONE], "adam", "push, then pull"),
+        ([HALF, HALF], None, "in place"),
+        ([TWO, TWO], "lamb", "one at a time"),
+        ([TWO, None, ONE, HALF], None, "from the store"),
+    ],
+)
+def test_compression(
+    served: Served, codecs: list[dict[str, Any] | None], rule: str | None, verb: str
+) -> None:
+    first, *others = run(served(len(codecs), 2, **SMALL), COMPRESSION, "rounds", codecs, rule, verb)
+    assert all(other == first for other in others)
+
+
+def test_compression_beside_rows(served: Served) -> None:
+    run(served(2, 2, **SYNC), COMPRESSION, "beside_rows")
+
+
+def test_residuals_in_files(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    run(served(2, 2, **SMALL), COMPRESSION, "saved", str(tmp_path / "files"))
+
+
+# ------------------------------------------------------------------------------------------------- programs
+
+VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate", "barrier", "pause"]
+
+
+@settings(
+    max_examples=6,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    rule=st.sampled_from(["", "sgd", "adam", "lamb"]),
+    steps=st.lists(
+        st.tuples(st.sampled_from(VERBS), st.integers(0, 3), st.integers(0, 50)), min_size=15, max_size=40
+    ),
+)
+def test_any_program_of_verbs_gives_the_bits_of_local(served: Served, rule: str, steps: Any) -> None:
+    made = served(2, 2, **{**SYNC, "KVSTORE_SLICE_BYTES": "65536"})
+    run(made, ROUNDS, "program", rule, steps)
+    made.close()
+
+
+# ---------------------------------------------------------------------------------------- what servers decide
+
+
+@pytest.mark.parametrize("codec", ["", "2bit"])
+def test_numbers_do_not_depend_on_the_number_of_servers(served: Served, codec: str) -> None:
+    digests = set()
+    for servers in (1, 3) if codec else (1, 2, 3):
+        digests |= set(run(served(2, servers, **SMALL), OWN, "digest_of_everything", codec))
+    assert len(digests) == 1
+
+
+def test_settings_that_change_at_any_time_change_for_all_alike(served: Served) -> None:
+    assert len(set(run(served(3, 2, **SMALL), OWN, "settings_at_any_time", 15))) == 1
+
+
+@pytest.mark.parametrize("kind", ["str", "int"])
+def test_keys_may_be_made_in_any_order(served: Served, kind: str) -> None:
+    run(served(4, 2, **SYNC), OWN, "keys_in_any_order", kind)
+
+
+@pytest.mark.parametrize("variables", [SMALL, P3], ids=["small slices", "p3"])
+def test_keys_are_spread_by_bytes(served: Served, variables: dict[str, str]) -> None:
+    first, other = run(served(2, 2, **variables), OWN, "placed", 2)
+    assert first == other
+
+
+@pytest.mark.parametrize("function", ["out_of_reach", "own_rule"])
+def test_rules_of_ones_own(served: Served, function: str) -> None:
+    run(served(2, 2, **SMALL), OWN, function)
+
+
+def test_an_error_of_a_rule_reaches_everybody(served: Served) -> None:
+    first, other = run(served(2, 2, **SMALL), OWN, "failing_rule")
+    assert first == other
+
+
+def test_a_wait_ends_at_the_deadline_and_says_for_whom_it_was(served: Served) -> None:
+    made = served(2, 2, **SMALL)
+    waiting, late = made.start_all(OWN, "deadline")
+    waiting.expect("late")
+    late.say("go")
+    waiting.say("go")
+    made.results()
+
+
+def test_files_go_to_a_store_of_one_process_and_back(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    run(served(2, 2, **SMALL), OWN, "files_go_to_local", str(tmp_path / "files"))
+
+
+def test_two_jobs_at_once(served: Served) -> None:
+    made = [served(2, 1, **SMALL), served(2, 2, **SMALL)]
+    for job in made:
+        job.start_all(OWN, "own_rule")
+    for job in made:
+        job.results()
+        assert job.ended() == [0] * (1 + len(job.servers))
+
+
+# ------------------------------------------------------------------------------------------------ dist_async
+
+ASYNC = {tested_store.NAME: "dist_async", "KVSTORE_SLICE_BYTES": "131072"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("function", ["at_once", "async_failure"])
+def test_without_rounds(served: Served, workers: int, function: str) -> None:
+    run(served(workers, 2, **ASYNC), OWN, function)
+
+
+def test_pushes_of_all_workers_at_once(served: Served) -> None:
+    run(served(3, 2, **ASYNC), OWN, "one_update_at_a_time", 30)

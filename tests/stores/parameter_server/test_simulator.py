@@ -1,0 +1,57 @@
+"""Whole jobs with random faults; see `simulator`. KVSTORE_SIM_SEED=... runs the job of that seed alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from simulator import Broken, Faults, simulate
+
+JOBS, PORTION = 10_000, 500
+CHOSEN = os.environ.get("KVSTORE_SIM_SEED")
+
+
+def run(seed: int, faults: Faults | None = None) -> None:
+    try:
+        simulate(seed, faults)
+    except Exception as error:
+        what = str(error) if isinstance(error, Broken) else repr(error)
+        again = f"run it again with KVSTORE_SIM_SEED={seed} pytest -k one_seed {__file__}"
+        raise AssertionError(f"seed {seed}: {what}; {again}") from error
+
+
+@pytest.mark.skipif(CHOSEN is None, reason="KVSTORE_SIM_SEED is not set")
+def test_one_seed() -> None:
+    run(int(CHOSEN or 0))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, JOBS, PORTION))
+def test_jobs(first: int) -> None:
+    for seed in range(first, first + PORTION):
+        run(seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+def test_as_many_jobs_as_fit_in_twenty_minutes() -> None:
+    seed = random.SystemRandom().randrange(1 << 40)
+    end = time.monotonic() + 1200
+    while time.monotonic() < end:
+        run(seed)
+        seed += 1
+
+
+def test_the_same_seed_is_the_same_job() -> None:
+    for seed in (1, 2, 3):
+        first, second = simulate(seed), simulate(seed)
+        assert first.plan.script == second.plan.script
+        assert first.now == second.now
+        assert first.applied == second.applied
+
+
+def test_faults_are_drawn() -> None:
+    kinds = {tuple(bool(one) for one in simulate(seed).plan.faults) for seed in range(60)}
+    assert len(kinds) > 10

@@ -1,0 +1,183 @@
+"""The protocol of the shared region under seeded interleavings: see interleave.c."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pace
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[3]
+HEADERS = ROOT / "kvstore" / "stores" / "shared" / "native"
+
+# What every worker's kind of work must have come up in, in the ordinary run.
+KINDS = (
+    *(
+        "rounds",
+        "updates",
+        "deaths",
+        "returns",
+        "peeks",
+        "in_place",
+        "overwrites",
+        "joins",
+        "lost",
+        "spoiled",
+        "calls",
+    ),
+)
+
+# One line of a header, and what to put in its place; each breaks the protocol, and must be noticed.
+MUTANTS = {
+    "a chunk without a log": (
+        "round.h",
+        "kv_put(&log->entry, (uint64_t)((char *)call->entry - me->base));",
+        "",
+    ),
+    "a torn block is not restored": ("round.h", "    kv_restore_block(me, log, &h);\n", ""),
+    "the log is dropped before the chunk is done": (
+        "round.h",
+        "kv_put(&log->changing, end);",
+        "kv_put(&log->changing, 0);",
+    ),
+    "rounds wait for who came back later": ("round.h", "&& kv_get(&part[w].first) <= round", ""),
+    "a source of the other round": (
+        "round.h",
+        "part->source[round & 1] = source;",
+        "part->source[~round & 1] = source;",
+    ),
+    "a round closes before its chunks are done": (
+        "round.h",
+        "    if (kv_all_done(me, e, round))\n",
+        "    if (1)\n",
+    ),
+    "two take one chunk": (
+        "round.h",
+        "kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));",
+        "(kv_put(word, kv_chunk_word(round, me->rank, KV_TAKEN)), 1);",
+    ),
+    "a round is opened with a part of a call": (
+        "round.h",
+        "part->call[parity] <= kv_get(&me->head->worker[w].whole);",
+        "1;",
+    ),
+    "a push does not make way": ("round.h", "if (arrived < 2 || ", "if (1 || "),
+    "a slot filled anew is not noticed": (
+        "round.h",
+        "if (!kv_still_there(me, e, call->round, a.in))",
+        "if (0)",
+    ),
+    "who dies within a chunk has its result where its part was": (
+        "round.h",
+        "if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)",
+        "if (0)",
+    ),
+    "a sum in place is made twice": ("round.h", "!kv_over_sources(me, e, round)", "1"),
+    "a reader is content with anything": ("round.h", "return calm ? KV_READY : KV_TICK;", "return KV_READY;"),
+    "an opener is not taken over": (
+        "round.h",
+        "return opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state));",
+        "return 0;",
+    ),
+    "a push ends before it is pushed": (
+        "round.h",
+        "    kv_put(&part->pushed[round & 1], round);\n",
+        "    kv_put(&part->pushed[round & 1], round - 1);\n",
+    ),
+    "who arrives last wakes nobody": ("round.h", "if (asleep && kv_everyone(me, e, round, &in))", "if (0)"),
+    "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
+    "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
+    "who comes back leaves its chunks": (
+        "region.h",
+        "        kv_clean_up(me, kv_entry_at(me, i));\n",
+        "        ;\n",
+    ),
+    "who comes back counts as lost": (
+        "region.h",
+        "kv_put(&w->state, kv_life(me, KV_COMING));",
+        "kv_put(&w->state, kv_life(me, KV_LOST));",
+    ),
+    "who comes back pushes again": ("region.h", "kv_put(&part[me->rank].arrived, latest);", ""),
+}
+
+
+def compiler() -> list[str]:
+    for text in (sysconfig.get_config_var("CC"), "cc"):
+        command = shlex.split(text or "")
+        if command and shutil.which(command[0]):
+            return command
+    pytest.skip("there is no C compiler")
+
+
+def build(folder: Path, headers: Path, *flags: str) -> Path:
+    program = folder / "interleave"
+    command = [
+        *compiler(),
+        *("-std=gnu11", *flags, f"-I{headers}", f"-I{ROOT / 'kernels'}", str(HERE / "interleave.c")),
+        *("-o", str(program), "-pthread"),
+    ]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return program
+
+
+def interleave(program: Path, first: int, count: int) -> subprocess.CompletedProcess[str]:
+    command = [str(program), str(first), str(count)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=pace.seconds(1000), check=False)
+
+
+def counted(program: Path, first: int, count: int) -> dict[str, int]:
+    """Run so many seeds, none of which may show a violation; how often what came up."""
+    ended = interleave(program, first, count)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return dict(json.loads(ended.stdout))
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("interleave"), HEADERS, "-O2")
+
+
+def test_the_protocol_holds(program: Path) -> None:
+    seen = counted(program, 0, 20_000)
+    assert seen["runs"] == 20_000
+    assert {kind: seen[kind] > 50 for kind in KINDS} == dict.fromkeys(KINDS, True)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_the_protocol_holds_through_a_million_interleavings(program: Path) -> None:
+    counted(program, 1_000_000, 2_000_000)
+
+
+def test_nothing_undefined(tmp_path: Path) -> None:
+    try:
+        checked = build(tmp_path, HEADERS, "-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all")
+    except AssertionError:
+        pytest.skip("the compiler has no sanitizer")
+    counted(checked, 20_000, 2_000)
+
+
+def test_a_seed_is_one_interleaving(program: Path) -> None:
+    assert counted(program, 77, 300) == counted(program, 77, 300)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_is_broken_is_noticed(tmp_path: Path, name: str) -> None:
+    file, text, instead = MUTANTS[name]
+    headers = tmp_path / "memory"
+    headers.mkdir()
+    for header in HEADERS.glob("*.h"):
+        shutil.copy(header, headers)
+    source = (headers / file).read_text()
+    assert source.count(text) == 1, f"{file} reads otherwise by now: {text!r}"
+    (headers / file).write_text(source.replace(text, instead))
+    ended = interleave(build(tmp_path, headers, "-O0", "-w"), 0, 20_000)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "again, step by step" in ended.stdout

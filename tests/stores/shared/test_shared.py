@@ -1,0 +1,327 @@
+"""Several processes and one store: the same bits everywhere, those of `local`, and the meaning of a round."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from jobs import Job
+from references import DTYPES
+
+import kvstore as kv
+
+TESTS = Path(__file__).parents[2]
+BODIES = "procs_shared"
+
+MakeJob = Callable[..., Job]
+
+
+def same(job: Job, function: str, *arguments: object) -> object:
+    """Run a function on all workers; they must agree."""
+    job.start_all(BODIES, function, *arguments)
+    first, *others = job.results()
+    assert all(other == first for other in others)
+    return first
+
+
+# ------------------------------------------------------------------------------------------------------ bits
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_are_those_of_local_bit_for_bit(job: MakeJob, size: int, name: str) -> None:
+    same(job(size), "sums", name, 1)
+
+
+def test_sums_are_the_same_from_run_to_run(job: MakeJob) -> None:
+    assert same(job(2), "sums", "float32", 2) == same(job(2), "sums", "float32", 2)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_optimizer_gives_the_weights_of_local(job: MakeJob, size: int) -> None:
+    same(job(size), "optimizers")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rules_of_ones_own_give_the_weights_of_local(job: MakeJob, size: int) -> None:
+    same(job(size), "own_rule")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_rows_are_those_of_local(job: MakeJob, size: int) -> None:
+    same(job(size), "rows")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("function", ["golden_sums", "golden_rows"])
+def test_recorded_sums_of_mxnet(job: MakeJob, size: int, function: str) -> None:
+    same(job(size), function, str(TESTS / "data" / "aggregate.npz"))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_recorded_optimizers_of_mxnet(job: MakeJob, size: int) -> None:
+    same(job(size), "golden_optimizers", str(TESTS / "optimizer"))
+
+
+# ---------------------------------------------------------------------------------------------------- rounds
+
+ROUNDS = "procs_shared_rounds"
+KEYS = ["small", "edge", "large"]
+
+
+def together(job: Job, function: str, *arguments: object) -> list[Any]:
+    """Run a function on all workers, which check for themselves."""
+    job.start_all(ROUNDS, function, *arguments)
+    return job.results()
+
+
+@pytest.mark.parametrize("home", [False, True], ids=["array", "empty"])
+@pytest.mark.parametrize("key", KEYS)
+def test_the_third_push_waits(job: MakeJob, key: str, home: bool) -> None:
+    made = job(2)
+    ahead, behind = made.start_all(ROUNDS, "third_push_waits", key, home)
+    ahead.expect("waits")
+    behind.say("go")
+    made.results()
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(job: MakeJob, key: str) -> None:
+    made = job(2)
+    behind, ahead = made.start_all(ROUNDS, "pull_gives_the_round", key)
+    ahead.expect("ahead")
+    behind.say("go")
+    made.results()
+
+
+def test_who_has_not_pushed_reads_at_once(job: MakeJob) -> None:
+    made = job(2)
+    pushing, reading = made.start_all(ROUNDS, "reads_without_a_push")
+    pushing.expect("pushed")
+    reading.say("go")
+    reading.expect("done")
+    pushing.say("go")
+    made.results()
+
+
+def test_a_wait_ends_at_the_deadline_and_says_for_whom_it_was(job: MakeJob) -> None:
+    made = job(2)
+    waiting, late = made.start_all(ROUNDS, "deadline")
+    waiting.expect("late")
+    late.say("go")
+    late.expect("pushed")
+    waiting.say("go")
+    waiting.expect("read")
+    late.say("go")
+    made.results()
+
+
+# --------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 200))]
+)
+@pytest.mark.timeout(400)
+def test_threads_with_a_key_each_in_any_order(job: MakeJob, seed: int) -> None:
+    made = job(random.Random(seed).choice([2, 2, 3, 4]))
+    made.start_all(ROUNDS, "threads_with_keys", seed, 30, KVSTORE_TIMEOUT="150")
+    made.results(300)
+
+
+def test_threads_with_one_key_take_turns(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(ROUNDS, "threads_with_one_key", 300)
+    made.results()
+
+
+def test_a_store_is_closed_when_no_thread_waits_in_it(job: MakeJob) -> None:
+    made = job(2)
+    closing, late = made.start_all(ROUNDS, "close_waits_for_threads")
+    closing.expect("closes")
+    late.say("go")
+    made.results()
+
+
+def test_an_updater_calls_its_store_while_a_thread_waits_for_others(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(ROUNDS, "an_updater_calls_the_store")
+    made.results()
+
+
+def test_a_part_that_dies_with_its_worker_is_not_updated_from_in_place(job: MakeJob) -> None:
+    made = job(2)
+    pushing, setting = made.start_all(ROUNDS, "optimizer_under_a_pushed_array")
+    pushing.expect("pushed")
+    setting.say("go")
+    made.results()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_workers_with_fewer_batches_join(job: MakeJob, size: int) -> None:
+    made = job(size)
+    workers = made.start_all(ROUNDS, "uneven")
+    for worker in workers:
+        worker.expect("joined")
+    for worker in workers:
+        worker.say("go")
+    made.results()
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(job: MakeJob) -> None:
+    for times in zip(*together(job(4), "barriers", 30), strict=True):
+        assert max(came for came, _ in times) <= min(went for _, went in times)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "function",
+    ["settings_change", "set_by_one", "set_late", "set_differently", "several_stores", "first_values"],
+)
+def test_one_meaning_on_all_workers(job: MakeJob, size: int, function: str) -> None:
+    together(job(size), function)
+
+
+def test_states_can_be_saved_while_another_worker_is_back_at_plain_sums(job: MakeJob, tmp_path: Path) -> None:
+    together(job(2), "plain_again", str(tmp_path / "states"))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_error_of_the_updater_reaches_everybody(job: MakeJob, size: int) -> None:
+    first, *others = together(job(size), "failing_updater")
+    assert all(other == first for other in others)
+
+
+def test_kinds_of_keys_that_differ_between_workers(job: MakeJob) -> None:
+    made = job(2)
+    founding, waiting = made.start_all(ROUNDS, "kinds_differ")
+    waiting.expect("waiting")
+    founding.say("go")
+    made.results()
+
+
+def test_a_hundred_thousand_keys(job: MakeJob) -> None:
+    together(job(2), "many_keys", 100_000)
+
+
+@pytest.mark.nightly
+def test_a_million_keys(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(ROUNDS, "many_keys", 1_000_000, KVSTORE_TIMEOUT="100")
+    made.results(110)
+
+
+def test_keys_are_made_while_others_work(job: MakeJob) -> None:
+    together(job(3), "growing_table", 3000)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_worker_saves_and_any_other_loads(job: MakeJob, tmp_path: Path, size: int) -> None:
+    (tmp_path / "files").mkdir()
+    together(job(size), "saved_and_loaded", str(tmp_path / "files"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations_in_the_background_need_no_common_order(job: MakeJob, size: int) -> None:
+    together(job(size), "in_the_background", 12)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_pushes_without_pulls_go_on(job: MakeJob, size: int) -> None:
+    together(job(size), "pushed_and_never_pulled")
+
+
+def test_arrays_that_the_caller_drops_are_read_all_the_same(job: MakeJob) -> None:
+    together(job(3), "dropped")
+
+
+VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate", "barrier", "pause"]
+
+
+@settings(
+    max_examples=25,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    rule=st.sampled_from(["", "sgd", "adam", "lamb"]),
+    steps=st.lists(
+        st.tuples(st.sampled_from(VERBS), st.integers(0, 3), st.integers(0, 50)), min_size=5, max_size=30
+    ),
+)
+def test_any_program_of_verbs_gives_the_bits_of_local(job: MakeJob, rule: str, steps: Any) -> None:
+    made = job(2)
+    together(made, "program", rule, steps)
+    made.close()
+
+
+# ------------------------------------------------------------------------------------------- one process
+
+
+def mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:kvstore")
+
+
+def test_the_region_goes_when_the_last_array_does() -> None:
+    gc.collect()  # the regions of tests before
+    before = mapped()
+    store = kv.create("shared")
+    store.init("w", np.ones(1000, np.float32))
+    home, view = store.empty("w"), store.view("w")
+    store.close()
+    del store
+    gc.collect()
+    assert mapped() == before + 1
+    assert (view == 1).all()
+    home[...] = 3
+    del home, view
+    gc.collect()
+    assert mapped() == before
+
+
+def test_a_push_in_the_background_that_cannot_be_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with kv.create("shared") as store:
+        store.init("w", np.zeros(3, np.float32))
+        store.set_gradient_compression({"type": "2bit"})
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(kv.KVStoreError, match="no background thread"):
+                store.push("w", np.full(3, 0.4, np.float32), async_op=True)
+        np.testing.assert_array_equal(store.view("w"), 0)
+        store.push("w", np.full(3, 0.3, np.float32))
+        np.testing.assert_array_equal(store.view("w"), 0)  # no residual of the push that was not
+
+
+@pytest.mark.parametrize("verb", ["pull", "view", "push"])
+def test_an_updater_may_look_at_its_own_key(verb: str) -> None:
+    with kv.create("shared", timeout=5) as store:
+        store.init(["a", "b"], [np.full(3, 7, np.float32)] * 2)
+        seen = np.zeros(3, np.float32)
+
+        def updater(key: str, merged: Any, stored: Any) -> None:
+            if key == "b":
+                stored += merged
+            elif verb == "pull":
+                store.pull("a", out=seen)
+            elif verb == "view":
+                seen[...] = store.view("a")
+            else:
+                store.push("b", merged)
+                store.pull("b", out=seen)
+
+        store.set_updater(updater)
+        store.push("a", np.ones(3, np.float32))
+        store.wait()
+        np.testing.assert_array_equal(store.view("a"), 7)
+        np.testing.assert_array_equal(seen, 8 if verb == "push" else 7)

@@ -1,0 +1,282 @@
+"""Jobs of several processes for the tests: started quickly, with a deadline, and nothing of them stays.
+
+One process imports everything once and forks the workers of all jobs (`Nursery`), each of which runs one
+function of a module of tests/bodies as if it were a program of its own. Its result goes to stdout as the last
+line, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pace
+import paths
+
+DEADLINE = 60.0  # seconds of an idle machine, as all deadlines here
+_RESULT = "result "
+
+
+class Nursery:
+    """The process that forks workers. It has no threads, no store, and no settings of its own.
+
+    `modules` are imported once, so that no worker has to: of many that start at once it is most of the work.
+    """
+
+    def __init__(self, *modules: str, python: str = sys.executable) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = (
+            "import importlib, sys; sys.path[:0] = sys.argv[1].split(':'); import jobs; "
+            "list(map(importlib.import_module, sys.argv[3:])); jobs.nurse(int(sys.argv[2]))"
+        )
+        command = [python, "-c", code, paths.IMPORTS, str(theirs.fileno()), *modules]
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+        variables["OPENBLAS_NUM_THREADS"] = "1"
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """Start a worker with these as stdin, stdout and stderr; return its process id."""
+        return int(self._ask(request, descriptors))
+
+    def reap(self, pid: int) -> int:
+        """Exit code of a worker that has ended: negative for a signal."""
+        return int(self._ask({"reap": pid}, []))
+
+    def _ask(self, request: dict[str, Any], descriptors: list[int]) -> Any:
+        socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+        return json.loads(self._socket.recv(1000))
+
+    def close(self) -> None:
+        self._socket.close()
+        assert self._process.wait(20) == 0
+
+
+def nurse(descriptor: int) -> None:
+    """Fork what is asked for, until the other end is closed; each child comes out of here and runs."""
+    import ml_dtypes  # noqa: F401
+    import numpy  # noqa: F401
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for pytest
+    with socket.socket(fileno=descriptor) as asked:
+        while True:
+            text, descriptors, _, _ = socket.recv_fds(asked, 100_000, 3)
+            if not text:
+                return
+            request = json.loads(text)
+            if "reap" in request:
+                answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
+            else:
+                answer = os.fork()
+                if answer == 0:
+                    break
+            for one in descriptors:
+                os.close(one)
+            asked.send(json.dumps(answer).encode())
+    run_worker(request, descriptors)
+
+
+def run_worker(request: dict[str, Any], descriptors: list[int]) -> None:
+    for place, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(request["variables"])
+    function = getattr(importlib.import_module(request["module"]), request["function"])
+    tell(_RESULT + json.dumps(function(*request["arguments"])))
+
+
+def tell(line: str) -> None:
+    """In a worker: a line that the test sees at once."""
+    os.write(1, (line + "\n").encode())
+
+
+def hear(timeout: float = DEADLINE) -> str:
+    """In a worker: wait for a line of the test."""
+    ready, _, _ = select.select([0], [], [], pace.seconds(timeout))
+    if not ready:
+        raise TimeoutError("the test said nothing")
+    return os.read(0, 1000).decode().strip()
+
+
+class Worker:
+    """One process of a job, as the test sees it."""
+
+    def __init__(self, nursery: Nursery, request: dict[str, Any]) -> None:
+        self._nursery = nursery
+        self.code: int | None = None
+        self.lines: list[str] = []
+        self._rest = b""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        their_in, self._in = os.pipe()
+        self._out, their_out = os.pipe()
+        self.pid = nursery.fork(request, [their_in, their_out, self._errors.fileno()])
+        self._ended = os.pidfd_open(self.pid)
+        os.close(their_in)
+        os.close(their_out)
+
+    def say(self, line: str) -> None:
+        """Send a line to the worker."""
+        os.write(self._in, (line + "\n").encode())
+
+    def expect(self, line: str, timeout: float = DEADLINE) -> float:
+        """Wait until the worker has said a line; return when that was noticed (CLOCK_MONOTONIC)."""
+        end = pace.deadline(timeout)
+        while line not in self.lines:
+            if not self._read(end):
+                raise AssertionError(f"the worker never said {line!r}: {self.lines}\n{self.errors()}")
+        return time.monotonic()
+
+    def expect_some(self, start: str, timeout: float = DEADLINE) -> str:
+        """Wait until the worker has said a line that begins so; return the line."""
+        end = pace.deadline(timeout)
+        while not (found := [line for line in self.lines if line.startswith(start)]):
+            if not self._read(end):
+                raise AssertionError(f"the worker never said {start!r}: {self.lines}\n{self.errors()}")
+        return found[0]
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._ended, number)
+
+    def finish(self, end: float) -> int:
+        """Wait for the worker's end, and kill it at the deadline; return its exit code."""
+        if self.code is None:
+            while self._read(end):
+                pass
+            late = not select.select([self._ended], [], [], max(0.0, end - time.monotonic()))[0]
+            if late:
+                self.signal(signal.SIGKILL)
+            self.code = self._nursery.reap(self.pid)
+            if late:
+                raise AssertionError(f"a worker hung, and was killed; it said {self.lines}\n{self.errors()}")
+        return self.code
+
+    def result(self) -> Any:
+        """What the worker's function returned."""
+        assert self.code == 0, f"exit code {self.code}\n{self.errors()}"
+        assert self.lines
+        assert self.lines[-1].startswith(_RESULT), self.lines
+        return json.loads(self.lines[-1][len(_RESULT) :])
+
+    def errors(self) -> str:
+        """What the worker has written to stderr."""
+        return os.pread(self._errors.fileno(), 1_000_000, 0).decode(errors="replace")
+
+    def _read(self, end: float) -> bool:
+        """Take in some output; False at its end, or at the deadline."""
+        if not select.select([self._out], [], [], max(0.0, end - time.monotonic()))[0]:
+            return False
+        text = os.read(self._out, 1_000_000)
+        *lines, self._rest = (self._rest + text).split(b"\n")
+        self.lines += [line.decode() for line in lines]
+        return bool(text)
+
+    def close(self) -> None:
+        """End the worker, if it has not ended, and give everything back. A second call does nothing."""
+        if self._errors.closed:
+            return
+        if self.code is None:
+            self.signal(signal.SIGKILL)
+            self.code = self._nursery.reap(self.pid)
+        for descriptor in (self._in, self._out, self._ended):
+            os.close(descriptor)
+        self._errors.close()
+
+
+class Job:
+    """Some processes that make up a job of one machine; a context, at whose end none of them is left."""
+
+    def __init__(self, nursery: Nursery, folder: Path, size: int, name: str = "") -> None:
+        self.size, self.folder = size, folder
+        self.name = name or secrets.token_hex(8)
+        self.workers: list[Worker] = []  # by the order of their start
+        self._nursery = nursery
+        self._before = names_in_memory()
+
+    def start(self, module: str, function: str, *arguments: Any, rank: int, **variables: str) -> Worker:
+        """Start one process."""
+        place = {
+            "RANK": rank,
+            "SIZE": self.size,
+            "LOCAL_RANK": rank,
+            "LOCAL_SIZE": self.size,
+            "JOB": self.name,
+            "TIMEOUT": pace.variable(20),
+        }
+        environment = {f"KVSTORE_{name}": str(value) for name, value in place.items()}
+        request = {
+            "module": module,
+            "function": function,
+            "arguments": arguments,
+            "variables": {
+                "TMPDIR": str(self.folder),
+                "KVSTORE_TIMEOUT": pace.variable(20),
+                **environment,
+                **variables,
+            },
+        }
+        worker = Worker(self._nursery, request)
+        self.workers.append(worker)
+        return worker
+
+    def start_all(self, module: str, function: str, *arguments: Any, **variables: str) -> list[Worker]:
+        """Start one process for each rank."""
+        return [self.start(module, function, *arguments, rank=r, **variables) for r in range(self.size)]
+
+    def finish(self, timeout: float = DEADLINE) -> list[int]:
+        """Exit codes of all processes, which must end in time."""
+        end = pace.deadline(timeout)
+        return [worker.finish(end) for worker in self.workers]
+
+    def results(self, timeout: float = DEADLINE) -> list[Any]:
+        """Results of all processes, which must end well."""
+        self.finish(timeout)
+        return [worker.result() for worker in self.workers]
+
+    def close(self) -> None:
+        """End what has not ended; then nothing of the job may be left."""
+        for worker in self.workers:
+            worker.close()
+        assert names_in_memory() <= self._before
+        assert not list(self.folder.glob("*kvstore*"))
+
+
+def names_in_memory() -> set[str]:
+    """Names in /dev/shm that the library could have made."""
+    return {name for name in os.listdir("/dev/shm") if "kv" in name.lower()}
+
+
+def sockets_of(name: str) -> list[str]:
+    """Abstract sockets of a store, by the name of its meeting."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return [line for line in lines if f"@kvstore/{name}" in line]
+
+
+@contextlib.contextmanager
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    try:
+        yield made
+    finally:
+        made.close()
