@@ -14,7 +14,7 @@ import numpy.typing as npt
 import kvstore as kv
 from kvstore.optimizer import Optimizer
 from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
-from kvstore.stores.parameter_server.server.store_shard import Job, Payload, Shelf
+from kvstore.stores.parameter_server.server.store_shard import Job, Payload, StoreShard
 from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
 Array = npt.NDArray[Any]
@@ -59,7 +59,7 @@ class Shelves:
     """The servers of one store."""
 
     def __init__(self, servers: int, memory: Values | None = None) -> None:
-        self.shelves = [Shelf(0, server, memory) for server in range(servers)]
+        self.shelves = [StoreShard(0, server, memory) for server in range(servers)]
         self.entries: dict[int | str, KeyEntry] = {}
         self._ids = iter(range(100, 10_000))
         self._version = 0

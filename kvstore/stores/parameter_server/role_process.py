@@ -9,7 +9,7 @@ from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
 from .scheduler import loop as scheduler_loop
 from .server import loop as server_loop
-from .server.storage import ShelvesOfServer
+from .server.storage import ServerStorage
 from .transport.options import tune_malloc
 
 
@@ -43,7 +43,7 @@ def server(roles: Roles, config: PsConfig | None = None) -> None:
     options = config or ps_config()
     _collect_seldom()
     tune_malloc()  # the process is ours alone
-    shelves = ShelvesOfServer(roles.rank, options)
+    shelves = ServerStorage(roles.rank, options)
     state = shelves.restore() if roles.restart and options.snapshot else None
     server_loop.run(roles, options, shelves, state)
 

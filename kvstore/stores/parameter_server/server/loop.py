@@ -1,7 +1,7 @@
 """A server: its sockets, and what its machine wants done, in one thread.
 
 Arithmetic runs on the kernels' helper threads, outside of the interpreter's lock; while it does, messages
-pile up in ZeroMQ's queues. What the values are, and where they lie, is `Shelves`' business.
+pile up in ZeroMQ's queues. What the values are, and where they lie, is `StorageProtocol`' business.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TICK = 0.1  # seconds between two looks at the clock
 _REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
 
 
-class Shelves(Protocol):
+class StorageProtocol(Protocol):
     """What a server holds; every method is called by the one thread of the loop."""
 
     def apply(self, action: events.Apply) -> events.Applied | None:
@@ -85,7 +85,7 @@ class ServerLoop:
     """One server, from its start to its end."""
 
     def __init__(
-        self, roles: Roles, config: PsConfig, shelves: Shelves, state: dict[str, Any] | None = None
+        self, roles: Roles, config: PsConfig, shelves: StorageProtocol, state: dict[str, Any] | None = None
     ) -> None:
         self._config, self._shelves = config, shelves
         incarnation = secrets.randbits(63)
@@ -283,7 +283,9 @@ def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
     return record._replace(kind=Kind.FAILED, place=Place.FRAME, nbytes=len(text)), [text]
 
 
-def run(roles: Roles, config: PsConfig, shelves: Shelves, state: dict[str, Any] | None = None) -> None:
+def run(
+    roles: Roles, config: PsConfig, shelves: StorageProtocol, state: dict[str, Any] | None = None
+) -> None:
     """Be a server of a job until it is over; `state` is what the machine had saved.
 
     Raises

@@ -19,19 +19,19 @@ from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Ki
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import Inbox, Values
 from .payload import not_kept
-from .store_shard import Job, Payload, Shelf
+from .store_shard import Job, Payload, StoreShard
 
 log = logging.getLogger("kvstore.server")
 
 _READ = Record(Kind.VALUE, 0, 0)
 
 
-class ShelvesOfServer:
+class ServerStorage:
     """See `kvstore.stores.parameter_server.server.loop.Shelves`."""
 
     def __init__(self, server: int, config: PsConfig) -> None:
         self._server, self._config = server, config
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, StoreShard] = {}
         self._values: dict[int, Values] = {}
         self._inboxes: dict[tuple[int, int], Inbox] = {}
         #: By store and slice, whose requests (rank and sequence) the last round has answered in their memory.
@@ -39,12 +39,12 @@ class ShelvesOfServer:
         if config.threads:
             cpu.set_threads(config.threads)
 
-    def shelf(self, store: int) -> Shelf:
+    def shelf(self, store: int) -> StoreShard:
         """Return the shelf of a store, made when first needed."""
         found = self._shelves.get(store)
         if found is None:
             memory = self._values[store] = Values()
-            found = self._shelves[store] = Shelf(store, self._server, memory)
+            found = self._shelves[store] = StoreShard(store, self._server, memory)
         return found
 
     # ------------------------------------------------------------------------------------------- rounds
@@ -67,7 +67,7 @@ class ShelvesOfServer:
         """Give up rounds of whole keys, some slices of which have none."""
         return events.Applied(action.store, [], self.shelf(action.store).abort())
 
-    def _job(self, store: int, job: events.Job, shelf: Shelf) -> Job:
+    def _job(self, store: int, job: events.Job, shelf: StoreShard) -> Job:
         parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
         outs: list[Any] = []
         written = set()
@@ -154,7 +154,7 @@ class ShelvesOfServer:
         written.discard((rank, request.sequence))
         return there
 
-    def _past(self, shelf: Shelf, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+    def _past(self, shelf: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
         """Find what was there after a round that is not the last."""
         if request.kind == Kind.FETCH_STATE:
             raise not_kept(f"slice {request.slice}", request.round)
@@ -163,7 +163,7 @@ class ShelvesOfServer:
             return _told(*found)
         return _READ._replace(place=Place.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
-    def _rows(self, shelf: Shelf, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+    def _rows(self, shelf: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
         return _told(*shelf.rows(request.slice, _ids(request, frames)))
 
     # --------------------------------------------------------------------------------------------- rest
@@ -244,7 +244,7 @@ class ShelvesOfServer:
         states = []
         for folder in sorted(self._root.glob("store-*")):
             memory = Values()
-            shelf, state = Shelf.restore(folder, memory)
+            shelf, state = StoreShard.restore(folder, memory)
             store = int(state["store"])
             self._values[store], self._shelves[store] = memory, shelf
             states.append(state)

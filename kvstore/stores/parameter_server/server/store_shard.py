@@ -28,10 +28,10 @@ from .payload import Job, Payload, Place, plain, some_rows
 from .snapshot import Folder, Manifest, described, taken_back, typed
 from .sparse import Table
 
-__all__ = ["Job", "Payload", "Place", "Shelf"]
+__all__ = ["Job", "Payload", "Place", "StoreShard"]
 
 
-class Shelf:
+class StoreShard:
     """What one server holds for one store.
 
     Parameters
@@ -453,7 +453,7 @@ class Shelf:
     @classmethod
     def restore(
         cls, folder: str | os.PathLike[str], memory: Values | None = None
-    ) -> tuple[Shelf, dict[str, Any]]:
+    ) -> tuple[StoreShard, dict[str, Any]]:
         """Return what `snapshot` wrote: a shelf, and the rounds.
 
         Raises
@@ -473,7 +473,9 @@ class Shelf:
         return shelf, manifest.rounds
 
     @classmethod
-    def _from(cls, manifest: Manifest, tensors: dict[int, dict[str, Array]], memory: Values | None) -> Shelf:
+    def _from(
+        cls, manifest: Manifest, tensors: dict[int, dict[str, Array]], memory: Values | None
+    ) -> StoreShard:
         shelf = cls(manifest.store, manifest.server, memory)
         shelf._rules = Rules.from_description(manifest.rules)
         shelf._versions = manifest.versions

@@ -18,7 +18,7 @@ from shelves import Beside, Shelves
 import kvstore as kv
 from kvstore.optimizer import Updater, create, states
 from kvstore.stores.parameter_server.protocol.optimizer_states import join_states, split_states
-from kvstore.stores.parameter_server.server.store_shard import Payload, Shelf
+from kvstore.stores.parameter_server.server.store_shard import Payload, StoreShard
 from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
 Array = npt.NDArray[Any]
@@ -236,7 +236,7 @@ def test_states_of_a_table_that_no_process_could_hold() -> None:
 
 
 def restored(pair: Beside, folder: Path, memory: Values | None = None) -> list[dict[str, Any]]:
-    found = [Shelf.restore(folder / str(shelf.server), memory) for shelf in pair.shelves.shelves]
+    found = [StoreShard.restore(folder / str(shelf.server), memory) for shelf in pair.shelves.shelves]
     pair.shelves.shelves = [shelf for shelf, _ in found]
     return [rounds for _, rounds in found]
 
@@ -304,7 +304,7 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
     shelf.forget([piece.id for piece in shelves.entries["large"].slices])
     shelf.snapshot(tmp_path, {})
     assert not first.exists()
-    again, _ = Shelf.restore(tmp_path)
+    again, _ = StoreShard.restore(tmp_path)
     assert set(again.placement()) == {shelves.entries["small"].slices[0].id}
 
 
@@ -313,7 +313,7 @@ def test_another_folder_gets_everything(tmp_path: Path) -> None:
     shelves.init("w", np.ones(10, np.float32))
     shelves.shelves[0].snapshot(tmp_path / "one", {})
     shelves.shelves[0].snapshot(tmp_path / "two", {})
-    again, _ = Shelf.restore(tmp_path / "two")
+    again, _ = StoreShard.restore(tmp_path / "two")
     assert (again.read(shelves.entries["w"].slices[0].id) == 1).all()
 
 
@@ -344,7 +344,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_no_snapshot(tmp_path: Path) -> None:
     with pytest.raises(kv.StateFileError, match="no snapshot in this folder"):
-        Shelf.restore(tmp_path)
+        StoreShard.restore(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone"])
@@ -362,9 +362,9 @@ def test_a_damaged_snapshot(folder: Path, damage: str) -> None:
         else:
             path.unlink()
         with pytest.raises(kv.StateFileError):
-            Shelf.restore(folder)
+            StoreShard.restore(folder)
         path.write_bytes(whole)
-    Shelf.restore(folder)
+    StoreShard.restore(folder)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_a_foreign_manifest(folder: Path, change: dict[str, Any]) -> None:
     path = folder / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(kv.KVStoreError):
-        Shelf.restore(folder)
+        StoreShard.restore(folder)
 
 
 @pytest.mark.parametrize("step", ["write", "replace"])
@@ -407,12 +407,12 @@ def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> N
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) > 2
-    again, rounds = Shelf.restore(tmp_path)
+    again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 1}
     assert (again.read(slice) == 1).all()
     again.snapshot(tmp_path, {"round": 3})
     assert len(list(tmp_path.iterdir())) == 2
-    assert Shelf.restore(tmp_path)[1] == {"round": 3}
+    assert StoreShard.restore(tmp_path)[1] == {"round": 3}
 
 
 def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,9 +429,9 @@ def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytes
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             shelf.snapshot(tmp_path, {"round": 2})
-    assert Shelf.restore(tmp_path)[1] == {"round": 1}
+    assert StoreShard.restore(tmp_path)[1] == {"round": 1}
     shelf.snapshot(tmp_path, {"round": 3})
-    again, rounds = Shelf.restore(tmp_path)
+    again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 3}
     assert math.fsum(again.read(shelves.entries["w"].slices[0].id)) == 200
 
@@ -445,16 +445,16 @@ def test_a_snapshot_that_is_written_while_training_goes_on(tmp_path: Path) -> No
     before = {key: pair.shelves.pull(key) for key in (*keys_of("adam"), "t")}
     train(pair, "adam", range(2, 4))
     write()
-    pair.shelves.shelves[0], rounds = Shelf.restore(tmp_path)
+    pair.shelves.shelves[0], rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 2}
     for key, value in before.items():
         np.testing.assert_array_equal(pair.shelves.pull(key), value)
     shelf.snapshot(tmp_path, {"round": 4})  # what has changed since then
-    pair.shelves.shelves[0], _ = Shelf.restore(tmp_path)
+    pair.shelves.shelves[0], _ = StoreShard.restore(tmp_path)
     train(pair, "adam", range(4, 5))
 
 
 def test_a_folder_that_was_moved(folder: Path, tmp_path: Path) -> None:
     shutil.move(folder, tmp_path / "elsewhere")
-    shelf, _ = Shelf.restore(tmp_path / "elsewhere")
+    shelf, _ = StoreShard.restore(tmp_path / "elsewhere")
     assert len(shelf.placement()) > 3
