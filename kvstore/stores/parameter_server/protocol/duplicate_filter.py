@@ -6,7 +6,7 @@ from __future__ import annotations
 SPAN = 65536
 
 
-class Window:
+class DuplicateFilter:
     """All numbers up to `low` have come, and those in `above`."""
 
     __slots__ = ("above", "low")

@@ -51,7 +51,7 @@ from ..protocol.messages import (
 from ..protocol.reliable_link import Link
 from ..protocol.silence import SilenceDetector
 from .sessions import Seat, Turn
-from .store_machine import Holding
+from .store_machine import StoreMachine
 
 SCHEDULER = "scheduler"
 
@@ -99,7 +99,7 @@ class Server:
         self.failure: Failure | None = None
         self.ended = False
         self._link = Link(self.options.letter)
-        self._stores: dict[int, Holding] = {}
+        self._stores: dict[int, StoreMachine] = {}
         self._early: dict[Hashable, Attach] = {}
         self._unsaved: list[tuple[Seat, Record]] = []
         self._saving: list[tuple[Seat, Record]] = []  # in the snapshot that is being written
@@ -245,10 +245,10 @@ class Server:
     def _write(self, body: Any, now: float, turn: Turn) -> None:
         turn.actions.append(Send(SCHEDULER, self._link.write(body, now)))
 
-    def _holding(self, number: int) -> Holding:
+    def _holding(self, number: int) -> StoreMachine:
         store = self._stores.get(number)
         if store is None:
-            store = Holding(number, self.hello.incarnation, self.options.report)
+            store = StoreMachine(number, self.hello.incarnation, self.options.report)
             store.keep = self._keep if self.options.saves else None
             store.returning = {} if self.hello.restarted else None
             store.restarted = self.hello.restarted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from ..protocol.duplicate_filter import Window
+from ..protocol.duplicate_filter import DuplicateFilter
 from ..protocol.events import Action, Apply, Job, Reply
 from ..protocol.messages import Batch, Failure, Kind, Record
 
@@ -33,7 +33,9 @@ class Seat:
         "window",
     )
 
-    def __init__(self, store: int, rank: int, incarnation: int, peer: Hashable, window: Window) -> None:
+    def __init__(
+        self, store: int, rank: int, incarnation: int, peer: Hashable, window: DuplicateFilter
+    ) -> None:
         self.store = store
         self.rank = rank
         self.incarnation = incarnation

@@ -20,7 +20,7 @@ _FAILED = 64
 _PartOf = tuple[int, Record, Sequence[Any]]
 
 
-class Doing(enum.IntEnum):
+class SliceActivity(enum.IntEnum):
     """What is being done to a slice."""
 
     NOTHING = 0
@@ -28,7 +28,7 @@ class Doing(enum.IntEnum):
     WRITE = 2
 
 
-class Slot:
+class SliceRounds:
     """One slice on its server."""
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Slot:
         self.ready = False  # has a value
         self.kept = False  # has been in a snapshot
         self.round = 0  # the last one that is complete
-        self.busy = Doing.NOTHING
+        self.busy = SliceActivity.NOTHING
         self.current: tuple[Seat, Record] | None = None  # whose request is being done, if one alone
         self.parts: dict[int, dict[int, _PartOf]] = {}  # of open rounds, by rank
         self.pulls: list[tuple[Seat, Record, Sequence[Any]]] = []  # wait for a round, or until it is free
@@ -131,7 +131,7 @@ class Slot:
     def lose(self, ranks: set[int], after: int = 0) -> None:
         """Drop what has come of these ranks for rounds that are not complete, and come after this one."""
         for number, parts in list(self.parts.items()):
-            if number <= after or (self.busy == Doing.ROUND and number == self.round + 1):
+            if number <= after or (self.busy == SliceActivity.ROUND and number == self.round + 1):
                 continue
             for rank in ranks & parts.keys():
                 del parts[rank]
@@ -151,7 +151,7 @@ class Slot:
 
     def base(self) -> int:
         """Round after which a worker that comes now begins."""
-        return self.round + (self.busy == Doing.ROUND)
+        return self.round + (self.busy == SliceActivity.ROUND)
 
     def _job(self, number: int, parts: dict[int, _PartOf]) -> Job:
         ordered = [parts[rank] for rank in sorted(parts)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.duplicate_filter import Window
+from ..protocol.duplicate_filter import DuplicateFilter
 from ..protocol.events import Abort, Attachment, Forget, Job, Send, Write
 from ..protocol.losses import lost
 from ..protocol.messages import (
@@ -24,7 +24,7 @@ from ..protocol.messages import (
     View,
 )
 from .sessions import Seat, Turn
-from .slice_rounds import OPEN, Doing, Slot
+from .slice_rounds import OPEN, SliceActivity, SliceRounds
 
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
 _DONE, _VALUE, _FAILED, _UNKNOWN = Kind.DONE, Kind.VALUE, Kind.FAILED, Kind.UNKNOWN
@@ -32,13 +32,13 @@ _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
 _LAST_ROUND = Kind.LAST_ROUND
 _READS = frozenset((Kind.PULL, Kind.PULL_ROWS, Kind.FETCH_STATE, _LAST_ROUND))
 _WRITES = frozenset((Kind.INIT, Kind.ASSIGN, Kind.PUT_STATE, Kind.FORGET))
-_FREE, _ROUND, _WRITE = Doing.NOTHING, Doing.ROUND, Doing.WRITE
+_FREE, _ROUND, _WRITE = SliceActivity.NOTHING, SliceActivity.ROUND, SliceActivity.WRITE
 
 #: Rounds ahead of the complete one in which a worker that keeps to the rules can never push.
 _TOO_FAR = 64
 
 
-class Holding:
+class StoreMachine:
     """What the machine of a server knows of one store."""
 
     def __init__(self, number: int, incarnation: int, report: int) -> None:
@@ -53,13 +53,13 @@ class Holding:
         self.gathering = False  # one of them is about to begin: `View.begin`
         self.broken: Failure | None = None
         self.seats: dict[int, Seat] = {}
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, SliceRounds] = {}
         self.version = 0
         #: Of a server that has come back: what the members said of themselves, until all have.
         self.returning: dict[int, Attach] | None = None
         #: Whether this server has taken the place of one that ended.
         self.restarted = False
-        self.windows: dict[int, tuple[int, Window]] = {}
+        self.windows: dict[int, tuple[int, DuplicateFilter]] = {}
         #: Called with the answers that wait for a snapshot, where there are any.
         self.keep: Callable[[Seat, Record], None] | None = None
         self.ahead: list[tuple[Hashable, Batch]] = []  # of an epoch that is not known yet
@@ -98,7 +98,7 @@ class Holding:
 
     def _seat(self, peer: Hashable, attach: Attach, turn: Turn) -> Seat:
         known = self.windows.pop(attach.rank, None)
-        window = known[1] if known is not None and known[0] == attach.incarnation else Window()
+        window = known[1] if known is not None and known[0] == attach.incarnation else DuplicateFilter()
         seat = self.seats[attach.rank] = Seat(self.number, attach.rank, attach.incarnation, peer, window)
         seat.attached = self.returning is None
         turn.actions.append(Attachment(self.number, attach.rank, attach.incarnation, attach.memory))
@@ -228,7 +228,7 @@ class Holding:
             self._settle(slot, turn)
         turn.work.append(Abort(self.number))
 
-    def _fail(self, seat: Seat, record: Record, slot: Slot, turn: Turn) -> None:
+    def _fail(self, seat: Seat, record: Record, slot: SliceRounds, turn: Turn) -> None:
         if self.broken is not None:
             seat.remember(record.sequence, self.broken)
             turn.fail(seat, record, slot.round, self.broken)
@@ -282,7 +282,7 @@ class Holding:
         else:
             self._reject(seat, record, f"no request has kind {int(kind)}", turn)
 
-    def _push(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
+    def _push(self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn) -> None:
         number = record[3]
         ahead = number - slot.round
         if ahead <= 0 or (ahead == 1 and slot.busy == _ROUND):
@@ -307,7 +307,7 @@ class Holding:
             self._advance(slot, turn)
 
     def _push_at_once(
-        self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn
+        self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn
     ) -> None:
         seat.waiting.add(record[2])
         if slot.busy:
@@ -318,7 +318,7 @@ class Holding:
         parts = [(seat.rank, record, frames)]
         turn.job(self.number, Job(slot.id, slot.round + 1, parts, record.version, record.clock))
 
-    def _pull(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
+    def _pull(self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn) -> None:
         if self.broken is not None and not self._readable(slot, record):
             self._fail(seat, record, slot, turn)  # whoever knows of the loss asks for whatever there is
         elif slot.busy or not self._readable(slot, record):
@@ -327,18 +327,20 @@ class Holding:
         else:
             self._value(seat, slot, record, frames, turn)
 
-    def _readable(self, slot: Slot, record: Record) -> bool:
+    def _readable(self, slot: SliceRounds, record: Record) -> bool:
         if record[0] == _LAST_ROUND:
             return self.broken is not None
         return record[3] <= slot.round or not self.sync
 
-    def _value(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
+    def _value(
+        self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn
+    ) -> None:
         if record[0] == _LAST_ROUND:
             turn.answer(seat, _DONE, record, slot.round)
         elif not slot.failures or not self._tell_failure(seat, slot, record, turn):
             turn.answer(seat, _VALUE, record, slot.round, frames)
 
-    def _tell_failure(self, seat: Seat, slot: Slot, record: Record, turn: Turn) -> bool:
+    def _tell_failure(self, seat: Seat, slot: SliceRounds, record: Record, turn: Turn) -> bool:
         """Answer that a round failed, of each once to each worker that pushed into it; then it may read."""
         told = slot.tell(seat.rank, record[3]) if record[0] != Kind.FETCH_STATE else None
         if told is None:
@@ -350,7 +352,9 @@ class Holding:
         turn.fail(seat, record, slot.round, failure)
         return True
 
-    def _write(self, seat: Seat, slot: Slot, record: Record, frames: Sequence[Any], turn: Turn) -> None:
+    def _write(
+        self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn
+    ) -> None:
         if slot.busy:
             seat.waiting.add(record[2])
             slot.queue.append((seat, record, frames))
@@ -366,7 +370,7 @@ class Holding:
             turn.work.append(Write(self.number, slot.id, seat.rank, record, frames))
 
     def _without_value(
-        self, seat: Seat, slot: Slot | None, record: Record, frames: Sequence[Any], turn: Turn
+        self, seat: Seat, slot: SliceRounds | None, record: Record, frames: Sequence[Any], turn: Turn
     ) -> None:
         if record.kind == Kind.FORGET:
             turn.answer(seat, _DONE, record, 0)
@@ -374,7 +378,7 @@ class Holding:
             self._lacking(seat, record, self._no_value(record.slice), turn)
         elif slot is None or not slot.defined:
             # The scheduler's word of this slice is still on its way.
-            slot = self.slots.setdefault(record.slice, Slot(record.slice))
+            slot = self.slots.setdefault(record.slice, SliceRounds(record.slice))
             seat.waiting.add(record[2])
             slot.queue.append((seat, record, frames))
         else:
@@ -436,7 +440,7 @@ class Holding:
             self._settle(slot, turn)
             self._advance(slot, turn)
 
-    def _rounded(self, slot: Slot, failure: Failure | None, turn: Turn) -> None:
+    def _rounded(self, slot: SliceRounds, failure: Failure | None, turn: Turn) -> None:
         if failure is not None and self.sync:
             slot.fail(failure)
         slot.complete()
@@ -452,7 +456,7 @@ class Holding:
         else:
             turn.answer(seat, _DONE, record, slot.round)
 
-    def _written(self, slot: Slot, failure: Failure | None, turn: Turn) -> None:
+    def _written(self, slot: SliceRounds, failure: Failure | None, turn: Turn) -> None:
         current, slot.current = slot.current, None
         if current is None:
             return
@@ -468,7 +472,7 @@ class Holding:
         else:
             turn.answer(seat, _DONE, record, slot.round)
 
-    def _settle(self, slot: Slot, turn: Turn) -> None:
+    def _settle(self, slot: SliceRounds, turn: Turn) -> None:
         """Answer whoever waited for what the slice is now."""
         if slot.held:
             waiting, slot.held = slot.held, []
@@ -489,7 +493,7 @@ class Holding:
             if not seat.gone:
                 self.handle(seat, record, frames, turn)
 
-    def _advance(self, slot: Slot, turn: Turn) -> None:
+    def _advance(self, slot: SliceRounds, turn: Turn) -> None:
         """Begin the next round of the slice, if it is complete."""
         if slot.busy or not self.sync or self.returning is not None or not slot.ready:
             return
@@ -512,7 +516,7 @@ class Holding:
         for slice_ in slices:
             slot = self.slots.get(slice_)
             if slot is None:
-                slot = self.slots[slice_] = Slot(slice_)
+                slot = self.slots[slice_] = SliceRounds(slice_)
             slot.defined = True
             self._settle(slot, turn)
 
@@ -561,7 +565,7 @@ class Holding:
         self.version = state["version"]
         self.returning = {}
         for slice_, round_ in state["rounds"]:
-            slot = self.slots[slice_] = Slot(slice_)
+            slot = self.slots[slice_] = SliceRounds(slice_)
             slot.ready, slot.kept, slot.round = True, True, round_
         for rank, incarnation, low, above in state["windows"]:
-            self.windows[rank] = (incarnation, Window(low, above))
+            self.windows[rank] = (incarnation, DuplicateFilter(low, above))

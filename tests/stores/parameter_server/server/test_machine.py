@@ -7,7 +7,7 @@ from typing import Any
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
-from kvstore.stores.parameter_server.server.slice_rounds import Slot
+from kvstore.stores.parameter_server.server.slice_rounds import SliceRounds
 
 ENTRY = m.KeyEntry(m.KeySpec("w", (8,), "float32"), 0, (m.Slice(0, 0, 0, 8),), ready=False)
 K = m.Kind
@@ -82,7 +82,7 @@ class Machine:
                     found.setdefault(action.peer, []).append(detail.text)  # type: ignore[union-attr]
         return found
 
-    def slot(self) -> Slot:
+    def slot(self) -> SliceRounds:
         return self.machine._stores[0].slots[0]
 
     def jobs(self) -> list[tuple[int, list[str]]]:
