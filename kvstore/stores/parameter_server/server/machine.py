@@ -50,7 +50,7 @@ from ..protocol.messages import (
 )
 from ..protocol.reliable_link import Link
 from ..protocol.silence import SilenceDetector
-from .sessions import Seat, Turn
+from .sessions import StepEffects, WorkerSession
 from .store_machine import StoreMachine
 
 SCHEDULER = "scheduler"
@@ -101,12 +101,12 @@ class Server:
         self._link = Link(self.options.letter)
         self._stores: dict[int, StoreMachine] = {}
         self._early: dict[Hashable, Attach] = {}
-        self._unsaved: list[tuple[Seat, Record]] = []
-        self._saving: list[tuple[Seat, Record]] = []  # in the snapshot that is being written
+        self._unsaved: list[tuple[WorkerSession, Record]] = []
+        self._saving: list[tuple[WorkerSession, Record]] = []  # in the snapshot that is being written
         self._silence = SilenceDetector(self.options.dead_after)
         self._met = False  # the scheduler has ever said a word
         self._echoes = False  # it has said where its echo is
-        self._handlers: dict[type, Callable[[Any, float, Turn], None]] = {
+        self._handlers: dict[type, Callable[[Any, float, StepEffects], None]] = {
             Met: self._has_met,
             Welcome: self._welcomed,
             View: self._viewed,
@@ -122,7 +122,7 @@ class Server:
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
-        turn = Turn()
+        turn = StepEffects()
         kind = type(event)
         self._silence.step(now)
         if self.ended:
@@ -163,7 +163,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------ workers
 
-    def _received(self, peer: Hashable, message: Any, now: float, turn: Turn) -> None:
+    def _received(self, peer: Hashable, message: Any, now: float, turn: StepEffects) -> None:
         kind = type(message)
         if kind is Batch:
             self._requests(peer, message, turn)
@@ -179,7 +179,7 @@ class Server:
             if store is not None:
                 turn.actions.append(Send(peer, store.missing(message.slice, message.round)))
 
-    def _requests(self, peer: Hashable, batch: Batch, turn: Turn) -> None:
+    def _requests(self, peer: Hashable, batch: Batch, turn: StepEffects) -> None:
         store = self._stores.get(batch.store)
         if store is None:
             return  # not attached yet; it will be sent again
@@ -196,7 +196,7 @@ class Server:
         elif batch.epoch <= store.epoch and store.members.get(batch.rank) != batch.incarnation:
             turn.actions.append(Send(peer, store.fence(batch.rank)))
 
-    def _attach(self, peer: Hashable, attach: Attach, turn: Turn) -> None:
+    def _attach(self, peer: Hashable, attach: Attach, turn: StepEffects) -> None:
         if attach.job != self.hello.job:
             text = f"this is job {self.hello.job!r}, not {attach.job!r}"
             turn.actions.append(Send(peer, Fenced(0, text)))
@@ -207,16 +207,16 @@ class Server:
         elif len(self._early) < _EARLY:
             self._early[peer] = attach
 
-    def _applied(self, event: Applied, turn: Turn) -> None:
+    def _applied(self, event: Applied, turn: StepEffects) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.applied(event.results, turn)
             store.given_up(event.given_up, turn)
 
-    def _keep(self, seat: Seat, record: Record) -> None:
+    def _keep(self, seat: WorkerSession, record: Record) -> None:
         self._unsaved.append((seat, record))
 
-    def _saved(self, event: Saved, turn: Turn) -> None:
+    def _saved(self, event: Saved, turn: StepEffects) -> None:
         """Answer what waited for a snapshot."""
         for seat, record in self._saving:
             if event.error is None:
@@ -231,7 +231,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------------ the scheduler
 
-    def _read(self, letter: Letter, now: float, turn: Turn) -> None:
+    def _read(self, letter: Letter, now: float, turn: StepEffects) -> None:
         self._silence.hear(now)
         self._met = True
         for body in self._link.read(letter, now):
@@ -242,7 +242,7 @@ class Server:
         if owed is not None:
             turn.actions.append(Send(SCHEDULER, owed))
 
-    def _write(self, body: Any, now: float, turn: Turn) -> None:
+    def _write(self, body: Any, now: float, turn: StepEffects) -> None:
         turn.actions.append(Send(SCHEDULER, self._link.write(body, now)))
 
     def _holding(self, number: int) -> StoreMachine:
@@ -255,15 +255,15 @@ class Server:
             self._stores[number] = store
         return store
 
-    def _has_met(self, message: Met, now: float, turn: Turn) -> None:
+    def _has_met(self, message: Met, now: float, turn: StepEffects) -> None:
         self._echoes = True
         turn.actions.append(MetScheduler(message))
 
-    def _welcomed(self, message: Welcome, now: float, turn: Turn) -> None:
+    def _welcomed(self, message: Welcome, now: float, turn: StepEffects) -> None:
         self.rank = message.rank
         turn.actions.append(Welcomed(message))
 
-    def _viewed(self, view: View, now: float, turn: Turn) -> None:
+    def _viewed(self, view: View, now: float, turn: StepEffects) -> None:
         store = self._holding(view.store)
         store.view(view, turn)
         ahead, store.ahead = store.ahead, []
@@ -274,12 +274,12 @@ class Server:
                 del self._early[peer]
                 store.attach(peer, attach, turn)
 
-    def _define(self, message: Slices, now: float, turn: Turn) -> None:
+    def _define(self, message: Slices, now: float, turn: StepEffects) -> None:
         turn.actions.append(Define(message.store, message.keys))
         mine = [one.id for entry in message.keys for one in entry.slices if one.server == self.rank]
         self._holding(message.store).define(mine, turn)
 
-    def _install(self, message: Install, now: float, turn: Turn) -> None:
+    def _install(self, message: Install, now: float, turn: StepEffects) -> None:
         store = self._holding(message.store)
         if message.kind == "drop":
             self._drop(message, turn)
@@ -288,7 +288,7 @@ class Server:
         else:
             turn.actions.append(Configure(message))
 
-    def _drop(self, message: Install, turn: Turn) -> None:
+    def _drop(self, message: Install, turn: StepEffects) -> None:
         if message.text:
             self._stores[message.store].forget(map(int, message.text.split(",")), turn)
         else:
@@ -297,32 +297,32 @@ class Server:
             self._saving = [one for one in self._saving if one[0].store != message.store]
             turn.work.append(Forget(message.store, None))
 
-    def _configured(self, event: Configured, now: float, turn: Turn) -> None:
+    def _configured(self, event: Configured, now: float, turn: StepEffects) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.version = max(store.version, event.version)
         self._write(Installed(event.store, event.version, event.error), now, turn)
 
-    def _over(self, message: Over, now: float, turn: Turn) -> None:
+    def _over(self, message: Over, now: float, turn: StepEffects) -> None:
         self._end(Failure("PeerLostError", message.error) if message.error else None, turn)
 
-    def _refused(self, message: Refused, now: float, turn: Turn) -> None:
+    def _refused(self, message: Refused, now: float, turn: StepEffects) -> None:
         self._end(Failure(message.error, message.text), turn)
 
-    def _fenced(self, message: Fenced, now: float, turn: Turn) -> None:
+    def _fenced(self, message: Fenced, now: float, turn: StepEffects) -> None:
         self._end(Failure("FencedError", message.text), turn)
 
-    def _end(self, failure: Failure | None, turn: Turn) -> None:
+    def _end(self, failure: Failure | None, turn: StepEffects) -> None:
         if not self.ended:
             self.ended, self.failure = True, failure
             turn.work.append(End(failure))
 
-    def _ping(self, message: Ping, now: float, turn: Turn) -> None:
+    def _ping(self, message: Ping, now: float, turn: StepEffects) -> None:
         turn.actions.append(Send(SCHEDULER, self._link.aside(Pong(message.number))))
 
     # --------------------------------------------------------------------------------------------------- time
 
-    def _tick(self, now: float, turn: Turn) -> None:
+    def _tick(self, now: float, turn: StepEffects) -> None:
         turn.actions.extend(Send(SCHEDULER, letter) for letter in self._link.again(now))
         if self._unsaved:
             turn.work.append(Save())

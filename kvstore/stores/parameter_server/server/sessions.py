@@ -12,7 +12,7 @@ from ..protocol.messages import Batch, Failure, Kind, Record
 _FAILURES = 1024  # failed requests that are remembered for one worker
 
 
-class Seat:
+class WorkerSession:
     """A worker that has attached."""
 
     __slots__ = (
@@ -60,18 +60,18 @@ class Seat:
             del self.failures[next(iter(self.failures))]
 
 
-class Turn:
+class StepEffects:
     """What one step of a server comes to: replies first, since work may change what they read."""
 
     __slots__ = ("actions", "jobs", "touched", "work")
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
-        self.touched: list[Seat] = []
+        self.touched: list[WorkerSession] = []
         self.jobs: dict[int, list[Job]] = {}
         self.work: list[Action] = []
 
-    def answer(self, seat: Seat, kind: Kind, record: Record, round: int, detail: Any = None) -> None:
+    def answer(self, seat: WorkerSession, kind: Kind, record: Record, round: int, detail: Any = None) -> None:
         """Answer one request."""
         if seat.gone:
             return
@@ -80,11 +80,11 @@ class Turn:
             self.touched.append(seat)
         seat.answers.append((kind, record, round, detail))
 
-    def fail(self, seat: Seat, record: Record, round: int, failure: Failure) -> None:
+    def fail(self, seat: WorkerSession, record: Record, round: int, failure: Failure) -> None:
         """Answer that a request has failed."""
         self.answer(seat, Kind.FAILED, record, round, failure)
 
-    def report(self, seat: Seat) -> None:
+    def report(self, seat: WorkerSession) -> None:
         """Tell the worker at least how much has come."""
         if not seat.answers and not seat.report:
             self.touched.append(seat)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..protocol.events import Job
 from ..protocol.messages import Failure, Record
-from .sessions import Seat
+from .sessions import WorkerSession
 
 #: Rounds after the complete one whose parts are accepted; a push into a later one waits.
 OPEN = 2
@@ -54,11 +54,13 @@ class SliceRounds:
         self.kept = False  # has been in a snapshot
         self.round = 0  # the last one that is complete
         self.busy = SliceActivity.NOTHING
-        self.current: tuple[Seat, Record] | None = None  # whose request is being done, if one alone
+        self.current: tuple[WorkerSession, Record] | None = None  # whose request is being done, if one alone
         self.parts: dict[int, dict[int, _PartOf]] = {}  # of open rounds, by rank
-        self.pulls: list[tuple[Seat, Record, Sequence[Any]]] = []  # wait for a round, or until it is free
-        self.held: list[tuple[Seat, Record]] = []  # pushes that are ahead of the rounds
-        self.queue: deque[tuple[Seat, Record, Sequence[Any]]] = deque()  # wait until it is free
+        self.pulls: list[
+            tuple[WorkerSession, Record, Sequence[Any]]
+        ] = []  # wait for a round, or until it is free
+        self.held: list[tuple[WorkerSession, Record]] = []  # pushes that are ahead of the rounds
+        self.queue: deque[tuple[WorkerSession, Record, Sequence[Any]]] = deque()  # wait until it is free
         #: Why rounds failed, and which of the workers that had pushed into them have not been told.
         self.failures: dict[int, tuple[Failure, set[int]]] = {}
         self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost, with a server's memory
@@ -144,7 +146,7 @@ class SliceRounds:
         """Return the last round that a worker is in, all of which have waited for it."""
         return max([self.round, *(number for number, parts in self.parts.items() if rank in parts)])
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, seat: WorkerSession) -> None:
         """Let a worker that is gone wait no more: what is owed to its rank is owed to the next who has it."""
         self.pulls = [one for one in self.pulls if one[0] is not seat]
         self.held = [one for one in self.held if one[0] is not seat]

@@ -23,7 +23,7 @@ from ..protocol.messages import (
     Record,
     View,
 )
-from .sessions import Seat, Turn
+from .sessions import StepEffects, WorkerSession
 from .slice_rounds import OPEN, SliceActivity, SliceRounds
 
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
@@ -52,7 +52,7 @@ class StoreMachine:
         self.late: frozenset[int] = frozenset()  # members that came back, and have not begun
         self.gathering = False  # one of them is about to begin: `View.begin`
         self.broken: Failure | None = None
-        self.seats: dict[int, Seat] = {}
+        self.seats: dict[int, WorkerSession] = {}
         self.slots: dict[int, SliceRounds] = {}
         self.version = 0
         #: Of a server that has come back: what the members said of themselves, until all have.
@@ -61,7 +61,7 @@ class StoreMachine:
         self.restarted = False
         self.windows: dict[int, tuple[int, DuplicateFilter]] = {}
         #: Called with the answers that wait for a snapshot, where there are any.
-        self.keep: Callable[[Seat, Record], None] | None = None
+        self.keep: Callable[[WorkerSession, Record], None] | None = None
         self.ahead: list[tuple[Hashable, Batch]] = []  # of an epoch that is not known yet
         #: Who has left without having joined: the last round of each slice that it was in.
         self._left: dict[int, dict[int, int]] = {}
@@ -70,7 +70,7 @@ class StoreMachine:
 
     # --------------------------------------------------------------------------------------------- attachment
 
-    def attach(self, peer: Hashable, attach: Attach, turn: Turn) -> None:
+    def attach(self, peer: Hashable, attach: Attach, turn: StepEffects) -> None:
         """Let a worker in, if it is a member."""
         if attach.epoch > self.epoch:
             self._early[attach.rank] = (peer, attach)
@@ -96,19 +96,21 @@ class StoreMachine:
         )
         return Fenced(self.epoch, text)
 
-    def _seat(self, peer: Hashable, attach: Attach, turn: Turn) -> Seat:
+    def _seat(self, peer: Hashable, attach: Attach, turn: StepEffects) -> WorkerSession:
         known = self.windows.pop(attach.rank, None)
         window = known[1] if known is not None and known[0] == attach.incarnation else DuplicateFilter()
-        seat = self.seats[attach.rank] = Seat(self.number, attach.rank, attach.incarnation, peer, window)
+        seat = self.seats[attach.rank] = WorkerSession(
+            self.number, attach.rank, attach.incarnation, peer, window
+        )
         seat.attached = self.returning is None
         turn.actions.append(Attachment(self.number, attach.rank, attach.incarnation, attach.memory))
         return seat
 
-    def _welcome(self, seat: Seat, turn: Turn) -> None:
+    def _welcome(self, seat: WorkerSession, turn: StepEffects) -> None:
         bases = self._bases.get(seat.rank, ())
         turn.actions.append(Send(seat.peer, Attached(self.incarnation, "", seat.epoch, bases)))
 
-    def _return(self, turn: Turn) -> None:
+    def _return(self, turn: StepEffects) -> None:
         """Once all members have attached to a server that has come back, go on where they are."""
         if self.returning is None or not self.members.keys() <= self.returning.keys():
             return
@@ -144,13 +146,13 @@ class StoreMachine:
         seats = (self.seats.get(rank) for rank in self.needed)
         return self.gathering and all(seat is not None and seat.epoch >= self.epoch for seat in seats)
 
-    def _go_on(self, turn: Turn) -> None:
+    def _go_on(self, turn: StepEffects) -> None:
         for slot in list(self.slots.values()):
             self._advance(slot, turn)
 
     # --------------------------------------------------------------------------------------------- membership
 
-    def view(self, view: View, turn: Turn) -> None:
+    def view(self, view: View, turn: StepEffects) -> None:
         """Take a newer view."""
         if view.epoch <= self.epoch:
             return
@@ -188,7 +190,7 @@ class StoreMachine:
             last = ((slot.id, slot.last(rank)) for slot in self.slots.values())
             self._left[rank] = {slice_: round_ for slice_, round_ in last if round_ > bases.get(slice_, 0)}
 
-    def _tell_left(self, job: Job, turn: Turn) -> None:
+    def _tell_left(self, job: Job, turn: StepEffects) -> None:
         """Tell all, once, that rounds go on without somebody who was in them."""
         for rank, rounds in list(self._left.items()):
             last = rounds.get(job.slice)
@@ -197,7 +199,7 @@ class StoreMachine:
                 word = LeftOut(self.number, job.slice, rank, last)
                 turn.actions.extend(Send(seat.peer, word) for seat in self.seats.values())
 
-    def _unseat(self, rank: int, turn: Turn) -> None:
+    def _unseat(self, rank: int, turn: StepEffects) -> None:
         seat = self.seats.pop(rank)
         seat.gone = True
         for slot in self.slots.values():
@@ -206,7 +208,7 @@ class StoreMachine:
             self.returning.pop(rank, None)
         turn.actions.append(Attachment(self.number, rank, seat.incarnation, None))
 
-    def _break(self, turn: Turn) -> None:
+    def _break(self, turn: StepEffects) -> None:
         """Nobody waits for a round any more."""
         for slot in list(self.slots.values()):
             for seat, record in slot.held:
@@ -228,14 +230,14 @@ class StoreMachine:
             self._settle(slot, turn)
         turn.work.append(Abort(self.number))
 
-    def _fail(self, seat: Seat, record: Record, slot: SliceRounds, turn: Turn) -> None:
+    def _fail(self, seat: WorkerSession, record: Record, slot: SliceRounds, turn: StepEffects) -> None:
         if self.broken is not None:
             seat.remember(record.sequence, self.broken)
             turn.fail(seat, record, slot.round, self.broken)
 
     # ----------------------------------------------------------------------------------------------- requests
 
-    def take(self, seat: Seat, batch: Batch, turn: Turn) -> None:
+    def take(self, seat: WorkerSession, batch: Batch, turn: StepEffects) -> None:
         """Handle the requests of one message."""
         seat.epoch = max(seat.epoch, batch.epoch)
         window = seat.window
@@ -262,7 +264,7 @@ class StoreMachine:
         if seat.received - seat.reported >= self.report:
             turn.report(seat)
 
-    def handle(self, seat: Seat, record: Record, frames: Sequence[Any], turn: Turn) -> None:
+    def handle(self, seat: WorkerSession, record: Record, frames: Sequence[Any], turn: StepEffects) -> None:
         """Handle a request that has come for the first time, or whose slice is free now."""
         kind = record[0]
         slot = self.slots.get(record[1])
@@ -282,7 +284,9 @@ class StoreMachine:
         else:
             self._reject(seat, record, f"no request has kind {int(kind)}", turn)
 
-    def _push(self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn) -> None:
+    def _push(
+        self, seat: WorkerSession, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: StepEffects
+    ) -> None:
         number = record[3]
         ahead = number - slot.round
         if ahead <= 0 or (ahead == 1 and slot.busy == _ROUND):
@@ -307,7 +311,7 @@ class StoreMachine:
             self._advance(slot, turn)
 
     def _push_at_once(
-        self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn
+        self, seat: WorkerSession, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: StepEffects
     ) -> None:
         seat.waiting.add(record[2])
         if slot.busy:
@@ -318,7 +322,9 @@ class StoreMachine:
         parts = [(seat.rank, record, frames)]
         turn.job(self.number, Job(slot.id, slot.round + 1, parts, record.version, record.clock))
 
-    def _pull(self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn) -> None:
+    def _pull(
+        self, seat: WorkerSession, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: StepEffects
+    ) -> None:
         if self.broken is not None and not self._readable(slot, record):
             self._fail(seat, record, slot, turn)  # whoever knows of the loss asks for whatever there is
         elif slot.busy or not self._readable(slot, record):
@@ -333,14 +339,16 @@ class StoreMachine:
         return record[3] <= slot.round or not self.sync
 
     def _value(
-        self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn
+        self, seat: WorkerSession, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: StepEffects
     ) -> None:
         if record[0] == _LAST_ROUND:
             turn.answer(seat, _DONE, record, slot.round)
         elif not slot.failures or not self._tell_failure(seat, slot, record, turn):
             turn.answer(seat, _VALUE, record, slot.round, frames)
 
-    def _tell_failure(self, seat: Seat, slot: SliceRounds, record: Record, turn: Turn) -> bool:
+    def _tell_failure(
+        self, seat: WorkerSession, slot: SliceRounds, record: Record, turn: StepEffects
+    ) -> bool:
         """Answer that a round failed, of each once to each worker that pushed into it; then it may read."""
         told = slot.tell(seat.rank, record[3]) if record[0] != Kind.FETCH_STATE else None
         if told is None:
@@ -353,7 +361,7 @@ class StoreMachine:
         return True
 
     def _write(
-        self, seat: Seat, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: Turn
+        self, seat: WorkerSession, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: StepEffects
     ) -> None:
         if slot.busy:
             seat.waiting.add(record[2])
@@ -370,7 +378,12 @@ class StoreMachine:
             turn.work.append(Write(self.number, slot.id, seat.rank, record, frames))
 
     def _without_value(
-        self, seat: Seat, slot: SliceRounds | None, record: Record, frames: Sequence[Any], turn: Turn
+        self,
+        seat: WorkerSession,
+        slot: SliceRounds | None,
+        record: Record,
+        frames: Sequence[Any],
+        turn: StepEffects,
     ) -> None:
         if record.kind == Kind.FORGET:
             turn.answer(seat, _DONE, record, 0)
@@ -391,15 +404,17 @@ class StoreMachine:
             return Failure("StateFileError", f"{text}; start the job again from what was saved last")
         return Failure("KeyNotFoundError", f"{what} has no value on this server; init its key first")
 
-    def _lacking(self, seat: Seat, record: Record, failure: Failure, turn: Turn) -> None:
+    def _lacking(self, seat: WorkerSession, record: Record, failure: Failure, turn: StepEffects) -> None:
         seat.remember(record.sequence, failure)
         turn.fail(seat, record, 0, failure)
 
-    def _reject(self, seat: Seat, record: Record, why: str, turn: Turn) -> None:
+    def _reject(self, seat: WorkerSession, record: Record, why: str, turn: StepEffects) -> None:
         text = f"worker {seat.rank}, slice {record.slice} of store {self.number}: {why}"
         self._lacking(seat, record, Failure("ProtocolError", text), turn)
 
-    def _repeated(self, seat: Seat, record: Record, frames: Sequence[Any], turn: Turn) -> None:
+    def _repeated(
+        self, seat: WorkerSession, record: Record, frames: Sequence[Any], turn: StepEffects
+    ) -> None:
         """Answer again; never do it again."""
         kind, sequence = record[0], record[2]
         slot = self.slots.get(record[1])
@@ -418,7 +433,7 @@ class StoreMachine:
 
     # ----------------------------------------------------------------------------------------------- progress
 
-    def given_up(self, slices: Iterable[int], turn: Turn) -> None:
+    def given_up(self, slices: Iterable[int], turn: StepEffects) -> None:
         """Take back rounds that were not done, since the store is broken."""
         for slice_ in slices:
             slot = self.slots.get(slice_)
@@ -426,7 +441,7 @@ class StoreMachine:
                 slot.busy = _FREE
                 self._settle(slot, turn)
 
-    def applied(self, results: Iterable[tuple[int, Failure | None]], turn: Turn) -> None:
+    def applied(self, results: Iterable[tuple[int, Failure | None]], turn: StepEffects) -> None:
         """Take what became of jobs and writes."""
         for slice_, failure in results:
             slot = self.slots.get(slice_)
@@ -440,7 +455,7 @@ class StoreMachine:
             self._settle(slot, turn)
             self._advance(slot, turn)
 
-    def _rounded(self, slot: SliceRounds, failure: Failure | None, turn: Turn) -> None:
+    def _rounded(self, slot: SliceRounds, failure: Failure | None, turn: StepEffects) -> None:
         if failure is not None and self.sync:
             slot.fail(failure)
         slot.complete()
@@ -456,7 +471,7 @@ class StoreMachine:
         else:
             turn.answer(seat, _DONE, record, slot.round)
 
-    def _written(self, slot: SliceRounds, failure: Failure | None, turn: Turn) -> None:
+    def _written(self, slot: SliceRounds, failure: Failure | None, turn: StepEffects) -> None:
         current, slot.current = slot.current, None
         if current is None:
             return
@@ -472,7 +487,7 @@ class StoreMachine:
         else:
             turn.answer(seat, _DONE, record, slot.round)
 
-    def _settle(self, slot: SliceRounds, turn: Turn) -> None:
+    def _settle(self, slot: SliceRounds, turn: StepEffects) -> None:
         """Answer whoever waited for what the slice is now."""
         if slot.held:
             waiting, slot.held = slot.held, []
@@ -493,7 +508,7 @@ class StoreMachine:
             if not seat.gone:
                 self.handle(seat, record, frames, turn)
 
-    def _advance(self, slot: SliceRounds, turn: Turn) -> None:
+    def _advance(self, slot: SliceRounds, turn: StepEffects) -> None:
         """Begin the next round of the slice, if it is complete."""
         if slot.busy or not self.sync or self.returning is not None or not slot.ready:
             return
@@ -511,7 +526,7 @@ class StoreMachine:
 
     # ------------------------------------------------------------------------------------------ the scheduler
 
-    def define(self, slices: Iterable[int], turn: Turn) -> None:
+    def define(self, slices: Iterable[int], turn: StepEffects) -> None:
         """Slices of this server that will come, or have come back from a snapshot."""
         for slice_ in slices:
             slot = self.slots.get(slice_)
@@ -520,7 +535,7 @@ class StoreMachine:
             slot.defined = True
             self._settle(slot, turn)
 
-    def forget(self, slices: Iterable[int], turn: Turn) -> None:
+    def forget(self, slices: Iterable[int], turn: StepEffects) -> None:
         """Drop slices, and whoever waits for them."""
         dropped = []
         for slice_ in slices:
