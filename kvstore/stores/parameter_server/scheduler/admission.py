@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..protocol.messages import PROTOCOL, Failure, Hello, Met, Welcome
 from .failure_detector import Watch
 from .peers import Mail, Peer, Process, State
-from .rank_assignment import Roster
+from .rank_assignment import RankAssignment
 from .stores import Stores
 
 _OVER = Failure("FencedError", "the job is over")
@@ -40,7 +40,9 @@ class Admission:
     `patience` is the silence in seconds after which a process is lost.
     """
 
-    def __init__(self, job: str, roster: Roster, stores: Stores, watch: Watch, patience: float) -> None:
+    def __init__(
+        self, job: str, roster: RankAssignment, stores: Stores, watch: Watch, patience: float
+    ) -> None:
         self._job = job
         self._roster = roster
         self._stores = stores

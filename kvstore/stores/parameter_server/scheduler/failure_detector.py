@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..protocol.messages import Loss
 from .peers import Mail, Process, State
-from .rank_assignment import Roster
+from .rank_assignment import RankAssignment
 from .stores import Stores
 
 
@@ -15,7 +15,9 @@ class Watch:
     to come back, in seconds.
     """
 
-    def __init__(self, roster: Roster, stores: Stores, dead_after: float, server_grace: float) -> None:
+    def __init__(
+        self, roster: RankAssignment, stores: Stores, dead_after: float, server_grace: float
+    ) -> None:
         self._roster = roster
         self._stores = stores
         self._dead_after = dead_after

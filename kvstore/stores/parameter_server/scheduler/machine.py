@@ -42,10 +42,10 @@ from ..protocol.messages import (
 from ..protocol.reliable_link import Link
 from .admission import Admission
 from .failure_detector import Watch, given_up
-from .member_requests import Desk
+from .member_requests import MemberRequests
 from .peers import Mail, Peer, State
-from .rank_assignment import Roster
-from .shutdown import Ending
+from .rank_assignment import RankAssignment
+from .shutdown import JobShutdown
 from .stores import Stores
 
 _STRANGERS = 4096  # peers that have not said who they are
@@ -88,13 +88,13 @@ class Scheduler:
         self.ended = False
         self._stepped: float | None = None
         self._peers: dict[Hashable, Peer] = {}
-        self._roster = roster = Roster(options.num_workers, options.num_servers)
+        self._roster = roster = RankAssignment(options.num_workers, options.num_servers)
         self._processes = roster.processes
         self._stores = stores = Stores(roster)
         self._watch = watch = Watch(roster, stores, options.dead_after, options.server_grace)
         self._admission = Admission(options.job, roster, stores, watch, options.dead_after)
-        self._ending = ending = Ending(roster, stores, watch, self._admission, options.timeout)
-        desk = Desk(roster, stores)
+        self._ending = ending = JobShutdown(roster, stores, watch, self._admission, options.timeout)
+        desk = MemberRequests(roster, stores)
         self._handlers: dict[type, Callable[[Peer, Any, Mail], None]] = {
             Hello: self._admission.hello,
             Bye: ending.bye,

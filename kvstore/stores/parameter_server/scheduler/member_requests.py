@@ -23,16 +23,16 @@ from ..protocol.messages import (
 )
 from .membership import Membership
 from .peers import Mail, Peer, State
-from .rank_assignment import Roster
+from .rank_assignment import RankAssignment
 from .stores import Stores
 
 Request = JoinRounds | Barrier | Found | Ready | Lookup | Count | Drop | Settings | Command
 
 
-class Desk:
+class MemberRequests:
     """Takes requests, one method for each; answers at once, or when the others or the servers have come."""
 
-    def __init__(self, roster: Roster, stores: Stores) -> None:
+    def __init__(self, roster: RankAssignment, stores: Stores) -> None:
         self._roster = roster
         self._stores = stores
         self._servers = roster.servers

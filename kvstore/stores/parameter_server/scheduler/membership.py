@@ -9,7 +9,7 @@ from ..protocol.losses import lost
 from ..protocol.messages import Failure, Loss, Member, View
 from .barrier import Barrier
 from .key_table import KeyTable
-from .rejoins import Arrivals, Begun
+from .rejoins import Begun, RejoinCoordinator
 from .settings import SettingsTable
 
 _SLICE_BYTES = 1 << 20
@@ -31,7 +31,7 @@ class Membership:
         self.over = False  # all have closed it
         self.broken = False
         self.barrier = Barrier()
-        self.arrivals = Arrivals()
+        self.arrivals = RejoinCoordinator()
         asked = options.get("slice_bytes")
         slice_bytes = asked if isinstance(asked, int) and asked > 0 else _SLICE_BYTES
         self.keys = KeyTable(slice_bytes, loads, bool(options.get("whole_keys", False)))

@@ -59,7 +59,7 @@ class Servers:
         return Failure("PeerLostError", f"server {rank} is lost; start the job again", "server", rank)
 
 
-class Roster:
+class RankAssignment:
     """Everybody who has been let in."""
 
     def __init__(self, num_workers: int, num_servers: int) -> None:

@@ -25,7 +25,7 @@ class Begun(NamedTuple):
     bases: Rounds
 
 
-class Arrivals:
+class RejoinCoordinator:
     """Those of one store who have not begun."""
 
     def __init__(self) -> None:

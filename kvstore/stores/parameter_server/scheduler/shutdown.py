@@ -9,18 +9,18 @@ from ..protocol.messages import Bye, Failure, Install, Leave, Loss, Over
 from .admission import Admission
 from .failure_detector import Watch
 from .peers import Mail, Peer, State
-from .rank_assignment import Roster
+from .rank_assignment import RankAssignment
 from .stores import Stores
 
 
-class Ending:
+class JobShutdown:
     """What leads to the end: all have said goodbye, all are lost, or nobody has been there for too long.
 
     `timeout` is in seconds without any worker.
     """
 
     def __init__(
-        self, roster: Roster, stores: Stores, watch: Watch, admission: Admission, timeout: float
+        self, roster: RankAssignment, stores: Stores, watch: Watch, admission: Admission, timeout: float
     ) -> None:
         self._roster = roster
         self._stores = stores

@@ -7,14 +7,14 @@ from collections.abc import Iterable, ValuesView
 from ..protocol.messages import Answer, Failure, Hello, KeyEntry, Loss, Member, Slices, Welcome
 from .membership import Membership
 from .peers import Mail, Peer, Process, State
-from .rank_assignment import Roster
+from .rank_assignment import RankAssignment
 from .rejoins import Begun
 
 
 class Stores:
     """Stores by group and number; `roster` says who is behind a rank."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: RankAssignment) -> None:
         self._roster = roster
         self._servers = roster.servers
         self._stores: dict[tuple[str, int], Membership] = {}

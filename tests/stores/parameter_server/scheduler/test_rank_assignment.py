@@ -7,7 +7,7 @@ from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.reliable_link import Link
 from kvstore.stores.parameter_server.scheduler.membership import Membership
 from kvstore.stores.parameter_server.scheduler.peers import Mail, Peer, Process, State
-from kvstore.stores.parameter_server.scheduler.rank_assignment import Roster, Servers
+from kvstore.stores.parameter_server.scheduler.rank_assignment import RankAssignment, Servers
 
 
 def process(role: str, rank: int, incarnation: int = 1, number: int = 0) -> Process:
@@ -54,7 +54,7 @@ def test_only_servers_that_are_there_are_written_to_in_the_order_of_ranks() -> N
 
 
 def test_an_older_process_of_a_rank_does_not_hold_it() -> None:
-    roster = Roster(2, 1)
+    roster = RankAssignment(2, 1)
     store = Membership(0, ("default", 0), {}, [0])
     old, new = process("worker", 0, 1), process("worker", 0, 2)
     roster.workers[0] = old
@@ -67,7 +67,7 @@ def test_an_older_process_of_a_rank_does_not_hold_it() -> None:
 
 
 def test_ranks_by_state_and_those_that_are_missing() -> None:
-    roster = Roster(4, 1)
+    roster = RankAssignment(4, 1)
     for rank, state in ((2, State.LOST), (0, State.HERE), (1, State.LOST)):
         roster.workers[rank] = process("worker", rank)
         roster.workers[rank].state = state
