@@ -16,7 +16,7 @@ from kvstore.stores.parameter_server.transport import frames
 from kvstore.stores.parameter_server.transport.channel import Dealer
 from kvstore.stores.parameter_server.transport.context import Context
 from kvstore.stores.parameter_server.transport.frames import Codec
-from kvstore.stores.parameter_server.transport.heartbeats import Pulse
+from kvstore.stores.parameter_server.transport.heartbeats import HeartbeatResponder
 
 
 def say(*words: object) -> None:
@@ -62,7 +62,7 @@ def client(address: str, keys: str, identity: str) -> None:
 
 def pulse(address: str, name: str, seconds: str) -> None:
     """Hold the interpreter's lock for so many seconds, and end without closing anything."""
-    kept = Pulse(address, name)
+    kept = HeartbeatResponder(address, name)
     say("beats")
     if float(seconds):
         time.sleep(0.5)  # be connected
@@ -75,7 +75,7 @@ def pulse(address: str, name: str, seconds: str) -> None:
 
 def forked_pulse(address: str, name: str) -> None:
     """Fork, and end first: the child must not be taken for its parent."""
-    kept = Pulse(address, name)
+    kept = HeartbeatResponder(address, name)
     time.sleep(0.5)
     child = os.fork()
     if child == 0:

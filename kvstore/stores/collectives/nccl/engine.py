@@ -25,7 +25,7 @@ from ..backend import called, check_process
 from ..engine import Finish, Item
 from .library import MAX, SUM, Job, Library
 from .rendezvous import Answer, Meeting, find
-from .watchdog import Watch
+from .watchdog import Watchdog
 
 Array = npt.NDArray[Any]
 
@@ -63,7 +63,7 @@ class Nccl:
         self._places: dict[int, Place] = {}
         self._teams: dict[tuple[int, ...], dict[int, Any]] = {}  # GPUs -> communicator of each
         self._closed: str | None = None
-        self._watch: Watch | None = None
+        self._watch: Watchdog | None = None
         place = find()
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._device: int | None = None
@@ -72,10 +72,10 @@ class Nccl:
             self._answer = Meeting(place, config).share(self._library.unique_id)
             self._watch = self._watching(self._answer)
 
-    def _watching(self, answer: Answer) -> Watch:
+    def _watching(self, answer: Answer) -> Watchdog:
         others = [hello for hello in answer.everybody if hello.rank != self.rank]
         machine = answer.everybody[self.rank].machine
-        return Watch(self.driver, self.rank, self._timeout, others, machine, self._trouble, self._abort)
+        return Watchdog(self.driver, self.rank, self._timeout, others, machine, self._trouble, self._abort)
 
     # ------------------------------------------------------------------------------------------- places
 

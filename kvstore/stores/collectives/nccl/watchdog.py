@@ -42,7 +42,7 @@ class Pending:
         self.device = 0
 
 
-class Watch:
+class Watchdog:
     """Of one store in a job of several processes.
 
     Parameters

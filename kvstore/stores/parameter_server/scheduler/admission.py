@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..protocol.messages import PROTOCOL, Failure, Hello, Met, Welcome
-from .failure_detector import Watch
+from .failure_detector import FailureDetector
 from .peers import Mail, Peer, Process, State
 from .rank_assignment import RankAssignment
 from .stores import Stores
@@ -41,7 +41,7 @@ class Admission:
     """
 
     def __init__(
-        self, job: str, roster: RankAssignment, stores: Stores, watch: Watch, patience: float
+        self, job: str, roster: RankAssignment, stores: Stores, watch: FailureDetector, patience: float
     ) -> None:
         self._job = job
         self._roster = roster

@@ -8,7 +8,7 @@ from .rank_assignment import RankAssignment
 from .stores import Stores
 
 
-class Watch:
+class FailureDetector:
     """Signs of life, and what follows when there are none.
 
     `dead_after` is the silence after which a process is lost, `server_grace` the time that a lost server has

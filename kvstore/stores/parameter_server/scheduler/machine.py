@@ -41,7 +41,7 @@ from ..protocol.messages import (
 )
 from ..protocol.reliable_link import Link
 from .admission import Admission
-from .failure_detector import Watch, given_up
+from .failure_detector import FailureDetector, given_up
 from .member_requests import MemberRequests
 from .peers import Mail, Peer, State
 from .rank_assignment import RankAssignment
@@ -91,7 +91,7 @@ class Scheduler:
         self._roster = roster = RankAssignment(options.num_workers, options.num_servers)
         self._processes = roster.processes
         self._stores = stores = Stores(roster)
-        self._watch = watch = Watch(roster, stores, options.dead_after, options.server_grace)
+        self._watch = watch = FailureDetector(roster, stores, options.dead_after, options.server_grace)
         self._admission = Admission(options.job, roster, stores, watch, options.dead_after)
         self._ending = ending = JobShutdown(roster, stores, watch, self._admission, options.timeout)
         desk = MemberRequests(roster, stores)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ..protocol.events import End
 from ..protocol.messages import Bye, Failure, Install, Leave, Loss, Over
 from .admission import Admission
-from .failure_detector import Watch
+from .failure_detector import FailureDetector
 from .peers import Mail, Peer, State
 from .rank_assignment import RankAssignment
 from .stores import Stores
@@ -20,7 +20,12 @@ class JobShutdown:
     """
 
     def __init__(
-        self, roster: RankAssignment, stores: Stores, watch: Watch, admission: Admission, timeout: float
+        self,
+        roster: RankAssignment,
+        stores: Stores,
+        watch: FailureDetector,
+        admission: Admission,
+        timeout: float,
     ) -> None:
         self._roster = roster
         self._stores = stores

@@ -24,7 +24,7 @@ from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Batch, Failure, Kind, Place, Record
-from ..transport.heartbeats import Pulse
+from ..transport.heartbeats import HeartbeatResponder
 from ..transport.sockets import ServerSockets
 from .machine import Server, ServerOptions
 
@@ -102,7 +102,7 @@ class ServerLoop:
             where=roles.scheduler,
         )
         self._machine = Server(hello, options, state)
-        self._pulse: Pulse | None = None
+        self._pulse: HeartbeatResponder | None = None
         self._roles = roles
         self._process = process
         self._ticked = self._saved = time.monotonic()
@@ -219,7 +219,7 @@ class ServerLoop:
             self._attaching = {peer: key for peer, key in self._attaching.items() if key[0] != action.store}
 
     def _met(self, action: events.MetScheduler) -> None:
-        self._pulse = Pulse(action.met.pulse, self._process, self._roles.keys, self._roles.job)
+        self._pulse = HeartbeatResponder(action.met.pulse, self._process, self._roles.keys, self._roles.job)
         self._sockets.connect_echo(action.met.echo)
 
     def _welcomed(self, action: events.Welcomed) -> None:

@@ -3,7 +3,7 @@
 A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass, and where
 there are no keys, who knows the name of the job (ZeroMQ's PLAIN, RFC 24). Nobody else gets as far as a
 message, of which ZeroMQ keeps all parts until it is whole, however many come. A client knows the server's key
-beforehand. ZeroMQ tells a refused client nothing, so its `Watch` reads the socket's monitor until the first
+beforehand. ZeroMQ tells a refused client nothing, so its `HandshakeMonitor` reads the socket's monitor until the first
 handshake is done.
 """
 
@@ -261,7 +261,7 @@ def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
     return f"key {z85.encode(credentials[0])[:8].decode() if known else '?'}..."
 
 
-class Watch:
+class HandshakeMonitor:
     """Reads what becomes of a client's handshake, until it is done once.
 
     Parameters

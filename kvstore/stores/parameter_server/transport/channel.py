@@ -19,7 +19,7 @@ import zmq
 from kvstore.errors import AuthError, ConfigError, KVStoreError
 from kvstore.settings import addresses
 
-from .auth import Watch, use_keys, use_password
+from .auth import HandshakeMonitor, use_keys, use_password
 from .context import Context
 from .frames import Buffer, Limits
 from .options import BORROWED, set_options
@@ -151,7 +151,7 @@ class Dealer(Channel):
         addresses.check(f"the address of {role} {rank}", address)
         super().__init__(context, zmq.DEALER, address)
         self.role, self.rank = role, rank
-        self._watch: Watch | None = None
+        self._watch: HandshakeMonitor | None = None
         try:
             self.socket.setsockopt(zmq.IDENTITY, identity)
             self._connect()
@@ -214,7 +214,7 @@ class Dealer(Channel):
         return f"{self.role}{f' {self.rank}' if self.role == 'server' else ''} at {self.address}"
 
     @property
-    def watch(self) -> Watch | None:
+    def watch(self) -> HandshakeMonitor | None:
         """Of the first handshake; None when that is done."""
         return self._watch
 
@@ -232,7 +232,7 @@ class Dealer(Channel):
             use_keys(self.socket, keys, known[self.rank])
         else:
             use_password(self.socket, self._context.job)
-        self._watch = Watch(
+        self._watch = HandshakeMonitor(
             self.socket, self._context.socket(zmq.PAIR), self._context.drop, self.peer, keys is not None
         )
         try:

@@ -1,6 +1,6 @@
 """Signs of life: whoever is asked sends the question back, without running any Python.
 
-The scheduler asks every process (`Pulses`, `Pulse`), and each that waits asks the scheduler (`Echo`). What
+The scheduler asks every process (`HeartbeatMonitor`, `HeartbeatResponder`), and each that waits asks the scheduler (`Echo`). What
 answers is a loop in C that never takes the interpreter's lock, so a process that computes for minutes in
 one call is alive; one that is stopped (SIGSTOP), swapped out or dead is silent.
 """
@@ -24,7 +24,7 @@ from .options import set_options
 _LIMITS = Limits(frame=64, control=64, records=0)
 
 
-class Pulse:
+class HeartbeatResponder:
     """The echo of one process, from now until `close`, its end, or a fork (only for the child).
 
     It connects by itself, and again whenever the connection breaks.
@@ -32,7 +32,7 @@ class Pulse:
     Parameters
     ----------
     address : str
-        Of the scheduler's `Pulses`.
+        Of the scheduler's `HeartbeatMonitor`.
     process : str
         Under which name the scheduler hears of this process; no other may have it. At most 255 bytes.
     keys : Keys, optional
@@ -106,7 +106,7 @@ def _echo(socket: zmq.Socket[bytes]) -> None:
         socket.close()
 
 
-class Pulses:
+class HeartbeatMonitor:
     """The scheduler's side.
 
     Parameters
@@ -120,7 +120,7 @@ class Pulses:
     router : Router
         To be waited for in a `Poller`.
     address : str
-        Where a `Pulse` connects.
+        Where a `HeartbeatResponder` connects.
     """
 
     def __init__(self, context: Context, address: str) -> None:

@@ -18,7 +18,7 @@ from ..protocol.messages import Batch, Control, Hello, Place
 from .channel import Dealer, NotSentError, Poller, Router
 from .context import Context
 from .frames import Codec, pack
-from .heartbeats import Echo, Pulses
+from .heartbeats import Echo, HeartbeatMonitor
 from .refusals import Refusals
 
 log = logging.getLogger("kvstore.ps")
@@ -203,7 +203,7 @@ class SchedulerSockets:
         self.closed = False
         try:
             self._all = Router(self._context, _bound(roles))
-            self._pulses = Pulses(self._context, _address(roles, roles.scheduler + "/pulse/"))
+            self._pulses = HeartbeatMonitor(self._context, _address(roles, roles.scheduler + "/pulse/"))
             self._echo = Echo(self._context, _address(roles, roles.scheduler + "/echo/"))
             self._poller.add(self._all)
             self._poller.add(self._pulses.router)

@@ -17,7 +17,7 @@ from ....settings import launchers, roles
 from ....settings.parameter_server import ps_config
 from ....settings.roles import Roles
 from ..protocol import messages as m
-from ..transport.heartbeats import Pulse
+from ..transport.heartbeats import HeartbeatResponder
 from .machine import WorkerOptions
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Process:
         self._ordinals: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._open: list[Client] = []
         self._last: Client | None = None  # closed, and kept for the farewell
-        self._pulse: Pulse | None = None
+        self._pulse: HeartbeatResponder | None = None
         #: Where the scheduler's echo is, as soon as a store knows.
         self.echo = ""
         #: What the first store says that finds the scheduler lost.
@@ -73,7 +73,7 @@ class Process:
         """Give signs of life to the scheduler, which knows this process now."""
         self.echo = met.echo
         if self._pulse is None:
-            self._pulse = Pulse(met.pulse, self.name, self.roles.keys, self.roles.job)
+            self._pulse = HeartbeatResponder(met.pulse, self.name, self.roles.keys, self.roles.job)
 
     def opened(self, client: Client) -> None:
         """Note a store that has its place in the job."""

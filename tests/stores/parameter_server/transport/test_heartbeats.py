@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.transport.context import Context
-from kvstore.stores.parameter_server.transport.heartbeats import Pulse, Pulses
+from kvstore.stores.parameter_server.transport.heartbeats import HeartbeatMonitor, HeartbeatResponder
 
 Contexts = Callable[..., Context]
 Start = Callable[..., subprocess.Popen[str]]
@@ -22,13 +22,13 @@ BEAT = 0.05
 
 
 @pytest.fixture
-def pulses(context: Contexts, address: str) -> Iterator[Pulses]:
-    made = Pulses(context(), address)
+def pulses(context: Contexts, address: str) -> Iterator[HeartbeatMonitor]:
+    made = HeartbeatMonitor(context(), address)
     yield made
     made.close()
 
 
-def beats(pulses: Pulses, name: str, seconds: float) -> int:
+def beats(pulses: HeartbeatMonitor, name: str, seconds: float) -> int:
     """In how many of the intervals within so many seconds a process was heard."""
     heard = 0
     end = time.monotonic() + seconds
@@ -39,7 +39,7 @@ def beats(pulses: Pulses, name: str, seconds: float) -> int:
     return heard
 
 
-def wait_for(pulses: Pulses, name: str) -> None:
+def wait_for(pulses: HeartbeatMonitor, name: str) -> None:
     end = pace.deadline(PATIENCE)
     while not beats(pulses, name, BEAT):
         assert time.monotonic() < end, f"{name} was never heard"
@@ -50,8 +50,8 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_pulse_is_heard_until_it_is_closed(pulses: Pulses) -> None:
-    pulse = Pulse(pulses.address, "worker 0")
+def test_a_pulse_is_heard_until_it_is_closed(pulses: HeartbeatMonitor) -> None:
+    pulse = HeartbeatResponder(pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     assert beats(pulses, "worker 0", 10 * BEAT) >= 5
     pulse.close()
@@ -62,8 +62,8 @@ def test_a_pulse_is_heard_until_it_is_closed(pulses: Pulses) -> None:
     assert not pulses._known, "nobody is asked who has gone"
 
 
-def test_each_is_heard_once(pulses: Pulses) -> None:
-    found = [Pulse(pulses.address, f"worker {rank}") for rank in range(4)]
+def test_each_is_heard_once(pulses: HeartbeatMonitor) -> None:
+    found = [HeartbeatResponder(pulses.address, f"worker {rank}") for rank in range(4)]
     for rank in range(4):
         wait_for(pulses, f"worker {rank}")
     for _ in range(5):
@@ -74,8 +74,8 @@ def test_each_is_heard_once(pulses: Pulses) -> None:
         pulse.close()
 
 
-def test_nobody_is_heard_who_was_not_asked(pulses: Pulses) -> None:
-    pulse = Pulse(pulses.address, "worker 0")
+def test_nobody_is_heard_who_was_not_asked(pulses: HeartbeatMonitor) -> None:
+    pulse = HeartbeatResponder(pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     time.sleep(2 * BEAT)
     pulses.heard()
@@ -85,9 +85,9 @@ def test_nobody_is_heard_who_was_not_asked(pulses: Pulses) -> None:
 
 
 def test_with_keys(context: Contexts, job_keys: dict[str, Keys]) -> None:
-    pulses = Pulses(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
-    pulse = Pulse(pulses.address, "worker 0", job_keys["worker"])
-    stranger = Pulse(pulses.address, "stranger", job_keys["stranger"])
+    pulses = HeartbeatMonitor(context(job_keys["scheduler"]), "tcp://127.0.0.1:0")
+    pulse = HeartbeatResponder(pulses.address, "worker 0", job_keys["worker"])
+    stranger = HeartbeatResponder(pulses.address, "stranger", job_keys["stranger"])
     wait_for(pulses, "worker 0")
     assert beats(pulses, "stranger", 10 * BEAT) == 0
     pulse.close()
@@ -95,16 +95,16 @@ def test_with_keys(context: Contexts, job_keys: dict[str, Keys]) -> None:
 
 
 def test_without_keys_its_job_is_heard_only(context: Contexts, address: str) -> None:
-    pulses = Pulses(context(job="a job"), address)
-    pulse = Pulse(pulses.address, "worker 0", job="a job")
-    stranger = Pulse(pulses.address, "stranger", job="another job")
+    pulses = HeartbeatMonitor(context(job="a job"), address)
+    pulse = HeartbeatResponder(pulses.address, "worker 0", job="a job")
+    stranger = HeartbeatResponder(pulses.address, "stranger", job="another job")
     wait_for(pulses, "worker 0")
     assert beats(pulses, "stranger", 10 * BEAT) == 0
     pulse.close()
     stranger.close()
 
 
-def test_a_process_that_holds_the_interpreters_lock_is_alive(pulses: Pulses, start: Start) -> None:
+def test_a_process_that_holds_the_interpreters_lock_is_alive(pulses: HeartbeatMonitor, start: Start) -> None:
     process = start("pulse", pulses.address, "worker 0", "4")
     assert said(process) == "beats"
     wait_for(pulses, "worker 0")
@@ -116,7 +116,9 @@ def test_a_process_that_holds_the_interpreters_lock_is_alive(pulses: Pulses, sta
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_stopped_or_dead_process_is_silent(pulses: Pulses, start: Start, number: signal.Signals) -> None:
+def test_a_stopped_or_dead_process_is_silent(
+    pulses: HeartbeatMonitor, start: Start, number: signal.Signals
+) -> None:
     process = start("pulse", pulses.address, "worker 0", "0")
     wait_for(pulses, "worker 0")
     process.send_signal(number)
@@ -128,7 +130,7 @@ def test_a_stopped_or_dead_process_is_silent(pulses: Pulses, start: Start, numbe
         wait_for(pulses, "worker 0")
 
 
-def test_a_process_ends_without_closing_its_pulse(pulses: Pulses, start: Start) -> None:
+def test_a_process_ends_without_closing_its_pulse(pulses: HeartbeatMonitor, start: Start) -> None:
     process = start("pulse", pulses.address, "worker 0", "0")
     wait_for(pulses, "worker 0")
     _, errors = process.communicate("\n", timeout=PATIENCE)
@@ -138,7 +140,7 @@ def test_a_process_ends_without_closing_its_pulse(pulses: Pulses, start: Start) 
 
 def test_a_process_ends_whose_scheduler_is_gone(context: Contexts, start: Start) -> None:
     made = context()
-    pulses = Pulses(made, "tcp://127.0.0.1:0")
+    pulses = HeartbeatMonitor(made, "tcp://127.0.0.1:0")
     process = start("pulse", pulses.address, "worker 0", "0")
     wait_for(pulses, "worker 0")
     made.close()
@@ -146,7 +148,7 @@ def test_a_process_ends_whose_scheduler_is_gone(context: Contexts, start: Start)
     assert process.returncode == 0
 
 
-def test_a_fork_is_not_its_parent(pulses: Pulses, start: Start) -> None:
+def test_a_fork_is_not_its_parent(pulses: HeartbeatMonitor, start: Start) -> None:
     process = start("forked_pulse", pulses.address, "worker 0")
     word, child = said(process).split()
     assert word == "child"
@@ -160,11 +162,11 @@ def test_a_fork_is_not_its_parent(pulses: Pulses, start: Start) -> None:
 
 def test_it_comes_before_the_scheduler_and_after(context: Contexts) -> None:
     first = context()
-    address = Pulses(first, "tcp://127.0.0.1:0").address
+    address = HeartbeatMonitor(first, "tcp://127.0.0.1:0").address
     first.close()
-    pulse = Pulse(address, "worker 0")
+    pulse = HeartbeatResponder(address, "worker 0")
     for _ in range(2):
         made = context()
-        wait_for(Pulses(made, address), "worker 0")
+        wait_for(HeartbeatMonitor(made, address), "worker 0")
         made.close()
     pulse.close()
