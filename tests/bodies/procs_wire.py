@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvstore.errors import KVStoreError
 from kvstore.settings.keys import Keys
-from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Barrier, Hello, Letter
+from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Barrier, Hello, ReliableMessage
 from kvstore.stores.parameter_server.transport import frames
 from kvstore.stores.parameter_server.transport.channel import Dealer
 from kvstore.stores.parameter_server.transport.context import Context
@@ -40,8 +40,8 @@ def speaker(address: str, job: str, newer: str) -> None:
     with_keys = Context()
     connected = Dealer(with_keys, address, b"speaker")
     hello = Hello("worker", 0, 1, "process", job, frames.PROTOCOL)
-    connected.send(codec.encode(Letter(2, 0, Barrier(1, 0, 1))))
-    connected.send(codec.encode(Letter(1, 0, hello)))
+    connected.send(codec.encode(ReliableMessage(2, 0, Barrier(1, 0, 1))))
+    connected.send(codec.encode(ReliableMessage(1, 0, hello)))
     answer = connected.receive(20)
     say(codec.decode(answer) if answer else "no answer")
 

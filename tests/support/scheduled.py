@@ -28,13 +28,13 @@ class Job:
         self.actions = self.machine.step(event, self.now)
         for action in self.actions:
             if isinstance(action, e.Send):
-                assert isinstance(action.message, m.Letter)
+                assert isinstance(action.message, m.ReliableMessage)
                 if action.message.body is not None:
                     self.sent.setdefault(action.peer, []).append(action.message.body)
 
     def say(self, peer: Any, body: Any) -> None:
         number = self.numbers[peer] = self.numbers.get(peer, 0) + 1
-        self.step(e.Received(peer, m.Letter(number, 0, body)))
+        self.step(e.Received(peer, m.ReliableMessage(number, 0, body)))
 
     def server(self, rank: int, incarnation: int = 1, **more: Any) -> None:
         name = f"s{rank}.{incarnation}"

@@ -221,7 +221,7 @@ class SchedulerHost(Host):
             if isinstance(action, e.Send):
                 host, store = action.peer
                 message = action.message
-                if type(message) is m.Letter and type(message.body) is m.Met:
+                if type(message) is m.ReliableMessage and type(message.body) is m.Met:
                     message = msgspec.structs.replace(message, body=m.Met(echo=e.ECHO))
                 self.job.send(self.name, host, ("scheduler", store), message)
             elif isinstance(action, e.End):
@@ -1085,7 +1085,7 @@ class Job:
         """Send a message, which may come late, twice or never."""
         rng, faults = self.rng, self.plan.faults
         # Signs of life are sent so often that some get through; here one has to.
-        sign = type(message) is m.Letter and type(message.body) in (m.Ping, m.Pong)
+        sign = type(message) is m.ReliableMessage and type(message.body) in (m.Ping, m.Pong)
         for _ in range(1 + (rng.random() < faults.double)):
             if rng.random() < faults.drop and not sign:
                 continue

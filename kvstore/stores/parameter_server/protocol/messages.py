@@ -519,7 +519,7 @@ FromScheduler = Met | Welcome | Refused | View | Answer | Install | Slices | Pon
 Direct = Attach | Attached | Fenced | Who | Missing | LeftOut
 
 
-class Letter(msgspec.Struct, frozen=True, tag=True):
+class ReliableMessage(msgspec.Struct, frozen=True, tag="Letter"):
     """Everything between the scheduler and the others, either way: numbered, so that it can be sent again."""
 
     number: int
@@ -529,4 +529,4 @@ class Letter(msgspec.Struct, frozen=True, tag=True):
     body: ToScheduler | FromScheduler | Fenced | Who | Missing | None = None
 
 
-Control = ToScheduler | FromScheduler | Direct | Letter
+Control = ToScheduler | FromScheduler | Direct | ReliableMessage

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from .messages import Letter
+from .messages import ReliableMessage
 
 _AHEAD = 1024  # letters that came before their turn and are kept
 _BURST = 64  # letters that are sent again at once
 _SLOWEST = 8  # times the first pause: who is only slow must not be buried under repetitions
 
 
-class Link:
+class ReliableLink:
     """One side of the exchange."""
 
     __slots__ = ("_early", "_last", "_number", "_out", "_owes", "_pause", "resend", "seen")
@@ -37,21 +37,21 @@ class Link:
         """All letters up to this one have come."""
         return self._out[0][0] - 1 if self._out else self._number
 
-    def write(self, body: Any, now: float) -> Letter:
+    def write(self, body: Any, now: float) -> ReliableMessage:
         """Make the next letter."""
         if not self._out:
             self._last, self._pause = now, self.resend
         self._number += 1
         self._out.append((self._number, body))
         self._owes = False
-        return Letter(self._number, self.seen, body)
+        return ReliableMessage(self._number, self.seen, body)
 
-    def aside(self, body: Any) -> Letter:
+    def aside(self, body: Any) -> ReliableMessage:
         """Make a letter that may be lost."""
         self._owes = False
-        return Letter(0, self.seen, body)
+        return ReliableMessage(0, self.seen, body)
 
-    def read(self, letter: Letter, now: float) -> list[Any]:
+    def read(self, letter: ReliableMessage, now: float) -> list[Any]:
         """Take a letter; return what is to be handled now, in order."""
         if self._out and letter.seen >= self._out[0][0]:
             self._last, self._pause = now, self.resend
@@ -64,16 +64,16 @@ class Link:
             self._early[letter.number] = letter.body
         return self._in_turn()
 
-    def owed(self) -> Letter | None:
+    def owed(self) -> ReliableMessage | None:
         """Say what has come, if no other letter has said it meanwhile."""
         return self.aside(None) if self._owes else None
 
-    def again(self, now: float) -> list[Letter]:
+    def again(self, now: float) -> list[ReliableMessage]:
         """Make again the letters that have had no acknowledgement for too long; each time later."""
         if not self._out or now - self._last < self._pause:
             return []
         self._last, self._pause = now, min(2 * self._pause, _SLOWEST * self.resend)
-        return [Letter(number, self.seen, body) for number, body in list(self._out)[:_BURST]]
+        return [ReliableMessage(number, self.seen, body) for number, body in list(self._out)[:_BURST]]
 
     def _in_turn(self) -> list[Any]:
         bodies = []

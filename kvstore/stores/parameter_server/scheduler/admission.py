@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..protocol.messages import PROTOCOL, Failure, Hello, Met, Welcome
 from .failure_detector import FailureDetector
-from .peers import Mail, Peer, Process, State
+from .peers import Outgoing, Peer, Process, State
 from .rank_assignment import RankAssignment
 from .stores import Stores
 
@@ -56,7 +56,7 @@ class Admission:
         """Whether somebody waits for a rank."""
         return bool(self._contests)
 
-    def hello(self, peer: Peer, hello: Hello, mail: Mail) -> None:
+    def hello(self, peer: Peer, hello: Hello, mail: Outgoing) -> None:
         """Let a peer in, refuse it, or have it wait."""
         if peer.hello is not None:
             return
@@ -72,7 +72,7 @@ class Admission:
                 peer.since = mail.now
                 self._contests.append((peer, hello))
 
-    def look(self, mail: Mail) -> None:
+    def look(self, mail: Outgoing) -> None:
         """Look again at those who want a rank that somebody has."""
         waiting, self._contests = self._contests, []
         for peer, hello in waiting:
@@ -84,7 +84,7 @@ class Admission:
             else:
                 self._contests.append((peer, hello))
 
-    def close(self, mail: Mail) -> None:
+    def close(self, mail: Outgoing) -> None:
         """Let nobody in any more."""
         self._closed = True
         for peer, _ in self._contests:
@@ -101,7 +101,7 @@ class Admission:
             return Failure("ConfigError", f"all {hello.role}s of the job are there")
         return None
 
-    def _enter(self, peer: Peer, hello: Hello, mail: Mail) -> bool:
+    def _enter(self, peer: Peer, hello: Hello, mail: Outgoing) -> bool:
         """Give the peer's process its rank; False if a process that may be dead still has it."""
         process = self._roster.processes.get(hello.process)
         if process is not None and process.state != State.HERE:
@@ -129,7 +129,7 @@ class Admission:
         rank = hello.rank if hello.rank >= 0 else free_rank(seats, self._roster.count(hello.role))
         return rank, seats.get(rank)
 
-    def _give(self, rank: int, holder: Process | None, hello: Hello, mail: Mail) -> Process:
+    def _give(self, rank: int, holder: Process | None, hello: Hello, mail: Outgoing) -> Process:
         """Give a rank to a new process; whoever still has it is lost."""
         if holder is not None and holder.state == State.HERE:
             self._watch.lose(holder, mail)
@@ -137,7 +137,7 @@ class Admission:
         self._roster.processes[hello.process] = process
         return process
 
-    def _enter_server(self, peer: Peer, process: Process, hello: Hello, mail: Mail) -> None:
+    def _enter_server(self, peer: Peer, process: Process, hello: Hello, mail: Outgoing) -> None:
         servers = self._roster.servers
         filled = any(store.keys.entries for store in self._stores.values())
         if servers.doom is not None or (filled and not hello.restarted):
@@ -157,6 +157,6 @@ class Admission:
             for store in self._stores.values():
                 self._stores.try_start(store, mail)
 
-    def _welcome(self, rank: int, mail: Mail) -> None:
+    def _welcome(self, rank: int, mail: Outgoing) -> None:
         servers = self._roster.servers
         servers.tell(rank, Welcome(-1, rank, servers.count, 0, (), servers.members), mail)

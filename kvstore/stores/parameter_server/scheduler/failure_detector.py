@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..protocol.messages import Loss
-from .peers import Mail, Process, State
+from .peers import Outgoing, Process, State
 from .rank_assignment import RankAssignment
 from .stores import Stores
 
@@ -23,7 +23,7 @@ class FailureDetector:
         self._dead_after = dead_after
         self._server_grace = server_grace
 
-    def heard(self, name: str, mail: Mail) -> None:
+    def heard(self, name: str, mail: Outgoing) -> None:
         """Note a sign of life; one that was lost hears that it comes too late."""
         process = self._roster.processes.get(name)
         if process is None:
@@ -38,7 +38,7 @@ class FailureDetector:
         for process in self._roster.processes.values():
             process.heard += seconds
 
-    def look(self, mail: Mail) -> None:
+    def look(self, mail: Outgoing) -> None:
         """Lose those that are silent, and give up servers that have not come back in time."""
         for process in list(self._roster.processes.values()):
             if process.state == State.HERE and mail.now - process.heard > self._dead_after:
@@ -49,7 +49,7 @@ class FailureDetector:
                 del away[rank]
                 self._give_up(loss, mail)
 
-    def lose(self, process: Process, mail: Mail) -> None:
+    def lose(self, process: Process, mail: Outgoing) -> None:
         """Go on without a process."""
         process.state = State.LOST
         loss = Loss(process.role, process.rank, max(0.0, mail.now - process.heard))
@@ -58,7 +58,7 @@ class FailureDetector:
         else:
             self._lose_worker(process, loss, mail)
 
-    def _lose_worker(self, process: Process, loss: Loss, mail: Mail) -> None:
+    def _lose_worker(self, process: Process, loss: Loss, mail: Outgoing) -> None:
         for store in self._stores.values():
             if store.number in process.peers and process.rank in store.members:
                 store.lose(loss)
@@ -67,7 +67,7 @@ class FailureDetector:
             if not store.started and not store.broken:
                 self._stores.lose_before_start(store, loss, mail)
 
-    def _lose_server(self, loss: Loss, mail: Mail) -> None:
+    def _lose_server(self, loss: Loss, mail: Outgoing) -> None:
         servers = self._roster.servers
         servers.leave(loss.rank)
         if not servers.welcomed:
@@ -77,7 +77,7 @@ class FailureDetector:
         else:
             self._give_up(loss, mail)
 
-    def _give_up(self, loss: Loss, mail: Mail) -> None:
+    def _give_up(self, loss: Loss, mail: Outgoing) -> None:
         """Go on without a server: its values are lost, so no store can be whole again."""
         servers = self._roster.servers
         servers.doom = servers.doom or loss

@@ -14,7 +14,7 @@ from ....settings.roles import Roles
 from ....waiting import NOTICE_AFTER
 from ..protocol import events
 from ..protocol.failures import raised
-from ..protocol.messages import Letter, Met
+from ..protocol.messages import Met, ReliableMessage
 from ..transport.sockets import SchedulerSockets
 from .machine import Scheduler, SchedulerOptions
 
@@ -112,6 +112,6 @@ class _Loop:
 
     def _addressed(self, message: Any) -> Any:
         """Tell others where signs of life are wanted, and given."""
-        if type(message) is Letter and type(message.body) is Met:
+        if type(message) is ReliableMessage and type(message.body) is Met:
             return msgspec.structs.replace(message, body=Met(self._sockets.pulse, self._sockets.echo))
         return message

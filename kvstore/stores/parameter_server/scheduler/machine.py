@@ -30,20 +30,20 @@ from ..protocol.messages import (
     Installed,
     JoinRounds,
     Leave,
-    Letter,
     Lookup,
     Ping,
     Pong,
     Reached,
     Ready,
+    ReliableMessage,
     Settings,
     Who,
 )
-from ..protocol.reliable_link import Link
+from ..protocol.reliable_link import ReliableLink
 from .admission import Admission
 from .failure_detector import FailureDetector, given_up
 from .member_requests import MemberRequests
-from .peers import Mail, Peer, State
+from .peers import Outgoing, Peer, State
 from .rank_assignment import RankAssignment
 from .shutdown import JobShutdown
 from .stores import Stores
@@ -95,7 +95,7 @@ class Scheduler:
         self._admission = Admission(options.job, roster, stores, watch, options.dead_after)
         self._ending = ending = JobShutdown(roster, stores, watch, self._admission, options.timeout)
         desk = MemberRequests(roster, stores)
-        self._handlers: dict[type, Callable[[Peer, Any, Mail], None]] = {
+        self._handlers: dict[type, Callable[[Peer, Any, Outgoing], None]] = {
             Hello: self._admission.hello,
             Bye: ending.bye,
             Leave: ending.leave,
@@ -117,7 +117,7 @@ class Scheduler:
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
-        mail = Mail(now)
+        mail = Outgoing(now)
         self._pass(now)
         if self.ended:
             return mail.actions
@@ -148,8 +148,8 @@ class Scheduler:
             self._watch.forgive(now - self._stepped)
         self._stepped = now
 
-    def _received(self, name: Hashable, letter: Any, mail: Mail) -> None:
-        if type(letter) is not Letter:
+    def _received(self, name: Hashable, letter: Any, mail: Outgoing) -> None:
+        if type(letter) is not ReliableMessage:
             return
         peer = self._peers.get(name) or self._meet(name, mail.now)
         process = peer.process
@@ -170,7 +170,7 @@ class Scheduler:
     def _meet(self, name: Hashable, now: float) -> Peer:
         if len(self._peers) > _STRANGERS + 2 * len(self._processes):
             self._clear_strangers(now)
-        peer = self._peers[name] = Peer(name, Link(self.options.letter), now)
+        peer = self._peers[name] = Peer(name, ReliableLink(self.options.letter), now)
         return peer
 
     def _clear_strangers(self, now: float) -> None:
@@ -182,10 +182,10 @@ class Scheduler:
         for name in old:
             del self._peers[name]
 
-    def _ping(self, peer: Peer, message: Ping, mail: Mail) -> None:
+    def _ping(self, peer: Peer, message: Ping, mail: Outgoing) -> None:
         mail.aside(peer, Pong(message.number))
 
-    def _tick(self, mail: Mail) -> None:
+    def _tick(self, mail: Outgoing) -> None:
         self._watch.look(mail)
         self._admission.look(mail)
         self._ending.look(mail)

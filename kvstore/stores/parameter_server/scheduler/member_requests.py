@@ -22,7 +22,7 @@ from ..protocol.messages import (
     Who,
 )
 from .membership import Membership
-from .peers import Mail, Peer, State
+from .peers import Outgoing, Peer, State
 from .rank_assignment import RankAssignment
 from .stores import Stores
 
@@ -37,7 +37,7 @@ class MemberRequests:
         self._stores = stores
         self._servers = roster.servers
 
-    def _member(self, peer: Peer, message: Request, mail: Mail) -> Membership | None:
+    def _member(self, peer: Peer, message: Request, mail: Outgoing) -> Membership | None:
         """Store of a request, if it may be made; else it is answered with the reason."""
         store = peer.store
         if store is None or not store.started or not self._roster.holds(peer, store):
@@ -53,7 +53,7 @@ class MemberRequests:
 
     # ------------------------------------------------------------------------------------------------ rounds
 
-    def join(self, peer: Peer, message: JoinRounds, mail: Mail) -> None:
+    def join(self, peer: Peer, message: JoinRounds, mail: Outgoing) -> None:
         """Let nobody wait for this worker's pushes any more."""
         store = self._member(peer, message, mail)
         if store is None:
@@ -64,7 +64,7 @@ class MemberRequests:
         mail.write(peer, Answer(message.request))
         self._stores.go_on(store, mail)
 
-    def begin(self, peer: Peer, message: Begin, mail: Mail) -> None:
+    def begin(self, peer: Peer, message: Begin, mail: Outgoing) -> None:
         """Gather where the others are, for one who came back and is about to push."""
         store = peer.store
         if store is None or not self._roster.holds(peer, store):
@@ -74,14 +74,14 @@ class MemberRequests:
             self._stores.show(store, mail)
             self._stores.go_on(store, mail)
 
-    def reached(self, peer: Peer, message: Reached, mail: Mail) -> None:
+    def reached(self, peer: Peer, message: Reached, mail: Outgoing) -> None:
         """Note where one of the others is."""
         store = peer.store
         if store is not None and self._roster.holds(peer, store):
             store.arrivals.reached(peer.rank, message.epoch, message.pushed)
             self._stores.go_on(store, mail)
 
-    def barrier(self, peer: Peer, message: Barrier, mail: Mail) -> None:
+    def barrier(self, peer: Peer, message: Barrier, mail: Outgoing) -> None:
         """Answer once all have arrived."""
         store = self._member(peer, message, mail)
         if store is not None:
@@ -90,7 +90,7 @@ class MemberRequests:
 
     # -------------------------------------------------------------------------------------------------- keys
 
-    def found(self, peer: Peer, message: Found, mail: Mail) -> None:
+    def found(self, peer: Peer, message: Found, mail: Outgoing) -> None:
         """Place new keys; whoever does not fill them waits until they have values."""
         store = self._member(peer, message, mail)
         if store is None:
@@ -100,14 +100,14 @@ class MemberRequests:
         if answer is not None:
             mail.write(peer, answer)
 
-    def ready(self, peer: Peer, message: Ready, mail: Mail) -> None:
+    def ready(self, peer: Peer, message: Ready, mail: Outgoing) -> None:
         """Answer those who wait for the values of keys."""
         store = self._member(peer, message, mail)
         if store is not None:
             self._stores.answer(store, store.keys.ready(message.keys), mail)
             mail.write(peer, Answer(message.request))
 
-    def lookup(self, peer: Peer, message: Lookup, mail: Mail) -> None:
+    def lookup(self, peer: Peer, message: Lookup, mail: Outgoing) -> None:
         """Say where keys lie, once they have values if the worker waits for that."""
         store = self._member(peer, message, mail)
         if store is None:
@@ -117,7 +117,7 @@ class MemberRequests:
         if answer is not None:
             mail.write(peer, answer)
 
-    def drop(self, peer: Peer, message: Drop, mail: Mail) -> None:
+    def drop(self, peer: Peer, message: Drop, mail: Outgoing) -> None:
         """Forget keys."""
         store = self._member(peer, message, mail)
         if store is None:
@@ -130,7 +130,7 @@ class MemberRequests:
 
     # ---------------------------------------------------------------------------------------------- settings
 
-    def settings(self, peer: Peer, message: Settings, mail: Mail) -> None:
+    def settings(self, peer: Peer, message: Settings, mail: Outgoing) -> None:
         """Have a setting installed once, and answer when all servers have it."""
         store = self._member(peer, message, mail)
         if store is None:
@@ -146,14 +146,14 @@ class MemberRequests:
             self._servers.tell_all(setting.install, mail)
         self._stores.answer(store, setting.answers(), mail)
 
-    def command(self, peer: Peer, message: Command, mail: Mail) -> None:
+    def command(self, peer: Peer, message: Command, mail: Outgoing) -> None:
         """Pass a command on to all servers."""
         store = self._member(peer, message, mail)
         if store is not None:
             setting = store.settings.command(peer.rank, message, set(range(self._servers.count)))
             self._servers.tell_all(setting.install, mail)
 
-    def installed(self, peer: Peer, message: Installed, mail: Mail) -> None:
+    def installed(self, peer: Peer, message: Installed, mail: Outgoing) -> None:
         """Take a server's word that it has a setting, or why not."""
         for store in self._stores.values():
             if store.number == message.store:
@@ -162,7 +162,7 @@ class MemberRequests:
 
     # ----------------------------------------------------------------------------------------------- absence
 
-    def count(self, peer: Peer, message: Count, mail: Mail) -> None:
+    def count(self, peer: Peer, message: Count, mail: Outgoing) -> None:
         """Say how many processes are silent, or lost and not replaced."""
         if self._member(peer, message, mail) is None:
             return
@@ -174,7 +174,7 @@ class MemberRequests:
         count = len(silent) + len(roster.ranks(State.LOST)) + len(self._servers.missing)
         mail.write(peer, Answer(message.request, count=count))
 
-    def who(self, peer: Peer, message: Who, mail: Mail) -> None:
+    def who(self, peer: Peer, message: Who, mail: Outgoing) -> None:
         """Say whom the store's start, its barrier, or a worker's keys or first push wait for."""
         store = peer.store
         servers = () if store is not None and store.started else tuple(self._servers.missing)

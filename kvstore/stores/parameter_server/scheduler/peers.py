@@ -9,7 +9,7 @@ from typing import Any
 
 from ..protocol.events import Action, Send
 from ..protocol.messages import Failure, Fenced, Hello, Refused
-from ..protocol.reliable_link import Link
+from ..protocol.reliable_link import ReliableLink
 from .membership import Membership
 
 
@@ -42,7 +42,7 @@ class Peer:
     """One socket: a worker's store, or a server."""
 
     name: Hashable
-    link: Link
+    link: ReliableLink
     since: float
     hello: Hello | None = None
     process: Process | None = None
@@ -54,7 +54,7 @@ class Peer:
         return self.process.rank if self.process is not None else -1
 
 
-class Mail:
+class Outgoing:
     """What one step of the scheduler comes to, and when it is taken."""
 
     __slots__ = ("actions", "now")

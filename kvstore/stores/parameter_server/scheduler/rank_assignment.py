@@ -6,7 +6,7 @@ from typing import Any
 
 from ..protocol.messages import Failure, Loss, Member
 from .membership import Membership
-from .peers import Mail, Peer, Process, State
+from .peers import Outgoing, Peer, Process, State
 
 
 class Servers:
@@ -42,13 +42,13 @@ class Servers:
         if not self.welcomed:
             self._members.pop(rank, None)
 
-    def tell(self, rank: int, body: Any, mail: Mail) -> None:
+    def tell(self, rank: int, body: Any, mail: Outgoing) -> None:
         """Write to a server, if it is there; if not, it hears everything when it comes back."""
         process = self.there.get(rank)
         if process is not None:
             mail.write(process.peers[-1], body)
 
-    def tell_all(self, body: Any, mail: Mail) -> None:
+    def tell_all(self, body: Any, mail: Outgoing) -> None:
         """Write to all servers that are there."""
         for rank in sorted(self.there):
             self.tell(rank, body, mail)

@@ -8,7 +8,7 @@ from ..protocol.events import End
 from ..protocol.messages import Bye, Failure, Install, Leave, Loss, Over
 from .admission import Admission
 from .failure_detector import FailureDetector
-from .peers import Mail, Peer, State
+from .peers import Outgoing, Peer, State
 from .rank_assignment import RankAssignment
 from .stores import Stores
 
@@ -39,7 +39,7 @@ class JobShutdown:
         """Count the time without workers from here."""
         self._manned = now
 
-    def leave(self, peer: Peer, message: Leave, mail: Mail) -> None:
+    def leave(self, peer: Peer, message: Leave, mail: Outgoing) -> None:
         """Take a worker out of a store that it closes, or that it had to give up."""
         store = peer.store
         if store is None or peer.rank not in store.members or not self._roster.holds(peer, store):
@@ -58,7 +58,7 @@ class JobShutdown:
             store.over = True
             self._roster.servers.tell_all(Install(store.number, 0, "drop", ""), mail)
 
-    def bye(self, peer: Peer, message: Bye, mail: Mail) -> None:
+    def bye(self, peer: Peer, message: Bye, mail: Outgoing) -> None:
         """Take a process out of the job."""
         process = peer.process
         if process is None or process.state != State.HERE:
@@ -74,12 +74,12 @@ class JobShutdown:
                 self._stores.try_start(store, mail)
         self._look_for_end(mail)
 
-    def look(self, mail: Mail) -> None:
+    def look(self, mail: Outgoing) -> None:
         """See whether the job is over."""
         self._look_for_end(mail)
         self._look_for_workers(mail)
 
-    def close(self, peers: Iterable[Peer], patience: float, linger: float, mail: Mail) -> bool:
+    def close(self, peers: Iterable[Peer], patience: float, linger: float, mail: Outgoing) -> bool:
         """End, if all that are there know that the job is over, or have had so many seconds to hear it."""
         if self._over is None:
             return False
@@ -96,7 +96,7 @@ class JobShutdown:
         mail.actions.append(End(error))
         return True
 
-    def _look_for_end(self, mail: Mail) -> None:
+    def _look_for_end(self, mail: Outgoing) -> None:
         workers = self._roster.workers.values()
         if self._over is not None or len(workers) < self._roster.num_workers:
             return
@@ -105,14 +105,14 @@ class JobShutdown:
         alone = all(one.state == State.LOST for one in workers)
         self._finish(Failure("PeerLostError", "all workers are lost") if alone else None, mail)
 
-    def _look_for_workers(self, mail: Mail) -> None:
+    def _look_for_workers(self, mail: Outgoing) -> None:
         if any(one.state == State.HERE for one in self._roster.workers.values()):
             self._manned = mail.now
         elif self._over is None and mail.now - self._manned > self._timeout:
             text = f"no worker has been there for {self._timeout:g} s"
             self._finish(Failure("TimeoutError", text), mail)
 
-    def _finish(self, error: Failure | None, mail: Mail) -> None:
+    def _finish(self, error: Failure | None, mail: Outgoing) -> None:
         self._over = (mail.now, error)
         self._roster.servers.tell_all(Over(error.text if error else ""), mail)
         self._admission.close(mail)

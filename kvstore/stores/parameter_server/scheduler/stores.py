@@ -6,7 +6,7 @@ from collections.abc import Iterable, ValuesView
 
 from ..protocol.messages import Answer, Failure, Hello, KeyEntry, Loss, Member, Slices, Welcome
 from .membership import Membership
-from .peers import Mail, Peer, Process, State
+from .peers import Outgoing, Peer, Process, State
 from .rank_assignment import RankAssignment
 from .rejoins import Begun
 
@@ -26,7 +26,7 @@ class Stores:
 
     # --------------------------------------------------------------------------------------- entry and start
 
-    def enter(self, peer: Peer, process: Process, hello: Hello, mail: Mail) -> None:
+    def enter(self, peer: Peer, process: Process, hello: Hello, mail: Outgoing) -> None:
         """Let a worker into the store that it names, or refuse it."""
         name = (hello.group, hello.ordinal)
         store = self._stores.get(name)
@@ -66,7 +66,7 @@ class Stores:
             )
         return None
 
-    def try_start(self, store: Membership, mail: Mail) -> None:
+    def try_start(self, store: Membership, mail: Outgoing) -> None:
         """Start a store once everybody is there; those that are lost are not waited for."""
         if store.started or not self._servers.welcomed or not store.members:
             return
@@ -84,12 +84,12 @@ class Stores:
                 self._welcome(store, peer, False, mail)
             self._servers.tell_all(store.view(self._servers.members), mail)
 
-    def _turn_away(self, store: Membership, why: Failure, mail: Mail) -> None:
+    def _turn_away(self, store: Membership, why: Failure, mail: Outgoing) -> None:
         """Refuse everybody in a store that cannot start."""
         for peer in self._peers(store):
             mail.refuse(peer, why)
 
-    def lose_before_start(self, store: Membership, loss: Loss, mail: Mail) -> None:
+    def lose_before_start(self, store: Membership, loss: Loss, mail: Outgoing) -> None:
         """Go on without a worker that never came to a store, or turn the others away."""
         if not store.raises:
             self.try_start(store, mail)
@@ -97,7 +97,7 @@ class Stores:
             text = f"{loss.role} {loss.rank} was lost before {store} started; start the job again"
             self._turn_away(store, Failure("PeerLostError", text, loss.role, loss.rank, loss.silent), mail)
 
-    def bring_up(self, rank: int, mail: Mail) -> None:
+    def bring_up(self, rank: int, mail: Outgoing) -> None:
         """Tell a server that has come back everything, and everybody that it has."""
         for store in self.values():
             if not store.started:
@@ -112,7 +112,7 @@ class Stores:
 
     # ----------------------------------------------------------------------------------------------- changes
 
-    def changed(self, store: Membership, mail: Mail) -> None:
+    def changed(self, store: Membership, mail: Outgoing) -> None:
         """Tell of a loss, and let go whom it held up."""
         if not store.started:
             if store.broken:
@@ -125,7 +125,7 @@ class Stores:
         else:
             self.go_on(store, mail)
 
-    def go_on(self, store: Membership, mail: Mail) -> None:
+    def go_on(self, store: Membership, mail: Outgoing) -> None:
         """After somebody has left or begun: perhaps the others need not wait any more."""
         self._let_begin(store, mail)
         opened = [(rank, Answer(request)) for rank, request in store.barrier.open(store.needed)]
@@ -133,7 +133,7 @@ class Stores:
         self.place(store, new, mail)
         self.answer(store, [*opened, *answers], mail)
 
-    def _let_begin(self, store: Membership, mail: Mail) -> None:
+    def _let_begin(self, store: Membership, mail: Outgoing) -> None:
         """Once all others are where somebody begins who came back, tell all; then the next one may."""
         while not store.broken and (begun := store.begin()) is not None:
             self.show(store, mail, begun=begun)
@@ -143,7 +143,7 @@ class Stores:
 
     # ----------------------------------------------------------------------------------- what they are told
 
-    def show(self, store: Membership, mail: Mail, but: int = -1, begun: Begun | None = None) -> None:
+    def show(self, store: Membership, mail: Outgoing, but: int = -1, begun: Begun | None = None) -> None:
         """Tell everybody in the store who takes part now."""
         view = store.view(self._servers.members, begun)
         for peer in self._peers(store):
@@ -151,19 +151,19 @@ class Stores:
                 mail.write(peer, view)
         self._servers.tell_all(view, mail)
 
-    def answer(self, store: Membership, answers: Iterable[tuple[int, Answer]], mail: Mail) -> None:
+    def answer(self, store: Membership, answers: Iterable[tuple[int, Answer]], mail: Outgoing) -> None:
         """Answer requests of members, by rank."""
         for rank, answer in answers:
             peer = self._roster.peer(store, rank)
             if peer is not None:
                 mail.write(peer, answer)
 
-    def place(self, store: Membership, new: tuple[KeyEntry, ...], mail: Mail) -> None:
+    def place(self, store: Membership, new: tuple[KeyEntry, ...], mail: Outgoing) -> None:
         """Tell the servers of new keys."""
         if new:
             self._servers.tell_all(Slices(store.number, new), mail)
 
-    def _welcome(self, store: Membership, peer: Peer, returned: bool, mail: Mail) -> None:
+    def _welcome(self, store: Membership, peer: Peer, returned: bool, mail: Outgoing) -> None:
         members = tuple(store.members[rank] for rank in sorted(store.members))
         size, servers = self._roster.num_workers, self._servers.members
         late = tuple(sorted(store.arrivals.late))

@@ -35,7 +35,6 @@ from ..protocol.messages import (
     Install,
     Installed,
     Kind,
-    Letter,
     Loss,
     Met,
     Over,
@@ -43,12 +42,13 @@ from ..protocol.messages import (
     Pong,
     Record,
     Refused,
+    ReliableMessage,
     Slices,
     View,
     Welcome,
     Who,
 )
-from ..protocol.reliable_link import Link
+from ..protocol.reliable_link import ReliableLink
 from ..protocol.silence import SilenceDetector
 from .sessions import StepEffects, WorkerSession
 from .store_machine import StoreMachine
@@ -98,7 +98,7 @@ class Server:
         self.rank = hello.rank
         self.failure: Failure | None = None
         self.ended = False
-        self._link = Link(self.options.letter)
+        self._link = ReliableLink(self.options.letter)
         self._stores: dict[int, StoreMachine] = {}
         self._early: dict[Hashable, Attach] = {}
         self._unsaved: list[tuple[WorkerSession, Record]] = []
@@ -169,7 +169,7 @@ class Server:
             self._requests(peer, message, turn)
         elif peer == ECHO:
             self._silence.hear(now)
-        elif kind is Letter:
+        elif kind is ReliableMessage:
             if peer == SCHEDULER:
                 self._read(message, now, turn)
         elif kind is Attach:
@@ -231,7 +231,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------------ the scheduler
 
-    def _read(self, letter: Letter, now: float, turn: StepEffects) -> None:
+    def _read(self, letter: ReliableMessage, now: float, turn: StepEffects) -> None:
         self._silence.hear(now)
         self._met = True
         for body in self._link.read(letter, now):

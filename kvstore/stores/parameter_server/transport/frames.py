@@ -28,7 +28,18 @@ import zmq
 
 from kvstore.errors import ProtocolError
 
-from ..protocol.messages import COPIED, PROTOCOL, Batch, Control, Hello, Kind, Letter, Place, Record, Refused
+from ..protocol.messages import (
+    COPIED,
+    PROTOCOL,
+    Batch,
+    Control,
+    Hello,
+    Kind,
+    Place,
+    Record,
+    Refused,
+    ReliableMessage,
+)
 
 #: Anything with the buffer protocol; NumPy's arrays of any dtype.
 Buffer = Any
@@ -228,7 +239,7 @@ def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) ->
 
 
 def _tells_who(message: Control) -> bool:
-    body = message.body if isinstance(message, Letter) else message
+    body = message.body if isinstance(message, ReliableMessage) else message
     return isinstance(body, Hello | Refused)
 
 

@@ -45,7 +45,6 @@ from ..protocol.messages import (
     Kind,
     Leave,
     LeftOut,
-    Letter,
     Loss,
     Member,
     Met,
@@ -56,11 +55,12 @@ from ..protocol.messages import (
     Reached,
     Record,
     Refused,
+    ReliableMessage,
     View,
     Welcome,
     Who,
 )
-from ..protocol.reliable_link import Link
+from ..protocol.reliable_link import ReliableLink
 from ..protocol.silence import SilenceDetector
 from .request_table import Operation, Request, Requests
 
@@ -129,7 +129,7 @@ class Worker:
         self.view: View | None = None
         self.failure: Failure | None = None
         self.missing: Missing | None = None
-        self._link = Link(self.options.letter)
+        self._link = ReliableLink(self.options.letter)
         self._servers: dict[int, _Server] = {}
         self._operations: dict[Hashable, Operation] = {}
         self._asks: dict[int, Hashable] = {}
@@ -327,7 +327,7 @@ class Worker:
             self._replies(peer, message, now, actions)  # type: ignore[arg-type]
         elif peer == ECHO:
             self._silence.hear(now)
-        elif type(message) is Letter:
+        elif type(message) is ReliableMessage:
             self._read(message, now, actions)
         elif type(message) is Attached:
             self._attached(peer, message, now, actions)  # type: ignore[arg-type]
@@ -411,7 +411,7 @@ class Worker:
     def _write(self, body: Any, now: float, actions: list[Action]) -> None:
         actions.append(Send(SCHEDULER, self._link.write(body, now)))
 
-    def _read(self, letter: Letter, now: float, actions: list[Action]) -> None:
+    def _read(self, letter: ReliableMessage, now: float, actions: list[Action]) -> None:
         self._silence.hear(now)
         self.met = True
         if now - self._still[1] > self.options.dead_after:

@@ -7,14 +7,14 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.stores.parameter_server.protocol.messages import Letter, Pong
-from kvstore.stores.parameter_server.protocol.reliable_link import Link
+from kvstore.stores.parameter_server.protocol.messages import Pong, ReliableMessage
+from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 30))
 def test_once_and_in_order(seed: int, count: int) -> None:
     rng = random.Random(seed)
-    here, there = Link(1.0), Link(1.0)
+    here, there = ReliableLink(1.0), ReliableLink(1.0)
     wire = [(there, here.write(number, 0.0)) for number in range(count)]
     come: list[int] = []
     now = 0
@@ -33,44 +33,44 @@ def test_once_and_in_order(seed: int, count: int) -> None:
 
 
 def test_a_letter_aside_is_handled_at_once_and_never_again() -> None:
-    link = Link(1.0)
-    assert link.read(Letter(0, 0, Pong(1)), 0.0) == [Pong(1)]
+    link = ReliableLink(1.0)
+    assert link.read(ReliableMessage(0, 0, Pong(1)), 0.0) == [Pong(1)]
     assert link.owed() is None
     assert link.again(10.0) == []
 
 
 def test_early_letters_wait_for_their_turn() -> None:
-    link = Link(1.0)
-    assert link.read(Letter(2, 0, "b"), 0.0) == []  # type: ignore[arg-type]
-    assert link.read(Letter(1, 0, "a"), 0.0) == ["a", "b"]  # type: ignore[arg-type]
-    assert link.read(Letter(1, 0, "a"), 0.0) == []  # type: ignore[arg-type]
+    link = ReliableLink(1.0)
+    assert link.read(ReliableMessage(2, 0, "b"), 0.0) == []  # type: ignore[arg-type]
+    assert link.read(ReliableMessage(1, 0, "a"), 0.0) == ["a", "b"]  # type: ignore[arg-type]
+    assert link.read(ReliableMessage(1, 0, "a"), 0.0) == []  # type: ignore[arg-type]
     owed = link.owed()
     assert owed is not None
     assert owed.seen == 2
 
 
 def test_what_is_far_ahead_is_not_kept() -> None:
-    link = Link(1.0)
+    link = ReliableLink(1.0)
     for number in range(2, 100_000):
-        link.read(Letter(number, 0, number), 0.0)  # type: ignore[arg-type]
+        link.read(ReliableMessage(number, 0, number), 0.0)  # type: ignore[arg-type]
     assert len(link._early) <= 1024
 
 
 def test_letters_are_sent_again_after_a_while_and_not_before() -> None:
-    link = Link(1.0)
+    link = ReliableLink(1.0)
     first = link.write("a", 0.0)
     assert link.again(0.9) == []
     assert link.again(1.0) == [first]
     assert link.again(1.5) == []
-    link.read(Letter(0, 1, None), 1.6)
+    link.read(ReliableMessage(0, 1, None), 1.6)
     assert link.again(9.0) == []
 
 
 def test_who_is_only_slow_is_not_buried_under_repetitions() -> None:
-    link = Link(1.0)
+    link = ReliableLink(1.0)
     link.write("a", 0.0)
     times = [now for now in range(100) if link.again(float(now))]
     assert times == [1, 3, 7, 15, 23, 31, 39, 47, 55, 63, 71, 79, 87, 95]
-    link.read(Letter(0, 1, None), 100.0)
+    link.read(ReliableMessage(0, 1, None), 100.0)
     second = link.write("b", 100.0)
     assert link.again(101.0) == [second]

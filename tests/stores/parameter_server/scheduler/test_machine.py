@@ -10,7 +10,7 @@ from kvstore.stores.parameter_server.protocol import messages as m
 
 def test_somebody_who_knows_another_scheduler_is_fenced() -> None:
     job = Job()
-    job.step(e.Received("old", m.Letter(9, 8, m.Barrier(1, 0, 1))))
+    job.step(e.Received("old", m.ReliableMessage(9, 8, m.Barrier(1, 0, 1))))
     assert job.last("old", m.Fenced) is not None
 
 
@@ -45,7 +45,7 @@ def test_strangers_are_forgotten_when_there_are_many() -> None:
     job.worker(0)
     for one in range(9000):
         job.now += 0.01
-        job.step(e.Received(one, m.Letter(0, 0, None)))
+        job.step(e.Received(one, m.ReliableMessage(0, 0, None)))
     assert len(job.machine._peers) < 5000
     job.say("w0", m.Ping(1))
     assert job.last("w0", m.Pong) is not None

@@ -4,47 +4,47 @@ from __future__ import annotations
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.protocol.reliable_link import Link
-from kvstore.stores.parameter_server.scheduler.peers import Mail, Peer, Process
+from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
+from kvstore.stores.parameter_server.scheduler.peers import Outgoing, Peer, Process
 
 
 def test_letters_come_again_until_they_are_acknowledged_but_not_those_aside() -> None:
-    peer = Peer("w0", Link(1.0), 0.0)
-    mail = Mail(0.0)
+    peer = Peer("w0", ReliableLink(1.0), 0.0)
+    mail = Outgoing(0.0)
     mail.write(peer, m.Pong(1))
     mail.aside(peer, m.Pong(2))
     assert [one.message.number for one in mail.actions if isinstance(one, e.Send)] == [1, 0]
-    again = Mail(1.5)
+    again = Outgoing(1.5)
     again.repeat(peer)
-    assert again.actions == [e.Send("w0", m.Letter(1, 0, m.Pong(1)))]
-    peer.link.read(m.Letter(0, 1, None), 1.5)
-    later = Mail(9.0)
+    assert again.actions == [e.Send("w0", m.ReliableMessage(1, 0, m.Pong(1)))]
+    peer.link.read(m.ReliableMessage(0, 1, None), 1.5)
+    later = Outgoing(9.0)
     later.repeat(peer)
     assert later.actions == []
 
 
 def test_what_has_come_is_acknowledged_once() -> None:
-    peer = Peer("w0", Link(1.0), 0.0)
-    peer.link.read(m.Letter(1, 0, m.Ping(1)), 0.0)
-    mail = Mail(0.0)
+    peer = Peer("w0", ReliableLink(1.0), 0.0)
+    peer.link.read(m.ReliableMessage(1, 0, m.Ping(1)), 0.0)
+    mail = Outgoing(0.0)
     mail.aside(peer, m.Pong(1))
     mail.acknowledge(peer)
-    assert mail.actions == [e.Send("w0", m.Letter(0, 1, m.Pong(1)))]
-    peer.link.read(m.Letter(2, 0, m.Ping(2)), 0.0)
-    mail = Mail(0.0)
+    assert mail.actions == [e.Send("w0", m.ReliableMessage(0, 1, m.Pong(1)))]
+    peer.link.read(m.ReliableMessage(2, 0, m.Ping(2)), 0.0)
+    mail = Outgoing(0.0)
     mail.acknowledge(peer)
-    assert mail.actions == [e.Send("w0", m.Letter(0, 2, None))]
+    assert mail.actions == [e.Send("w0", m.ReliableMessage(0, 2, None))]
 
 
 def test_a_refusal_says_who_is_lost() -> None:
-    mail = Mail(0.0)
-    mail.refuse(Peer("w0", Link(1.0), 0.0), m.Failure("PeerLostError", "gone", "server", 1, 2.5))
+    mail = Outgoing(0.0)
+    mail.refuse(Peer("w0", ReliableLink(1.0), 0.0), m.Failure("PeerLostError", "gone", "server", 1, 2.5))
     refused = m.Refused("PeerLostError", "gone", "server", 1, 2.5)
-    assert mail.actions == [e.Send("w0", m.Letter(1, 0, refused))]
+    assert mail.actions == [e.Send("w0", m.ReliableMessage(1, 0, refused))]
 
 
 def test_a_peer_has_the_rank_of_its_process() -> None:
-    peer = Peer("w0", Link(1.0), 0.0)
+    peer = Peer("w0", ReliableLink(1.0), 0.0)
     assert peer.rank == -1
     peer.process = Process("a", "worker", 3, 1, 0.0, peers={0: peer})
     assert peer.rank == 3

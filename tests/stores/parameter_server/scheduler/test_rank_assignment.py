@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.protocol.reliable_link import Link
+from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
 from kvstore.stores.parameter_server.scheduler.membership import Membership
-from kvstore.stores.parameter_server.scheduler.peers import Mail, Peer, Process, State
+from kvstore.stores.parameter_server.scheduler.peers import Outgoing, Peer, Process, State
 from kvstore.stores.parameter_server.scheduler.rank_assignment import RankAssignment, Servers
 
 
@@ -14,7 +14,7 @@ def process(role: str, rank: int, incarnation: int = 1, number: int = 0) -> Proc
     """Make a process with one peer, for a store or for -1."""
     name = f"{role}{rank}.{incarnation}"
     one = Process(name, role, rank, incarnation, 0.0)
-    one.peers[number] = Peer(name, Link(1.0), 0.0, process=one)
+    one.peers[number] = Peer(name, ReliableLink(1.0), 0.0, process=one)
     return one
 
 
@@ -47,7 +47,7 @@ def test_a_server_that_comes_back_is_not_away_any_more() -> None:
 def test_only_servers_that_are_there_are_written_to_in_the_order_of_ranks() -> None:
     all_ = servers(4, 3, 0, 1)
     all_.leave(1)
-    mail = Mail(0.0)
+    mail = Outgoing(0.0)
     all_.tell_all(m.Over(), mail)
     all_.tell(1, m.Over(), mail)
     assert [one.peer for one in mail.actions if isinstance(one, e.Send)] == ["server0.1", "server3.1"]

@@ -18,7 +18,7 @@ def test_the_job_is_over_when_all_have_said_so() -> None:
     assert job.last("s0.1", m.Install).kind == "drop"
     assert job.last("s0.1", m.Over).error == ""
     seen = len(job.sent["s0.1"])
-    job.step(e.Received("s0.1", m.Letter(0, seen, None)))
+    job.step(e.Received("s0.1", m.ReliableMessage(0, seen, None)))
     job.pass_time(2, "s0.1")
     assert job.machine.ended
 

@@ -35,7 +35,7 @@ class Machine:
 
     def letter(self, body: Any) -> None:
         self.letters += 1
-        self.step(e.Received("scheduler", m.Letter(self.letters, 0, body)))
+        self.step(e.Received("scheduler", m.ReliableMessage(self.letters, 0, body)))
 
     def view(self, epoch: int, resting: tuple[int, ...] = (), **more: Any) -> None:
         members = tuple(m.Member(rank, one) for rank, one in sorted(self.members.items()))

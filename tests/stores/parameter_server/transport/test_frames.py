@@ -26,17 +26,17 @@ from kvstore.stores.parameter_server.protocol.messages import (
     KeyEntry,
     KeySpec,
     Kind,
-    Letter,
     Place,
     Record,
     Refused,
+    ReliableMessage,
     Slice,
 )
 from kvstore.stores.parameter_server.transport import frames as frames_module
 from kvstore.stores.parameter_server.transport.frames import Codec, Limits, pack
 
 JOB = Codec("a job")
-HELLO = Letter(1, 0, Hello("worker", 0, 1, "process", "a job", PROTOCOL))
+HELLO = ReliableMessage(1, 0, Hello("worker", 0, 1, "process", "a job", PROTOCOL))
 
 unsigned32, unsigned64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 records = st.builds(
@@ -135,7 +135,7 @@ def test_a_payload_with_gaps_is_refused_before_it_is_sent() -> None:
 
 
 KEY = KeyEntry(KeySpec("w", (2, 3), "float32"), 0, (Slice(1, 0, 0, 6),), True)
-CONTROL = [HELLO, Letter(7, 6, Answer(3, (KEY,))), Letter(0, 9), *wire_examples.control()]
+CONTROL = [HELLO, ReliableMessage(7, 6, Answer(3, (KEY,))), ReliableMessage(0, 9), *wire_examples.control()]
 
 
 @pytest.mark.parametrize("message", CONTROL, ids=lambda one: type(one).__name__)
@@ -146,12 +146,12 @@ def test_control_messages_are_read_as_they_were_written(message: Any) -> None:
 # ----------------------------------------------------------------------------- other jobs, other versions
 
 
-@pytest.mark.parametrize("message", [Letter(8, 6, Barrier(1, 0, 4)), batch(Record(Kind.PULL, 1, 1))])
+@pytest.mark.parametrize("message", [ReliableMessage(8, 6, Barrier(1, 0, 4)), batch(Record(Kind.PULL, 1, 1))])
 def test_messages_of_another_job_are_refused(message: Any) -> None:
     assert "another job" in refused(Codec("yesterday's job").encode(message))
 
 
-@pytest.mark.parametrize("message", [Letter(8, 6, Barrier(1, 0, 4)), batch(Record(Kind.PULL, 1, 1))])
+@pytest.mark.parametrize("message", [ReliableMessage(8, 6, Barrier(1, 0, 4)), batch(Record(Kind.PULL, 1, 1))])
 def test_messages_of_another_version_are_refused(message: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames_module, "PROTOCOL", PROTOCOL + 1)
     newer = JOB.encode(message)
@@ -160,7 +160,9 @@ def test_messages_of_another_version_are_refused(message: Any, monkeypatch: pyte
     assert "same release" in refused(newer)
 
 
-@pytest.mark.parametrize("message", [HELLO, HELLO.body, Letter(1, 1, Refused("ConfigError", "text"))])
+@pytest.mark.parametrize(
+    "message", [HELLO, HELLO.body, ReliableMessage(1, 1, Refused("ConfigError", "text"))]
+)
 def test_who_asks_and_who_is_refused_is_told_whatever_the_version(
     message: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +344,6 @@ def test_ids_and_rows_stay_behind_each_other(small: int) -> None:
 )
 def test_keys_and_shapes_have_limits(spec: KeySpec, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
-        JOB.encode(Letter(1, 0, Found(1, 0, (spec,))))
-    body = msgspec.msgpack.encode(Letter(1, 0, Found(1, 0, (spec,))))
+        JOB.encode(ReliableMessage(1, 0, Found(1, 0, (spec,))))
+    body = msgspec.msgpack.encode(ReliableMessage(1, 0, Found(1, 0, (spec,))))
     assert text in refused(control(body))

@@ -10,7 +10,7 @@ import pace
 import pytest
 
 from kvstore.errors import ProtocolError
-from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Hello, Letter, Refused
+from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Hello, Refused, ReliableMessage
 from kvstore.stores.parameter_server.transport.channel import NotSentError, Router
 from kvstore.stores.parameter_server.transport.context import Context
 from kvstore.stores.parameter_server.transport.frames import Codec
@@ -60,10 +60,10 @@ def test_a_process_of_another_job_or_version_is_told(
     found = router.receive(PATIENCE)
     assert found is not None
     letter = codec.decode(found[1])
-    assert isinstance(letter, Letter)
+    assert isinstance(letter, ReliableMessage)
     assert isinstance(letter.body, Hello)
     assert (letter.body.job, letter.body.protocol) == (job, PROTOCOL + bool(newer))
-    router.send(found[0], codec.encode(Letter(1, 1, Refused("ConfigError", "not you"))))
+    router.send(found[0], codec.encode(ReliableMessage(1, 1, Refused("ConfigError", "not you"))))
     out, errors = process.communicate(timeout=pace.seconds(PATIENCE))
     assert "text='not you'" in out, errors
 

@@ -35,7 +35,7 @@ class Store:
 
     def letter(self, body: Any) -> None:
         self.letters += 1
-        self.step(e.Received("scheduler", m.Letter(self.letters, 0, body)))
+        self.step(e.Received("scheduler", m.ReliableMessage(self.letters, 0, body)))
 
     def view(self, epoch: int = 2, **more: Any) -> None:
         values: dict[str, Any] = {"members": MEMBERS, "resting": (), "losses": (), "servers": SERVERS, **more}
@@ -147,7 +147,7 @@ def test_questions_get_their_answers() -> None:
     assert [one.op for one in store.done()] == ["b"]
     store.step(e.Ask("l", m.Leave(0)))
     number = store.sent("scheduler")[0].number
-    store.step(e.Received("scheduler", m.Letter(0, number, None)))
+    store.step(e.Received("scheduler", m.ReliableMessage(0, number, None)))
     assert store.done() == [e.Done("l")]
 
 
