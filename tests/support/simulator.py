@@ -638,7 +638,7 @@ class Store:
     def _init(self, keys: tuple[str, ...]) -> None:
         sizes = dict(self.job.plan.keys)
         specs = tuple(m.KeySpec(key, (1024 * sizes[key],), "float32") for key in keys)
-        self.ask(m.Found(0, 0, specs), self._placed)
+        self.ask(m.CreateKeys(0, 0, specs), self._placed)
 
     def _placed(self, done: e.Done) -> None:
         if done.error is not None or done.answer is None:

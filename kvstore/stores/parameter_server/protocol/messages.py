@@ -226,7 +226,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     slice: int
 
 
-class Reached(msgspec.Struct, frozen=True, tag=True):
+class JoinPointReached(msgspec.Struct, frozen=True, tag="Reached"):
     """The worker is about to push into the slice that `View.begin` names, in the view of this epoch."""
 
     store: int
@@ -243,7 +243,7 @@ class Barrier(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+class CreateKeys(msgspec.Struct, frozen=True, tag="Found"):
     """The founder wants these keys placed."""
 
     request: int
@@ -376,7 +376,7 @@ class View(msgspec.Struct, frozen=True, tag=True):
     late: tuple[int, ...] = ()
     """Members that took the place of lost ones and have not begun to push: no round and no barrier waits."""
     begin: int = -1
-    """Slice into which one of them will push first. Whoever else is about to push into it says `Reached`."""
+    """Slice into which one of them will push first. Whoever else is about to push into it says `JoinPointReached`."""
     begun: int = -1
     """Rank that is late no more, since all others have reached where it begins."""
     bases: tuple[tuple[int, int], ...] = ()
@@ -502,9 +502,9 @@ ToScheduler = (
     | Leave
     | JoinRounds
     | Begin
-    | Reached
+    | JoinPointReached
     | Barrier
-    | Found
+    | CreateKeys
     | Ready
     | Lookup
     | Count

@@ -8,15 +8,15 @@ from ..protocol.messages import (
     Begin,
     Command,
     Count,
+    CreateKeys,
     Drop,
     Failure,
-    Found,
     Install,
     Installed,
+    JoinPointReached,
     JoinRounds,
     Lookup,
     Missing,
-    Reached,
     Ready,
     Settings,
     Who,
@@ -26,7 +26,7 @@ from .peers import Outgoing, Peer, State
 from .rank_assignment import RankAssignment
 from .stores import Stores
 
-Request = JoinRounds | Barrier | Found | Ready | Lookup | Count | Drop | Settings | Command
+Request = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Settings | Command
 
 
 class MemberRequests:
@@ -74,7 +74,7 @@ class MemberRequests:
             self._stores.show(store, mail)
             self._stores.go_on(store, mail)
 
-    def reached(self, peer: Peer, message: Reached, mail: Outgoing) -> None:
+    def reached(self, peer: Peer, message: JoinPointReached, mail: Outgoing) -> None:
         """Note where one of the others is."""
         store = peer.store
         if store is not None and self._roster.holds(peer, store):
@@ -90,7 +90,7 @@ class MemberRequests:
 
     # -------------------------------------------------------------------------------------------------- keys
 
-    def found(self, peer: Peer, message: Found, mail: Outgoing) -> None:
+    def found(self, peer: Peer, message: CreateKeys, mail: Outgoing) -> None:
         """Place new keys; whoever does not fill them waits until they have values."""
         store = self._member(peer, message, mail)
         if store is None:

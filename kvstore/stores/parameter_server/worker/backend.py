@@ -136,7 +136,7 @@ class DistBackend:
         """Have keys placed, each on one server if `whole`, and bring their values to the servers."""
         whole = whole or self._settings.wants_whole_keys
         specs = tuple(spec_of(key, value, whole) for key, value in new)
-        entries = self._client.told(partial(m.Found, keys=specs), "the placement of keys").entries
+        entries = self._client.told(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
         values = dict(new)
         fresh = [entry for entry in entries if not entry.ready]
         for entry in entries:

@@ -42,6 +42,7 @@ from ..protocol.messages import (
     Failure,
     Fenced,
     Hello,
+    JoinPointReached,
     Kind,
     Leave,
     LeftOut,
@@ -52,7 +53,6 @@ from ..protocol.messages import (
     Ping,
     Place,
     Pong,
-    Reached,
     Record,
     Refused,
     ReliableMessage,
@@ -268,7 +268,7 @@ class Worker:
         if any(part.record.slice == view.begin and part.record.kind in _PUSHES for part in parts):
             self._epoch = view.epoch
             pushed = tuple(one for at in self._servers.values() for one in at.requests.pushed())
-            self._write(Reached(view.store, view.epoch, pushed), now, actions)
+            self._write(JoinPointReached(view.store, view.epoch, pushed), now, actions)
 
     def _cannot(self, parts: Iterable[Part]) -> Failure | None:
         """Why the requests cannot be made."""

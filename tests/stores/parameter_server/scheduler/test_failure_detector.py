@@ -32,7 +32,7 @@ def test_a_server_that_is_lost_for_good_breaks_all() -> None:
 def test_a_server_may_come_back_in_time_and_hears_everything() -> None:
     job = Job(server_grace=10.0)
     job.start()
-    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
     job.say("w0", m.Settings(2, 0, "optimizer", 1, "sgd"))
     job.pass_time(7, "w0", "w1")
     assert job.last("w0", m.View) is None
@@ -46,7 +46,7 @@ def test_a_server_may_come_back_in_time_and_hears_everything() -> None:
 def test_a_server_without_its_values_cannot_come_back() -> None:
     job = Job(server_grace=10.0)
     job.start()
-    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
     job.pass_time(6, "w0", "w1")
     job.server(0, 2)
     assert job.last("s0.2", m.Refused).error == "FencedError"

@@ -24,9 +24,9 @@ def test_a_barrier_waits_for_all_but_those_that_rest() -> None:
 def test_the_founder_fills_and_the_others_wait() -> None:
     job = Job()
     job.start()
-    job.say("w1", m.Found(5, 0, (SPEC,)))
+    job.say("w1", m.CreateKeys(5, 0, (SPEC,)))
     assert job.last("w1", m.Answer) is None
-    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
     assert [one.ready for one in job.last("w0", m.Answer).entries] == [False]
     assert job.last("s0.1", m.Slices).keys[0].spec == SPEC
     job.say("w0", m.Ready(2, 0, ("w",)))
@@ -36,8 +36,8 @@ def test_the_founder_fills_and_the_others_wait() -> None:
 def test_the_next_founder_fills_when_the_first_is_lost() -> None:
     job = Job()
     job.start(on_peer_loss="continue")
-    job.say("w0", m.Found(1, 0, (SPEC,)))
-    job.say("w1", m.Found(5, 0, (SPEC,)))
+    job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
+    job.say("w1", m.CreateKeys(5, 0, (SPEC,)))
     job.pass_time(6, "w1", "s0.1")
     answer = job.last("w1", m.Answer)
     assert answer.request == 5
@@ -59,15 +59,15 @@ def test_the_next_founder_fills_when_the_first_is_lost() -> None:
 def test_keys_that_do_not_fit(spec: m.KeySpec, error: str) -> None:
     job = Job()
     job.start()
-    job.say("w0", m.Found(1, 0, (SPEC,)))
-    job.say("w1", m.Found(2, 0, (spec,)))
+    job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
+    job.say("w1", m.CreateKeys(2, 0, (spec,)))
     assert job.last("w1", m.Answer).error.error == error
 
 
 def test_lookup_waits_or_not_and_drop_forgets() -> None:
     job = Job()
     job.start()
-    job.say("w0", m.Found(1, 0, (SPEC,)))
+    job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
     job.say("w1", m.Lookup(1, 0, ("w",), wait=False))
     assert job.last("w1", m.Answer).entries == ()
     job.say("w1", m.Lookup(2, 0, ("w",)))

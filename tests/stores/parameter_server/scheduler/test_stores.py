@@ -35,10 +35,12 @@ def test_who_comes_back_begins_after_the_furthest_of_the_others() -> None:
     job.say(again, m.Begin(0, 7))
     epoch = job.last("w0", m.View).epoch
     assert job.last("w0", m.View).begin == 7
-    job.say("w0", m.Reached(0, epoch, ((7, 3), (8, 3))))
-    job.say("w1", m.Reached(0, epoch - 1, ((7, 9), (8, 9))))  # of a view that does not count any more
+    job.say("w0", m.JoinPointReached(0, epoch, ((7, 3), (8, 3))))
+    job.say(
+        "w1", m.JoinPointReached(0, epoch - 1, ((7, 9), (8, 9)))
+    )  # of a view that does not count any more
     assert job.last("s0.1", m.View).begun == -1
-    job.say("w1", m.Reached(0, epoch, ((7, 4), (8, 4), (9, 1))))
+    job.say("w1", m.JoinPointReached(0, epoch, ((7, 4), (8, 4), (9, 1))))
     for peer in (again, "w0", "s0.1"):
         view = job.last(peer, m.View)
         assert (view.epoch, view.late, view.begin, view.begun) == (epoch + 1, (), -1, 2)
@@ -61,11 +63,11 @@ def test_others_say_it_again_when_one_of_them_is_gone() -> None:
     job.start(on_peer_loss="continue")
     again = back(job, 2)
     job.say(again, m.Begin(0, 7))
-    job.say("w1", m.Reached(0, job.last("w0", m.View).epoch, ((7, 5),)))
+    job.say("w1", m.JoinPointReached(0, job.last("w0", m.View).epoch, ((7, 5),)))
     job.say("w1", m.Leave(0))
     view = job.last("w0", m.View)
     assert (view.begin, view.begun) == (7, -1)
-    job.say("w0", m.Reached(0, view.epoch, ((7, 6),)))
+    job.say("w0", m.JoinPointReached(0, view.epoch, ((7, 6),)))
     assert job.last("w0", m.View).bases == ((7, 6),)
 
 
@@ -80,7 +82,7 @@ def test_one_begins_at_a_time_and_at_once_if_there_is_nobody_else() -> None:
     job.say(second, m.Begin(0, 8))
     view = job.last(first, m.View)
     assert (view.late, view.begin, view.begun) == ((1,), 8, -1)
-    job.say(first, m.Reached(0, view.epoch, ((7, 1), (8, 0))))
+    job.say(first, m.JoinPointReached(0, view.epoch, ((7, 1), (8, 0))))
     assert job.last(second, m.View).begun == 1
 
 
@@ -91,15 +93,15 @@ def test_nobody_waits_at_a_barrier_or_an_init_for_one_that_is_late() -> None:
     job.say("w1", m.Barrier(1, 0, 1))
     job.say("w2", m.Barrier(1, 0, 1))
     assert job.last("w1", m.Answer) == m.Answer(1)
-    job.say(again, m.Found(1, 0, (SPEC,)))
+    job.say(again, m.CreateKeys(1, 0, (SPEC,)))
     assert job.last(again, m.Answer) is None
-    job.say("w1", m.Found(2, 0, (SPEC,)))
+    job.say("w1", m.CreateKeys(2, 0, (SPEC,)))
     assert job.last("w1", m.Answer).entries
     job.say(again, m.Who(0, -1, 0))
     assert job.last(again, m.Missing).ranks == (1,)  # for its values
     job.say("w1", m.Ready(3, 0, ("w",)))
     assert job.last(again, m.Answer).entries
     job.say(again, m.Begin(0, 0))
-    job.say("w1", m.Reached(0, job.last("w1", m.View).epoch, ()))
+    job.say("w1", m.JoinPointReached(0, job.last("w1", m.View).epoch, ()))
     job.say(again, m.Who(0, -1, 0))
     assert job.last(again, m.Missing).ranks == (2,)

@@ -21,7 +21,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     Answer,
     Barrier,
     Batch,
-    Found,
+    CreateKeys,
     Hello,
     KeyEntry,
     KeySpec,
@@ -344,6 +344,6 @@ def test_ids_and_rows_stay_behind_each_other(small: int) -> None:
 )
 def test_keys_and_shapes_have_limits(spec: KeySpec, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
-        JOB.encode(ReliableMessage(1, 0, Found(1, 0, (spec,))))
-    body = msgspec.msgpack.encode(ReliableMessage(1, 0, Found(1, 0, (spec,))))
+        JOB.encode(ReliableMessage(1, 0, CreateKeys(1, 0, (spec,))))
+    body = msgspec.msgpack.encode(ReliableMessage(1, 0, CreateKeys(1, 0, (spec,))))
     assert text in refused(control(body))

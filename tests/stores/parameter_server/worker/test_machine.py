@@ -204,13 +204,13 @@ def test_it_says_where_it_is_when_it_reaches_the_slice_that_somebody_begins_with
     assert letters(store) == []
     assert [one.epoch for one in store.sent(0)] == [1]
     store.submit("c", (1, K.PUSHPULL, 5))
-    assert letters(store) == [m.Reached(3, 2, ((0, 2), (5, 1)))]
+    assert letters(store) == [m.JoinPointReached(3, 2, ((0, 2), (5, 1)))]
     assert [one.epoch for one in store.sent(1)] == [2]
     store.submit("d", (1, K.PUSHPULL, 5))
     assert letters(store) == []
     store.view(3, begin=5)  # once more: somebody else is lost
     store.submit("e", (1, K.PUSHPULL, 5))
-    assert letters(store) == [m.Reached(3, 3, ((0, 2), (5, 3)))]
+    assert letters(store) == [m.JoinPointReached(3, 3, ((0, 2), (5, 3)))]
 
 
 def returned() -> Store:
@@ -259,7 +259,7 @@ def test_who_has_just_begun_says_where_it_is_once_it_knows_its_rounds() -> None:
     assert (letters(store), store.sent(0)[0].epoch) == ([], 5)
     store.step(e.Received(1, m.Attached(1, epoch=5, bases=((7, 2),))))
     store.submit("b", (0, K.PUSH, 0))
-    assert letters(store) == [m.Reached(3, 6, ((0, 4), (7, 2)))]
+    assert letters(store) == [m.JoinPointReached(3, 6, ((0, 4), (7, 2)))]
 
 
 def test_pushes_that_wait_for_the_others_end_with_the_store() -> None:
