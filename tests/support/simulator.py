@@ -533,7 +533,7 @@ class Store:
             kind = type(action)
             if kind is e.Send:
                 self._send(action)
-            elif kind is e.Got:
+            elif kind is e.SliceReceived:
                 self._got(action)
             elif kind is e.Done:
                 self.busy.pop(action.op, None)
@@ -606,7 +606,7 @@ class Store:
 
     def ask(self, message: Any, then: Callable[[e.Done], None] | None = None) -> None:
         """Ask the scheduler."""
-        self.take(e.Ask(self._name(("*",), then or self._next), message))
+        self.take(e.SchedulerRequest(self._name(("*",), then or self._next), message))
 
     def submit(self, kind: m.Kind, keys: tuple[str, ...], then: Callable[[e.Done], None]) -> None:
         """Ask the servers, for all slices of these keys."""
@@ -906,7 +906,7 @@ class Store:
         told = f"{self} begins after different passes: {view.bases}"
         self.job.check(len(rounds) <= 1 or not self.job.met, told)
 
-    def _got(self, action: e.Got) -> None:
+    def _got(self, action: e.SliceReceived) -> None:
         if action.op not in self.calls:
             return
         part = self.parts[action.op][action.index]
@@ -977,7 +977,7 @@ class WorkerHost(Host):
             return
         store = able[0]
         store.calls["bye"] = lambda done: self.die()
-        store.take(e.Ask("bye", m.Bye(self.name)))
+        store.take(e.SchedulerRequest("bye", m.Bye(self.name)))
 
 
 class Job:

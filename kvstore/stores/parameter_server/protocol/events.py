@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """Worker: send these requests; `Done` comes when all of them are answered, `Got` for each value before.
+    """Worker: send these requests; `Done` comes when all of them are answered, `SliceReceived` for each value before.
 
     Payloads stay as they are until `Done`. `op` is the caller's name for it. Operations on one slice are
     submitted when the one before is done; a pull counts the pushes before it.
@@ -71,7 +71,7 @@ class Submit(NamedTuple):
     priority: int = 0
 
 
-class Again(NamedTuple):
+class RetrySlice(NamedTuple):
     """Worker: the value in shared memory changed before it was copied; ask for it in a frame.
 
     `part` is the one submitted. If the `Done` of `op` is among the actions in hand, the loop drops it:
@@ -95,7 +95,7 @@ class StoodStill(NamedTuple):
     seconds: float
 
 
-class Ask(NamedTuple):
+class SchedulerRequest(NamedTuple):
     """Worker, after `Welcomed`: a request to the scheduler; `Done` comes with the answer.
 
     Found, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye, whatever `request` and
@@ -139,10 +139,10 @@ Event = (
     | Received
     | Heard
     | Submit
-    | Again
+    | RetrySlice
     | SchedulerLost
     | StoodStill
-    | Ask
+    | SchedulerRequest
     | Applied
     | Saved
     | Configured
@@ -196,7 +196,7 @@ class Shrunk(NamedTuple):
     round: int
 
 
-class Got(NamedTuple):
+class SliceReceived(NamedTuple):
     """Worker: the value that part `index` of an operation asked for; `frames` are those of the batch.
 
     The loop copies it where it belongs before it carries out the next action.
@@ -332,7 +332,7 @@ Action = (
     | Welcomed
     | ViewChanged
     | Shrunk
-    | Got
+    | SliceReceived
     | Done
     | Failed
     | Apply

@@ -129,7 +129,7 @@ class Client:
             raise
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Send: lambda action: self._sockets.send(action.peer, action.message),
-            events.Got: self._take,
+            events.SliceReceived: self._take,
             events.Done: self._done,
             events.Connect: self._connect,
             events.MetScheduler: self._met,
@@ -238,7 +238,7 @@ class Client:
         name = next(self._names)
         self._operations[name] = operation
         try:
-            self._step_in(events.Ask(name, message))
+            self._step_in(events.SchedulerRequest(name, message))
             self._wait(lambda: operation.done or (until is not None and until()), what)
         finally:
             self._operations.pop(name, None)
@@ -470,7 +470,7 @@ class Client:
             action.rank, action.round, self.name_of(action.slice),
         )  # fmt: skip
 
-    def _take(self, action: events.Got) -> None:
+    def _take(self, action: events.SliceReceived) -> None:
         operation = self._operations.get(action.op)
         if operation is None:  # given up
             return
@@ -493,7 +493,7 @@ class Client:
                 one for one in self._actions if isinstance(one, events.Done) and one.op == action.op
             ]:
                 self._actions.remove(other)
-            again = events.Again(action.op, action.index, part)
+            again = events.RetrySlice(action.op, action.index, part)
             self._actions.extend(self._machine.step(again, time.monotonic()))
 
     def _done(self, action: events.Done) -> None:
@@ -588,7 +588,7 @@ class Client:
         name = next(self._names)
         self._operations[name] = operation
         with contextlib.suppress(KVStoreError):
-            self._step_in(events.Ask(name, make(store=0)))
+            self._step_in(events.SchedulerRequest(name, make(store=0)))
             end = time.monotonic() + min(_FAREWELL, self._config.timeout)
             self._wait(lambda: operation.done or time.monotonic() > end, "the scheduler")
 

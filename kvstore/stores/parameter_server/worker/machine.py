@@ -11,19 +11,19 @@ import msgspec
 from ..protocol.events import (
     ECHO,
     Action,
-    Again,
-    Ask,
     Connect,
     Done,
     Event,
     Failed,
-    Got,
     MetScheduler,
     Part,
     Received,
+    RetrySlice,
     SchedulerLost,
+    SchedulerRequest,
     Send,
     Shrunk,
+    SliceReceived,
     Start,
     StoodStill,
     Submit,
@@ -178,9 +178,9 @@ class Worker:
             self._out(event.failure, actions)  # type: ignore[union-attr]
         elif kind is StoodStill:
             self._still = (event.seconds, now)  # type: ignore[union-attr]
-        elif kind is Ask:
+        elif kind is SchedulerRequest:
             self._ask(event, now, actions)  # type: ignore[arg-type]
-        elif kind is Again:
+        elif kind is RetrySlice:
             self._again(event, now, actions)  # type: ignore[arg-type]
         elif kind is Start:
             self._write(self.hello, now, actions)
@@ -295,7 +295,7 @@ class Worker:
             count = max(record[3], pushes.get(slice_, 0))
         return _new(Record, (record[0], slice_, 0, count, *record[4:]))
 
-    def _again(self, event: Again, now: float, actions: list[Action]) -> None:
+    def _again(self, event: RetrySlice, now: float, actions: list[Action]) -> None:
         operation = self._operations.get(event.op)
         if operation is None:
             operation = self._operations[event.op] = Operation(event.op, 0)
@@ -357,7 +357,7 @@ class Worker:
                 continue
             operation.left -= 1
             if record[0] == _VALUE:
-                actions.append(Got(operation.name, request.index, record, batch.frames))
+                actions.append(SliceReceived(operation.name, request.index, record, batch.frames))
             elif record[0] == _FAILED and operation.error is None:
                 operation.error = _failure(record, batch)
             if not operation.left:
@@ -382,7 +382,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------ requests to the scheduler
 
-    def _ask(self, event: Ask, now: float, actions: list[Action]) -> None:
+    def _ask(self, event: SchedulerRequest, now: float, actions: list[Action]) -> None:
         if self.failure is not None or self.welcome is None:
             error = self.failure or Failure("KVStoreError", "the scheduler has not answered yet")
             actions.append(Done(event.op, error))

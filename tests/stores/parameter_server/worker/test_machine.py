@@ -90,7 +90,7 @@ def test_an_operation_is_done_when_all_its_parts_are() -> None:
     store.submit("a", (0, K.PUSHPULL, 0), (1, K.PUSH, 1))
     assert [store.sent(rank)[0].records[0].round for rank in (0, 1)] == [1, 1]
     store.reply(0, (K.VALUE, 1))
-    [got] = [one for one in store.actions if isinstance(one, e.Got)]
+    [got] = [one for one in store.actions if isinstance(one, e.SliceReceived)]
     assert (got.op, got.index, store.done()) == ("a", 0, [])
     assert [server for server, _ in store.machine.pending("a")] == [1]
     store.reply(1, (K.DONE, 1))
@@ -131,21 +131,21 @@ def test_a_value_is_asked_for_again_in_a_frame() -> None:
     store = Store()
     store.submit("a", (0, K.PUSHPULL, 0))
     store.reply(0, (K.VALUE, 1))
-    store.step(e.Again("a", 0, e.Part(0, m.Record(K.PUSHPULL, 0, 0), "payload")))
+    store.step(e.RetrySlice("a", 0, e.Part(0, m.Record(K.PUSHPULL, 0, 0), "payload")))
     [batch] = store.sent(0)
     assert [(one.kind, one.round, one.stamp) for one in batch.records] == [(K.PULL, 1, m.BY_FRAME)]
     store.reply(0, (K.VALUE, 2))
-    assert [type(one) for one in store.actions] == [e.Got, e.Done]
+    assert [type(one) for one in store.actions] == [e.SliceReceived, e.Done]
 
 
 def test_questions_get_their_answers() -> None:
     store = Store()
-    store.step(e.Ask("b", m.Barrier(0, 0, 1)))
+    store.step(e.SchedulerRequest("b", m.Barrier(0, 0, 1)))
     letter = store.sent("scheduler")[0]
     assert letter.body == m.Barrier(1, 3, 1)
     store.letter(m.Answer(1))
     assert [one.op for one in store.done()] == ["b"]
-    store.step(e.Ask("l", m.Leave(0)))
+    store.step(e.SchedulerRequest("l", m.Leave(0)))
     number = store.sent("scheduler")[0].number
     store.step(e.Received("scheduler", m.ReliableMessage(0, number, None)))
     assert store.done() == [e.Done("l")]
@@ -266,7 +266,7 @@ def test_pushes_that_wait_for_the_others_end_with_the_store() -> None:
     ends: list[Any] = [
         lambda store: store.view(5, losses=(m.Loss("server", 1, 6.0),), broken=True),
         lambda store: store.letter(m.Fenced(4, "gone")),
-        lambda store: store.step(e.Ask("l", m.Leave(0))),
+        lambda store: store.step(e.SchedulerRequest("l", m.Leave(0))),
     ]
     for end in ends:
         store = returned()
@@ -281,7 +281,7 @@ def test_pushes_that_wait_for_the_others_end_with_the_store() -> None:
 def test_a_silent_scheduler_is_lost_only_to_those_who_wait() -> None:
     store = Store()
     assert not any(isinstance(one, e.Failed) for one in store.pass_time(30.0))
-    store.step(e.Ask("b", m.Barrier(0, 0, 1)))
+    store.step(e.SchedulerRequest("b", m.Barrier(0, 0, 1)))
     waited = store.pass_time(4.0)
     assert any(isinstance(one, e.Send) and isinstance(one.message.body, m.Ping) for one in waited)  # type: ignore[union-attr]
     assert not any(isinstance(one, e.Failed) for one in waited)
@@ -298,7 +298,7 @@ def test_a_fenced_or_refused_worker_is_out() -> None:
     ):
         store = Store()
         store.submit("a", (0, K.PULL, 0))
-        store.step(e.Ask("b", m.Barrier(0, 0, 1)))
+        store.step(e.SchedulerRequest("b", m.Barrier(0, 0, 1)))
         store.letter(body)
         assert {one.op: one.error.error for one in store.done() if one.error} == {"a": error, "b": error}
         assert any(isinstance(one, e.Failed) for one in store.actions)
