@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from jobs import hear, tell
 
-from kvstore.stores.parameter_server.transport.shared_buffers import Inbox, Outbox, Values
+from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, SharedBufferPool, Values
 
 MIB = 1024 * 1024
 
 
 def fills(sizes: list[int]) -> None:
     """Fill blocks, tell where they are, and stay."""
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     blocks = [outbox.take(size) for size in sizes]
     places = []
     for number, block in enumerate(blocks):
@@ -36,7 +36,7 @@ def fills(sizes: list[int]) -> None:
 
 def grows_on() -> None:
     """Take a block of 3 MiB for each line that is heard, and say where it is."""
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     tell(outbox.offer())
     for number in range(1, 100):
         if hear() == "end":
@@ -49,7 +49,7 @@ def grows_on() -> None:
 
 def reads(offer: str, places: list[list[int]]) -> list[int]:
     """Read the first byte of blocks, after the test has spoken."""
-    inbox = Inbox.open(offer)
+    inbox = PeerBuffers.open(offer)
     assert inbox is not None
     views = [inbox.view(*place) for place in places]
     tell("reading")
@@ -59,7 +59,7 @@ def reads(offer: str, places: list[list[int]]) -> list[int]:
 
 def truncates() -> list[str]:
     """Try everything that could pull memory away from under who reads it."""
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     block = outbox.take(MIB)
     assert block is not None
     block.array[:] = 7
@@ -99,7 +99,7 @@ def copies_on(offer: str, place: list[int], seconds: float, most: float) -> dict
 
     For so many seconds, and on to `most` of them until some copies were and some were not.
     """
-    inbox = Inbox.open(offer)
+    inbox = PeerBuffers.open(offer)
     assert inbox is not None
     out = np.empty(place[2], np.uint8)
     good = torn = 0
@@ -115,7 +115,7 @@ def copies_on(offer: str, place: list[int], seconds: float, most: float) -> dict
     return {"good": good, "torn": torn}
 
 
-def stamp_of(inbox: Inbox, place: list[int]) -> int:
+def stamp_of(inbox: PeerBuffers, place: list[int]) -> int:
     """The stamp as a reply would tell it."""
     segment = inbox.view(place[0], 0, 8 * (place[1] // 4096 + 1))
     return int(segment.view(np.uint64)[place[1] // 4096])
@@ -138,7 +138,7 @@ LIMITS = {
 
 def runs_out(limit: str, most: int) -> dict[str, Any]:
     """Take memory under a limit until there is none: an answer, and never a signal or an exception."""
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     assert outbox.take(100) is not None
     if limit == "descriptors":
         most = len(os.listdir("/proc/self/fd")) + 1

@@ -17,7 +17,7 @@ from ....settings.parameter_server import PsConfig
 from ..protocol import events
 from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Kind, Place, Record
 from ..protocol.payloads import SHARED_BYTES, as_bytes
-from ..transport.shared_buffers import Inbox, Values
+from ..transport.shared_buffers import PeerBuffers, Values
 from .payload import not_kept
 from .store_shard import Job, Payload, StoreShard
 
@@ -33,7 +33,7 @@ class ServerStorage:
         self._server, self._config = server, config
         self._shelves: dict[int, StoreShard] = {}
         self._values: dict[int, Values] = {}
-        self._inboxes: dict[tuple[int, int], Inbox] = {}
+        self._inboxes: dict[tuple[int, int], PeerBuffers] = {}
         #: By store and slice, whose requests (rank and sequence) the last round has answered in their memory.
         self._in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
         if config.threads:
@@ -213,7 +213,7 @@ class ServerStorage:
         old = self._inboxes.pop(key, None)
         if old is not None:
             old.close()
-        inbox = Inbox.open(action.memory, writes=True) if action.memory else None
+        inbox = PeerBuffers.open(action.memory, writes=True) if action.memory else None
         if inbox is None:
             return ""
         self._inboxes[key] = inbox

@@ -37,7 +37,7 @@ class Block(NamedTuple):
     offset: int
 
 
-class Outbox:
+class SharedBufferPool:
     """A process's memory for what it sends. Not for several threads at once.
 
     Parameters
@@ -83,7 +83,7 @@ class Outbox:
             self._free[_rounded(block.array.nbytes)].append((block.segment, block.offset))
 
     def offer(self) -> str:
-        """Say where the memory is, for `Inbox.open` in another process; "" where there is none.
+        """Say where the memory is, for `PeerBuffers.open` in another process; "" where there is none.
 
         Stays true as long as the process lives, however much it grows.
         """
@@ -143,7 +143,7 @@ class Outbox:
         return 0
 
 
-class Values(Outbox):
+class Values(SharedBufferPool):
     """A server's memory for values: beside each stands a stamp, odd while the value is written.
 
     There is one stamp for each page, at the beginning of the segment; that of the page in which a value
@@ -175,7 +175,7 @@ class Values(Outbox):
         return _up(nbytes // PAGE * 8, PAGE)
 
 
-class Inbox:
+class PeerBuffers:
     """Another process's memory."""
 
     def __init__(self, file: PeerFile) -> None:
@@ -183,7 +183,7 @@ class Inbox:
         self._segments: dict[int, Bytes] = {}
 
     @classmethod
-    def open(cls, offer: str, writes: bool = False) -> Inbox | None:
+    def open(cls, offer: str, writes: bool = False) -> PeerBuffers | None:
         """Open what a process offers, to read it, or to write as well.
 
         None where it is out of reach: another machine, user, container ...
@@ -194,7 +194,7 @@ class Inbox:
             return None
 
     def view(self, segment: int, offset: int, nbytes: int) -> Bytes:
-        """Look at a block of an `Outbox`.
+        """Look at a block of an `SharedBufferPool`.
 
         Raises
         ------

@@ -29,7 +29,7 @@ from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.losses import lost
 from ..protocol.messages import Answer, Control, Failure, Place, Record, View
-from ..transport.shared_buffers import Inbox, Outbox
+from ..transport.shared_buffers import PeerBuffers, SharedBufferPool
 from ..transport.sockets import WorkerSockets
 from .machine import Worker
 from .process import this_process, worker_roles
@@ -96,7 +96,7 @@ class Client:
         self._operations: dict[Hashable, Operation] = {}
         self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._names = itertools.count()
-        self._inboxes: dict[Hashable, Inbox | None] = {}
+        self._inboxes: dict[Hashable, PeerBuffers | None] = {}
         self._barriers = 0
         self._released: set[Operation] = set()  # nobody waits for these
         #: Says which key a slice is of.
@@ -109,7 +109,7 @@ class Client:
         )  # when this process ran last, and for how long by then
         self.closed = False
         self._failure: Failure | None = None
-        self.outbox = Outbox() if config.same_host_shm else None
+        self.outbox = SharedBufferPool() if config.same_host_shm else None
         options = {
             "mode": "sync" if synchronous else "async",
             "on_peer_loss": config.on_peer_loss,
@@ -329,7 +329,7 @@ class Client:
         view = self._machine.view
         return view is not None and all(self._inboxes.get(one.rank) for one in view.servers)
 
-    def inbox(self, server: int) -> Inbox | None:
+    def inbox(self, server: int) -> PeerBuffers | None:
         """Return the memory of a server's values, if this process can read it."""
         return self._inboxes.get(server)
 
@@ -506,7 +506,7 @@ class Client:
                 self._note(operation)
 
     def _open_memory(self, server: Hashable, message: m.Attached) -> None:
-        self._inboxes[server] = Inbox.open(message.memory) if message.memory and self.outbox else None
+        self._inboxes[server] = PeerBuffers.open(message.memory) if message.memory and self.outbox else None
 
     def _inquire(self, operation: Operation | None) -> None:
         """Ask whom an operation waits for; the answer comes while it waits on."""

@@ -14,7 +14,7 @@ from ....kernels import cpu
 from ...entry import Array
 from ..protocol.messages import Record
 from ..protocol.payloads import SHARED_BYTES
-from ..transport.shared_buffers import Block, Outbox
+from ..transport.shared_buffers import Block, SharedBufferPool
 from .client import Client
 from .key_directory import DistKey
 
@@ -24,7 +24,7 @@ class Lease:
 
     __slots__ = ("__weakref__", "_outbox", "block")
 
-    def __init__(self, outbox: Outbox, block: Block) -> None:
+    def __init__(self, outbox: SharedBufferPool, block: Block) -> None:
         self._outbox, self.block = outbox, block
 
     @property
@@ -56,7 +56,7 @@ class Memory:
 
     def __init__(self, client: Client, synchronous: bool) -> None:
         self._client, self._synchronous = client, synchronous
-        self._outbox: Outbox | None = client.outbox
+        self._outbox: SharedBufferPool | None = client.outbox
         self._lent: dict[int | str, deque[tuple[int, Block]]] = {}
         #: Memory of the arrays that `empty` made and that are still there, by address.
         self._handed_out: WeakValueDictionary[int, Lease] = WeakValueDictionary()

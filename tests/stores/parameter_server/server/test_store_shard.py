@@ -21,7 +21,7 @@ from kvstore.stores.parameter_server.protocol.optimizer_states import needs_whol
 from kvstore.stores.parameter_server.server import row_index, store_shard
 from kvstore.stores.parameter_server.server.row_index import NONE, RowIndex
 from kvstore.stores.parameter_server.server.store_shard import Job, Payload
-from kvstore.stores.parameter_server.transport.shared_buffers import Inbox, Values
+from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, Values
 
 Array = npt.NDArray[Any]
 
@@ -755,7 +755,7 @@ def test_values_that_workers_of_this_machine_read(name: str) -> None:
     pair.init("w", numbers((300, 100)), (8192, 16384))
     pair.init("t", some_rows((40, 3), 5, 1))
     pair.set_optimizer(create(name))
-    inbox = Inbox.open(memory.offer())
+    inbox = PeerBuffers.open(memory.offer())
     assert inbox is not None
     shelf = pair.shelves.shelves[0]
     old = None

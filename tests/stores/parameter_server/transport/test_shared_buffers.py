@@ -20,7 +20,7 @@ from procs_outbox import MIB, stamp_of
 
 import kvstore as kv
 from kvstore.stores.parameter_server.transport import shared_buffers as module
-from kvstore.stores.parameter_server.transport.shared_buffers import Inbox, Outbox, Values
+from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, SharedBufferPool, Values
 
 BODIES = "procs_outbox"
 SIZES = [1, 63, 64, 4095, 4096, 4097, MIB, 5 * MIB + 1]
@@ -28,8 +28,8 @@ SIZES = [1, 63, 64, 4095, 4096, 4097, MIB, 5 * MIB + 1]
 MakeJob = Callable[..., Job]
 
 
-def opened(offer: str) -> Inbox:
-    inbox = Inbox.open(offer)
+def opened(offer: str) -> PeerBuffers:
+    inbox = PeerBuffers.open(offer)
     assert inbox is not None
     return inbox
 
@@ -43,7 +43,7 @@ def descriptors() -> int:
 
 
 def test_blocks_do_not_overlap_and_come_back() -> None:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     blocks = [outbox.take(size) for size in SIZES * 3]
     for number, block in enumerate(blocks):
         assert block is not None
@@ -64,7 +64,7 @@ def test_blocks_do_not_overlap_and_come_back() -> None:
 
 
 def test_sizes_that_differ_a_little_use_the_same_places() -> None:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     for size in range(9 * MIB, 10 * MIB, 4321):
         block = outbox.take(size)
         assert block is not None
@@ -72,9 +72,9 @@ def test_sizes_that_differ_a_little_use_the_same_places() -> None:
     assert outbox.nbytes < 30 * MIB
 
 
-@pytest.mark.parametrize("make", [Outbox, Values])
+@pytest.mark.parametrize("make", [SharedBufferPool, Values])
 @pytest.mark.parametrize("size", [1, 4096, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 70 * MIB])
-def test_any_size_fits_its_segment(make: type[Outbox], size: int) -> None:
+def test_any_size_fits_its_segment(make: type[SharedBufferPool], size: int) -> None:
     memory = make()
     for _ in range(2):
         block = memory.take(size)
@@ -84,14 +84,14 @@ def test_any_size_fits_its_segment(make: type[Outbox], size: int) -> None:
 
 
 def test_nothing_is_lent_for_nothing() -> None:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     assert outbox.take(0) is None
     assert outbox.take(-1) is None
     assert outbox.nbytes == 0
 
 
 def test_a_limit() -> None:
-    outbox = Outbox(limit=10 * MIB)
+    outbox = SharedBufferPool(limit=10 * MIB)
     blocks = [outbox.take(MIB) for _ in range(20)]
     assert 5 <= sum(block is not None for block in blocks) <= 10
     assert outbox.nbytes <= 10 * MIB
@@ -100,14 +100,14 @@ def test_a_limit() -> None:
 
 
 def test_more_than_the_machine_has_is_not_taken() -> None:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     assert outbox.take(2**45) is None
     assert outbox.take(100) is not None
 
 
 def test_what_is_closed() -> None:
     before = descriptors()
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     block = outbox.take(MIB)
     assert block is not None
     block.array[:] = 3
@@ -126,7 +126,7 @@ def test_what_is_closed() -> None:
 
 
 def test_the_child_of_a_fork_has_none() -> None:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     block = outbox.take(100)
     assert block is not None
     block.array[:] = 1
@@ -153,7 +153,7 @@ def test_the_child_of_a_fork_has_none() -> None:
     ],
 )
 def test_places_that_are_not_there(segment: int, offset: int, nbytes: int) -> None:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     assert outbox.take(100) is not None
     inbox = opened(outbox.offer())
     with pytest.raises(kv.ProtocolError):
@@ -161,7 +161,7 @@ def test_places_that_are_not_there(segment: int, offset: int, nbytes: int) -> No
 
 
 def test_a_reader_cannot_write() -> None:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     assert outbox.take(100) is not None
     view = opened(outbox.offer()).view(0, 0, 100)
     with pytest.raises(ValueError, match="read-only"):
@@ -211,7 +211,7 @@ def test_a_slice_within_a_block_has_a_stamp_of_its_own() -> None:
 
 
 def test_an_outbox_has_no_stamps() -> None:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     assert outbox.take(100) is not None
     with pytest.raises(kv.ProtocolError, match="no stamps"):
         opened(outbox.offer()).copy(0, 0, 100, 0, np.empty(100, np.uint8))
@@ -222,7 +222,7 @@ def test_values_are_not_offered_where_stamps_say_nothing(monkeypatch: pytest.Mon
     values = Values()
     assert values.take(100) is not None
     assert values.offer() == ""
-    assert Outbox().offer() != ""
+    assert SharedBufferPool().offer() != ""
 
 
 # ---------------------------------------------------------------------------------------------- offers
@@ -230,7 +230,7 @@ def test_values_are_not_offered_where_stamps_say_nothing(monkeypatch: pytest.Mon
 
 @pytest.fixture
 def offer() -> Any:
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     assert outbox.take(100) is not None
     yield json.loads(outbox.offer())
     outbox.close()
@@ -257,9 +257,9 @@ def offer() -> Any:
     ],
 )
 def test_a_forged_offer(offer: dict[str, Any], change: dict[str, Any]) -> None:
-    assert Inbox.open(json.dumps(offer)) is not None
+    assert PeerBuffers.open(json.dumps(offer)) is not None
     before = descriptors()
-    assert Inbox.open(json.dumps({**offer, **change})) is None
+    assert PeerBuffers.open(json.dumps({**offer, **change})) is None
     assert descriptors() == before
 
 
@@ -267,7 +267,7 @@ def test_a_forged_offer(offer: dict[str, Any], change: dict[str, Any]) -> None:
     "text", ["", "{", "[]", "null", "1", '"x"', "[" * 100_000, "{}", '{"boot": 1}', "x" * 10**6]
 )
 def test_an_offer_that_is_none(text: str) -> None:
-    assert Inbox.open(text) is None
+    assert PeerBuffers.open(text) is None
 
 
 def test_an_offer_of_something_else(offer: dict[str, Any], tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_an_offer_of_something_else(offer: dict[str, Any], tmp_path: Path) -> No
     with socket.socket() as sock:
         for fd in (*paths, unsealed, read, write, sock.fileno()):
             start = time.monotonic()
-            assert Inbox.open(json.dumps({**offer, "fd": fd})) is None
+            assert PeerBuffers.open(json.dumps({**offer, "fd": fd})) is None
             assert time.monotonic() - start < 5
     for fd in (*paths, unsealed, read, write):
         os.close(fd)
@@ -297,7 +297,7 @@ def test_a_system_without_memfd(monkeypatch: pytest.MonkeyPatch, known: bool) ->
         monkeypatch.setattr(os, "memfd_create", refuse)
     else:
         monkeypatch.delattr(os, "memfd_create")
-    outbox = Outbox()
+    outbox = SharedBufferPool()
     assert outbox.take(100) is None
     assert outbox.offer() == ""
 
@@ -320,7 +320,7 @@ def test_a_reader_outlives_the_process_that_is_read(job: MakeJob) -> None:
     reading.say("go on")
     reading.finish(pace.deadline(10))
     assert reading.result() == list(range(1, len(SIZES) + 1))
-    assert Inbox.open(offer) is None
+    assert PeerBuffers.open(offer) is None
 
 
 def test_a_reader_that_is_killed_harms_nobody(job: MakeJob) -> None:
@@ -352,7 +352,7 @@ def test_memory_that_grows_is_found_and_gone_memory_is_an_error(job: MakeJob) ->
     growing.signal(signal.SIGKILL)
     growing.finish(pace.deadline(10))
     assert inbox.view(0, 0, 10).nbytes == 10
-    inbox = Inbox(inbox._file)  # type: ignore[arg-type]
+    inbox = PeerBuffers(inbox._file)  # type: ignore[arg-type]
     with pytest.raises(kv.ProtocolError, match="cannot be read"):
         inbox.view(0, 0, 10)
     inbox.close()
