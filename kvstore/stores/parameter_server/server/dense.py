@@ -19,7 +19,7 @@ from ...entry import Array
 from ...rows import merge, merged
 from ..protocol.optimizer_states import NOTHING, PartState, leaves, needs_whole_keys
 from ..transport.shared_buffers import Block, Values
-from .optimizer import Rule, State, check_form, refuse_parts
+from .optimizer import OptimizerVersion, State, check_form, refuse_parts
 from .payload import Job, Payload, not_kept, plain, some_rows, summands, usual_summands
 from .sparse import undone
 
@@ -104,7 +104,7 @@ class DenseSlice:
         """The name of the key that it is a part of."""
         return self.of.key
 
-    def state_for(self, rule: Rule) -> State:
+    def state_for(self, rule: OptimizerVersion) -> State:
         """Return the state that a rule's updates use: the slice's, or that of the whole key."""
         return self.of.state if needs_whole_keys(rule.optimizer) else self.state
 
@@ -190,7 +190,7 @@ class DenseSlice:
             raise not_kept(self.of.key, round)
         return self._before
 
-    def plan(self, rule: Rule, clock: int) -> tuple[Any, ...]:
+    def plan(self, rule: OptimizerVersion, clock: int) -> tuple[Any, ...]:
         """Plan one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
         key, weight = self.of.key, self.live()
         kind, params, master, states = self.state.begin(rule, key, clock).plan(key, weight)
@@ -198,7 +198,7 @@ class DenseSlice:
             params = (*params, self.start)
         return kind, params, master, states, self.state.counted(key)
 
-    def follow(self, rule: Rule) -> None:
+    def follow(self, rule: OptimizerVersion) -> None:
         """Bring the float32 copy of a 16-bit value in line with a value that was set from outside."""
         state = self.state_for(rule)
         if state.updater is not None:
@@ -209,7 +209,7 @@ class DenseSlice:
         value = self.live()
         return value if state is self.state else self.of.value()
 
-    def part_state(self, rule: Rule) -> PartState:
+    def part_state(self, rule: OptimizerVersion) -> PartState:
         """Return the state of this era; that of a whole key is with the slice that begins it."""
         state = self.state_for(rule)
         updater = state.current(rule)
@@ -219,7 +219,7 @@ class DenseSlice:
         tree = updater.states[self.key] if known else None
         return PartState(known, tree, None, None, state.updates, state.num_update)
 
-    def put_state(self, given: PartState, rule: Rule) -> None:
+    def put_state(self, given: PartState, rule: OptimizerVersion) -> None:
         """Take over the state of an era."""
         state, optimizer = self.state_for(rule), rule.optimizer
         assert optimizer is not None
@@ -276,7 +276,7 @@ class Batch:
         self._turned: list[tuple[DenseSlice, int]] = []
         self._counted: list[tuple[State, tuple[int, int]]] = []
 
-    def add(self, part: DenseSlice, job: Job, rule: Rule, keeps: bool = False) -> bool:
+    def add(self, part: DenseSlice, job: Job, rule: OptimizerVersion, keeps: bool = False) -> bool:
         """Take in a job; if that raises, nothing has happened. False: its outs will not be written.
 
         With `keeps` the value before it is kept.
@@ -301,7 +301,7 @@ class Batch:
             self._places.append(place)
         return True
 
-    def _sources(self, part: DenseSlice, job: Job, rule: Rule) -> list[Array] | cpu.Coded | None:
+    def _sources(self, part: DenseSlice, job: Job, rule: OptimizerVersion) -> list[Array] | cpu.Coded | None:
         """Return what is to be summed; None where a few rows were pushed, which are done here."""
         if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
             return usual
@@ -336,7 +336,7 @@ class Batch:
             state.keep(counts)
 
 
-def update_whole(parts: list[tuple[DenseSlice, Job]], rule: Rule, memory: Values | None) -> None:
+def update_whole(parts: list[tuple[DenseSlice, Job]], rule: OptimizerVersion, memory: Values | None) -> None:
     """Let a rule in Python update a whole key with the rounds of all its slices."""
     key = parts[0][0].of
     if not key.whole or len(parts) < len(key.slices):

@@ -24,7 +24,7 @@ _KINDS = ("optimizer", "configure", "none", "clock")
 _KEPT = 1024  # rounds of a slice that wait are three; whoever changes settings more often between them is odd
 
 
-class Rule(NamedTuple):
+class OptimizerVersion(NamedTuple):
     """What holds from a version on."""
 
     version: int
@@ -37,24 +37,24 @@ class Rule(NamedTuple):
     base: int
 
 
-class Rules:
+class OptimizerVersions:
     """All versions of the settings."""
 
     def __init__(self) -> None:
-        self._rules = [Rule(0, 0, None, "", 0)]
+        self._rules = [OptimizerVersion(0, 0, None, "", 0)]
 
-    def newest(self) -> Rule:
+    def newest(self) -> OptimizerVersion:
         """Return what holds for what comes now."""
         return self._rules[-1]
 
-    def at(self, version: int) -> Rule:
+    def at(self, version: int) -> OptimizerVersion:
         """Return what holds for a version."""
         if version >= self._rules[-1].version:
             return self._rules[-1]
         place = bisect.bisect_right(self._rules, version, key=lambda rule: rule.version)
         return self._rules[max(0, place - 1)]
 
-    def after(self, version: int, kind: str, text: str) -> Rule | None:
+    def after(self, version: int, kind: str, text: str) -> OptimizerVersion | None:
         """Return what will hold from a version on; None for one that is known already."""
         last = self._rules[-1]
         if version <= last.version:
@@ -63,12 +63,12 @@ class Rules:
             raise ConfigError(f"settings of a kind {kind!r}; known are {', '.join(_KINDS)}")
         return _next(last, version, kind, text)
 
-    def add(self, rule: Rule) -> None:
+    def add(self, rule: OptimizerVersion) -> None:
         """Add a version."""
         self._rules.append(rule)
         del self._rules[:-_KEPT]
 
-    def all(self) -> list[Rule]:
+    def all(self) -> list[OptimizerVersion]:
         """Return all versions, oldest first."""
         return list(self._rules)
 
@@ -80,26 +80,28 @@ class Rules:
         ]
 
     @classmethod
-    def from_description(cls, described: list[dict[str, Any]]) -> Rules:
+    def from_description(cls, described: list[dict[str, Any]]) -> OptimizerVersions:
         """Make again what `described` told of."""
         rules = cls()
         rules._rules = [
-            Rule(int(one["version"]), int(one["era"]), _built(one["text"]), one["text"], int(one["base"]))
+            OptimizerVersion(
+                int(one["version"]), int(one["era"]), _built(one["text"]), one["text"], int(one["base"])
+            )
             for one in described
         ]
         return rules
 
 
-def _next(last: Rule, version: int, kind: str, text: str) -> Rule:
+def _next(last: OptimizerVersion, version: int, kind: str, text: str) -> OptimizerVersion:
     if kind == "none":
-        return Rule(version, last.era + 1, None, "", 0)
+        return OptimizerVersion(version, last.era + 1, None, "", 0)
     if kind == "clock":
         return last._replace(version=version, base=_whole_number(text))
     optimizer = _built(text)
     if optimizer is None:
         raise ConfigError("settings of an optimizer without a name")
     if kind == "optimizer":
-        return Rule(version, last.era + 1, optimizer, text, optimizer.begin_num_update)
+        return OptimizerVersion(version, last.era + 1, optimizer, text, optimizer.begin_num_update)
     if type(optimizer) is not type(last.optimizer):
         raise ConfigError(f"settings of {type(optimizer).__name__}, where {_name(last.optimizer)} is set")
     return last._replace(version=version, optimizer=optimizer, text=text)
@@ -145,7 +147,7 @@ class State:
         #: The schedule's time of the last of them.
         self.num_update = 0
 
-    def follow(self, rule: Rule) -> Updater:
+    def follow(self, rule: OptimizerVersion) -> Updater:
         """Return the updater, with the rule's optimizer; another era begins with fresh states."""
         assert rule.optimizer is not None
         if self.updater is None or self.era != rule.era:
@@ -153,11 +155,11 @@ class State:
         self.updater.optimizer = rule.optimizer
         return self.updater
 
-    def current(self, rule: Rule) -> Updater | None:
+    def current(self, rule: OptimizerVersion) -> Updater | None:
         """Return the updater if it belongs to the rule's era."""
         return self.updater if self.era == rule.era else None
 
-    def begin(self, rule: Rule, key: Key, clock: int) -> Updater:
+    def begin(self, rule: OptimizerVersion, key: Key, clock: int) -> Updater:
         """Return the updater, with the optimizer's counts set to those of this state."""
         updater = self.follow(rule)
         optimizer = updater.optimizer
@@ -176,7 +178,7 @@ class State:
         self.updates, self.num_update = counts
 
     @contextmanager
-    def counting(self, rule: Rule, key: Key, clock: int) -> Iterator[Updater]:
+    def counting(self, rule: OptimizerVersion, key: Key, clock: int) -> Iterator[Updater]:
         """Lend the updater for one update, which counts if the body succeeds."""
         updater = self.begin(rule, key, clock)
         yield updater
@@ -202,7 +204,7 @@ def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
     )
 
 
-def check_dtype(rule: Rule, key: Key, dtype: np.dtype[Any]) -> None:
+def check_dtype(rule: OptimizerVersion, key: Key, dtype: np.dtype[Any]) -> None:
     """Raise DTypeError for an optimizer on integers, which have no gradient."""
     if rule.optimizer is not None and dtype.kind in "iu":
         raise DTypeError(
@@ -210,7 +212,7 @@ def check_dtype(rule: Rule, key: Key, dtype: np.dtype[Any]) -> None:
         )
 
 
-def explained(error: Exception, rule: Rule, key: Key, server: int) -> Exception:
+def explained(error: Exception, rule: OptimizerVersion, key: Key, server: int) -> Exception:
     """Return what to tell workers of an error in an update."""
     if isinstance(error, (KVStoreError, MemoryError)):
         return error

@@ -25,7 +25,7 @@ from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ..protocol.messages import KeyEntry
 from .dense import DenseSlice
-from .optimizer import Rule, State
+from .optimizer import OptimizerVersion, State
 from .sparse import Table
 
 _FORMAT = "kvstore.server"
@@ -205,7 +205,7 @@ def _bits(array: Array) -> Array:
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def taken_back(held: Held, said: dict[str, Any], tensors: Tensors, rules: Iterable[Rule]) -> None:
+def taken_back(held: Held, said: dict[str, Any], tensors: Tensors, rules: Iterable[OptimizerVersion]) -> None:
     """Give a slice what `described` told of it."""
     by_era = {rule.era: rule for rule in rules}
     if isinstance(held, DenseSlice):
@@ -220,7 +220,12 @@ def taken_back(held: Held, said: dict[str, Any], tensors: Tensors, rules: Iterab
 
 
 def _take_state(
-    state: State, key: Any, said: dict[str, Any] | None, name: str, tensors: Tensors, rules: dict[int, Rule]
+    state: State,
+    key: Any,
+    said: dict[str, Any] | None,
+    name: str,
+    tensors: Tensors,
+    rules: dict[int, OptimizerVersion],
 ) -> None:
     rule = None if said is None else rules.get(said["era"])
     if said is None or rule is None or rule.optimizer is None:

@@ -27,7 +27,7 @@ from ....optimizer.updater import Plan
 from ...entry import Array
 from ...rows import Ids, merge, merged
 from ..protocol.optimizer_states import NOTHING, PartState, leaves, works_by_rows
-from .optimizer import Rule, State, check_form, refuse_parts
+from .optimizer import OptimizerVersion, State, check_form, refuse_parts
 from .payload import not_kept
 from .row_index import NONE, Pair, RowIndex
 
@@ -233,7 +233,7 @@ class Table:
         assert self.state.updater is not None
         self.state.updater.states[self.key] = tree
 
-    def part_state(self, rule: Rule) -> PartState:
+    def part_state(self, rule: OptimizerVersion) -> PartState:
         """Return the state of this era."""
         state = self.state
         updater = state.current(rule)
@@ -252,7 +252,7 @@ class Table:
         lying[where] = ids
         return lying
 
-    def put_state(self, given: PartState, rule: Rule) -> None:
+    def put_state(self, given: PartState, rule: OptimizerVersion) -> None:
         """Take over the state of an era; every row that it is of is held from now on."""
         state, optimizer = self.state, rule.optimizer
         assert optimizer is not None
@@ -326,7 +326,9 @@ class Table:
 
     # ------------------------------------------------------------------------------------------ rounds
 
-    def apply(self, sources: list[RowSparseArray | Array], rule: Rule, clock: int, keeps: int = -1) -> None:
+    def apply(
+        self, sources: list[RowSparseArray | Array], rule: OptimizerVersion, clock: int, keeps: int = -1
+    ) -> None:
         """Replace by the sum of sources, or update with it; if that fails the table is as before.
 
         `keeps` is the round before this one, if what it left is to be kept for `past`.
@@ -353,7 +355,7 @@ class Table:
         self._take_over(ids, room)
         self.state.updater = None
 
-    def _update(self, sources: list[RowSparseArray], rule: Rule, clock: int) -> None:
+    def _update(self, sources: list[RowSparseArray], rule: OptimizerVersion, clock: int) -> None:
         assert rule.optimizer is not None
         if isinstance(rule.optimizer, SGLD):
             self.fill()  # every element has its own noise
@@ -367,7 +369,7 @@ class Table:
             kind, params, master, states = self._plan(updater)
             cpu.update_rows(kind, params, datas, maps, positions, self.held, master, states)
 
-    def _update_all(self, gradient: RowSparseArray, rule: Rule, clock: int) -> None:
+    def _update_all(self, gradient: RowSparseArray, rule: OptimizerVersion, clock: int) -> None:
         with self._unless_it_fails(), self.state.counting(rule, self.key, clock) as updater:
             positions = self._hold(gradient.indices)
             spread = np.zeros(self.held.shape, self.dtype)
@@ -384,7 +386,7 @@ class Table:
         nothing = np.zeros_like(self.blank)
         return kind, params, [nothing], self.blank, master, tuple(leaves(inner)), []
 
-    def _apply_dense(self, sources: list[Array], rule: Rule, clock: int) -> None:
+    def _apply_dense(self, sources: list[Array], rule: OptimizerVersion, clock: int) -> None:
         self.fill()
         if rule.optimizer is None:
             cpu.reduce([(sources, self.held, [])])
@@ -397,7 +399,7 @@ class Table:
             cpu.reduce([(sources, total, [])])
             self._call(total, rule, clock)
 
-    def _call(self, gradient: Array | RowSparseArray, rule: Rule, clock: int) -> None:
+    def _call(self, gradient: Array | RowSparseArray, rule: OptimizerVersion, clock: int) -> None:
         """Let a rule in Python work on the whole table, or, where it needs no more, on the rows held."""
         if not works_by_rows(rule.optimizer):
             if not self.whole:

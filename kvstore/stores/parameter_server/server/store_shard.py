@@ -23,7 +23,7 @@ from ..protocol.messages import KeyEntry, Slice
 from ..protocol.optimizer_states import needs_whole_keys, pack_part, unpack_part
 from ..transport.shared_buffers import Values
 from .dense import Batch, DenseKey, DenseSlice, update_whole, writing
-from .optimizer import Rule, Rules, check_dtype, explained, refuse_parts
+from .optimizer import OptimizerVersion, OptimizerVersions, check_dtype, explained, refuse_parts
 from .payload import Job, Payload, Place, plain, some_rows
 from .snapshot import Folder, Manifest, described, taken_back, typed
 from .sparse import Table
@@ -52,7 +52,7 @@ class StoreShard:
     def __init__(self, store: int, server: int, memory: Values | None = None) -> None:
         self.store, self.server = store, server
         self._memory = memory
-        self._rules = Rules()
+        self._rules = OptimizerVersions()
         self._entries: dict[int, KeyEntry] = {}  # by the number of the key's first slice
         self._held: dict[int, DenseSlice | Table] = {}
         #: Slices whose last `apply` has written its outs.
@@ -280,7 +280,7 @@ class StoreShard:
         results: list[Exception | None] = [None] * len(jobs)
         self.written.clear()
         batch = Batch(self._memory)
-        together: dict[int, tuple[int, Rule, Any]] = {}
+        together: dict[int, tuple[int, OptimizerVersion, Any]] = {}
         whole: dict[tuple[DenseKey, int], list[int]] = {}
         for number, job in enumerate(jobs):
             try:
@@ -317,7 +317,7 @@ class StoreShard:
             for number, rule, key in together.values():
                 results[number] = explained(error, rule, key, self.server)
 
-    def _apply_table(self, table: Table, job: Job, rule: Rule) -> None:
+    def _apply_table(self, table: Table, job: Job, rule: OptimizerVersion) -> None:
         check_dtype(rule, table.key, table.dtype)
         sources: list[RowSparseArray | Array] = [
             some_rows(payload, table.dtype, table.start, table.shape)
@@ -341,7 +341,7 @@ class StoreShard:
             for number, job in zip(numbers, jobs, strict=True):
                 results[number] = self._explained(error, job)
 
-    def _rule(self, job: Job) -> Rule:
+    def _rule(self, job: Job) -> OptimizerVersion:
         """Return the settings for a job; those of a slice never go back."""
         version = max(job.version, self._versions.get(job.slice, 0))
         self._versions[job.slice] = version
@@ -477,7 +477,7 @@ class StoreShard:
         cls, manifest: Manifest, tensors: dict[int, dict[str, Array]], memory: Values | None
     ) -> StoreShard:
         shelf = cls(manifest.store, manifest.server, memory)
-        shelf._rules = Rules.from_description(manifest.rules)
+        shelf._rules = OptimizerVersions.from_description(manifest.rules)
         shelf._versions = manifest.versions
         shelf.define(manifest.entries)
         for slice, (_, said) in manifest.slices.items():
