@@ -32,7 +32,7 @@ class HeldUpJob(ServedJob):
 
 @pytest.mark.parametrize(
     ("role", "at"),
-    [("scheduler", "Hello"), ("scheduler", "Found"), ("server", "Attach"), ("server", "Batch")],
+    [("scheduler", "Hello"), ("scheduler", "CreateKeys"), ("server", "Attach"), ("server", "Batch")],
 )
 def test_who_is_busy_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: str, at: str) -> None:
     job = HeldUpJob(

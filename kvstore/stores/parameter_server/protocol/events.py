@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """Worker: send these requests; `Done` comes when all of them are answered, `SliceReceived` for each value before.
+    """Worker: send these requests; `Done` comes when all are answered, `SliceReceived` for each value.
 
     Payloads stay as they are until `Done`. `op` is the caller's name for it. Operations on one slice are
     submitted when the one before is done; a pull counts the pushes before it.
@@ -98,7 +98,7 @@ class StoodStill(NamedTuple):
 class SchedulerRequest(NamedTuple):
     """Worker, after `Welcomed`: a request to the scheduler; `Done` comes with the answer.
 
-    Found, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye, whatever `request` and
+    CreateKeys, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye, whatever `request` and
     `store` say. `Leave` and `Bye` have no answer: they are done when the scheduler has them.
     """
 

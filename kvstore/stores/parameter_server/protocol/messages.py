@@ -376,7 +376,7 @@ class View(msgspec.Struct, frozen=True, tag=True):
     late: tuple[int, ...] = ()
     """Members that took the place of lost ones and have not begun to push: no round and no barrier waits."""
     begin: int = -1
-    """Slice into which one of them will push first. Whoever else is about to push into it says `JoinPointReached`."""
+    """Slice into which one of them will push first. Whoever else comes to it says `JoinPointReached`."""
     begun: int = -1
     """Rank that is late no more, since all others have reached where it begins."""
     bases: tuple[tuple[int, int], ...] = ()

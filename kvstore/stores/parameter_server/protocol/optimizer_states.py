@@ -114,7 +114,7 @@ def join_states(entries: Iterable[KeyEntry], parts: Mapping[int, bytes], optimiz
     entries : iterable of KeyEntry
         All keys of the store.
     parts : mapping
-        By slice what `Shelf.fetch_state` returned.
+        By slice what `StoreShard.fetch_state` returned.
     optimizer : Optimizer
         As it is set in the store; not changed.
 
@@ -198,7 +198,7 @@ def _rebuilt(tree: Tree, arrays: Any) -> Tree:
 
 
 def split_states(entries: Iterable[KeyEntry], updater: Updater) -> dict[int, bytes]:
-    """Cut states that an updater has loaded into those of slices, for `Shelf.put_state`.
+    """Cut states that an updater has loaded into those of slices, for `StoreShard.put_state`.
 
     Every slice gets one: a key without a state begins anew.
     """

@@ -27,7 +27,7 @@ _READ = Record(Kind.VALUE, 0, 0)
 
 
 class ServerStorage:
-    """See `kvstore.stores.parameter_server.server.loop.Shelves`."""
+    """See `server.loop.StorageProtocol`."""
 
     def __init__(self, server: int, config: PsConfig) -> None:
         self._server, self._config = server, config

@@ -3,8 +3,8 @@
 A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass, and where
 there are no keys, who knows the name of the job (ZeroMQ's PLAIN, RFC 24). Nobody else gets as far as a
 message, of which ZeroMQ keeps all parts until it is whole, however many come. A client knows the server's key
-beforehand. ZeroMQ tells a refused client nothing, so its `HandshakeMonitor` reads the socket's monitor until the first
-handshake is done.
+beforehand. ZeroMQ tells a refused client nothing, so its `HandshakeMonitor` reads the socket's monitor until
+the first handshake is done.
 """
 
 from __future__ import annotations

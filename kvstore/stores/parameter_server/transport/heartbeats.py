@@ -1,8 +1,8 @@
 """Signs of life: whoever is asked sends the question back, without running any Python.
 
-The scheduler asks every process (`HeartbeatMonitor`, `HeartbeatResponder`), and each that waits asks the scheduler (`Echo`). What
-answers is a loop in C that never takes the interpreter's lock, so a process that computes for minutes in
-one call is alive; one that is stopped (SIGSTOP), swapped out or dead is silent.
+The scheduler asks every process (`HeartbeatMonitor`, `HeartbeatResponder`), and each that waits asks the
+scheduler (`Echo`). What answers is a loop in C that never takes the interpreter's lock, so a process that
+computes for minutes in one call is alive; one that is stopped (SIGSTOP), swapped out or dead is silent.
 """
 
 from __future__ import annotations
