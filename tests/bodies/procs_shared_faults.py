@@ -684,7 +684,7 @@ def keys_of_two_rounds(folder: str, optimizer: bool) -> None:
 
     What was summed goes back a round, for all to stand at one; what an optimizer has updated does not.
     """
-    from kvstore.stores.shared.waiting import Waits
+    from kvstore.stores.shared.waiting import RoundWaiter
 
     store = kv.create("shared")
     keys, path = ["c", "d"], Path(folder) / "values"
@@ -692,7 +692,7 @@ def keys_of_two_rounds(folder: str, optimizer: bool) -> None:
     store.init(keys, [np.zeros(CALL[key], F) for key in keys])
     store.pushpull(keys, [np.ones(CALL[key], F) for key in keys], out=outs)
     if store.rank == 1:
-        Waits.complete = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        RoundWaiter.complete = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     else:
         assert hear() == "dead"
         if optimizer:

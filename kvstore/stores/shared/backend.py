@@ -31,10 +31,10 @@ from ..protocol import Kind
 from ..update import summands
 from .arguments import Arguments, Away, Dense, Later, Sparse, is_large
 from .native import _shared as shm
-from .native.membership import Seat
+from .native.membership import JobMembership
 from .optimizer import Updates
 from .rows import Rows
-from .waiting import Once, Waits
+from .waiting import CallOnce, RoundWaiter
 
 _CODES = {
     "float32": 0,
@@ -65,7 +65,7 @@ class SharedBackend:
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        self._seat = Seat(config)
+        self._seat = JobMembership(config)
         self._job = self._seat.job
         self._keys = shm.Keys(self._job)
         self.rank, self.num_workers = self._seat.rank, self._seat.size
@@ -74,8 +74,8 @@ class SharedBackend:
         self._rows = Rows(self._job, self._updates)
         self._arguments = Arguments(self._job, self._keys, self._updates, self.rank, config.cuda_ipc == 1)
         # Asynchronous operations that have yet to write their results, by key.
-        self._undelivered: dict[Key, list[Once]] = {}
-        self._waits = Waits(self._job, self._keys, self._updates, self._rows, config.timeout, self.rank)
+        self._undelivered: dict[Key, list[CallOnce]] = {}
+        self._waits = RoundWaiter(self._job, self._keys, self._updates, self._rows, config.timeout, self.rank)
         self._late = self._job.returned()  # came back, and has not pushed yet
         # What was pushed from the region last and the time before, by parity of the round.
         self._lent: dict[tuple[Key, int], Array] = {}
@@ -158,7 +158,7 @@ class SharedBackend:
             return partial(getattr(self, verb), *arguments)
         if priority is None:  # the key's turn lasts to the end of it
             return starts[verb](*arguments)
-        finish = Once(starts[verb](*arguments))
+        finish = CallOnce(starts[verb](*arguments))
         if verb != "push":
             for key, _ in arguments[0]:
                 earlier = self._undelivered.get(key, ())

@@ -25,7 +25,7 @@ Step = Callable[[], int]
 Missing = Callable[[], Iterable[int]]
 
 
-class Once:
+class CallOnce:
     """Something to be done once, by whichever thread comes first; all are told how it went."""
 
     def __init__(self, run: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ def _behind(keys: list[tuple[Handle, int]]) -> int:
     return max(behind) if len(behind) > 1 else 0
 
 
-class Waits:
+class RoundWaiter:
     """The waits of one worker of a job."""
 
     def __init__(

@@ -98,8 +98,8 @@ class StoodStill(NamedTuple):
 class SchedulerRequest(NamedTuple):
     """Worker, after `Welcomed`: a request to the scheduler; `Done` comes with the answer.
 
-    CreateKeys, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye, whatever `request` and
-    `store` say. `Leave` and `Bye` have no answer: they are done when the scheduler has them.
+    CreateKeys, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye, whatever `request`
+    and `store` say. `Leave` and `Bye` have no answer: they are done when the scheduler has them.
     """
 
     op: Any

@@ -25,7 +25,7 @@ _LEAST_WINDOW = 64 * 1024 * 1024
 _numbers: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
 
 
-class Seat:
+class JobMembership:
     """Place of a process in a job of one machine."""
 
     def __init__(self, config: StoreConfig) -> None:
