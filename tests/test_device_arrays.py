@@ -400,7 +400,7 @@ def test_memory_goes_back(fake: LazyDriver) -> None:
 
 
 def test_pinned_blocks_are_used_again_only_when_their_copy_is_made(fake: LazyDriver) -> None:
-    spot = place.Place(fake, 0)  # type: ignore[arg-type]
+    spot = place.GpuContext(fake, 0)  # type: ignore[arg-type]
     targets = [GpuArray(fake, np.zeros(8)) for _ in range(30)]
     fake.run_all()
     stream = streams.Stream(0, new_stream(), fake)
@@ -419,7 +419,7 @@ def test_pinned_blocks_are_used_again_only_when_their_copy_is_made(fake: LazyDri
 
 
 def test_what_is_kept_is_kept_until_the_work_is_done(fake: LazyDriver) -> None:
-    spot = place.Place(fake, 0)  # type: ignore[arg-type]
+    spot = place.GpuContext(fake, 0)  # type: ignore[arg-type]
     stream = streams.Stream(0, new_stream(), fake)
     held = Lender(np.ones(3))
     alive = weakref.ref(held)

@@ -64,12 +64,12 @@ class Ours(Peer):
         if data.device != "cuda":
             raise Unsupported("kernels need a GPU")
         from kvstore.devices import arrays, driver
-        from kvstore.devices.place import Place
+        from kvstore.devices.place import GpuContext
         from kvstore.kernels import cuda
         from kvstore.stores.device.launches import Launches
 
         case, torch = data.case, data.torch
-        place = Place(driver.get(), torch.cuda.current_device())
+        place = GpuContext(driver.get(), torch.cuda.current_device())
         (size,) = case.sizes
         words = [
             [torch.zeros(-(-size // 16), dtype=torch.int32, device="cuda") for _ in range(case.k)]

@@ -13,7 +13,7 @@ from .memory import Pinned, may_free
 from .streams import Stream, Tail
 
 
-class Place:
+class GpuContext:
     """A GPU, with what a store has under way there."""
 
     def __init__(self, driver: Driver, device: int) -> None:
@@ -84,7 +84,7 @@ class Loan:
 
     __slots__ = ("__weakref__", "_place", "address", "nbytes", "tail")
 
-    def __init__(self, place: Place, nbytes: int, stream: Stream) -> None:
+    def __init__(self, place: GpuContext, nbytes: int, stream: Stream) -> None:
         self._place, self.nbytes = place, nbytes
         #: The end of the stream that used it last.
         self.tail = place.tail(stream)

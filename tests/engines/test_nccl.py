@@ -15,7 +15,7 @@ from engines import launchers
 import kvstore as kv
 from kvstore.settings.options import StoreConfig
 from kvstore.stores.collectives.nccl import rendezvous
-from kvstore.stores.collectives.nccl.rendezvous import Meeting, Place, find
+from kvstore.stores.collectives.nccl.rendezvous import JobPlacement, Meeting, find
 from kvstore.stores.parameter_server.transport.channel import Dealer
 from kvstore.stores.parameter_server.transport.context import Context
 
@@ -107,7 +107,7 @@ def test_on_one_machine_they_meet_at_a_socket_that_has_the_jobs_name() -> None:
     assert found.address.startswith("ipc://@kvstore/nccl/")
     other = find({**OWN, "KVSTORE_LOCAL_SIZE": "4", "KVSTORE_JOB": "k"})
     assert other.address != found.address
-    assert find({}) == Place(0, 1, 0)
+    assert find({}) == JobPlacement(0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
 
     monkeypatch.setattr(rendezvous, "_one_at_a_time", NoLock())
 
-    def run(places: list[Place], timeout: float = 20, groups: tuple[str, ...] = ()) -> list[Any]:
+    def run(places: list[JobPlacement], timeout: float = 20, groups: tuple[str, ...] = ()) -> list[Any]:
         meetings = []
         for number, place in enumerate(places):
             monkeypatch.setattr(rendezvous, "_numbers", rendezvous.defaultdict(rendezvous.itertools.count))
@@ -187,8 +187,10 @@ def meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
     return run
 
 
-def places(tmp_path: Path, size: int, address: str = "ipc://@kvstore/test") -> list[Place]:
-    return [Place(rank, size, rank, str(tmp_path), f"{address}/{tmp_path.name}") for rank in range(size)]
+def places(tmp_path: Path, size: int, address: str = "ipc://@kvstore/test") -> list[JobPlacement]:
+    return [
+        JobPlacement(rank, size, rank, str(tmp_path), f"{address}/{tmp_path.name}") for rank in range(size)
+    ]
 
 
 def test_all_are_told_the_name_and_who_is_there(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def free_address() -> str:
 
 def test_several_stores_in_turn_at_one_tcp_address(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
     address = free_address()
-    where = [Place(rank, 3, 0, str(tmp_path), address) for rank in range(3)]
+    where = [JobPlacement(rank, 3, 0, str(tmp_path), address) for rank in range(3)]
     for group in ("one", "two"):
         answers = meet(where, groups=3 * (group,))
         assert [answer.name for answer in answers] == [b"the name"] * 3
@@ -232,7 +234,7 @@ def test_strangers_at_the_address_are_not_heard(
 
     thread = threading.Thread(target=shout)
     thread.start()
-    where = [Place(rank, 2, 0, str(tmp_path), address) for rank in range(2)]
+    where = [JobPlacement(rank, 2, 0, str(tmp_path), address) for rank in range(2)]
     lone = where[:1]
     assert isinstance(meet(lone, timeout=1.0)[0], kv.TimeoutError)  # long enough to be shouted at
     answers = meet(where)
@@ -251,7 +253,7 @@ def test_who_is_missing_is_named(meet: Callable[..., list[Any]], tmp_path: Path)
 
 def test_two_of_a_rank_and_another_size_are_refused(meet: Callable[..., list[Any]], tmp_path: Path) -> None:
     first, second, _ = places(tmp_path, 3)
-    wrong = Place(2, 4, 2, first.job, first.address)
+    wrong = JobPlacement(2, 4, 2, first.job, first.address)
     answers = meet([first, second, wrong], timeout=3)
     assert isinstance(answers[0], kv.ConfigError)
     assert "told of 4 workers" in str(answers[0])

@@ -414,11 +414,11 @@ class ServerHost(Host):
         records: list[m.Record] = []
         frames: list[Any] = []
         for kind, request, round_, detail in action.answers:
-            place, nbytes = m.Place.NONE, 0
+            place, nbytes = m.PayloadLocation.NONE, 0
             if kind == m.Kind.VALUE:
                 at = (action.batch.store, request.slice)
                 self.job.check(at not in self.busy, f"{at} is read while it is written")
-                place, nbytes = m.Place.FRAME, 1
+                place, nbytes = m.PayloadLocation.FRAME, 1
                 value = self.values[at]
                 if request.stamp == m.OF_ROUND and request.round < round_:
                     value, round_ = self._past(value, request.round), request.round
@@ -426,7 +426,7 @@ class ServerHost(Host):
                 self._check_told(action.batch, request)
             elif kind == m.Kind.FAILED:
                 self._note_told(action.batch, request, detail)
-                place = m.Place.FRAME
+                place = m.PayloadLocation.FRAME
                 frames.append(msgspec.msgpack.encode(detail))
                 nbytes = len(frames[-1])
             pushed = kind == m.Kind.DONE and request.kind == m.Kind.PUSH and self.job.plan.mode == "sync"
@@ -626,14 +626,16 @@ class Store:
     def _part(self, kind: m.Kind, one: m.Slice) -> e.Part:
         if kind not in (m.Kind.PUSH, m.Kind.PUSHPULL):
             carries = kind in (m.Kind.INIT, m.Kind.ASSIGN)
-            place = m.Place.FRAME if carries else m.Place.NONE
+            place = m.PayloadLocation.FRAME if carries else m.PayloadLocation.NONE
             return e.Part(one.server, m.Record(kind, one.id, 0, place=place, nbytes=int(carries)), "value")
         sent = self.sent.setdefault(one.id, [])
         bad = self.job.plan.faults.bad and self.job.rng.random() < 0.05
         payload = Payload(self.host.rank, self.host.incarnation, self.number, one.id, len(sent) + 1, bad)
         sent.append(payload)
         big = self.job.rng.choice((1, 5000))
-        return e.Part(one.server, m.Record(kind, one.id, 0, place=m.Place.FRAME, nbytes=big), payload)
+        return e.Part(
+            one.server, m.Record(kind, one.id, 0, place=m.PayloadLocation.FRAME, nbytes=big), payload
+        )
 
     def _init(self, keys: tuple[str, ...]) -> None:
         sizes = dict(self.job.plan.keys)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import inspect
 
-from kvstore.stores.parameter_server.protocol.messages import Batch, Control, Kind, Place, Record
+from kvstore.stores.parameter_server.protocol.messages import Batch, Control, Kind, PayloadLocation, Record
 
 
 def control(seed: int = 0) -> list[Any]:
@@ -36,7 +36,7 @@ def _record(frames: int, chance: random.Random) -> Record:
     head = Record(chance.choice(list(Kind)), chance.randrange(99), chance.randrange(99), 3, 1, 7, 0, 0.5)
     if not frames:
         return head
-    where = {"place": Place.FRAME, "frame": chance.randrange(frames), "offset": 16, "nbytes": 48}
+    where = {"place": PayloadLocation.FRAME, "frame": chance.randrange(frames), "offset": 16, "nbytes": 48}
     return head._replace(rows=chance.choice([-1, 2]), **where)
 
 

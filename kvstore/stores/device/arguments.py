@@ -13,7 +13,7 @@ from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceView
 from ...devices.memory import host_copy
-from ...devices.place import Place
+from ...devices.place import GpuContext
 from ...devices.streams import Stream
 from ...errors import CapabilityError
 from ...kernels import cuda
@@ -90,7 +90,7 @@ def seen_out(entry: DeviceKey, out: Any, streams: Streams) -> DeviceView | HostO
 class Call:
     """Addresses for the kernels of one GPU, and what must happen before and after them."""
 
-    def __init__(self, place: Place, stream: Stream, streams: Streams) -> None:
+    def __init__(self, place: GpuContext, stream: Stream, streams: Streams) -> None:
         self.place, self.stream = place, stream
         self._streams = streams
         self._others: dict[tuple[int, int], Stream] = {}
@@ -265,7 +265,7 @@ class Call:
         self._scratch.clear()
 
 
-def order_behind(entries: Iterable[DeviceKey], place: Place, stream: Stream) -> bool:
+def order_behind(entries: Iterable[DeviceKey], place: GpuContext, stream: Stream) -> bool:
     """Let a stream wait for what other streams have to do with these keys; False if there are none."""
     mine = place.tail(stream)
     others = {entry.tail for entry in entries if entry.tail is not mine}
@@ -274,7 +274,7 @@ def order_behind(entries: Iterable[DeviceKey], place: Place, stream: Stream) -> 
     return bool(others)
 
 
-def _order(place: Place, first: Stream, then: Stream) -> None:
+def _order(place: GpuContext, first: Stream, then: Stream) -> None:
     """Let a stream wait for all that is on another one now."""
     driver = place.driver
     event = driver.event(first.device)

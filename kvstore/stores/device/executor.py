@@ -10,7 +10,7 @@ from typing import Any
 from ...arrays.grouping import Group, Key
 from ...devices import arrays, driver
 from ...devices.arrays import DeviceView
-from ...devices.place import Place
+from ...devices.place import GpuContext
 from ...devices.streams import Stream
 from ...errors import ArrayError
 from . import states
@@ -39,17 +39,17 @@ class Gpus:
         self.driver = driver.get()
         self.entries: dict[Key, DeviceKey] = {}
         self.apply = apply
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, GpuContext] = {}
         self._launches: OrderedDict[Any, Launches] = OrderedDict()
         #: Another number whenever launches that were made before no longer hold.
         self.version = 0
         self.bound: weakref.WeakSet[GpuCall] = weakref.WeakSet()
 
-    def place(self, device: int) -> Place:
+    def place(self, device: int) -> GpuContext:
         """Return a GPU."""
         place = self._places.get(device)
         if place is None:
-            place = self._places[device] = Place(self.driver, device)
+            place = self._places[device] = GpuContext(self.driver, device)
         return place
 
     def use(self, apply: Apply) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...arrays.grouping import Key
 from ...devices.arrays import DeviceArray
 from ...devices.memory import Memory, host_copy
-from ...devices.place import Place
+from ...devices.place import GpuContext
 from ...devices.streams import Stream, Tail
 from ...optimizer import Updater
 
@@ -61,7 +61,13 @@ class DeviceKey:
     )
 
     def __init__(
-        self, place: Place, key: Key, number: int, shape: tuple[int, ...], dtype: np.dtype[Any], tail: Tail
+        self,
+        place: GpuContext,
+        key: Key,
+        number: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        tail: Tail,
     ) -> None:
         self.place, self.key, self.number = place, key, number
         self.shape, self.dtype, self.numel = shape, dtype, math.prod(shape)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...devices.driver import Kernel
-from ...devices.place import Loan, Place
+from ...devices.place import GpuContext, Loan
 from ...devices.streams import Stream, Tail
 from ...kernels import cuda
 from .keys import DeviceKey
@@ -39,7 +39,7 @@ class _Step:
         self.words: Any = words
         self._loan: Loan | None = None
 
-    def put(self, place: Place, stream: Stream, tail: Tail) -> None:
+    def put(self, place: GpuContext, stream: Stream, tail: Tail) -> None:
         """Launch; the first time the image goes up before."""
         loan = self._loan
         if loan is None:
@@ -53,7 +53,7 @@ class _Step:
 class Parameters:
     """Constants of an update's rows on the device."""
 
-    def __init__(self, place: Place, spec: cuda.Spec, rows: int, stream: Stream) -> None:
+    def __init__(self, place: GpuContext, spec: cuda.Spec, rows: int, stream: Stream) -> None:
         self._place, self._spec = place, spec
         self._line = cuda.WIDTH * np.dtype(spec.real).itemsize
         self._loan = Loan(place, rows * self._line, stream)
@@ -75,7 +75,7 @@ class Parameters:
 class Launches:
     """What a call puts on a stream of one GPU."""
 
-    def __init__(self, place: Place, entries: Iterable[DeviceKey] = ()) -> None:
+    def __init__(self, place: GpuContext, entries: Iterable[DeviceKey] = ()) -> None:
         self._place = place
         self.entries = list(entries)
         self._steps: list[_Step] = []

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....devices.memory import host_copy
-from ....devices.place import Loan, Place
+from ....devices.place import GpuContext, Loan
 from ....devices.streams import Stream, Tail
 from ....errors import ArrayError, ConfigError, KVStoreError, TimeoutError
 from ....settings.options import StoreConfig
@@ -60,7 +60,7 @@ class Nccl:
         self._library = Library()
         self.driver = self._library.driver
         self._timeout = config.timeout
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, GpuContext] = {}
         self._teams: dict[tuple[int, ...], dict[int, Any]] = {}  # GPUs -> communicator of each
         self._closed: str | None = None
         self._watch: Watchdog | None = None
@@ -79,11 +79,11 @@ class Nccl:
 
     # ------------------------------------------------------------------------------------------- places
 
-    def place(self, device: int) -> Place:
+    def place(self, device: int) -> GpuContext:
         """Return a GPU."""
         place = self._places.get(device)
         if place is None:
-            place = self._places[device] = Place(self.driver, device)
+            place = self._places[device] = GpuContext(self.driver, device)
         return place
 
     @property

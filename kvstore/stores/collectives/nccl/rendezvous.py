@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class JobPlacement:
     """Which of how many processes this is, and where all of them meet.
 
     Attributes
@@ -81,7 +81,7 @@ class Place:
     address: str = ""
 
 
-def find(environment: Mapping[str, str] | None = None) -> Place:
+def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
     """Read rank, size and the address from the launcher's variables, or from a parameter server's.
 
     Raises
@@ -94,20 +94,20 @@ def find(environment: Mapping[str, str] | None = None) -> Place:
     if found.launcher == "none" and roles.signs(env):
         return _of_workers(env)
     if found.size == 1:
-        return Place(0, 1, 0)
-    place = Place(found.rank, found.size, found.local_rank, found.job)
+        return JobPlacement(0, 1, 0)
+    place = JobPlacement(found.rank, found.size, found.local_rank, found.job)
     if found.local_size == found.size:
         return dataclasses.replace(place, address=_near(found.job))
     return dataclasses.replace(place, address=_trusted(_far(env), env))
 
 
-def _of_workers(env: Mapping[str, str]) -> Place:
+def _of_workers(env: Mapping[str, str]) -> JobPlacement:
     """Read DMLC_* and KVSTORE_* of a worker: where the scheduler would be, worker 0 is."""
     no_servers = ("DMLC_NUM_SERVER", "KVSTORE_NUM_SERVERS")
     env = {name: text for name, text in env.items() if name not in no_servers or text != "0"}
     found = roles.find(env)
     if found is None or found.role != "worker" or found.num_workers < 2:
-        return Place(0, 1, 0)
+        return JobPlacement(0, 1, 0)
     if found.rank < 0:
         raise ConfigError(
             "nothing says which of the workers this is: set DMLC_WORKER_ID, or start the job with "
@@ -116,7 +116,9 @@ def _of_workers(env: Mapping[str, str]) -> Place:
     near = found.ipc or bool(env.get("DMLC_LOCAL"))
     address = _near(found.job) if near else _trusted(_said(env) or found.scheduler, env)
     local = env.get("BYTEPS_LOCAL_RANK") or env.get("LOCAL_RANK") or ("" if not near else str(found.rank))
-    return Place(found.rank, found.num_workers, int(local) if local.isdecimal() else 0, found.job, address)
+    return JobPlacement(
+        found.rank, found.num_workers, int(local) if local.isdecimal() else 0, found.job, address
+    )
 
 
 def _near(job: str) -> str:
@@ -174,7 +176,7 @@ class Meeting:
     config : StoreConfig
     """
 
-    def __init__(self, place: Place, config: StoreConfig) -> None:
+    def __init__(self, place: JobPlacement, config: StoreConfig) -> None:
         self._place, self._timeout = place, config.timeout
         store = f"{place.job}\0{config.group}\0{next(_numbers[config.group])}"
         self._store = hashlib.blake2b(store.encode(errors="surrogatepass"), digest_size=12).hexdigest()
@@ -333,4 +335,4 @@ def _machine() -> str:
         return ""
 
 
-__all__ = ["Answer", "Hello", "Meeting", "Place", "find"]
+__all__ = ["Answer", "Hello", "JobPlacement", "Meeting", "find"]

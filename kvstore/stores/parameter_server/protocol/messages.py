@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     UNKNOWN = 23  # a request sent again without its payload never came: send all of it
 
 
-class Place(enum.IntEnum):
+class PayloadLocation(enum.IntEnum):
     """Where the payload of a record is."""
 
     NONE = 0
@@ -76,7 +76,7 @@ class Record(NamedTuple):
     threshold: float = 0.0
     #: Row-sparse payloads: int64 ids of so many rows, then the rows; else -1.
     rows: int = -1
-    place: Place = Place.NONE
+    place: PayloadLocation = PayloadLocation.NONE
     frame: int = 0
     offset: int = 0
     nbytes: int = 0

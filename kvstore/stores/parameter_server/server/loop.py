@@ -23,7 +23,7 @@ from ....settings.roles import Roles
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
-from ..protocol.messages import Batch, Failure, Kind, Place, Record
+from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
 from ..transport.heartbeats import HeartbeatResponder
 from ..transport.sockets import ServerSockets
 from .machine import Server, ServerOptions
@@ -280,7 +280,7 @@ class ServerLoop:
 
 def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
     text = msgspec.msgpack.encode(failure)
-    return record._replace(kind=Kind.FAILED, place=Place.FRAME, nbytes=len(text)), [text]
+    return record._replace(kind=Kind.FAILED, place=PayloadLocation.FRAME, nbytes=len(text)), [text]
 
 
 def run(

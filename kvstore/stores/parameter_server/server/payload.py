@@ -43,7 +43,7 @@ class Job(NamedTuple):
     outs: tuple[Any, ...] = ()
 
 
-class Place(NamedTuple):
+class SharedLocation(NamedTuple):
     """Where a value lies in the server's shared memory, and its stamp; see `transport.shared_buffers`."""
 
     segment: int

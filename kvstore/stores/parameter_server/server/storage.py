@@ -15,7 +15,7 @@ from ....errors import KVStoreError, ProtocolError
 from ....kernels import cpu
 from ....settings.parameter_server import PsConfig
 from ..protocol import events
-from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Kind, Place, Record
+from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Kind, PayloadLocation, Record
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
 from .payload import not_kept
@@ -81,9 +81,9 @@ class ServerStorage:
     def _payload(self, store: int, rank: int, record: Record, frames: Sequence[Any]) -> Payload:
         """Find a payload; an error in its place fails whoever looks at it."""
         data: Any = b""
-        if record.place == Place.SHARED:
+        if record.place == PayloadLocation.SHARED:
             data = self._shared(store, rank, record)
-        elif record.place == Place.FRAME:
+        elif record.place == PayloadLocation.FRAME:
             data = _of_frames(record, frames)
         return Payload(data, record.coding, record.threshold, record.rows)
 
@@ -92,7 +92,7 @@ class ServerStorage:
         inbox = self._inboxes.get((batch.store, batch.rank))
         if inbox is None:
             return
-        for segment in {record.frame for record in batch.records if record.place == Place.SHARED}:
+        for segment in {record.frame for record in batch.records if record.place == PayloadLocation.SHARED}:
             with contextlib.suppress(ProtocolError):
                 inbox.view(segment, 0, 0)
 
@@ -132,20 +132,20 @@ class ServerStorage:
             return self._past(shelf, request, frames)
         if request.kind == Kind.FETCH_STATE:
             state = shelf.fetch_state(request.slice)
-            return _READ._replace(place=Place.FRAME, nbytes=len(state)), [state]
+            return _READ._replace(place=PayloadLocation.FRAME, nbytes=len(state)), [state]
         if request.kind == Kind.PULL_ROWS or shelf.is_table(request.slice):
             return self._rows(shelf, request, frames)
         if request.stamp not in (BY_FRAME, OF_ROUND) and (store, rank) in self._inboxes:
             place = shelf.place(request.slice)
             if place is not None and place.nbytes >= SHARED_BYTES:
                 return _READ._replace(
-                    place=Place.SHARED, frame=place.segment, offset=place.offset, nbytes=place.nbytes,
+                    place=PayloadLocation.SHARED, frame=place.segment, offset=place.offset, nbytes=place.nbytes,
                     stamp=place.stamp,
                 ), []  # fmt: skip
         value = shelf.read(request.slice)
         if not steady:
             value = value.copy()
-        return _READ._replace(place=Place.FRAME, nbytes=value.nbytes), [as_bytes(value)]
+        return _READ._replace(place=PayloadLocation.FRAME, nbytes=value.nbytes), [as_bytes(value)]
 
     def _was_written(self, store: int, rank: int, request: Record) -> bool:
         """Whether the round has written its value over what was pushed; that counts for one answer."""
@@ -161,7 +161,7 @@ class ServerStorage:
         found = shelf.past(request.slice, request.round, _ids(request, frames))
         if isinstance(found, tuple):
             return _told(*found)
-        return _READ._replace(place=Place.FRAME, nbytes=found.nbytes), [as_bytes(found)]
+        return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
     def _rows(self, shelf: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
         return _told(*shelf.rows(request.slice, _ids(request, frames)))
@@ -284,7 +284,7 @@ def _ids(request: Record, frames: Sequence[Any]) -> Any:
 
 
 def _told(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
-    record = _READ._replace(place=Place.FRAME, rows=len(ids), nbytes=ids.nbytes + rows.nbytes)
+    record = _READ._replace(place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + rows.nbytes)
     return record, [as_bytes(ids), as_bytes(rows)]
 
 

@@ -24,11 +24,11 @@ from ..protocol.optimizer_states import needs_whole_keys, pack_part, unpack_part
 from ..transport.shared_buffers import Values
 from .dense import Batch, DenseKey, DenseSlice, update_whole, writing
 from .optimizer import OptimizerVersion, OptimizerVersions, check_dtype, explained, refuse_parts
-from .payload import Job, Payload, Place, plain, some_rows
+from .payload import Job, Payload, SharedLocation, plain, some_rows
 from .snapshot import Folder, Manifest, described, taken_back, typed
 from .sparse import Table
 
-__all__ = ["Job", "Payload", "Place", "StoreShard"]
+__all__ = ["Job", "Payload", "SharedLocation", "StoreShard"]
 
 
 class StoreShard:
@@ -213,12 +213,12 @@ class StoreShard:
             raise RowIndexError(f"row ids must ascend within [{table.start}, {stop}), the rows of the slice")
         return ids
 
-    def place(self, slice: int) -> Place | None:
+    def place(self, slice: int) -> SharedLocation | None:
         """Say where workers of this machine find the value of a dense slice; None: they do not."""
         held = self._part(slice)
         if isinstance(held, Table) or held.place is None or self._memory is None:
             return None
-        return Place(*held.place, held.live().nbytes, self._memory.stamp(*held.place))
+        return SharedLocation(*held.place, held.live().nbytes, self._memory.stamp(*held.place))
 
     def placement(self) -> dict[int, int]:
         """Bytes of value that each slice takes."""

@@ -35,7 +35,7 @@ from ..protocol.messages import (
     Control,
     Hello,
     Kind,
-    Place,
+    PayloadLocation,
     Record,
     Refused,
     ReliableMessage,
@@ -49,7 +49,10 @@ _CONTROL, _DATA = 1, 2
 _HEAD = struct.Struct("<4sHBBQiiQQQI")
 _RECORD = struct.Struct("<BIQQIQBdqBIQQQ")
 _KINDS = [None if kind not in Kind._value2member_map_ else Kind(kind) for kind in range(256)]
-_PLACES = [None if place not in Place._value2member_map_ else Place(place) for place in range(256)]
+_PLACES = [
+    None if place not in PayloadLocation._value2member_map_ else PayloadLocation(place)
+    for place in range(256)
+]
 _ALIGNED = 64
 _PADDING = bytes(_ALIGNED)
 

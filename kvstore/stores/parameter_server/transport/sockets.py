@@ -14,7 +14,7 @@ from ....errors import ArgumentError, ProtocolError
 from ....settings import addresses
 from ....settings.roles import Roles
 from ..protocol.events import ECHO
-from ..protocol.messages import Batch, Control, Hello, Place
+from ..protocol.messages import Batch, Control, Hello, PayloadLocation
 from .channel import Dealer, NotSentError, Poller, Router
 from .context import Context
 from .frames import Codec, pack
@@ -25,7 +25,7 @@ log = logging.getLogger("kvstore.ps")
 
 SCHEDULER = "scheduler"
 
-_FRAME = Place.FRAME
+_FRAME = PayloadLocation.FRAME
 _AT_ONCE = 64  # messages of one channel before the others have their turn
 _LINGER = 0.5  # seconds for the last words of a process
 

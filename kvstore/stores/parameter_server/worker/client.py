@@ -28,7 +28,7 @@ from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.losses import lost
-from ..protocol.messages import Answer, Control, Failure, Place, Record, View
+from ..protocol.messages import Answer, Control, Failure, PayloadLocation, Record, View
 from ..transport.shared_buffers import PeerBuffers, SharedBufferPool
 from ..transport.sockets import WorkerSockets
 from .machine import Worker
@@ -481,7 +481,7 @@ class Client:
         try:
             good = request.take(request.part, action.record, action.frames)
         except (KVStoreError, ValueError, IndexError) as error:
-            if action.record.place != Place.SHARED:
+            if action.record.place != PayloadLocation.SHARED:
                 operation.error = Failure(
                     "ProtocolError", f"server {request.server} sent what is no value: {error}"
                 )

@@ -50,8 +50,8 @@ from ..protocol.messages import (
     Member,
     Met,
     Missing,
+    PayloadLocation,
     Ping,
-    Place,
     Pong,
     Record,
     Refused,
@@ -303,7 +303,7 @@ class Worker:
         record = event.part.record
         kind = _PULL if record.kind == _PUSHPULL else record.kind
         payload = None if kind == _PULL else event.part.payload
-        place, nbytes = (Place.NONE, 0) if kind == _PULL else (record.place, record.nbytes)
+        place, nbytes = (PayloadLocation.NONE, 0) if kind == _PULL else (record.place, record.nbytes)
         at = self._servers[event.part.server]
         record = self._counted(at, record._replace(kind=kind, stamp=BY_FRAME, place=place, nbytes=nbytes))
         at.requests.add(Request(operation, event.index, record, payload), 0)

@@ -13,7 +13,7 @@ from ....kernels import cpu
 from ...entry import Array
 from ...rows import merged
 from ...update import summands
-from ..protocol.messages import IN_PLACE, Kind, Place, Record
+from ..protocol.messages import IN_PLACE, Kind, PayloadLocation, Record
 from ..protocol.payloads import as_bytes
 from .client import Request, Take
 from .key_directory import DistKey, Part
@@ -84,9 +84,9 @@ class Sources:
         for index, part in enumerate(key.parts):
             start = part.start * bits // 8
             stop = nbytes if index == last else part.stop * bits // 8
-            place, frame, offset = Place.FRAME, 0, 0
+            place, frame, offset = PayloadLocation.FRAME, 0, 0
             if home is not None:
-                place, frame, offset = Place.SHARED, home.segment, home.offset + start
+                place, frame, offset = PayloadLocation.SHARED, home.segment, home.offset + start
             record = Record(
                 stamp.kind, part.slice, 0, 0, stamp.version, stamp.clock, coding, threshold, -1,
                 place, frame, offset, stop - start, flag,
@@ -105,7 +105,7 @@ class Sources:
             nbytes = (high - low) * (8 + key.row_size * key.dtype.itemsize)
             record = Record(
                 stamp.kind, part.slice, 0, 0, stamp.version, stamp.clock,
-                rows=high - low, place=Place.FRAME, nbytes=nbytes,
+                rows=high - low, place=PayloadLocation.FRAME, nbytes=nbytes,
             )  # fmt: skip
             payload = (as_bytes(ids[low:high]), as_bytes(data[low:high]))
             yield Request(part.server, record, payload, take, part)
@@ -140,7 +140,7 @@ def put_states(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
     """Bring optimizer states to the slices of a key."""
     for part in key.parts:
         state = states[part.slice]
-        record = Record(Kind.PUT_STATE, part.slice, 0, place=Place.FRAME, nbytes=len(state))
+        record = Record(Kind.PUT_STATE, part.slice, 0, place=PayloadLocation.FRAME, nbytes=len(state))
         yield Request(part.server, record, (state,), None, part)
 
 
@@ -150,6 +150,6 @@ def asked_rows(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
         if high > low:
             record = Record(
                 Kind.PULL_ROWS, part.slice, 0,
-                rows=high - low, place=Place.FRAME, nbytes=(high - low) * 8,
+                rows=high - low, place=PayloadLocation.FRAME, nbytes=(high - low) * 8,
             )  # fmt: skip
             yield Request(part.server, record, (as_bytes(ids[low:high]),), take, part)

@@ -11,7 +11,7 @@ from ....arrays.sparse import RowSparseArray
 from ....kernels import cpu
 from ...entry import Array
 from ...rows import Ids
-from ..protocol.messages import IN_PLACE, Place, Record
+from ..protocol.messages import IN_PLACE, PayloadLocation, Record
 from .key_directory import DistKey, Part
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class Fill:
 
     def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
         """Copy one slice; False: it changed meanwhile in the server's memory, and must be asked for again."""
-        if record.stamp == IN_PLACE and record.place == Place.NONE:
+        if record.stamp == IN_PLACE and record.place == PayloadLocation.NONE:
             return True
         targets = [flat[part.start : part.stop] for flat in self._flat]
-        if record.place == Place.SHARED:
+        if record.place == PayloadLocation.SHARED:
             return self._memory.copy(part.server, record, targets)
         value = elements(frames[record.frame], record.offset, self._key.dtype, part.stop - part.start)
         if targets:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ..protocol.duplicate_filter import SPAN
-from ..protocol.messages import COPIED, PROBE, Batch, Kind, Place, Record
+from ..protocol.messages import COPIED, PROBE, Batch, Kind, PayloadLocation, Record
 
 _MANY = 4096  # records of a batch
 _PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds
@@ -22,7 +22,7 @@ _SAMPLE = 512  # late requests that are asked for at once, as long as none is kn
 _FIRST = -(1 << 62)  # before any priority
 
 _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
-_FRAME = Place.FRAME
+_FRAME = PayloadLocation.FRAME
 _new = tuple.__new__
 
 
@@ -285,7 +285,7 @@ class Requests:
 
     def _head(self, request: Request) -> Record:
         record = self._written(request, [])
-        return record._replace(place=Place.NONE, frame=0, nbytes=0, stamp=PROBE)
+        return record._replace(place=PayloadLocation.NONE, frame=0, nbytes=0, stamp=PROBE)
 
 
 def _operation(request: Request) -> Operation | None:

@@ -23,7 +23,7 @@ from ....arrays.grouping import Key
 from ....devices.arrays import DeviceView
 from ....devices.driver import Driver
 from ....devices.memory import host_copy, may_free
-from ....devices.place import Place
+from ....devices.place import GpuContext
 from ....devices.streams import Stream, order
 from ....errors import KVStoreError
 from ....kernels import cpu
@@ -62,7 +62,7 @@ class Aim(NamedTuple):
 
 
 class _Gpu(NamedTuple):
-    place: Place
+    place: GpuContext
     exports: Exports
     sums: Sums
 
@@ -131,7 +131,7 @@ class Ipc:
     def _gpu(self, device: int) -> _Gpu:
         gpu = self._gpus.get(device)
         if gpu is None:
-            place = Place(self._driver, device)
+            place = GpuContext(self._driver, device)
             exports = Exports(self._driver, device, place.own)
             gpu = self._gpus[device] = _Gpu(place, exports, Sums(place))
         return gpu

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ....devices.memory import Memory
-from ....devices.place import Place
+from ....devices.place import GpuContext
 from ....devices.streams import Stream
 from ....errors import KVStoreError
 from ....kernels import cuda
@@ -33,7 +33,7 @@ class IpcKey:
         The last round that this worker knows to be complete, and whose sum it has or does not need.
     """
 
-    def __init__(self, handle: shm.Handle, place: Place, table: Table, rank: int) -> None:
+    def __init__(self, handle: shm.Handle, place: GpuContext, table: Table, rank: int) -> None:
         self.handle, self.place, self.table = handle, place, table
         self.numel = math.prod(handle.shape)
         self.agreed = self.hopeless = False

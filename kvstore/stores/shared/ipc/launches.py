@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ....devices.place import Place
+from ....devices.place import GpuContext
 from ....devices.streams import Stream
 from ....kernels import cuda
 from ...device.launches import Launches, count_of
@@ -22,7 +22,7 @@ TypedRow = tuple[np.dtype[Any], cuda.Row]
 class Sums:
     """What puts sums on the streams of one GPU."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: GpuContext) -> None:
         self._place = place
         self._known: OrderedDict[Any, Launches] = OrderedDict()
 

@@ -50,7 +50,7 @@ class Machine:
     def ask(self, rank: int, kind: m.Kind, round_: int = 0, sequence: int | None = None, **more: Any) -> None:
         if sequence is None:
             sequence = self.numbers[rank] = self.numbers.get(rank, 0) + 1
-        place = m.Place.FRAME if kind in (K.PUSH, K.PUSHPULL, K.INIT) else m.Place.NONE
+        place = m.PayloadLocation.FRAME if kind in (K.PUSH, K.PUSHPULL, K.INIT) else m.PayloadLocation.NONE
         epoch = more.pop("epoch", 1)
         record = m.Record(kind, 0, sequence, round_, **{"place": place, "nbytes": 4, **more})
         batch = m.Batch(0, rank, self.members[rank], epoch, [record], (f"{rank}:{round_}",))
@@ -138,10 +138,10 @@ def test_a_repeated_request_is_answered_again_and_never_done_again() -> None:
 def test_a_probe_tells_what_never_came() -> None:
     server = Machine()
     server.start()
-    server.ask(0, K.PUSHPULL, 1, stamp=m.PROBE, place=m.Place.NONE, nbytes=0)
+    server.ask(0, K.PUSHPULL, 1, stamp=m.PROBE, place=m.PayloadLocation.NONE, nbytes=0)
     assert server.answers() == {0: [(K.UNKNOWN, 2)]}
     server.ask(0, K.PUSHPULL, 1, sequence=2)
-    server.ask(0, K.PUSHPULL, 1, sequence=2, stamp=m.PROBE, place=m.Place.NONE, nbytes=0)
+    server.ask(0, K.PUSHPULL, 1, sequence=2, stamp=m.PROBE, place=m.PayloadLocation.NONE, nbytes=0)
     assert server.answers() == {}
     assert any(isinstance(one, e.Reply) and one.batch.received == 8 for one in server.actions)
 
@@ -472,7 +472,7 @@ def test_forgotten_slices_fail_whoever_waits() -> None:
 def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
     server = Machine(1)
     server.start()
-    record = m.Record(K.PUSH, 0, 2, 1, place=m.Place.FRAME, nbytes=4)
+    record = m.Record(K.PUSH, 0, 2, 1, place=m.PayloadLocation.FRAME, nbytes=4)
     server.step(e.Received(0, m.Batch(0, 0, 100, 2, [record], ("0:1",))))
     assert server.actions == []
     server.members[1] = 101

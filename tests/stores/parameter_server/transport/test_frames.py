@@ -26,7 +26,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     KeyEntry,
     KeySpec,
     Kind,
-    Place,
+    PayloadLocation,
     Record,
     Refused,
     ReliableMessage,
@@ -50,7 +50,7 @@ records = st.builds(
     coding=st.integers(0, 255),
     threshold=st.floats(0, 1e300),
     rows=st.just(-1),
-    place=st.sampled_from([Place.NONE, Place.SHARED]),
+    place=st.sampled_from([PayloadLocation.NONE, PayloadLocation.SHARED]),
     frame=unsigned32,
     offset=unsigned64,
     nbytes=unsigned64,
@@ -86,12 +86,12 @@ def test_a_batch_is_read_as_it_was_written(
     assert read == written
     assert isinstance(read, Batch)
     assert all(type(one) is Record for one in read.records)
-    assert all(type(one.kind) is Kind and type(one.place) is Place for one in read.records)
+    assert all(type(one.kind) is Kind and type(one.place) is PayloadLocation for one in read.records)
 
 
 def test_payloads_are_the_callers_buffers_and_the_receivers_frames() -> None:
     sent = np.arange(60_000, dtype=np.float32).reshape(2, 30_000)
-    record = Record(Kind.PUSH, 1, 1, place=Place.FRAME, frame=0, nbytes=sent.nbytes)
+    record = Record(Kind.PUSH, 1, 1, place=PayloadLocation.FRAME, frame=0, nbytes=sent.nbytes)
     frames = JOB.encode(batch(record, frames=(sent,)))
     sent[0, 0] = 7
     assert np.frombuffer(frames[1], np.float32)[0] == 7, "no copy was made"
@@ -108,8 +108,8 @@ def test_payloads_are_the_callers_buffers_and_the_receivers_frames() -> None:
 def test_a_small_first_payload_travels_with_the_records(size: int) -> None:
     first, second = np.arange(size, dtype=np.uint8), np.arange(9, dtype=np.uint8)
     records = [
-        Record(Kind.PUSH, 1, 1, place=Place.FRAME, frame=0, nbytes=size),
-        Record(Kind.PUSH, 2, 2, place=Place.FRAME, frame=1, nbytes=9),
+        Record(Kind.PUSH, 1, 1, place=PayloadLocation.FRAME, frame=0, nbytes=size),
+        Record(Kind.PUSH, 2, 2, place=PayloadLocation.FRAME, frame=1, nbytes=9),
     ]
     frames = JOB.encode(batch(*records, frames=(first, second)))
     assert len(frames) == (2 if 0 < size <= 32 * 1024 else 3)
@@ -123,7 +123,7 @@ def test_a_small_first_payload_travels_with_the_records(size: int) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 2, 2)])
 def test_any_contiguous_array_is_a_payload(dtype: Any, shape: tuple[int, ...]) -> None:
     sent = np.ones(shape, dtype)
-    record = Record(Kind.VALUE, 1, 1, place=Place.FRAME, nbytes=sent.nbytes)
+    record = Record(Kind.VALUE, 1, 1, place=PayloadLocation.FRAME, nbytes=sent.nbytes)
     read = JOB.decode(JOB.encode(batch(record, frames=(sent,))))
     assert isinstance(read, Batch)
     assert bytes(read.frames[0]) == sent.tobytes()
@@ -186,7 +186,7 @@ def test_what_a_newer_version_says_is_not_called_garbage(monkeypatch: pytest.Mon
 
 def written(record: Record, *frames: bytes) -> list[bytes]:
     """Write a record that `encode` would not."""
-    plain = record._replace(kind=Kind.PUSH, place=Place.NONE)
+    plain = record._replace(kind=Kind.PUSH, place=PayloadLocation.NONE)
     message = [bytes(one) for one in JOB.encode(batch(plain, frames=frames))]
     body = bytearray(message[0])
     start = frames_module._HEAD.size
@@ -194,7 +194,7 @@ def written(record: Record, *frames: bytes) -> list[bytes]:
     return [bytes(body), *message[1:]]
 
 
-PUSH = Record(Kind.PUSH, 1, 1, place=Place.FRAME, nbytes=8)
+PUSH = Record(Kind.PUSH, 1, 1, place=PayloadLocation.FRAME, nbytes=8)
 BAD_RECORDS = {
     "kind": (PUSH._replace(kind=99), "kind 99"),  # type: ignore[arg-type]
     "place": (PUSH._replace(place=3), "place 3"),  # type: ignore[arg-type]
@@ -329,7 +329,7 @@ def test_ids_and_rows_stay_behind_each_other(small: int) -> None:
     assert nbytes == ids.nbytes + rows.nbytes
     behind = b"".join(bytes(one) for one in frames[frame:])[offset : offset + nbytes]
     assert behind == ids.tobytes() + rows.tobytes()
-    record = Record(Kind.PUSH, 1, 1, 0, 0, 0, 0, 0.0, 2, Place.FRAME, frame, offset, nbytes)
+    record = Record(Kind.PUSH, 1, 1, 0, 0, 0, 0, 0.0, 2, PayloadLocation.FRAME, frame, offset, nbytes)
     assert isinstance(JOB.decode(JOB.encode(batch(record, frames=tuple(frames)))), Batch)
 
 

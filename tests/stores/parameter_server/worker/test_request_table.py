@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.stores.parameter_server.protocol.duplicate_filter import SPAN
-from kvstore.stores.parameter_server.protocol.messages import PROBE, Batch, Kind, Place, Record
+from kvstore.stores.parameter_server.protocol.messages import PROBE, Batch, Kind, PayloadLocation, Record
 from kvstore.stores.parameter_server.worker.request_table import Operation, Request, Requests
 
 BIG = 100_000
@@ -21,7 +21,7 @@ def table(credit: int = 1 << 30, batch: int = 1 << 30) -> Requests:
 def add(
     requests: Requests, slice_: int, nbytes: int = 0, priority: int = 0, kind: Kind = Kind.PUSH
 ) -> Request:
-    place = Place.FRAME if nbytes else Place.NONE
+    place = PayloadLocation.FRAME if nbytes else PayloadLocation.NONE
     record = Record(kind, slice_, 0, 1, place=place, nbytes=nbytes)
     request = Request(Operation(slice_, 1), 0, record, f"payload {slice_}")
     requests.add(request, priority)
