@@ -368,7 +368,7 @@ def test_a_tail_makes_others_wait(fake: LazyDriver) -> None:
         fake._random.seed(seed)
         array, copy = GpuArray(fake, np.zeros(4)), GpuArray(fake, np.zeros(4))
         first, then = streams.Stream(0, new_stream(), fake), streams.Stream(0, new_stream(), fake)
-        tail = streams.Tail(fake, first)  # type: ignore[arg-type]
+        tail = streams.StreamCursor(fake, first)  # type: ignore[arg-type]
         fake.run_all()
         ones = np.ones(4)
         fake.copy(array.address, ones.ctypes.data, 32, first.handle, 0)
@@ -381,7 +381,7 @@ def test_a_tail_makes_others_wait(fake: LazyDriver) -> None:
 
 def test_a_stream_of_unknown_life_is_never_used_later(fake: LazyDriver) -> None:
     first, then = streams.Stream(0, new_stream()), streams.Stream(0, new_stream())
-    tail = streams.Tail(fake, first)  # type: ignore[arg-type]
+    tail = streams.StreamCursor(fake, first)  # type: ignore[arg-type]
     tail.moved()
     queued = len(fake._streams[0, first.handle])
     tail.hold(then)

@@ -162,7 +162,7 @@ class DeviceArray:
 
     def _order(self, taker: Stream) -> None:
         """Let the taker's stream wait for the store's work."""
-        tail = streams.Tail(driver.get(), self._stream)
+        tail = streams.StreamCursor(driver.get(), self._stream)
         tail.moved()
         tail.hold(taker)
 

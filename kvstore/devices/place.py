@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .driver import Driver
 from .memory import Pinned, may_free
-from .streams import Stream, Tail
+from .streams import Stream, StreamCursor
 
 
 class GpuContext:
@@ -18,18 +18,18 @@ class GpuContext:
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver, self.device = driver, device
-        self._tails: weakref.WeakValueDictionary[int, Tail] = weakref.WeakValueDictionary()
+        self._tails: weakref.WeakValueDictionary[int, StreamCursor] = weakref.WeakValueDictionary()
         self._pinned = Pinned(driver, device)
-        self._loans: weakref.WeakSet[Loan] = weakref.WeakSet()
+        self._loans: weakref.WeakSet[StreamBuffer] = weakref.WeakSet()
         self._kept: deque[tuple[int, list[Any]]] = deque()  # event, objects; oldest first
         #: A stream of our own, on which loans end.
         self.own = Stream(device, driver.stream(device), self)
 
-    def tail(self, stream: Stream) -> Tail:
+    def tail(self, stream: Stream) -> StreamCursor:
         """Return the end of the store's work on a stream; the same object as long as anybody holds it."""
         tail = self._tails.get(stream.handle)
         if tail is None:
-            tail = self._tails[stream.handle] = Tail(self.driver, stream)
+            tail = self._tails[stream.handle] = StreamCursor(self.driver, stream)
         return tail
 
     def upload(self, target: int, content: npt.NDArray[Any], stream: Stream) -> None:
@@ -57,7 +57,7 @@ class GpuContext:
         if address:
             self.driver.take_back(self.device, address, stream.handle)
 
-    def lent(self, loan: Loan) -> None:
+    def lent(self, loan: StreamBuffer) -> None:
         """Note a loan, which ends at the latest when the store is closed."""
         self._loans.add(loan)
 
@@ -76,7 +76,7 @@ class GpuContext:
         self.driver.drop_stream(self.own.handle, self.device)
 
 
-class Loan:
+class StreamBuffer:
     """Memory from the driver's pool that several pieces of work use, one after the other.
 
     It goes back, without a wait of the host, when the last of them is done.

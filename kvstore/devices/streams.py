@@ -30,7 +30,7 @@ class Stream:
         return f"<stream {self.handle:#x} of cuda:{self.device}>"
 
 
-class Tail:
+class StreamCursor:
     """The end of what the store has put on a stream; others can wait for it.
 
     Where the stream lives on, an event is recorded only when somebody waits: it then stands for a little
@@ -72,7 +72,7 @@ class Tail:
 def order(driver: Driver, first: Stream | None, then: Stream) -> None:
     """Let a stream wait for what is on another one now; None: for nothing."""
     if first is not None and (first.device, first.handle) != (then.device, then.handle):
-        tail = Tail(driver, first)
+        tail = StreamCursor(driver, first)
         tail.moved()
         tail.hold(then)
 

@@ -13,7 +13,7 @@ from ...arrays.grouping import Key
 from ...devices.arrays import DeviceArray
 from ...devices.memory import Memory, host_copy
 from ...devices.place import GpuContext
-from ...devices.streams import Stream, Tail
+from ...devices.streams import Stream, StreamCursor
 from ...optimizer import Updater
 
 Array = npt.NDArray[Any]
@@ -67,7 +67,7 @@ class DeviceKey:
         number: int,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
-        tail: Tail,
+        tail: StreamCursor,
     ) -> None:
         self.place, self.key, self.number = place, key, number
         self.shape, self.dtype, self.numel = shape, dtype, math.prod(shape)

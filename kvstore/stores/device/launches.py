@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...devices.driver import Kernel
-from ...devices.place import GpuContext, Loan
-from ...devices.streams import Stream, Tail
+from ...devices.place import GpuContext, StreamBuffer
+from ...devices.streams import Stream, StreamCursor
 from ...kernels import cuda
 from .keys import DeviceKey
 
@@ -37,13 +37,13 @@ class _Step:
     def __init__(self, kernel: Kernel, words: Any, chunks: int, scalars: tuple[Any, ...]) -> None:
         self.kernel, self.chunks, self.scalars = kernel, chunks, scalars
         self.words: Any = words
-        self._loan: Loan | None = None
+        self._loan: StreamBuffer | None = None
 
-    def put(self, place: GpuContext, stream: Stream, tail: Tail) -> None:
+    def put(self, place: GpuContext, stream: Stream, tail: StreamCursor) -> None:
         """Launch; the first time the image goes up before."""
         loan = self._loan
         if loan is None:
-            loan = self._loan = Loan(place, self.words.nbytes, stream)
+            loan = self._loan = StreamBuffer(place, self.words.nbytes, stream)
             place.upload(loan.address, self.words, stream)
             self.words = None
         self.kernel(stream.handle, loan.address, self.chunks, *self.scalars)
@@ -56,7 +56,7 @@ class Parameters:
     def __init__(self, place: GpuContext, spec: cuda.Spec, rows: int, stream: Stream) -> None:
         self._place, self._spec = place, spec
         self._line = cuda.WIDTH * np.dtype(spec.real).itemsize
-        self._loan = Loan(place, rows * self._line, stream)
+        self._loan = StreamBuffer(place, rows * self._line, stream)
         self._last: Values | None = None
 
     def addresses(self, rows: int) -> range:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ....devices.memory import host_copy
-from ....devices.place import GpuContext, Loan
-from ....devices.streams import Stream, Tail
+from ....devices.place import GpuContext, StreamBuffer
+from ....devices.streams import Stream, StreamCursor
 from ....errors import ArrayError, ConfigError, KVStoreError, TimeoutError
 from ....settings.options import StoreConfig
 from ..agreement import all_mean_the_same, difference, mark
@@ -53,7 +53,7 @@ class Nccl:
     #: Of all stores of this process: operations of several communicators must meet GPUs in one order.
     _lock = threading.RLock()
     #: GPU -> end of the last operation there, of any store.
-    _last: dict[int, Tail] = {}  # noqa: RUF012 - shared on purpose
+    _last: dict[int, StreamCursor] = {}  # noqa: RUF012 - shared on purpose
 
     def __init__(self, config: StoreConfig) -> None:
         check_process(self.name)
@@ -169,7 +169,7 @@ class Nccl:
             tail.moved()
             self._last[device] = tail
 
-    def settle(self, tail: Tail, what: str) -> None:
+    def settle(self, tail: StreamCursor, what: str) -> None:
         """Wait until a stream has come to its end; before the driver waits without a deadline."""
         if self._watch is None:
             return
@@ -297,7 +297,7 @@ class Nccl:
         place = self.place(self.device)
         stream, device = place.own, place.device
         flat = [array.reshape(-1) for array in arrays if array.size]
-        loans = [Loan(place, array.nbytes, stream) for array in flat]
+        loans = [StreamBuffer(place, array.nbytes, stream) for array in flat]
         jobs = []
         for array, loan in zip(flat, loans, strict=True):
             self.driver.copy(loan.address, array.ctypes.data, array.nbytes, stream.handle, device)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ....arrays.grouping import Key
 from ....devices import arrays
 from ....devices.arrays import DeviceView
-from ....devices.place import Loan
+from ....devices.place import StreamBuffer
 from ....devices.streams import Stream
 from ....errors import DTypeError
 from ...device.arguments import Call, HostOut, Item, Streams, host_value, order_behind, seen_out, seen_value
@@ -231,7 +231,7 @@ class NcclGpus:
     def _sum(self, parts: dict[int, list[Part]], calls: dict[int, Call]) -> None:
         """Sum on each GPU first, then over all of them; keys in an order that is the same everywhere."""
         jobs: dict[Key, list[Job]] = {}
-        loans: list[Loan] = []
+        loans: list[StreamBuffer] = []
         for device, call in calls.items():
             for part in _summed_here([part for part in parts[device] if part.srcs], call, loans):
                 jobs.setdefault(part.copy.key, []).append(_job(part.copy, part.srcs[0]))
@@ -323,7 +323,7 @@ def _comes_by_host(copy: DeviceKey, out: DeviceView | HostOut) -> bool:
     return isinstance(out, HostOut) or out.dtype != copy.dtype
 
 
-def _summed_here(parts: Sequence[Part], call: Call, loans: list[Loan]) -> list[Part]:
+def _summed_here(parts: Sequence[Part], call: Call, loans: list[StreamBuffer]) -> list[Part]:
     """Sum several values of a GPU beside its copy, which stays; returns parts with one address each."""
     works = [Work(part.copy, part.srcs, ()) for part in parts]
     if not are_apart(works):  # a value is the store's own memory, and written in this very call
@@ -332,7 +332,7 @@ def _summed_here(parts: Sequence[Part], call: Call, loans: list[Loan]) -> list[P
             for work in works
         ]
     several = [work for work in works if len(work.srcs) > 1]
-    sums = {work.entry.key: Loan(call.place, work.entry.nbytes, call.stream) for work in several}
+    sums = {work.entry.key: StreamBuffer(call.place, work.entry.nbytes, call.stream) for work in several}
     loans += sums.values()
     if several:
         launches = Launches(call.place, [work.entry for work in several])
