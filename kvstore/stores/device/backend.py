@@ -23,14 +23,14 @@ from ..entry import Array, Entry
 from ..local.bound import Anything, Bound
 from ..update import UserUpdater
 from .arguments import Item, Streams
-from .host_and_gpu import TwoPlacesBackend
+from .host_and_gpu import HostAndGpuBackend
 from .keys import DeviceKey
 
 #: What a key's part of a call is: to be done in the order of numbers where the user's code is called.
 Part = tuple[int, Callable[[], None]]
 
 
-class DeviceBackend(TwoPlacesBackend):
+class DeviceBackend(HostAndGpuBackend):
     """See `kvstore.stores.protocol.Backend`."""
 
     compresses = True
@@ -250,10 +250,10 @@ class DeviceBackend(TwoPlacesBackend):
         """Return the GPUs' side of the store, which brings CUDA in."""
         if self._gpus is None:
             from .bound import push_tensors
-            from .executor import Gpus
+            from .executor import GpuExecutor
 
             self._push_tensors = push_tensors
-            self._gpus = Gpus(self._apply_on_gpus())
+            self._gpus = GpuExecutor(self._apply_on_gpus())
             self._gpus.entries = self._on_gpu
         return self._gpus
 

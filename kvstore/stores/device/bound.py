@@ -12,7 +12,7 @@ from .keys import DeviceKey
 from .launches import Launches, Work, are_apart
 
 if TYPE_CHECKING:
-    from .executor import Gpus
+    from .executor import GpuExecutor
 
 
 class GpuCall:
@@ -29,7 +29,7 @@ class GpuCall:
         The arrays, in the order of the addresses in `works`.
     """
 
-    def __init__(self, gpus: Gpus, works: list[Work], objects: list[Any]) -> None:
+    def __init__(self, gpus: GpuExecutor, works: list[Work], objects: list[Any]) -> None:
         self._gpus, self._works, self._objects = gpus, works, objects
         self._version = gpus.version, gpus.apply.tag
         self._entries = [work.entry for work in works]
@@ -68,7 +68,7 @@ class GpuCall:
         return self._launches
 
 
-def push_tensors(gpus: Gpus, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
+def push_tensors(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
     """Push PyTorch tensors to keys of one GPU that have met such before, and fill the outs, in few steps.
 
     False: nothing has happened, and the long way decides.
@@ -86,13 +86,13 @@ def push_tensors(gpus: Gpus, groups: list[Group], outs: dict[Key, list[Any]]) ->
     return True
 
 
-def _may_run(gpus: Gpus, works: list[Work]) -> bool:
+def _may_run(gpus: GpuExecutor, works: list[Work]) -> bool:
     for work in works:
         gpus.apply.check(work.entry)
     return are_apart(works)
 
 
-def _works(gpus: Gpus, groups: list[Group], outs: dict[Key, list[Any]]) -> list[Work] | None:
+def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> list[Work] | None:
     """Addresses of all arrays; None if one of them is not as it should be."""
     if outs and outs.keys() != {key for key, _ in groups}:
         return None

@@ -24,7 +24,7 @@ from .updates import Apply, emit
 _MOST_CALLS = 64
 
 
-class Gpus:
+class GpuExecutor:
     """Keys on the GPUs of this process.
 
     Attributes

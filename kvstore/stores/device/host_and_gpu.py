@@ -18,7 +18,7 @@ from .keys import DeviceKey
 Sent = list[tuple[Key, list[DeviceView]]]
 
 
-class TwoPlacesBackend(LocalBackend):
+class HostAndGpuBackend(LocalBackend):
     """What does not depend on how the GPUs sum. Subclasses keep what is here, and say which copy is shown."""
 
     #: The GPUs' side of the store.

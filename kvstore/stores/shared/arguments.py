@@ -182,9 +182,9 @@ class Arguments:
 
     def _use_gpus(self) -> Any:
         if self.gpus is None:
-            from .staging import Gpus
+            from .staging import GpuStaging
 
-            self.gpus = Gpus(self._job, self._rank, self._ipc)
+            self.gpus = GpuStaging(self._job, self._rank, self._ipc)
             self._updates.away = self.gpus.ipc
             self.gpus.packs = self._packs
         return self.gpus

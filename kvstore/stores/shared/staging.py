@@ -35,7 +35,7 @@ log = logging.getLogger("kvstore.shared")
 Handle = shm.Handle
 
 
-class Gpus:
+class GpuStaging:
     """The arrays on GPUs of one process's calls."""
 
     def __init__(self, job: shm.Job, rank: int, ipc: bool) -> None:

@@ -14,7 +14,7 @@ from ....arrays.grouping import Group, Key
 from ....devices import arrays
 from ....settings.options import StoreConfig
 from ...device.arguments import Item, Streams
-from ...device.host_and_gpu import Sent, TwoPlacesBackend
+from ...device.host_and_gpu import HostAndGpuBackend, Sent
 from ...device.keys import DeviceKey
 from ...entry import Entry
 from ..backend import AllReduceBackend, told
@@ -23,7 +23,7 @@ from .engine import Nccl
 from .keys import NcclGpus, NcclKey
 
 
-class NcclBackend(TwoPlacesBackend, AllReduceBackend):
+class NcclBackend(HostAndGpuBackend, AllReduceBackend):
     """See `kvstore.stores.protocol.Backend`."""
 
     engine: Nccl

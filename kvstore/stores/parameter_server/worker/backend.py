@@ -389,9 +389,9 @@ class DistBackend:
 
     def _use_gpus(self) -> Any:
         if self._gpus is None:
-            from .gpu import Gpus
+            from .gpu import GpuTransfer
 
-            self._gpus = Gpus(self.config)
+            self._gpus = GpuTransfer(self.config)
         return self._gpus
 
     # ------------------------------------------------------------------------------------------ checks

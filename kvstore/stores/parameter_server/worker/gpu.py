@@ -24,7 +24,7 @@ from ...entry import Array, check_dtype, check_shape
 from .key_directory import DistKey
 
 
-class Gpus:
+class GpuTransfer:
     """The arrays on GPUs of one worker's calls."""
 
     def __init__(self, config: StoreConfig) -> None:
