@@ -20,7 +20,7 @@ from ..arrays.sparse import RowSparseArray
 from ..errors import ArrayError, ConfigError, DTypeError, StateFileError
 from ..kernels import cpu
 from .codec import Codec
-from .pushed import Called, Compiled, Pushed
+from .pushed import KernelSource, Pushed, PythonCodecSource
 
 Array = npt.NDArray[Any]
 
@@ -69,8 +69,8 @@ class Feedback:
         """Return values that count as packed and unpacked, each with its residual."""
         residuals = self._of(key, values) if self.codec.feedback else None
         if self.codec.compiled is not None:
-            return Compiled(self.codec.compiled, values, residuals)
-        return Called(self.codec, key, values, residuals)
+            return KernelSource(self.codec.compiled, values, residuals)
+        return PythonCodecSource(self.codec, key, values, residuals)
 
     def prepare(self, key: Key, shape: tuple[int, ...]) -> None:
         """Make the residual of a store that sums its own values first, before anything has changed."""

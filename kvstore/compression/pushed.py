@@ -30,7 +30,7 @@ class Pushed(Protocol):
         """Return a context that has the residuals as before if its body fails, and keeps them if not."""
 
 
-class Compiled:
+class KernelSource:
     """For a codec of the kernels, which use residuals up as they sum, and then do not fail."""
 
     def __init__(self, code: tuple[int, float], values: list[Array], residuals: list[Array] | None) -> None:
@@ -56,7 +56,7 @@ class Compiled:
             raise
 
 
-class Called:
+class PythonCodecSource:
     """For a codec of a user: packed and unpacked here, with copies of the residuals."""
 
     def __init__(self, codec: Codec, key: Key, values: list[Array], residuals: list[Array] | None) -> None:

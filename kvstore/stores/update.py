@@ -44,10 +44,10 @@ class Apply(Protocol):
 def apply_with(updater: UserUpdater | None) -> Apply:
     """Choose: no updater, a compiled rule, or any callable."""
     if updater is None:
-        return Replace()
+        return AssignUpdate()
     if isinstance(updater, Updater) and updater.optimizer.fused:
-        return Compiled(updater)
-    return Called(updater)
+        return FusedUpdate(updater)
+    return CallbackUpdate(updater)
 
 
 def emit(batch: Batch) -> None:
@@ -79,7 +79,7 @@ def check_floating(entry: Keyed, updater: Updater) -> None:
         raise DTypeError(f"key {entry.key!r} holds {entry.dtype}; {rule} updates floating-point weights only")
 
 
-class Replace:
+class AssignUpdate:
     """The sum replaces what is stored."""
 
     def check(self, entry: Entry) -> None:
@@ -104,7 +104,7 @@ class Replace:
         entry.value[gradient.indices] = gradient.data
 
 
-class Compiled:
+class FusedUpdate:
     """An optimizer's compiled rule, in the same pass as the sum."""
 
     def __init__(self, updater: Updater) -> None:
@@ -156,7 +156,7 @@ class Compiled:
         raise UpdaterError(f"{what} raised {type(error).__name__} (worker 0): {error}") from error
 
 
-class Called:
+class CallbackUpdate:
     """Any callable ``updater(key, merged, stored)``; if it raises, the weight is as before."""
 
     def __init__(self, updater: UserUpdater) -> None:

@@ -94,7 +94,7 @@ def emit(launches: Launches, works: Sequence[Work]) -> None:
         launches.add(cuda.choose("sum", dtype, 1), rows)
 
 
-class Replace:
+class GpuAssignUpdate:
     """The sum replaces the value."""
 
     by_key = False
@@ -117,7 +117,7 @@ class Replace:
         launches().run(stream)
 
 
-class Compiled:
+class GpuFusedUpdate:
     """An optimizer's rule in the same launch as the sum."""
 
     by_key = False
@@ -186,7 +186,7 @@ class Compiled:
         raise UpdaterError(f"{what} raised {type(error).__name__} (worker 0): {error}") from error
 
 
-class Called:
+class GpuCallbackUpdate:
     """Any callable ``updater(key, merged, stored)``; if it raises, the value is as before."""
 
     by_key = True
@@ -245,7 +245,7 @@ def _merged(entry: DeviceKey) -> int:
 def apply_with(total: Sum, updater: UserUpdater | None) -> Apply:
     """Choose: no updater, a rule with a kernel, or any callable."""
     if updater is None:
-        return Replace(total)
+        return GpuAssignUpdate(total)
     if isinstance(updater, Updater) and updater.optimizer.fused:
-        return Compiled(total, updater)
-    return Called(total, updater)
+        return GpuFusedUpdate(total, updater)
+    return GpuCallbackUpdate(total, updater)
