@@ -31,7 +31,7 @@ _ADDRESS = "address"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """What the ranks of a job agree on.
 
     Attributes
@@ -120,7 +120,7 @@ def meeting(
     folder: str | None = None,
     keys: str | None = None,
     insecure: bool = False,
-) -> Meeting:
+) -> Rendezvous:
     """Find where the ranks of a job meet.
 
     On one machine at a unix socket that has the name of the job, and no file. On several at the address that
@@ -141,15 +141,15 @@ def meeting(
             )
         _check_above(Path(folder).absolute())
         own = Path(folder).absolute() / f"kvstore-{_hashed(place.job)[:16]}"
-        return Meeting(place.job, addresses.tcp(_host(environment), 0), own, own)
+        return Rendezvous(place.job, addresses.tcp(_host(environment), 0), own, own)
     if scheduler is None and place.local_size == place.size:
-        return Meeting(place.job, f"ipc://@kvstore/{_hashed(place.job)[:32]}/scheduler")
+        return Rendezvous(place.job, f"ipc://@kvstore/{_hashed(place.job)[:32]}/scheduler")
     address = scheduler or _of_slurm(place, environment)
     addresses.check("--scheduler", address)
     if not addresses.split(address)[1]:
         raise ConfigError(f"--scheduler {address}: name a port, which all ranks can know")
     folder_of_keys = Path(keys).absolute() if keys is not None else None
-    found = Meeting(place.job, address, folder_of_keys, insecure=insecure)
+    found = Rendezvous(place.job, address, folder_of_keys, insecure=insecure)
     if not (folder_of_keys or insecure or _only_here(address)):
         raise ConfigError(
             f"ranks would talk to {address} in the clear, and let anybody in: give --meet with a folder "

@@ -25,7 +25,7 @@ from .local_host import Here
 from .orphan_reaper import Keeper
 from .output_relay import Relay
 from .process import GRACE, adopt_orphans, stopped, tied_to, told
-from .rendezvous import Meeting
+from .rendezvous import Rendezvous
 from .service import variables_of
 from .signals import ENDING
 
@@ -51,7 +51,7 @@ class Company:
 
     place: Placement
     servers: int
-    meeting: Meeting
+    meeting: Rendezvous
     imports: tuple[str, ...] = ()
 
     def mine(self) -> list[Part]:

@@ -15,7 +15,7 @@ from engines import launchers
 import kvstore as kv
 from kvstore.settings.options import StoreConfig
 from kvstore.stores.collectives.nccl import rendezvous
-from kvstore.stores.collectives.nccl.rendezvous import JobPlacement, Meeting, find
+from kvstore.stores.collectives.nccl.rendezvous import JobPlacement, NcclRendezvous, find
 from kvstore.stores.parameter_server.transport.channel import Dealer
 from kvstore.stores.parameter_server.transport.context import Context
 
@@ -181,7 +181,7 @@ def meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
         for number, place in enumerate(places):
             monkeypatch.setattr(rendezvous, "_numbers", rendezvous.defaultdict(rendezvous.itertools.count))
             group = groups[number] if groups else "default"
-            meetings.append(Meeting(place, StoreConfig(timeout=timeout, group=group)))
+            meetings.append(NcclRendezvous(place, StoreConfig(timeout=timeout, group=group)))
         return together(*(lambda m=m: m.share(lambda: b"the name") for m in meetings))  # type: ignore[misc]
 
     return run

@@ -16,7 +16,7 @@ import pace
 import pytest
 from jobs import Job
 
-from kvstore.stores.shared.native.rendezvous import Meeting
+from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
 BODIES = "procs_shared_faults"
 IN_TIME = 1.0  # seconds from a death until every survivor knows
@@ -328,7 +328,7 @@ def test_a_worker_that_never_comes(job: MakeJob) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="takes two users")
 def test_another_users_process_under_the_name_of_a_worker(job: MakeJob) -> None:
     made = job(2)
-    name = Meeting(made.name, "default", 0, 0, 2)._address(0).decode()
+    name = RegionRendezvous(made.name, "default", 0, 0, 2)._address(0).decode()
     squatter = made.start(BODIES, "squats", name, 65534, rank=0)
     squatter.expect("squats")
     victim = made.start(BODIES, "refused", "AuthError", rank=1)

@@ -20,7 +20,7 @@ from launched import Job, until
 
 from kvstore import ConfigError
 from kvstore.launch.child_process import Part
-from kvstore.launch.rendezvous import Meeting, first_node, meeting
+from kvstore.launch.rendezvous import Rendezvous, first_node, meeting
 from kvstore.launch.role import Company, placed
 from kvstore.settings.launchers import Placement
 
@@ -31,7 +31,7 @@ def place(launcher: str = "mpich", rank: int = 0, size: int = 4, local: int = 4)
     return Placement(launcher, f"{launcher}:job", rank, size, rank % local, local, "")
 
 
-SOMEWHERE = Meeting("job", "ipc://@x")
+SOMEWHERE = Rendezvous("job", "ipc://@x")
 
 
 @pytest.mark.parametrize(("size", "servers"), [(1, 1), (1, 3), (4, 1), (4, 2), (4, 4), (3, 7), (5, 2)])

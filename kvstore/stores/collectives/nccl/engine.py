@@ -24,7 +24,7 @@ from ..agreement import all_mean_the_same, difference, mark
 from ..backend import called, check_process
 from ..engine import Finish, Item
 from .library import MAX, SUM, Job, Library
-from .rendezvous import Answer, Meeting, find
+from .rendezvous import Answer, NcclRendezvous, find
 from .watchdog import Watchdog
 
 Array = npt.NDArray[Any]
@@ -69,7 +69,7 @@ class Nccl:
         self._device: int | None = None
         self._answer: Answer | None = None
         if self.size > 1:
-            self._answer = Meeting(place, config).share(self._library.unique_id)
+            self._answer = NcclRendezvous(place, config).share(self._library.unique_id)
             self._watch = self._watching(self._answer)
 
     def _watching(self, answer: Answer) -> Watchdog:

@@ -167,7 +167,7 @@ def _trusted(address: str, env: Mapping[str, str]) -> str:
     )
 
 
-class Meeting:
+class NcclRendezvous:
     """One store's processes, before they have NCCL.
 
     Parameters
@@ -335,4 +335,4 @@ def _machine() -> str:
         return ""
 
 
-__all__ = ["Answer", "Hello", "JobPlacement", "Meeting", "find"]
+__all__ = ["Answer", "Hello", "JobPlacement", "NcclRendezvous", "find"]

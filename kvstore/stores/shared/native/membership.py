@@ -14,7 +14,7 @@ from ....settings.launchers import Placement, detect
 from ....settings.options import StoreConfig
 from ....waiting import WaitClock
 from . import _shared as shm
-from .rendezvous import Meeting
+from .rendezvous import RegionRendezvous
 
 log = logging.getLogger("kvstore.shared")
 
@@ -37,7 +37,7 @@ class JobMembership:
             place.job if place.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
         )  # nobody else is to come
         number = next(_numbers[job, config.group])
-        self._meeting = Meeting(job, config.group, number, place.rank, place.size)
+        self._meeting = RegionRendezvous(job, config.group, number, place.rank, place.size)
         clock = WaitClock(config.timeout)
         try:
             self.job = self._enter(config)

@@ -27,7 +27,7 @@ _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2  # in fcntl since Python
 _BACKLOG = 4096
 
 
-class Meeting:
+class RegionRendezvous:
     """The sockets and the memory of one store of a job.
 
     Parameters

@@ -14,7 +14,7 @@ import pytest
 from jobs import Job, sockets_of
 
 import kvstore as kv
-from kvstore.stores.shared.native.rendezvous import Meeting
+from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
 BODIES = "procs_shared_faults"
 
@@ -67,7 +67,7 @@ def test_a_worker_that_dies_before_the_job_is_complete(job: MakeJob) -> None:
     made = job(3)
     waiting = made.start(BODIES, "refused", "KVStoreError", 0, "raise", 20.0, rank=0)
     dying = made.start(BODIES, "refused", "KVStoreError", 0, "raise", 20.0, rank=1)
-    name = Meeting(made.name, "default", 0, 1, 3).name
+    name = RegionRendezvous(made.name, "default", 0, 1, 3).name
     end = pace.deadline(20)
     while not watches(waiting.pid, dying.pid) and time.monotonic() < end:
         time.sleep(0.005)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import kvstore as kv
-from kvstore.stores.shared.native.rendezvous import Meeting
+from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
 
 @pytest.fixture
 def meetings() -> Iterator[Any]:
-    made: list[Meeting] = []
+    made: list[RegionRendezvous] = []
 
-    def make(job: str = "j", group: str = "g", number: int = 0, rank: int = 0) -> Meeting:
-        made.append(Meeting(f"{job} {os.getpid()}", group, number, rank, 3))
+    def make(job: str = "j", group: str = "g", number: int = 0, rank: int = 0) -> RegionRendezvous:
+        made.append(RegionRendezvous(f"{job} {os.getpid()}", group, number, rank, 3))
         return made[-1]
 
     yield make
