@@ -583,7 +583,7 @@ def started(job: Job, text: str) -> m.Start:
 
 
 def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None:
-    side.say(m.Job(os.fsencode(job.folder), 1.0), started(job, STAY))
+    side.say(m.JobStart(os.fsencode(job.folder), 1.0), started(job, STAY))
     until(lambda: job.said("ready", 0))
     for _ in range(3):
         time.sleep(0.5)
@@ -595,13 +595,13 @@ def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None
 
 
 def test_a_far_side_without_the_folder_of_the_job(job: Job, side: FarSide) -> None:
-    side.say(m.Job(b"/nonexistent", 60.0))
+    side.say(m.JobStart(b"/nonexistent", 60.0))
     assert "/nonexistent cannot be entered" in side.hear(m.Refused).text
 
 
 def test_a_far_side_sends_no_more_than_is_passed_on(job: Job, side: FarSide) -> None:
     text = 'say("ready")\nwhile True: print("y" * 1000)'
-    side.say(m.Job(os.fsencode(job.folder), 60.0), started(job, text))
+    side.say(m.JobStart(os.fsencode(job.folder), 60.0), started(job, text))
     got = 0
     until(lambda: job.said("ready", 0))
     with pytest.raises(TimeoutError):

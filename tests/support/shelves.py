@@ -14,7 +14,7 @@ import numpy.typing as npt
 import kvstore as kv
 from kvstore.optimizer import Optimizer
 from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
-from kvstore.stores.parameter_server.server.store_shard import Job, Payload, StoreShard
+from kvstore.stores.parameter_server.server.store_shard import Payload, SliceUpdate, StoreShard
 from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
 Array = npt.NDArray[Any]
@@ -87,16 +87,18 @@ class Shelves:
 
     def push(self, *pushed: tuple[int | str, Sequence[Value]]) -> list[Exception | None]:
         """Complete one round of each key, with one part for each worker; the keys in one call."""
-        jobs: list[list[Job]] = [[] for _ in self.shelves]
+        jobs: list[list[SliceUpdate]] = [[] for _ in self.shelves]
         for key, values in pushed:
             self.pushes[key] = self.pushes.get(key, 0) + 1
             clock, entry = max(self.pushes.values()), self.entries[key]
             for piece in entry.slices:
                 parts = [(rank, payload_of(v, piece, entry.spec.sparse)) for rank, v in enumerate(values)]
-                jobs[piece.server].append(Job(piece.id, self.pushes[key], parts, self._version, clock))
+                jobs[piece.server].append(
+                    SliceUpdate(piece.id, self.pushes[key], parts, self._version, clock)
+                )
         return self.apply(jobs)
 
-    def apply(self, jobs: list[list[Job]]) -> list[Exception | None]:
+    def apply(self, jobs: list[list[SliceUpdate]]) -> list[Exception | None]:
         results: list[Exception | None] = []
         for shelf, its in zip(self.shelves, jobs, strict=True):
             ready = shelf.gather(its)

@@ -331,7 +331,7 @@ class ServerHost(Host):
             return
         if arguments[-1] is self.jobs.get(at):
             del self.jobs[at]
-        elif isinstance(arguments[-1], e.Job):
+        elif isinstance(arguments[-1], e.SliceRound):
             return  # given up
         self.busy.discard(at)
         failure = work(*arguments)
@@ -345,7 +345,7 @@ class ServerHost(Host):
             self.busy.discard((store, slice_))
         self.take(e.Applied(store, [], given_up))
 
-    def _apply(self, store: int, job: e.Job) -> m.Failure | None:
+    def _apply(self, store: int, job: e.SliceRound) -> m.Failure | None:
         parts = tuple(frames[record.frame] for _, record, frames in job.parts)
         ranks = [rank for rank, _, _ in job.parts]
         check = self.job.check
@@ -367,7 +367,9 @@ class ServerHost(Host):
             self.job.applied[part] = self.job.now
         return None
 
-    def _check_round(self, store: int, job: e.Job, parts: tuple[Payload, ...], ranks: list[int]) -> None:
+    def _check_round(
+        self, store: int, job: e.SliceRound, parts: tuple[Payload, ...], ranks: list[int]
+    ) -> None:
         check = self.job.check
         for part in parts:
             base = self.job.bases.get((part.rank, part.incarnation, store, job.slice), 0)
@@ -380,7 +382,7 @@ class ServerHost(Host):
             told = f"round {job.round} of {store, job.slice} on {self.name} lacks {sorted(missing)}"
             check(not missing, told)
 
-    def _check_parts(self, store: int, job: e.Job) -> None:
+    def _check_parts(self, store: int, job: e.SliceRound) -> None:
         """No part is of a worker that was lost before."""
         members = self.members.get(store)
         if members is None:
@@ -392,7 +394,7 @@ class ServerHost(Host):
             lost = lost and not self.job.has_left(store, incarnation)
             self.job.check(not lost, f"round {job.round} of {store, job.slice} has a part of a lost worker")
 
-    def _belongs(self, holding: Any, rank: int, job: e.Job) -> bool:
+    def _belongs(self, holding: Any, rank: int, job: e.SliceRound) -> bool:
         """Whether a part of this worker has to be in the round: not if it came back and began after it."""
         return dict(holding._bases.get(rank, ())).get(job.slice, 0) < job.round
 

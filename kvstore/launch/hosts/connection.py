@@ -127,7 +127,7 @@ class Connection:
         relay.add(self._err)
         relay.feed(self._sink)
         relay.watch(self._out.fileno(), self._read)
-        self.send(m.Job(os.fsencode(folder), PATIENCE))
+        self.send(m.JobStart(os.fsencode(folder), PATIENCE))
 
     @property
     def group(self) -> int:

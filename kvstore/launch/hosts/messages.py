@@ -26,7 +26,7 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
     pass
 
 
-class Job(_Message):
+class JobStart(_Message, tag="Job"):
     """First message to the far side: folder to run in, seconds of silence after which it ends all."""
 
     folder: bytes
@@ -108,7 +108,7 @@ class Refused(_Message):
     text: str
 
 
-To = Job | Start | End | Credit | Ping
+To = JobStart | Start | End | Credit | Ping
 From = Hello | Ready | Output | Address | Ended | Gone | Refused | Ping
 
 _encoder = msgspec.msgpack.Encoder()

@@ -133,7 +133,7 @@ class Far:
 
     def _do(self, message: Any) -> None:
         match message:
-            case m.Job(folder, patience):
+            case m.JobStart(folder, patience):
                 self._patience = patience
                 _enter(os.fsdecode(folder))
                 self._channel.send(m.Ready())

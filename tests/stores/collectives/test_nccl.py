@@ -414,10 +414,10 @@ def test_a_real_nccl_with_one_process() -> None:
         comm = engine._team((0,))[0] if len(devices) == 1 else None
         if comm is not None:  # the calls of several GPUs, with one
             from kvstore.devices.streams import Stream
-            from kvstore.stores.collectives.nccl.library import Job
+            from kvstore.stores.collectives.nccl.library import CollectiveArray
 
             array, out = RealArray(ones()), RealArray(0 * ones())
-            job = Job(0, array.address, out.address, 5, "float32")
+            job = CollectiveArray(0, array.address, out.address, 5, "float32")
             engine.sum([job], {0: Stream(0, 1)}, "the test")
             assert out.get().tolist() == [1.0] * 5
         assert engine.versions()["NCCL"].startswith("2.")

@@ -23,7 +23,7 @@ from ....settings.options import StoreConfig
 from ..agreement import all_mean_the_same, difference, mark
 from ..backend import called, check_process
 from ..engine import Finish, Item
-from .library import MAX, SUM, Job, Library
+from .library import MAX, SUM, CollectiveArray, Library
 from .rendezvous import Answer, NcclRendezvous, find
 from .watchdog import Watchdog
 
@@ -113,7 +113,9 @@ class Nccl:
 
     # --------------------------------------------------------------------------------- arrays on GPUs
 
-    def sum(self, jobs: Sequence[Job], streams: dict[int, Stream], what: str, op: int = SUM) -> None:
+    def sum(
+        self, jobs: Sequence[CollectiveArray], streams: dict[int, Stream], what: str, op: int = SUM
+    ) -> None:
         """Put sums of all workers' arrays, or of this process's GPUs, on the streams of the GPUs.
 
         Jobs of one array stand together, one for each GPU that has it.
@@ -122,16 +124,16 @@ class Nccl:
             jobs, streams, what, lambda comm, job, stream: self._library.allreduce(comm, job, stream, op)
         )
 
-    def spread(self, jobs: Sequence[Job], streams: dict[int, Stream], what: str) -> None:
+    def spread(self, jobs: Sequence[CollectiveArray], streams: dict[int, Stream], what: str) -> None:
         """Give every worker the array of rank 0."""
         self._run(jobs, streams, what, self._library.broadcast)
 
     def _run(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[CollectiveArray],
         streams: dict[int, Stream],
         what: str,
-        call: Callable[[Any, Job, int], None],
+        call: Callable[[Any, CollectiveArray, int], None],
     ) -> None:
         self._check()
         jobs = [job for job in jobs if job.numel]
@@ -291,7 +293,10 @@ class Nccl:
             raise
 
     def _staged(
-        self, arrays: Sequence[Array], what: str, run: Callable[[list[Job], dict[int, Stream]], None]
+        self,
+        arrays: Sequence[Array],
+        what: str,
+        run: Callable[[list[CollectiveArray], dict[int, Stream]], None],
     ) -> Finish:
         """Bring arrays to the GPU and begin; what is left is to wait, and to bring them back."""
         place = self.place(self.device)
@@ -301,7 +306,7 @@ class Nccl:
         jobs = []
         for array, loan in zip(flat, loans, strict=True):
             self.driver.copy(loan.address, array.ctypes.data, array.nbytes, stream.handle, device)
-            jobs.append(Job(device, loan.address, loan.address, array.size, array.dtype.name))
+            jobs.append(CollectiveArray(device, loan.address, loan.address, array.size, array.dtype.name))
         run(jobs, {device: stream})
 
         def finish() -> None:

@@ -21,7 +21,7 @@ from ...device.launches import Launches, Work, are_apart
 from ...device.updates import PlainSum
 from ..backend import told
 from .engine import Nccl
-from .library import TYPES, Job
+from .library import TYPES, CollectiveArray
 
 #: GPU -> what lies there.
 Copies = dict[int, DeviceKey]
@@ -230,12 +230,12 @@ class NcclGpus:
 
     def _sum(self, parts: dict[int, list[Part]], calls: dict[int, Call]) -> None:
         """Sum on each GPU first, then over all of them; keys in an order that is the same everywhere."""
-        jobs: dict[Key, list[Job]] = {}
+        jobs: dict[Key, list[CollectiveArray]] = {}
         loans: list[StreamBuffer] = []
         for device, call in calls.items():
             for part in _summed_here([part for part in parts[device] if part.srcs], call, loans):
                 jobs.setdefault(part.copy.key, []).append(_job(part.copy, part.srcs[0]))
-        together: dict[tuple[int, ...], list[Job]] = {}
+        together: dict[tuple[int, ...], list[CollectiveArray]] = {}
         for key in sorted(jobs, key=str):
             together.setdefault(tuple(job.device for job in jobs[key]), []).extend(jobs[key])
         streams = {device: call.stream for device, call in calls.items()}
@@ -250,7 +250,7 @@ class NcclGpus:
         for loan in loans:
             loan.end()
 
-    def _keep(self, jobs: Iterable[Job], stream: Stream) -> None:
+    def _keep(self, jobs: Iterable[CollectiveArray], stream: Stream) -> None:
         """Take what there is nothing to add to."""
         for job in jobs:
             if job.numel and job.send != job.recv:
@@ -311,8 +311,8 @@ class NcclGpus:
         call.end([])
 
 
-def _job(copy: DeviceKey, source: int) -> Job:
-    return Job(copy.device, source, copy.memory.address, copy.numel, copy.type_name)
+def _job(copy: DeviceKey, source: int) -> CollectiveArray:
+    return CollectiveArray(copy.device, source, copy.memory.address, copy.numel, copy.type_name)
 
 
 def _nearest(array: Any, own: Copies, first: int) -> int:

@@ -39,7 +39,7 @@ _REMOTE_ERROR = 6
 _REMEDY = "`pip install nccl4py cuda-bindings nvidia-nccl-cu13`"
 
 
-class Job(NamedTuple):
+class CollectiveArray(NamedTuple):
     """One array of a collective operation, contiguous on one device: read at `send`, written at `recv`."""
 
     device: int
@@ -107,11 +107,11 @@ class Library:
                 raise
             self._api.group_end()
 
-    def allreduce(self, comm: Any, job: Job, stream: int, op: int) -> None:
+    def allreduce(self, comm: Any, job: CollectiveArray, stream: int, op: int) -> None:
         """Begin to replace an array by its sum or maximum; in a group."""
         self._api.all_reduce(job.send, job.recv, job.numel, TYPES[job.dtype], op, comm, stream)
 
-    def broadcast(self, comm: Any, job: Job, stream: int) -> None:
+    def broadcast(self, comm: Any, job: CollectiveArray, stream: int) -> None:
         """Begin to give everyone rank 0's array; in a group."""
         self._api.broadcast(job.send, job.recv, job.numel, TYPES[job.dtype], 0, comm, stream)
 

@@ -228,7 +228,7 @@ class Failed(NamedTuple):
     failure: Failure
 
 
-class Job(NamedTuple):
+class SliceRound(NamedTuple):
     """One round of one slice: parts in rank order as (rank, record, frames of its batch)."""
 
     slice: int
@@ -248,7 +248,7 @@ class Apply(NamedTuple):
     """
 
     store: int
-    jobs: list[Job]
+    jobs: list[SliceRound]
 
 
 class Abort(NamedTuple):

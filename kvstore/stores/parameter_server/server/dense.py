@@ -20,7 +20,7 @@ from ...rows import merge, merged
 from ..protocol.optimizer_states import NOTHING, PartState, leaves, needs_whole_keys
 from ..transport.shared_buffers import Block, Values
 from .optimizer import OptimizerVersion, State, check_form, refuse_parts
-from .payload import Job, Payload, not_kept, plain, some_rows, summands, usual_summands
+from .payload import Payload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
 from .sparse import undone
 
 
@@ -276,7 +276,7 @@ class Batch:
         self._turned: list[tuple[DenseSlice, int]] = []
         self._counted: list[tuple[State, tuple[int, int]]] = []
 
-    def add(self, part: DenseSlice, job: Job, rule: OptimizerVersion, keeps: bool = False) -> bool:
+    def add(self, part: DenseSlice, job: SliceUpdate, rule: OptimizerVersion, keeps: bool = False) -> bool:
         """Take in a job; if that raises, nothing has happened. False: its outs will not be written.
 
         With `keeps` the value before it is kept.
@@ -301,7 +301,9 @@ class Batch:
             self._places.append(place)
         return True
 
-    def _sources(self, part: DenseSlice, job: Job, rule: OptimizerVersion) -> list[Array] | cpu.Coded | None:
+    def _sources(
+        self, part: DenseSlice, job: SliceUpdate, rule: OptimizerVersion
+    ) -> list[Array] | cpu.Coded | None:
         """Return what is to be summed; None where a few rows were pushed, which are done here."""
         if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
             return usual
@@ -336,7 +338,9 @@ class Batch:
             state.keep(counts)
 
 
-def update_whole(parts: list[tuple[DenseSlice, Job]], rule: OptimizerVersion, memory: Values | None) -> None:
+def update_whole(
+    parts: list[tuple[DenseSlice, SliceUpdate]], rule: OptimizerVersion, memory: Values | None
+) -> None:
     """Let a rule in Python update a whole key with the rounds of all its slices."""
     key = parts[0][0].of
     if not key.whole or len(parts) < len(key.slices):
@@ -350,7 +354,7 @@ def update_whole(parts: list[tuple[DenseSlice, Job]], rule: OptimizerVersion, me
         updater(key.key, gradient, weight)
 
 
-def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, Job]]) -> Array | RowSparseArray:
+def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Array | RowSparseArray:
     """Sum of what was pushed into all slices; row-sparse where that is what everybody pushed."""
     if len(parts) == 1 and all(payload.rows >= 0 for _, payload in parts[0][1].parts):
         table, first = parts[0][0].as_rows()

@@ -30,8 +30,8 @@ class Payload(NamedTuple):
     rows: int = -1
 
 
-class Job(NamedTuple):
-    """One round of one slice, as `events.Job`."""
+class SliceUpdate(NamedTuple):
+    """One round of one slice, as `events.SliceUpdate`."""
 
     slice: int
     round: int

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from ..protocol.duplicate_filter import DuplicateFilter
-from ..protocol.events import Action, Apply, Job, Reply
+from ..protocol.events import Action, Apply, Reply, SliceRound
 from ..protocol.messages import Batch, Failure, Kind, Record
 
 _FAILURES = 1024  # failed requests that are remembered for one worker
@@ -68,7 +68,7 @@ class StepEffects:
     def __init__(self) -> None:
         self.actions: list[Action] = []
         self.touched: list[WorkerSession] = []
-        self.jobs: dict[int, list[Job]] = {}
+        self.jobs: dict[int, list[SliceRound]] = {}
         self.work: list[Action] = []
 
     def answer(self, seat: WorkerSession, kind: Kind, record: Record, round: int, detail: Any = None) -> None:
@@ -90,7 +90,7 @@ class StepEffects:
             self.touched.append(seat)
         seat.report = True
 
-    def job(self, store: int, job: Job) -> None:
+    def job(self, store: int, job: SliceRound) -> None:
         """Have a round summed."""
         jobs = self.jobs.get(store)
         if jobs is None:

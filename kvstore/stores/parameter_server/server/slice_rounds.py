@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ..protocol.events import Job
+from ..protocol.events import SliceRound
 from ..protocol.messages import Failure, Record
 from .sessions import WorkerSession
 
@@ -80,7 +80,7 @@ class SliceRounds:
         there = self.parts.get(round, {})
         return sorted(rank for rank in needed if rank not in there and self.skip.get(rank, 0) < round)
 
-    def due(self, needed: frozenset[int]) -> Job | None:
+    def due(self, needed: frozenset[int]) -> SliceRound | None:
         """Return the next round if it is complete; rounds lost with a server's memory are passed over."""
         while True:
             number = self.round + 1
@@ -155,8 +155,8 @@ class SliceRounds:
         """Round after which a worker that comes now begins."""
         return self.round + (self.busy == SliceActivity.ROUND)
 
-    def _job(self, number: int, parts: dict[int, _PartOf]) -> Job:
+    def _job(self, number: int, parts: dict[int, _PartOf]) -> SliceRound:
         ordered = [parts[rank] for rank in sorted(parts)]
         version = max(part[1][4] for part in ordered)
         clock = max(part[1][5] for part in ordered)
-        return Job(self.id, number, ordered, version, clock)
+        return SliceRound(self.id, number, ordered, version, clock)

@@ -19,7 +19,7 @@ from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Ki
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
 from .payload import not_kept
-from .store_shard import Job, Payload, StoreShard
+from .store_shard import Payload, SliceUpdate, StoreShard
 
 log = logging.getLogger("kvstore.server")
 
@@ -67,7 +67,7 @@ class ServerStorage:
         """Give up rounds of whole keys, some slices of which have none."""
         return events.Applied(action.store, [], self.shelf(action.store).abort())
 
-    def _job(self, store: int, job: events.Job, shelf: StoreShard) -> Job:
+    def _job(self, store: int, job: events.SliceRound, shelf: StoreShard) -> SliceUpdate:
         parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
         outs: list[Any] = []
         written = set()
@@ -76,7 +76,7 @@ class ServerStorage:
                 outs.append(payload.data)
                 written.add((rank, record.sequence))
         self._in_place[store, job.slice] = written
-        return Job(job.slice, job.round, parts, job.version, job.clock, tuple(outs))
+        return SliceUpdate(job.slice, job.round, parts, job.version, job.clock, tuple(outs))
 
     def _payload(self, store: int, rank: int, record: Record, frames: Sequence[Any]) -> Payload:
         """Find a payload; an error in its place fails whoever looks at it."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.duplicate_filter import DuplicateFilter
-from ..protocol.events import Abort, Attachment, Forget, Job, Send, Write
+from ..protocol.events import Abort, Attachment, Forget, Send, SliceRound, Write
 from ..protocol.losses import lost
 from ..protocol.messages import (
     PROBE,
@@ -190,7 +190,7 @@ class StoreMachine:
             last = ((slot.id, slot.last(rank)) for slot in self.slots.values())
             self._left[rank] = {slice_: round_ for slice_, round_ in last if round_ > bases.get(slice_, 0)}
 
-    def _tell_left(self, job: Job, turn: StepEffects) -> None:
+    def _tell_left(self, job: SliceRound, turn: StepEffects) -> None:
         """Tell all, once, that rounds go on without somebody who was in them."""
         for rank, rounds in list(self._left.items()):
             last = rounds.get(job.slice)
@@ -320,7 +320,7 @@ class StoreMachine:
         slot.busy = _ROUND
         slot.current = (seat, record)
         parts = [(seat.rank, record, frames)]
-        turn.job(self.number, Job(slot.id, slot.round + 1, parts, record.version, record.clock))
+        turn.job(self.number, SliceRound(slot.id, slot.round + 1, parts, record.version, record.clock))
 
     def _pull(
         self, seat: WorkerSession, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: StepEffects

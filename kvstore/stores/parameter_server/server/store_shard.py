@@ -24,11 +24,11 @@ from ..protocol.optimizer_states import needs_whole_keys, pack_part, unpack_part
 from ..transport.shared_buffers import Values
 from .dense import Batch, DenseKey, DenseSlice, update_whole, writing
 from .optimizer import OptimizerVersion, OptimizerVersions, check_dtype, explained, refuse_parts
-from .payload import Job, Payload, SharedLocation, plain, some_rows
+from .payload import Payload, SharedLocation, SliceUpdate, plain, some_rows
 from .snapshot import Folder, Manifest, described, taken_back, typed
 from .sparse import Table
 
-__all__ = ["Job", "Payload", "SharedLocation", "StoreShard"]
+__all__ = ["Payload", "SharedLocation", "SliceUpdate", "StoreShard"]
 
 
 class StoreShard:
@@ -61,7 +61,7 @@ class StoreShard:
         #: Slices that are not as in the last snapshot.
         self._changed: set[int] = set()
         self._versions: dict[int, int] = {}
-        self._waiting: dict[DenseKey, dict[int, Job]] = {}
+        self._waiting: dict[DenseKey, dict[int, SliceUpdate]] = {}
         self._folder: Folder | None = None
 
     def define(self, entries: Sequence[KeyEntry]) -> None:
@@ -168,7 +168,7 @@ class StoreShard:
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 
     def writes_to(self, slice: int, payload: Payload) -> bool:
-        """Whether a round of the slice can write its value over a payload, too: `Job.outs`."""
+        """Whether a round of the slice can write its value over a payload, too: `SliceUpdate.outs`."""
         held = self._held.get(slice)
         return (
             isinstance(held, DenseSlice)
@@ -238,13 +238,13 @@ class StoreShard:
 
     # --------------------------------------------------------------------------------------------- rounds
 
-    def gather(self, jobs: Sequence[Job]) -> list[Job]:
+    def gather(self, jobs: Sequence[SliceUpdate]) -> list[SliceUpdate]:
         """Return the jobs that can be applied now.
 
         Most come back at once. A rule that needs whole tensors gets all slices of a key together: jobs of
         such keys are kept until the last one of their round is there. Payloads must stay good meanwhile.
         """
-        now: list[Job] = []
+        now: list[SliceUpdate] = []
         for job in jobs:
             held = self._held.get(job.slice)
             if not isinstance(held, DenseSlice) or not self._waits_for_others(held, job):
@@ -262,10 +262,10 @@ class StoreShard:
         self._waiting.clear()
         return slices
 
-    def _waits_for_others(self, part: DenseSlice, job: Job) -> bool:
+    def _waits_for_others(self, part: DenseSlice, job: SliceUpdate) -> bool:
         return part.of.whole and len(part.of.slices) > 1 and needs_whole_keys(self._rule(job).optimizer)
 
-    def apply(self, jobs: Sequence[Job]) -> list[Exception | None]:
+    def apply(self, jobs: Sequence[SliceUpdate]) -> list[Exception | None]:
         """Sum the parts of each job, and update or replace the slice's value.
 
         Many small slices take one call of the kernels. Numbers are those of the `local` store, bit by bit,
@@ -317,7 +317,7 @@ class StoreShard:
             for number, rule, key in together.values():
                 results[number] = explained(error, rule, key, self.server)
 
-    def _apply_table(self, table: Table, job: Job, rule: OptimizerVersion) -> None:
+    def _apply_table(self, table: Table, job: SliceUpdate, rule: OptimizerVersion) -> None:
         check_dtype(rule, table.key, table.dtype)
         sources: list[RowSparseArray | Array] = [
             some_rows(payload, table.dtype, table.start, table.shape)
@@ -327,7 +327,9 @@ class StoreShard:
         ]
         table.apply(sources, rule, job.clock, job.round - 1 if _may_be_undone(job) else -1)
 
-    def _apply_whole(self, jobs: list[Job], numbers: list[int], results: list[Exception | None]) -> None:
+    def _apply_whole(
+        self, jobs: list[SliceUpdate], numbers: list[int], results: list[Exception | None]
+    ) -> None:
         parts = [(self._held[job.slice], job) for job in jobs]
         rule = max((self._rule(job) for job in jobs), key=lambda rule: rule.version)
         try:
@@ -341,13 +343,13 @@ class StoreShard:
             for number, job in zip(numbers, jobs, strict=True):
                 results[number] = self._explained(error, job)
 
-    def _rule(self, job: Job) -> OptimizerVersion:
+    def _rule(self, job: SliceUpdate) -> OptimizerVersion:
         """Return the settings for a job; those of a slice never go back."""
         version = max(job.version, self._versions.get(job.slice, 0))
         self._versions[job.slice] = version
         return self._rules.at(version)
 
-    def _explained(self, error: Exception, job: Job) -> Exception:
+    def _explained(self, error: Exception, job: SliceUpdate) -> Exception:
         held = self._held.get(job.slice)
         if held is None:
             return error
@@ -497,7 +499,7 @@ class StoreShard:
         self._ready.add(slice)
 
 
-def _may_be_undone(job: Job) -> bool:
+def _may_be_undone(job: SliceUpdate) -> bool:
     """Whether a worker may be lost of which other slices never get their part."""
     return len(job.parts) > 1
 

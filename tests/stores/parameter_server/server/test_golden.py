@@ -14,7 +14,7 @@ from shelves import Shelves
 import kvstore as kv
 from kvstore.kernels import cpu
 from kvstore.optimizer import create
-from kvstore.stores.parameter_server.server.store_shard import Job, Payload
+from kvstore.stores.parameter_server.server.store_shard import Payload, SliceUpdate
 
 Array = npt.NDArray[Any]
 Golden = Callable[[str], Any]
@@ -78,7 +78,7 @@ def test_two_bits(dist: Any, threshold: str, layout: str, n: int) -> None:
         for piece in shelves.entries["w"].slices:
             part = slice(piece.start // 4, (piece.stop + 15) // 16 * 4)
             parts = [(rank, Payload(its[part], coding, sent)) for rank, its in enumerate(words)]
-            assert shelves.shelves[piece.server].apply([Job(piece.id, t + 1, parts)]) == [None]
+            assert shelves.shelves[piece.server].apply([SliceUpdate(piece.id, t + 1, parts)]) == [None]
         assert_same_bits(shelves.pull("w"), wanted)
 
 

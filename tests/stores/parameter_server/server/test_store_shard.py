@@ -20,7 +20,7 @@ from kvstore.optimizer import Optimizer, create, registry
 from kvstore.stores.parameter_server.protocol.optimizer_states import needs_whole_keys
 from kvstore.stores.parameter_server.server import row_index, store_shard
 from kvstore.stores.parameter_server.server.row_index import NONE, RowIndex
-from kvstore.stores.parameter_server.server.store_shard import Job, Payload
+from kvstore.stores.parameter_server.server.store_shard import Payload, SliceUpdate
 from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, Values
 
 Array = npt.NDArray[Any]
@@ -157,13 +157,13 @@ def test_slices_apart_give_what_they_give_together() -> None:
     for shelves in (together, apart):
         shelves.init("w", numbers((4500,)), (1024, 2048))
         shelves.set_optimizer(rule)
-    late: list[Job] = []
+    late: list[SliceUpdate] = []
     for step in range(4):
         values = [numbers((4500,), seed=10 * step + r) for r in range(2)]
         together.push(("w", values))
         for piece in reversed(apart.entries["w"].slices):
             parts = [(rank, payload_of(v, piece, False)) for rank, v in enumerate(values)]
-            job = Job(piece.id, step + 1, parts, 1, step + 1)
+            job = SliceUpdate(piece.id, step + 1, parts, 1, step + 1)
             if piece.start == 0:  # this one is slow
                 late.append(job)
             else:
@@ -225,7 +225,7 @@ def test_packed_gradients(code: str, optimizer: str | None) -> None:
     at = cpu.encoded_bytes(coding, cut)
     for piece, part in ((low, slice(0, at)), (high, slice(at, None))):
         parts = [(r, Payload(bytes(words[part]), coding, threshold)) for r, words in enumerate(packed)]
-        job = Job(piece.id, 1, parts, 1, 1)
+        job = SliceUpdate(piece.id, 1, parts, 1, 1)
         assert pair.shelves.shelves[piece.server].apply([job]) == [None]
     pair.check("w")
 
@@ -248,7 +248,7 @@ def test_workers_that_pack_in_different_ways() -> None:
         decoded[-1][values[rank] <= -threshold] = -threshold
     pair.local.push("w", decoded)
     piece = pair.shelves.entries["w"].slices[0]
-    assert pair.shelves.shelves[0].apply([Job(piece.id, 1, parts)]) == [None]
+    assert pair.shelves.shelves[0].apply([SliceUpdate(piece.id, 1, parts)]) == [None]
     pair.check("w")
 
 
@@ -325,7 +325,9 @@ def test_rows_pushed_into_a_dense_key(name: str | None, settings: dict[str, Any]
 def test_rows_into_slices_that_cut_rows_are_refused() -> None:
     shelves = Shelves(1)
     shelves.init("w", numbers((40, 6)), (61,))
-    results = shelves.apply([[Job(shelves.entries["w"].slices[0].id, 1, [(0, Payload(b"", rows=0))])]])
+    results = shelves.apply(
+        [[SliceUpdate(shelves.entries["w"].slices[0].id, 1, [(0, Payload(b"", rows=0))])]]
+    )
     assert isinstance(results[0], kv.ShapeError)
     assert "rows of 6" in str(results[0])
 
@@ -448,11 +450,13 @@ def test_a_whole_key_waits_for_all_its_slices() -> None:
     shelves.init("v", numbers((30,)))
     shelf = shelves.shelves[0]
     value = np.ones(3000, np.float32)
-    jobs = [Job(p.id, 1, [(0, payload_of(value, p, False))], 1, 1) for p in shelves.entries["w"].slices]
+    jobs = [
+        SliceUpdate(p.id, 1, [(0, payload_of(value, p, False))], 1, 1) for p in shelves.entries["w"].slices
+    ]
     assert shelf.gather(jobs) == jobs  # nothing but sums
     shelves.set_optimizer(create("lamb"))
     assert shelf.gather(jobs[:1]) == []
-    other = Job(shelves.entries["v"].slices[0].id, 1, [(0, Payload(np.ones(30, np.float32)))], 1, 1)
+    other = SliceUpdate(shelves.entries["v"].slices[0].id, 1, [(0, Payload(np.ones(30, np.float32)))], 1, 1)
     assert shelf.gather([jobs[2], other]) == [other]
     assert sorted(job.slice for job in shelf.gather([jobs[1]])) == [job.slice for job in jobs]
 
@@ -463,7 +467,9 @@ def test_a_payload_that_cannot_be_read_fails_the_whole_key() -> None:
     shelves.init("w", start, (1024, 2048))
     shelves.set_optimizer(create("lamb"))
     good = np.ones(3000, np.float32)
-    jobs = [Job(p.id, 1, [(0, payload_of(good, p, False))], 1, 1) for p in shelves.entries["w"].slices]
+    jobs = [
+        SliceUpdate(p.id, 1, [(0, payload_of(good, p, False))], 1, 1) for p in shelves.entries["w"].slices
+    ]
     jobs[1] = jobs[1]._replace(parts=[(0, Payload(kv.ProtocolError("gone")))])
     assert [str(error) for error in shelves.apply([jobs])] == ["gone"] * 3
     np.testing.assert_array_equal(shelves.pull("w"), start)
@@ -509,7 +515,9 @@ def test_a_wrong_payload_spoils_its_own_round_only(payload: Payload, error: type
         shelves.init(key, np.zeros(10, np.float32))
     (a,), (b,) = shelves.entries["a"].slices, shelves.entries["b"].slices
     good = Payload(np.ones(10, np.float32))
-    results = shelves.shelves[0].apply([Job(a.id, 1, [(0, good), (1, payload)]), Job(b.id, 1, [(0, good)])])
+    results = shelves.shelves[0].apply(
+        [SliceUpdate(a.id, 1, [(0, good), (1, payload)]), SliceUpdate(b.id, 1, [(0, good)])]
+    )
     assert isinstance(results[0], error)
     assert results[1] is None
     assert (shelves.pull("a") == 0).all()
@@ -520,7 +528,7 @@ def test_packed_values_of_other_types_are_refused() -> None:
     shelves = Shelves(1)
     shelves.init("w", np.zeros(32, np.float64))
     payload = Payload(bytes(8), cpu.coding("two_bit"), 0.5)
-    results = shelves.shelves[0].apply([Job(shelves.entries["w"].slices[0].id, 1, [(0, payload)])])
+    results = shelves.shelves[0].apply([SliceUpdate(shelves.entries["w"].slices[0].id, 1, [(0, payload)])])
     assert isinstance(results[0], kv.DTypeError)
 
 
@@ -545,7 +553,7 @@ def test_wrong_rows(ids: list[int], nbytes: int, error: type[Exception], optimiz
     piece = shelves.entries["t"].slices[1]
     before = shelves.pull("t")
     payload = Payload((np.array(ids, np.int64), bytes(nbytes)), rows=2)
-    (found,) = shelves.shelves[1].apply([Job(piece.id, 1, [(0, payload)], 1, 1)])
+    (found,) = shelves.shelves[1].apply([SliceUpdate(piece.id, 1, [(0, payload)], 1, 1)])
     assert isinstance(found, error)
     np.testing.assert_array_equal(shelves.pull("t"), before)
     if nbytes:
@@ -605,7 +613,7 @@ def test_what_is_not_here() -> None:
     dense, table = (shelves.entries[key].slices[0].id for key in "wt")
     with pytest.raises(kv.KeyNotFoundError, match="no slice 7 of store 0"):
         shelf.read(7)
-    assert isinstance(shelf.apply([Job(7, 1, [(0, Payload(b""))])])[0], kv.KeyNotFoundError)
+    assert isinstance(shelf.apply([SliceUpdate(7, 1, [(0, Payload(b""))])])[0], kv.KeyNotFoundError)
     with pytest.raises(kv.DTypeError, match="read by rows"):
         shelf.read(table)
     with pytest.raises(kv.DTypeError, match="is dense"):
@@ -647,7 +655,7 @@ def test_a_slice_without_a_value() -> None:
     shelf.define([kv_entry("v", 50)])
     with pytest.raises(kv.KeyNotFoundError, match="no value yet"):
         shelf.read(50)
-    assert isinstance(shelf.apply([Job(50, 1, [(0, Payload(bytes(16)))])])[0], kv.KeyNotFoundError)
+    assert isinstance(shelf.apply([SliceUpdate(50, 1, [(0, Payload(bytes(16)))])])[0], kv.KeyNotFoundError)
     assert set(shelf.placement()) == {shelves.entries["w"].slices[0].id}
 
 
@@ -670,9 +678,9 @@ def test_a_round_has_the_settings_of_its_pushes() -> None:
     shelf, slice = shelves.shelves[0], shelves.entries["w"].slices[0].id
     one = [(0, Payload(np.ones(4, np.float32)))]
     for version, value in ((0, 1), (1, 0), (2, -10), (1, -20), (9, -30)):  # never back to older ones
-        assert shelf.apply([Job(slice, 1, one, version, 1)]) == [None]
+        assert shelf.apply([SliceUpdate(slice, 1, one, version, 1)]) == [None]
         assert (shelf.read(slice) == value).all(), version
-    assert shelf.apply([Job(slice, 1, one, 0, 1)]) == [None]
+    assert shelf.apply([SliceUpdate(slice, 1, one, 0, 1)]) == [None]
     assert (shelf.read(slice) == -40).all()
 
 
