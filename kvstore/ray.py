@@ -28,7 +28,7 @@ from .errors import (
 )
 from .launch import serve
 from .launch.certificates import Certificates, written
-from .launch.child_process import Part
+from .launch.child_process import ProcessRole
 from .launch.process import new_job, variables
 from .launch.service import variables_of
 from .settings import addresses
@@ -195,10 +195,10 @@ class Run:
         self.servers: list[Any] = []
         self.scheduler: Any = None
         self._job, self._name = job, new_job()
-        self._parts: dict[Any, Part] = {}  # of results that will come
+        self._parts: dict[Any, ProcessRole] = {}  # of results that will come
         self._results: dict[int, Any] = {}
         self._group: Any = None
-        self._failures: list[tuple[Part, Exception]] = []
+        self._failures: list[tuple[ProcessRole, Exception]] = []
         self._failure: KVStoreError | None = None  # what came of them
         self._closed = False
 
@@ -245,16 +245,16 @@ class Run:
         alone = sum(bool(node["Alive"]) for node in _ray.nodes()) == 1
         certificates = None if alone or job.insecure else Certificates(job.num_workers, job.num_servers)
 
-        def keys(part: Part) -> bytes:
+        def keys(part: ProcessRole) -> bytes:
             return certificates.of(part.role, part.rank).to_json() if certificates else b""
 
         self._place()
         self.scheduler = self._actor(_Scheduler, 0, {}, 0, max_concurrency=4).remote()
-        part = Part("scheduler", 0)
+        part = ProcessRole("scheduler", 0)
         address = self._address(self.scheduler.start.remote(self._common(part, ""), alone, keys(part)))
         self._parts[self.scheduler.wait.remote()] = part
         for rank in range(job.num_servers):
-            part = Part("server", rank)
+            part = ProcessRole("server", rank)
             server = self._actor(_Server, rank, job.resources_per_server, job.server_restarts).remote()
             self.servers.append(server)
             told = self._common(part, address), alone, keys(part), job.imports, self.scheduler
@@ -262,7 +262,11 @@ class Run:
         self._start_workers(address, keys, function, args)
 
     def _start_workers(
-        self, address: str, keys: Callable[[Part], bytes], function: Callable[..., Any], args: Sequence[Any]
+        self,
+        address: str,
+        keys: Callable[[ProcessRole], bytes],
+        function: Callable[..., Any],
+        args: Sequence[Any],
     ) -> None:
         job = self._job
         kind = job.resources_per_worker, job.worker_restarts
@@ -272,7 +276,7 @@ class Run:
         self.workers = made  # so that they are ended whatever happens now
         self.workers, places = _by_node(made, self._got([worker.node.remote() for worker in made]))
         for rank, worker in enumerate(self.workers):
-            part = Part("worker", rank)
+            part = ProcessRole("worker", rank)
             place = rank, job.num_workers, places[rank]
             told = self._common(part, address), keys(part), self.scheduler
             self._parts[worker.run.remote(place, *told, function, tuple(args))] = part
@@ -309,7 +313,7 @@ class Run:
             **options,
         )
 
-    def _common(self, part: Part, address: str) -> dict[str, str]:
+    def _common(self, part: ProcessRole, address: str) -> dict[str, str]:
         """Variables that do not depend on where an actor runs."""
         job = self._job
         found = variables_of(part, job.variables, job.num_workers, job.num_servers, address)
@@ -454,7 +458,7 @@ def _check_timeout(timeout: object) -> None:
         raise ConfigError(f"timeout must be None or a number of seconds from 0 on, got {timeout!r}")
 
 
-def _consequence(failed: tuple[Part, Exception]) -> int:
+def _consequence(failed: tuple[ProcessRole, Exception]) -> int:
     """Say how likely it is that something failed because others had: what is least so is told.
 
     Nothing of ours makes a function raise an error of its own, or a process die.
@@ -474,7 +478,7 @@ def _cause(error: Exception) -> object:
     return error if cause is None else cause
 
 
-def _failure(part: Part, error: Exception) -> KVStoreError:
+def _failure(part: ProcessRole, error: Exception) -> KVStoreError:
     text = f"{part.name} failed: {_reason(error)}"
     return WorkerError(text, rank=part.rank) if part.role == "worker" else KVStoreError(text)
 

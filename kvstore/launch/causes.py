@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from kvstore.settings.options import StoreConfig
 
-from .child_process import Part
+from .child_process import ProcessRole
 
 _MISSED = re.compile(rb"PeerLostError: (worker|server) ([0-9]+) (?:is lost: it has failed|of [0-9]+ died)")
 _ALL_MISSED = b"Error: all workers are lost"
@@ -27,7 +27,7 @@ class Ending(Protocol):
     """A process, as far as its end goes."""
 
     @property
-    def part(self) -> Part:
+    def part(self) -> ProcessRole:
         """Say what it is in its job."""
 
     @property
@@ -45,7 +45,7 @@ class Ending(Protocol):
 E = TypeVar("E", bound=Ending)
 
 
-def misses(part: Part, tail: Sequence[bytes], other: Part) -> bool:
+def misses(part: ProcessRole, tail: Sequence[bytes], other: ProcessRole) -> bool:
     """Whether the last words of a failed process say that it failed because `other` had."""
     if part.role != "worker":
         return other.role == "worker" and any(_ALL_MISSED in line for line in tail)

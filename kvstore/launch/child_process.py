@@ -19,7 +19,7 @@ UNKILLABLE = 5.0  # seconds after which a process that even SIGKILL does not end
 
 
 @dataclass(frozen=True)
-class Part:
+class ProcessRole:
     """What a process is in its job: a worker, a server, or the scheduler."""
 
     role: str
@@ -50,7 +50,7 @@ class Member:
 
     def __init__(
         self,
-        part: Part,
+        part: ProcessRole,
         command: Sequence[str],
         environment: Mapping[str, str],
         sinks: tuple[Writes, Writes],

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvstore.settings.keys import Keys
 
 from .certificates import written
-from .child_process import Member, Part
+from .child_process import Member, ProcessRole
 from .hosts.host_protocol import Loss
 from .orphan_reaper import Keeper
 from .output import Writes
@@ -52,7 +52,7 @@ class Here:
 
     def start(
         self,
-        part: Part,
+        part: ProcessRole,
         command: Sequence[str],
         environment: Mapping[str, str],
         keys: Keys | None = None,

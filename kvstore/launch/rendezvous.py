@@ -21,7 +21,7 @@ from kvstore.settings.launchers import Placement
 from kvstore.waiting import WaitClock
 
 from .certificates import Certificates
-from .child_process import Part
+from .child_process import ProcessRole
 
 #: Ports below those that Linux gives to connections.
 _FIRST_PORT, _PORTS = 20_000, 10_000
@@ -54,7 +54,7 @@ class Rendezvous:
     folder: Path | None = None
     insecure: bool = False
 
-    def variables(self, part: Part) -> dict[str, str]:
+    def variables(self, part: ProcessRole) -> dict[str, str]:
         """Make the variables that lead a process to the others."""
         found = {"KVSTORE_JOB": self.job, "KVSTORE_SCHEDULER": self.scheduler}
         if self.keys is not None:
@@ -159,7 +159,7 @@ def meeting(
     return found
 
 
-def file_of(part: Part) -> str:
+def file_of(part: ProcessRole) -> str:
     """Name of the file with the keys of a process, as `kvstore keys` gives it."""
     return "scheduler.json" if part.role == "scheduler" else f"{part.role}-{part.rank}.json"
 

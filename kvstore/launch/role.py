@@ -20,7 +20,7 @@ from kvstore.settings import launchers
 from kvstore.settings.launchers import Placement
 
 from .causes import misses, patience
-from .child_process import Member, Part
+from .child_process import Member, ProcessRole
 from .local_host import Here
 from .orphan_reaper import Keeper
 from .output_relay import Relay
@@ -54,18 +54,18 @@ class Company:
     meeting: Rendezvous
     imports: tuple[str, ...] = ()
 
-    def mine(self) -> list[Part]:
+    def mine(self) -> list[ProcessRole]:
         """List the servers that this rank runs; the first rank has the scheduler, at the head of the list."""
         size, rank = self.place.size, self.place.rank
-        servers = [Part("server", n) for n in range(self.servers) if n * size // self.servers == rank]
-        return [Part("scheduler", 0), *servers] if rank == 0 else servers
+        servers = [ProcessRole("server", n) for n in range(self.servers) if n * size // self.servers == rank]
+        return [ProcessRole("scheduler", 0), *servers] if rank == 0 else servers
 
-    def environment(self, part: Part, base: Mapping[str, str], address: str) -> dict[str, str]:
+    def environment(self, part: ProcessRole, base: Mapping[str, str], address: str) -> dict[str, str]:
         """Variables of a process that this rank runs."""
         found = variables_of(part, base, self.place.size, self.servers, address)
         return found | self.meeting.variables(part) | {"KVSTORE_SCHEDULER": address}
 
-    def command(self, part: Part) -> list[str]:
+    def command(self, part: ProcessRole) -> list[str]:
         """Command line of the scheduler or of a server."""
         imports = [word for name in self.imports for word in ("--import", name)]
         return [
@@ -116,7 +116,7 @@ def run(company: Company, command: Sequence[str]) -> int:
         adopt_orphans()
         with contextlib.closing(Keeper()) as keeper:
             return _Rank(company, command, keeper).run()
-    part = Part("worker", company.place.rank)
+    part = ProcessRole("worker", company.place.rank)
     environment = company.environment(part, os.environ, company.meeting.told())
     try:
         os.execvpe(command[0], list(command), environment)
@@ -162,7 +162,7 @@ class _Rank:
             self._start_all(company.meeting.told())
             return
         self._cleared = company.meeting.prepare(company.place.size, company.servers)
-        self._start(Part("scheduler", 0), company.meeting.scheduler, self._on_address)
+        self._start(ProcessRole("scheduler", 0), company.meeting.scheduler, self._on_address)
 
     def _on_address(self, address: str) -> None:
         if address and self._code is None:
@@ -174,10 +174,12 @@ class _Rank:
         for part in self._company.mine():
             if part not in there:
                 self._start(part, address)
-        environment = self._company.environment(Part("worker", self._company.place.rank), os.environ, address)
+        environment = self._company.environment(
+            ProcessRole("worker", self._company.place.rank), os.environ, address
+        )
         self._worker = _program(self._command, environment)
 
-    def _start(self, part: Part, address: str, tell: Callable[[str], None] | None = None) -> None:
+    def _start(self, part: ProcessRole, address: str, tell: Callable[[str], None] | None = None) -> None:
         environment = self._company.environment(part, os.environ, address)
         told = tell or _nothing if part.role == "scheduler" else None
         member = self._here.start(part, self._company.command(part), environment, told=told)
@@ -213,7 +215,7 @@ class _Rank:
         worker = self._worker
         if worker is None or worker.returncode is not None or stopped(worker.pid):
             return False
-        mine = Part("worker", self._company.place.rank)
+        mine = ProcessRole("worker", self._company.place.rank)
         return misses(member.part, member.tail, mine) and member.since_end() < self._patience
 
     def _look_at_worker(self) -> None:

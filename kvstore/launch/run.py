@@ -21,7 +21,7 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 
 from .causes import Causes
-from .child_process import Part
+from .child_process import ProcessRole
 from .hosts.host_protocol import Running, Site
 from .hosts.remote_hosts import Fleet, Hosts
 from .local_host import Here
@@ -129,7 +129,7 @@ class _Job:
         self._command, self._cast = command, cast
         self._name, self._size = name, workers
         self._most_restarts = {"worker": restarts, "server": cast.service.restarts if cast else 0}
-        self._restarts: dict[Part, int] = {}
+        self._restarts: dict[ProcessRole, int] = {}
         self._running: list[Running] = []
         self._left: list[Running] = []  # of which there may be something left
         self._scheduler: Running | None = None
@@ -173,7 +173,7 @@ class _Job:
             return
         self._stage = _Stage.OPENING
         self._first_word = time.monotonic() + _FIRST_WORD
-        self._start(Part("scheduler", 0))
+        self._start(ProcessRole("scheduler", 0))
 
     def _on_address(self, address: str) -> None:
         if not address:  # it closed the pipe, or ended: then we are told of that too
@@ -184,14 +184,14 @@ class _Job:
         self._stage = _Stage.RUNNING
         self._cast.address = address
         for rank in range(self._cast.service.servers):
-            self._start(Part("server", rank))
+            self._start(ProcessRole("server", rank))
         self._start_workers()
 
     def _start_workers(self) -> None:
         for rank in range(self._size):
-            self._start(Part("worker", rank))
+            self._start(ProcessRole("worker", rank))
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: ProcessRole) -> None:
         keys = self._cast.keys(part) if self._cast else None
         told = self._on_address if part.role == "scheduler" else None
         member = self._site.start(part, self._command_of(part), self._environment(part), keys, told)
@@ -200,7 +200,7 @@ class _Job:
         if part.role == "scheduler":
             self._scheduler = member
 
-    def _environment(self, part: Part) -> dict[str, str]:
+    def _environment(self, part: ProcessRole) -> dict[str, str]:
         chosen = {"PYTHONUNBUFFERED": "1", **self._site.variables}
         if self._cast:
             chosen = self._cast.environment(part, chosen)
@@ -210,7 +210,7 @@ class _Job:
             return chosen | variables(self._name, part.rank, self._size, restart, local)
         return chosen | {"KVSTORE_RESTART": str(restart)}
 
-    def _command_of(self, part: Part) -> Sequence[str]:
+    def _command_of(self, part: ProcessRole) -> Sequence[str]:
         if self._cast is None or part.role == "worker":
             return self._command
         return self._cast.command(part)

@@ -16,7 +16,7 @@ from kvstore.settings.keys import Keys
 from kvstore.settings.parameter_server import ps_config
 
 from .certificates import Certificates, written
-from .child_process import Part
+from .child_process import ProcessRole
 from .hosts.remote_hosts import Hosts
 
 #: Variables that give a process its place among the workers: a server must not take itself for one.
@@ -118,7 +118,7 @@ class Cast:
     """
 
     def __init__(
-        self, service: Service, workers: int, job: str, address_of: Callable[[Part], str] | None = None
+        self, service: Service, workers: int, job: str, address_of: Callable[[ProcessRole], str] | None = None
     ) -> None:
         self.service = service
         self._workers, self._job, self._address_of = workers, job, address_of
@@ -127,26 +127,26 @@ class Cast:
         self._certificates = Certificates(workers, service.servers) if service.encrypted else None
         self._check()
 
-    def command(self, part: Part) -> list[str]:
+    def command(self, part: ProcessRole) -> list[str]:
         """Command line of the scheduler or of a server."""
         if part.role == "scheduler":
             return [*self.service.program, "scheduler"]
         imports = [word for name in self.service.imports for word in ("--import", name)]
         return [*self.service.program, "server", *imports]
 
-    def environment(self, part: Part, base: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
         """Variables of a process: those of `base`, and its part."""
         address = self.address or self._first_address()
         known = variables_of(part, base, self._workers, self.service.servers, address)
         return {**known, **self._ours(part, address), **self._options(part, base)}
 
-    def keys(self, part: Part) -> Keys | None:
+    def keys(self, part: ProcessRole) -> Keys | None:
         """Keys of a process; None without keys."""
         return self._certificates.of(part.role, part.rank) if self._certificates else None
 
     def _check(self) -> None:
         """Find what is wrong before anything is started, with the eyes of the scheduler."""
-        part = Part("scheduler", 0)
+        part = ProcessRole("scheduler", 0)
         environment = self.environment(part, os.environ)
         ps_config(environment)
         if self._address_of is not None:  # the scheduler runs elsewhere, and looks for itself
@@ -163,7 +163,7 @@ class Cast:
                 environment["KVSTORE_KEYS_FD"] = str(descriptor)
             roles.find(environment)
 
-    def _ours(self, part: Part, address: str) -> dict[str, str]:
+    def _ours(self, part: ProcessRole, address: str) -> dict[str, str]:
         return {
             "KVSTORE_JOB": self._job,
             "KVSTORE_SCHEDULER": address,
@@ -178,7 +178,7 @@ class Cast:
             return f"ipc://@kvstore/{self._job}/scheduler"
         return addresses.tcp(self.service.host, 0)
 
-    def _options(self, part: Part, base: Mapping[str, str]) -> dict[str, str]:
+    def _options(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
         service, found = self.service, {}
         if service.snapshot:
             found["KVSTORE_SNAPSHOT"] = str(Path(service.snapshot).absolute())
@@ -191,7 +191,7 @@ class Cast:
 
 
 def variables_of(
-    part: Part, base: Mapping[str, str], workers: int, servers: int, address: str
+    part: ProcessRole, base: Mapping[str, str], workers: int, servers: int, address: str
 ) -> dict[str, str]:
     """Make the variables of a process from those of `base`: its part, for us and for MXNet's scripts.
 
@@ -209,7 +209,7 @@ def variables_of(
     return {**_MALLOC, **kept, **ours, **_mxnet_s(part, workers, servers, address)}
 
 
-def _mxnet_s(part: Part, workers: int, servers: int, address: str) -> dict[str, str]:
+def _mxnet_s(part: ProcessRole, workers: int, servers: int, address: str) -> dict[str, str]:
     """Make the variables that scripts written for MXNet look at."""
     found = {
         "DMLC_ROLE": part.role,

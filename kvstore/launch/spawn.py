@@ -21,7 +21,7 @@ from typing import Any
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
 
 from .causes import Causes
-from .child_process import Part
+from .child_process import ProcessRole
 from .process import GRACE, new_job, stopped, tied_to, told, variables
 from .signals import deferred
 
@@ -55,9 +55,9 @@ class _Worker:
         return self._process.sentinel
 
     @property
-    def part(self) -> Part:
+    def part(self) -> ProcessRole:
         """Say what it is in its job."""
-        return Part("worker", self.rank)
+        return ProcessRole("worker", self.rank)
 
     @functools.cached_property
     def tail(self) -> list[bytes]:

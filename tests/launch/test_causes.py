@@ -12,7 +12,7 @@ import pytest
 from launched import Job, until
 
 from kvstore.launch.causes import misses
-from kvstore.launch.child_process import Part
+from kvstore.launch.child_process import ProcessRole
 
 DEADLINE = 280.0
 
@@ -137,15 +137,15 @@ def test_a_worker_that_never_ends_is_waited_for_no_longer_than_the_deadline(job:
     assert process.returncode == 1
 
 
-WORKERS = [Part("worker", rank) for rank in range(3)]
+WORKERS = [ProcessRole("worker", rank) for rank in range(3)]
 
 
 @pytest.mark.parametrize(
     ("part", "words", "missed"),
     [
-        (Part("server", 0), b"Error: all workers are lost", WORKERS),
-        (Part("scheduler", 0), b"Error: all workers are lost", WORKERS),
-        (Part("server", 0), b"Error: cannot listen", []),
+        (ProcessRole("server", 0), b"Error: all workers are lost", WORKERS),
+        (ProcessRole("scheduler", 0), b"Error: all workers are lost", WORKERS),
+        (ProcessRole("server", 0), b"Error: cannot listen", []),
         (
             WORKERS[1],
             b"kvstore.errors.PeerLostError: worker 0 is lost: it has failed; values can",
@@ -153,12 +153,12 @@ WORKERS = [Part("worker", rank) for rank in range(3)]
         ),
         (WORKERS[1], b"PeerLostError: worker 0 of 3 died or stopped; noticed by worker 1.", WORKERS[:1]),
         (WORKERS[1], b"PeerLostError: worker 0 is lost: nobody has heard of it for 5.0 s", []),
-        (WORKERS[1], b"PeerLostError: server 0 is lost: it has failed", [Part("server", 0)]),
+        (WORKERS[1], b"PeerLostError: server 0 is lost: it has failed", [ProcessRole("server", 0)]),
         (WORKERS[1], b"RuntimeError: worker 0 is lost: it has failed", []),
     ],
 )
-def test_last_words_name_whom_they_miss(part: Part, words: bytes, missed: list[Part]) -> None:
-    others = [*WORKERS, Part("server", 0), Part("server", 1), Part("scheduler", 0)]
+def test_last_words_name_whom_they_miss(part: ProcessRole, words: bytes, missed: list[ProcessRole]) -> None:
+    others = [*WORKERS, ProcessRole("server", 0), ProcessRole("server", 1), ProcessRole("scheduler", 0)]
     assert [one for one in others if misses(part, [b"Traceback", words, b""], one)] == missed
 
 

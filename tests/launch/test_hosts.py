@@ -25,7 +25,7 @@ from launched import MARK, Job, until
 
 from kvstore import ConfigError
 from kvstore.errors import ProtocolError
-from kvstore.launch.child_process import Part
+from kvstore.launch.child_process import ProcessRole
 from kvstore.launch.hosts import messages as m
 from kvstore.launch.hosts import remote_hosts
 from kvstore.launch.hosts.host_list import Host, Layout, of_file, of_list, shares
@@ -104,10 +104,10 @@ def test_slots_are_filled_in_order_and_without_them_all_get_as_many() -> None:
 def test_ranks_are_contiguous_and_servers_take_turns() -> None:
     layout = Layout(of_list(f"{ONE}:3,{OTHER}:2,127.0.0.4:9"), 5, 4)
     assert [host.name for host in layout.hosts] == [ONE, OTHER]
-    assert [layout.host(Part("worker", rank)) for rank in range(5)] == [0, 0, 0, 1, 1]
+    assert [layout.host(ProcessRole("worker", rank)) for rank in range(5)] == [0, 0, 0, 1, 1]
     assert [layout.local(rank) for rank in range(5)] == [(0, 3), (1, 3), (2, 3), (0, 2), (1, 2)]
-    assert [layout.address(Part("server", rank)) for rank in range(4)] == [ONE, OTHER, ONE, OTHER]
-    assert layout.address(Part("scheduler", 0)) == ONE
+    assert [layout.address(ProcessRole("server", rank)) for rank in range(4)] == [ONE, OTHER, ONE, OTHER]
+    assert layout.address(ProcessRole("scheduler", 0)) == ONE
 
 
 def test_a_host_that_others_would_not_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

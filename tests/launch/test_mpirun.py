@@ -19,7 +19,7 @@ import pytest
 from launched import Job, until
 
 from kvstore import ConfigError
-from kvstore.launch.child_process import Part
+from kvstore.launch.child_process import ProcessRole
 from kvstore.launch.rendezvous import Rendezvous, first_node, meeting
 from kvstore.launch.role import Company, placed
 from kvstore.settings.launchers import Placement
@@ -37,7 +37,7 @@ SOMEWHERE = Rendezvous("job", "ipc://@x")
 @pytest.mark.parametrize(("size", "servers"), [(1, 1), (1, 3), (4, 1), (4, 2), (4, 4), (3, 7), (5, 2)])
 def test_every_server_has_one_rank_and_they_are_spread(size: int, servers: int) -> None:
     lists = [Company(place(rank=rank, size=size), servers, SOMEWHERE).mine() for rank in range(size)]
-    assert lists[0][0] == Part("scheduler", 0)
+    assert lists[0][0] == ProcessRole("scheduler", 0)
     found = sorted(part.rank for parts in lists for part in parts if part.role == "server")
     assert found == list(range(servers))
     counts = [sum(part.role == "server" for part in parts) for parts in lists]
@@ -91,8 +91,8 @@ def test_others_on_several_hosts_must_be_told_where(launcher: str) -> None:
         meeting(place(launcher, 0, 4, 2), {})
     found = meeting(place(launcher, 0, 4, 2), {}, scheduler="tcp://10.1.1.1:4711", keys="keys")
     assert found.scheduler == "tcp://10.1.1.1:4711"
-    assert found.variables(Part("worker", 1))["KVSTORE_KEYS_FILE"].endswith("/keys/worker-1.json")
-    assert found.variables(Part("scheduler", 0))["KVSTORE_KEYS_FILE"].endswith("/keys/scheduler.json")
+    assert found.variables(ProcessRole("worker", 1))["KVSTORE_KEYS_FILE"].endswith("/keys/worker-1.json")
+    assert found.variables(ProcessRole("scheduler", 0))["KVSTORE_KEYS_FILE"].endswith("/keys/scheduler.json")
 
 
 @pytest.mark.parametrize(

@@ -488,7 +488,7 @@ class Store:
         self.step_ = 0
         self.busy: dict[Hashable, tuple[str, ...]] = {}  # keys of operations under way
         self.calls: dict[Hashable, Callable[[e.Done], None]] = {}
-        self.parts: dict[Hashable, list[e.Part]] = {}
+        self.parts: dict[Hashable, list[e.SliceRequest]] = {}
         self.sent: dict[int, list[Payload]] = {}  # pushes, by slice
         self.entries: dict[str, m.KeyEntry] = {}
         self.names = 0
@@ -617,7 +617,9 @@ class Store:
             self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
         self.send_parts(keys, parts, then)
 
-    def send_parts(self, keys: tuple[str, ...], parts: list[e.Part], then: Callable[[e.Done], None]) -> int:
+    def send_parts(
+        self, keys: tuple[str, ...], parts: list[e.SliceRequest], then: Callable[[e.Done], None]
+    ) -> int:
         """Ask the servers."""
         name = self._name(keys, then)
         self.parts[name] = parts
@@ -625,17 +627,19 @@ class Store:
         self.take(e.Submit(name, parts, self.job.rng.randint(-1, 1)))
         return name
 
-    def _part(self, kind: m.Kind, one: m.Slice) -> e.Part:
+    def _part(self, kind: m.Kind, one: m.Slice) -> e.SliceRequest:
         if kind not in (m.Kind.PUSH, m.Kind.PUSHPULL):
             carries = kind in (m.Kind.INIT, m.Kind.ASSIGN)
             place = m.PayloadLocation.FRAME if carries else m.PayloadLocation.NONE
-            return e.Part(one.server, m.Record(kind, one.id, 0, place=place, nbytes=int(carries)), "value")
+            return e.SliceRequest(
+                one.server, m.Record(kind, one.id, 0, place=place, nbytes=int(carries)), "value"
+            )
         sent = self.sent.setdefault(one.id, [])
         bad = self.job.plan.faults.bad and self.job.rng.random() < 0.05
         payload = Payload(self.host.rank, self.host.incarnation, self.number, one.id, len(sent) + 1, bad)
         sent.append(payload)
         big = self.job.rng.choice((1, 5000))
-        return e.Part(
+        return e.SliceRequest(
             one.server, m.Record(kind, one.id, 0, place=m.PayloadLocation.FRAME, nbytes=big), payload
         )
 
@@ -697,7 +701,7 @@ class Store:
     # ------------------------------------------------------------------------------ reads of one round
 
     def _read_together(
-        self, keys: tuple[str, ...], parts: list[e.Part], rounds: dict[int, int], end: float
+        self, keys: tuple[str, ...], parts: list[e.SliceRequest], rounds: dict[int, int], end: float
     ) -> None:
         """Read, and read again what is behind, while others go on."""
         name = self.send_parts(keys, parts, lambda done: self._came(keys, parts, rounds, end, done))
@@ -714,7 +718,7 @@ class Store:
     def _came(
         self,
         keys: tuple[str, ...],
-        parts: list[e.Part],
+        parts: list[e.SliceRequest],
         rounds: dict[int, int],
         end: float,
         done: e.Done,
@@ -723,7 +727,7 @@ class Store:
             self.fail(done.error)
             return
         rounds.update({parts[at].record.slice: round_ for at, round_ in self.rounds[done.op].items()})
-        again: list[e.Part] = []
+        again: list[e.SliceRequest] = []
         for key in keys:
             slices = self.entries[key].slices
             there = [self._own(one, rounds[one.id]) for one in slices]

@@ -14,7 +14,7 @@ from typing import Any
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.settings.keys import Keys
 
-from ..child_process import TAIL, UNKILLABLE, Part
+from ..child_process import TAIL, UNKILLABLE, ProcessRole
 from ..output import Lines, Sink
 from ..output_relay import Relay
 from ..process import GRACE, tied_to, told
@@ -35,7 +35,12 @@ class FarMember:
     """A process on another host, as far as its far side has told."""
 
     def __init__(
-        self, connection: Connection, number: int, part: Part, mark: bytes, tell: Callable[[str], None] | None
+        self,
+        connection: Connection,
+        number: int,
+        part: ProcessRole,
+        mark: bytes,
+        tell: Callable[[str], None] | None,
     ) -> None:
         self.connection, self.number, self.part = connection, number, part
         #: Exit code once it has ended; negative for a signal.
@@ -137,7 +142,7 @@ class Connection:
     def start(
         self,
         number: int,
-        part: Part,
+        part: ProcessRole,
         command: Sequence[str],
         environment: Mapping[str, str],
         mark: bytes,

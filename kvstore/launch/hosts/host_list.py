@@ -10,7 +10,7 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 from kvstore.settings import addresses
 
-from ..child_process import Part
+from ..child_process import ProcessRole
 
 _MOST = 1 << 16  # slots of a host
 #: A name never begins with a dash: ssh would take it for an option.
@@ -113,7 +113,7 @@ class Layout:
         self.addresses = _reached(self.hosts)
         self._places = [(index, *place) for index, (_, n) in enumerate(chosen) for place in _ranks(n)]
 
-    def host(self, part: Part) -> int:
+    def host(self, part: ProcessRole) -> int:
         """Index of the host on which a process runs. The scheduler has the first."""
         if part.role == "worker":
             return self._places[part.rank][0]
@@ -123,7 +123,7 @@ class Layout:
         """Rank and number of a worker among those of its host."""
         return self._places[rank][1:]
 
-    def address(self, part: Part) -> str:
+    def address(self, part: ProcessRole) -> str:
         """Address of the host on which a process runs."""
         return self.addresses[self.host(part)]
 

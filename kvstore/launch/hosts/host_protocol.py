@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from kvstore.settings.keys import Keys
 
-from ..child_process import Part
+from ..child_process import ProcessRole
 from ..process import GRACE
 
 
@@ -24,7 +24,7 @@ class Running(Protocol):
     """A process that was started, and what it starts."""
 
     @property
-    def part(self) -> Part:
+    def part(self) -> ProcessRole:
         """Say what it is in its job."""
 
     @property
@@ -68,7 +68,7 @@ class Site(Protocol):
 
     def start(
         self,
-        part: Part,
+        part: ProcessRole,
         command: Sequence[str],
         environment: Mapping[str, str],
         keys: Keys | None = None,

@@ -16,7 +16,7 @@ from typing import Any
 from kvstore.errors import KVStoreError, ProtocolError
 from kvstore.settings.keys import Keys
 
-from ..child_process import Member, Part
+from ..child_process import Member, ProcessRole
 from ..local_host import Here
 from ..orphan_reaper import Keeper
 from ..output import Sink
@@ -152,7 +152,7 @@ class Far:
 
         sinks = _Stream(self._channel, number, 1), _Stream(self._channel, number, 2)
         self._members[number] = self._here.start(
-            Part(message.role, message.rank),
+            ProcessRole(message.role, message.rank),
             [os.fsdecode(word) for word in message.command],
             _environment(message.variables),
             Keys.from_json(message.keys) if message.keys else None,

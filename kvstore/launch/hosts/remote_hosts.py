@@ -14,7 +14,7 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 from kvstore.settings.keys import Keys
 
-from ..child_process import Part
+from ..child_process import ProcessRole
 from ..orphan_reaper import Keeper
 from ..output_relay import Relay
 from .connection import LEAVE, Connection, FarMember
@@ -94,7 +94,7 @@ class Fleet:
 
     def start(
         self,
-        part: Part,
+        part: ProcessRole,
         command: Sequence[str],
         environment: Mapping[str, str],
         keys: Keys | None = None,

@@ -27,7 +27,7 @@ from .library import TYPES, CollectiveArray
 Copies = dict[int, DeviceKey]
 
 
-class Part(NamedTuple):
+class KeyOnGpu(NamedTuple):
     """One key of a call on one GPU: its copy there, addresses to sum, and (GPU, address) pairs to fill."""
 
     copy: DeviceKey
@@ -205,7 +205,7 @@ class NcclGpus:
         }
 
     @staticmethod
-    def _parts(items: Sequence[Item], copies: dict[Key, Copies], device: int, call: Call) -> list[Part]:
+    def _parts(items: Sequence[Item], copies: dict[Key, Copies], device: int, call: Call) -> list[KeyOnGpu]:
         """List what a GPU has to do; arrays elsewhere than the copies are the first copy's."""
         parts = []
         for item in items:
@@ -223,12 +223,12 @@ class NcclGpus:
                 address = call.out(copy, out)
                 if address is not None and isinstance(out, DeviceView):
                     outs.append((out.device, address))
-            parts.append(Part(copy, srcs, tuple(outs)))
+            parts.append(KeyOnGpu(copy, srcs, tuple(outs)))
         return parts
 
     # --------------------------------------------------------------------------------------------- sums
 
-    def _sum(self, parts: dict[int, list[Part]], calls: dict[int, Call]) -> None:
+    def _sum(self, parts: dict[int, list[KeyOnGpu]], calls: dict[int, Call]) -> None:
         """Sum on each GPU first, then over all of them; keys in an order that is the same everywhere."""
         jobs: dict[Key, list[CollectiveArray]] = {}
         loans: list[StreamBuffer] = []
@@ -265,7 +265,7 @@ class NcclGpus:
             for call in calls.values():
                 self._engine.settle(call.place.tail(call.stream), told([repr(i.entry.key) for i in slow]))
 
-    def _fill(self, parts: Sequence[Part], call: Call) -> None:
+    def _fill(self, parts: Sequence[KeyOnGpu], call: Call) -> None:
         device, handle = call.place.device, call.stream.handle
         for copy, _, outs in parts:
             for there, address in outs if copy.nbytes else ():
@@ -323,7 +323,7 @@ def _comes_by_host(copy: DeviceKey, out: DeviceView | HostOut) -> bool:
     return isinstance(out, HostOut) or out.dtype != copy.dtype
 
 
-def _summed_here(parts: Sequence[Part], call: Call, loans: list[StreamBuffer]) -> list[Part]:
+def _summed_here(parts: Sequence[KeyOnGpu], call: Call, loans: list[StreamBuffer]) -> list[KeyOnGpu]:
     """Sum several values of a GPU beside its copy, which stays; returns parts with one address each."""
     works = [Work(part.copy, part.srcs, ()) for part in parts]
     if not are_apart(works):  # a value is the store's own memory, and written in this very call
@@ -339,6 +339,6 @@ def _summed_here(parts: Sequence[Part], call: Call, loans: list[StreamBuffer]) -
         PlainSum().add(launches, several, lambda work: sums[work.entry.key].address)
         launches.run(call.stream)
     return [
-        Part(work.entry, (sums[work.entry.key].address,) if work.entry.key in sums else work.srcs, ())
+        KeyOnGpu(work.entry, (sums[work.entry.key].address,) if work.entry.key in sums else work.srcs, ())
         for work in works
     ]

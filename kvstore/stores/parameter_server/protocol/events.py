@@ -46,7 +46,7 @@ class Heard(NamedTuple):
     process: str
 
 
-class Part(NamedTuple):
+class SliceRequest(NamedTuple):
     """What a worker wants of one slice.
 
     `record` says kind, slice, version, clock, coding, threshold, rows, place, nbytes, and where place is
@@ -67,7 +67,7 @@ class Submit(NamedTuple):
     """
 
     op: Any
-    parts: Sequence[Part]
+    parts: Sequence[SliceRequest]
     priority: int = 0
 
 
@@ -80,7 +80,7 @@ class RetrySlice(NamedTuple):
 
     op: Any
     index: int  # type: ignore[assignment]
-    part: Part
+    part: SliceRequest
 
 
 class SchedulerLost(NamedTuple):

@@ -160,7 +160,7 @@ class Client:
         self._raise_late()
         operation = Operation(requests)
         name = next(self._names)
-        parts = [events.Part(r.server, r.record, r.payload) for r in requests]
+        parts = [events.SliceRequest(r.server, r.record, r.payload) for r in requests]
         self._operations[name] = operation
         self._step_in(events.Submit(name, parts, priority))
         return operation
@@ -488,7 +488,7 @@ class Client:
                 return
             good = False  # its memory is gone with it, or there is no room to map it: a frame will do
         if not good:
-            part = events.Part(request.server, request.record, request.payload)
+            part = events.SliceRequest(request.server, request.record, request.payload)
             for other in [
                 one for one in self._actions if isinstance(one, events.Done) and one.op == action.op
             ]:

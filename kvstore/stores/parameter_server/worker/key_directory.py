@@ -17,7 +17,7 @@ from ..protocol import messages as m
 from ..protocol.messages import KeyEntry, KeySpec
 
 
-class Part(NamedTuple):
+class KeySlice(NamedTuple):
     """A slice of a key: elements, or rows, `start` to `stop`, on one server."""
 
     slice: int
@@ -36,7 +36,7 @@ class DistKey:
         self.entry, self.key = entry, spec.key
         self.number = entry.number
         self.shape, self.dtype, self.sparse = tuple(spec.shape), dtype_named(spec.dtype), spec.sparse
-        self.parts = tuple(Part(s.id, s.server, s.start, s.stop) for s in entry.slices)
+        self.parts = tuple(KeySlice(s.id, s.server, s.start, s.stop) for s in entry.slices)
         #: An array of the key's shape and type that takes no memory.
         self.like: Array = np.broadcast_to(np.zeros((), self.dtype), self.shape)
         #: Elements of a row.
@@ -59,7 +59,7 @@ class DistKey:
         width = self.row_size
         return bool(self.shape) and self.size > 0 and not any(part.start % width for part in self.parts)
 
-    def part_bytes(self, part: Part) -> int:
+    def part_bytes(self, part: KeySlice) -> int:
         """Bytes of a slice; of a table, with all its rows."""
         return (part.stop - part.start) * self.dtype.itemsize * (self.row_size if self.sparse else 1)
 

@@ -16,7 +16,6 @@ from ..protocol.events import (
     Event,
     Failed,
     MetScheduler,
-    Part,
     Received,
     RetrySlice,
     SchedulerLost,
@@ -24,6 +23,7 @@ from ..protocol.events import (
     Send,
     Shrunk,
     SliceReceived,
+    SliceRequest,
     Start,
     StoodStill,
     Submit,
@@ -246,7 +246,7 @@ class Worker:
         for rank in touched:
             self._pump(rank, now, actions)
 
-    def _waits(self, parts: Iterable[Part]) -> bool:
+    def _waits(self, parts: Iterable[SliceRequest]) -> bool:
         """Whether these come after the first push of a worker that came back, or are it."""
         held = {part.record.slice for event in self._held for part in event.parts}
         return any(part.record.kind in _PUSHES or part.record.slice in held for part in parts)
@@ -258,7 +258,7 @@ class Worker:
             self._write(Begin(self.welcome.store, first), now, actions)
         self._held.append(event)
 
-    def _look_where(self, parts: Iterable[Part], now: float, actions: list[Action]) -> None:
+    def _look_where(self, parts: Iterable[SliceRequest], now: float, actions: list[Action]) -> None:
         """Say what was pushed so far, if this is where somebody else begins."""
         view = self.view
         if view is None or self._epoch == view.epoch or self._late:
@@ -270,7 +270,7 @@ class Worker:
             pushed = tuple(one for at in self._servers.values() for one in at.requests.pushed())
             self._write(JoinPointReached(view.store, view.epoch, pushed), now, actions)
 
-    def _cannot(self, parts: Iterable[Part]) -> Failure | None:
+    def _cannot(self, parts: Iterable[SliceRequest]) -> Failure | None:
         """Why the requests cannot be made."""
         if self.failure is not None:
             return self.failure

@@ -16,7 +16,7 @@ from ...update import summands
 from ..protocol.messages import IN_PLACE, Kind, PayloadLocation, Record
 from ..protocol.payloads import as_bytes
 from .client import Request, Take
-from .key_directory import DistKey, Part
+from .key_directory import DistKey, KeySlice
 from .replies import Fill
 from .shared_payloads import Home, Memory
 
@@ -120,7 +120,7 @@ def _summed(key: DistKey, values: list[Array]) -> Array:
     return total
 
 
-def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Part, int, int]]:
+def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[KeySlice, int, int]]:
     """For each slice, which of sorted row ids are its; a dense key must be `cut_by_rows`."""
     unit = 1 if key.sparse else key.row_size
     bounds = np.searchsorted(ids, [part.stop // unit for part in key.parts])

@@ -12,7 +12,7 @@ from ....kernels import cpu
 from ...entry import Array
 from ...rows import Ids
 from ..protocol.messages import IN_PLACE, PayloadLocation, Record
-from .key_directory import DistKey, Part
+from .key_directory import DistKey, KeySlice
 
 if TYPE_CHECKING:
     from .shared_payloads import Memory
@@ -31,7 +31,7 @@ class Fill:
         self.in_place = in_place
         self._flat = [out.reshape(-1) for out in outs]
 
-    def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
+    def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
         """Copy one slice; False: it changed meanwhile in the server's memory, and must be asked for again."""
         if record.stamp == IN_PLACE and record.place == PayloadLocation.NONE:
             return True
@@ -51,7 +51,7 @@ class Rows:
         self._key, self._out, self.ids = key, out, ids
         self._rows = np.empty((len(ids), *key.shape[1:]), key.dtype)
 
-    def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
+    def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
         """Take in the rows of one slice."""
         ids, data = table_of(self._key, record, frames)
         low = int(np.searchsorted(self.ids, part.start))
@@ -70,7 +70,7 @@ class Table:
         self._key, self._dense, self._sparse = key, dense, sparse
         self._found: dict[int, tuple[Ids, Array]] = {}
 
-    def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
+    def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
         """Keep the rows of one slice."""
         ids, data = table_of(self._key, record, frames)
         self._found[part.start] = ids.copy(), data.copy()
@@ -96,7 +96,7 @@ class States:
         #: What the servers have told, by slice.
         self.found: dict[int, bytes] = {}
 
-    def __call__(self, part: Part, record: Record, frames: Frames) -> bool:
+    def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
         """Keep what is told of one slice."""
         view = memoryview(frames[record.frame]).cast("B")
         self.found[part.slice] = bytes(view[record.offset : record.offset + record.nbytes])

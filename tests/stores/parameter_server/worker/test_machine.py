@@ -42,7 +42,9 @@ class Store:
         self.letter(m.View(3, epoch, **values))
 
     def submit(self, op: Any, *parts: tuple[int, m.Kind, int]) -> None:
-        record = [e.Part(server, m.Record(kind, slice_, 0), "payload") for server, kind, slice_ in parts]
+        record = [
+            e.SliceRequest(server, m.Record(kind, slice_, 0), "payload") for server, kind, slice_ in parts
+        ]
         self.step(e.Submit(op, record))
 
     def reply(self, server: int, *records: tuple[m.Kind, int], frames: tuple[Any, ...] = ()) -> None:
@@ -131,7 +133,7 @@ def test_a_value_is_asked_for_again_in_a_frame() -> None:
     store = Store()
     store.submit("a", (0, K.PUSHPULL, 0))
     store.reply(0, (K.VALUE, 1))
-    store.step(e.RetrySlice("a", 0, e.Part(0, m.Record(K.PUSHPULL, 0, 0), "payload")))
+    store.step(e.RetrySlice("a", 0, e.SliceRequest(0, m.Record(K.PUSHPULL, 0, 0), "payload")))
     [batch] = store.sent(0)
     assert [(one.kind, one.round, one.stamp) for one in batch.records] == [(K.PULL, 1, m.BY_FRAME)]
     store.reply(0, (K.VALUE, 2))
