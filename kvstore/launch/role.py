@@ -43,7 +43,7 @@ class Company:
         Which rank this is.
     servers : int
         How many there are; ranks run them, spread over all.
-    meeting : Meeting
+    meeting : Rendezvous
         Where the scheduler is found.
     imports : tuple of str
         Modules that servers import.

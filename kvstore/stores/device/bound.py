@@ -22,7 +22,7 @@ class GpuCall:
 
     Parameters
     ----------
-    gpus : Gpus
+    gpus : GpuExecutor
     works : list of Work
         Keys of one GPU, whose arrays lie there too and do not overlap.
     objects : list

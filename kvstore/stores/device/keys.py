@@ -32,7 +32,7 @@ class DeviceKey:
         Number of elements.
     memory : Memory
         The value.
-    tail : Tail
+    tail : StreamCursor
         Where the last work on it was put.
     state : State
         What the optimizer keeps, as the optimizer nests it.

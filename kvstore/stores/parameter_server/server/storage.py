@@ -138,10 +138,8 @@ class ServerStorage:
         if request.stamp not in (BY_FRAME, OF_ROUND) and (store, rank) in self._inboxes:
             place = shelf.place(request.slice)
             if place is not None and place.nbytes >= SHARED_BYTES:
-                return _READ._replace(
-                    place=PayloadLocation.SHARED, frame=place.segment, offset=place.offset, nbytes=place.nbytes,
-                    stamp=place.stamp,
-                ), []  # fmt: skip
+                found = _READ._replace(place=PayloadLocation.SHARED, frame=place.segment, offset=place.offset)
+                return found._replace(nbytes=place.nbytes, stamp=place.stamp), []
         value = shelf.read(request.slice)
         if not steady:
             value = value.copy()
