@@ -36,7 +36,7 @@ from .worker import Worker
 
 log = logging.getLogger("kvstore.ps")
 
-_ANSWERED = 1.0  # seconds before a wait says what it waits for, in which it is asked for whom
+_ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
 _FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
 
@@ -367,7 +367,7 @@ class Client:
     def _wait(self, ready: Callable[[], bool], what: str, operation: Operation | None = None) -> None:
         """Drive until it is ready."""
         clock = WaitClock(self._config.timeout)
-        asked = False
+        asked, last = False, None
         while True:
             clock.read()
             if self._driven(ready):
@@ -378,7 +378,10 @@ class Client:
             if clock.tells():
                 log.warning("%s", self._waiting(what, clock.waited))
             if clock.over:
-                raise TimeoutError(self._waiting(what, clock.waited))
+                last = last or WaitClock(_ANSWERED)  # a machine that stood still has still to hear for whom
+                last.read()
+                if self._machine.missing is not None or last.over:
+                    raise TimeoutError(self._waiting(what, clock.waited))
             if self._waiters:
                 time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
 
