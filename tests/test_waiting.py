@@ -105,7 +105,7 @@ def test_a_wait_for_the_job_to_start_knows_its_rank_before_the_store_does(clock:
 
 def test_what_really_is_late_is_told(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     client = StoppedClient(clock)
-    with pytest.raises(TimeoutError, match="worker 3 has waited 120 s for the others$"):
+    with pytest.raises(TimeoutError, match=r"worker 3 has waited 120 s for the others$"):
         client._wait(lambda: False, "the others")
     assert client.inquired
     assert len(caplog.records) == 1
@@ -122,7 +122,7 @@ def test_a_wait_that_ends_hears_for_whom_it_was_though_it_stood_still(
             client._machine.missing = Missing(-1, -1, 0, ranks=(1,))
 
     monkeypatch.setattr(client, "_drive", drive)
-    with pytest.raises(TimeoutError, match="for the others; missing: worker 1$"):
+    with pytest.raises(TimeoutError, match=r"for the others; missing: worker 1$"):
         client._wait(lambda: False, "the others")
 
 
