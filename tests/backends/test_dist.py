@@ -61,6 +61,15 @@ def test_sums_by_frames_alone(served: Served) -> None:
     same(served(2, 2, **BY_FRAME), "sums", "float32", 1)
 
 
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2)])
+def test_arrays_that_overlap_end_as_in_local(served: Served, workers: int, servers: int) -> None:
+    same(served(workers, servers, **SMALL), "overlaps")
+
+
+def test_arrays_that_overlap_and_go_by_frames(served: Served) -> None:
+    same(served(2, 2, **BY_FRAME), "overlaps")
+
+
 @pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
 def test_every_optimizer_gives_the_weights_of_local(served: Served, workers: int, servers: int) -> None:
     same(served(workers, servers, **SMALL), "optimizers")
