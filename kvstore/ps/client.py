@@ -290,7 +290,7 @@ class Client:
     def lost_peer(self, text: str = "") -> KVStoreError:
         """Make the error of who meets a loss; `text` in the place of what is said of it."""
         view = self._machine.view
-        failure = lost(view.losses if view is not None else ())
+        failure = lost(view.losses, len(view.servers)) if view is not None else lost(())
         return raised(msgspec.structs.replace(failure, text=text) if text else failure)
 
     def barrier(self) -> None:

@@ -160,7 +160,7 @@ class Holding:
             slot.lose(dead | replaced)
             slot.forget(gone)
         if view.broken and self.broken is None:
-            self.broken = lost(view.losses)
+            self.broken = lost(view.losses, len(view.servers))
             self._break(turn)
         if view.begun >= 0:
             self._let_begin(view.begun, dict(view.bases))
