@@ -30,6 +30,7 @@ from .errors import (
     ConfigError,
     KeyKindError,
     KeyNotFoundError,
+    KVStoreError,
     TimeoutError,
 )
 from .files import name_of
@@ -512,7 +513,16 @@ class KVStore(KVStoreBase):
     # ------------------------------------------------------------------------------------ inspection
 
     def keys(self) -> list[Key]:
-        """All keys, in the order of their init."""
+        """All keys, in the order of their init.
+
+        With `len(store)` and `key in store` it is about what the job has, not about what this worker has seen
+        of it: all of them raise once a worker of a job with servers is out of it.
+
+        Raises
+        ------
+        PeerLostError, FencedError
+            The scheduler is lost, or this worker was taken for lost.
+        """
         return list(self._do_all(self._backend.keys))
 
     def __len__(self) -> int:
@@ -621,7 +631,10 @@ class KVStore(KVStoreBase):
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self._backend.keys())} keys"
+        try:
+            state = "closed" if self._closed else f"{len(self._backend.keys())} keys"
+        except KVStoreError as error:
+            state = type(error).__name__  # whoever prints a store wants to see what is wrong with it
         return f"<KVStore {self._type!r}: worker {self.rank} of {self.num_workers}, {state}>"
 
     # --------------------------------------------------------------------- names as MXNet spells them

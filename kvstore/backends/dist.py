@@ -579,7 +579,7 @@ class DistBackend:
         return list(self._keys)
 
     def keys(self) -> list[Key]:
-        """All keys in the order of their init; without the job's scheduler, those that are known here."""
+        """All keys in the order of their init; of a closed store, those that are known here."""
         if self._client.closed:
             return [key.key for key in self._keys]
         return [key.key for key in self._known()]
@@ -600,7 +600,8 @@ class DistBackend:
         return outs
 
     def kind(self, key: Key) -> Storage:
-        """As the key was made."""
+        """As the key was made; not of a job that this worker is out of, as with `keys`."""
+        self._client.check_alive()
         found = self._find_or_raise(key)
         return "row-sparse" if found.sparse else "dense", found.dtype.name, found.shape
 
