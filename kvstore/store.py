@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import numbers
 import operator
 import os
 import threading
@@ -820,7 +819,7 @@ def _whole_head(head: Any) -> int:
 
 
 def _seconds(timeout: Any) -> float:
-    if isinstance(timeout, (bool, np.bool_)) or not isinstance(timeout, numbers.Real):
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.integer, np.floating)):
         raise ArgumentError(f"timeout must be a number of seconds, not {timeout!r}")
     if not timeout >= 0:
         raise ConfigError(f"timeout must be 0 seconds or more, not {timeout!r}")

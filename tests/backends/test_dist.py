@@ -118,6 +118,10 @@ def test_keys_that_cannot_travel(served: Served) -> None:
 # ---------------------------------------------------------------------------------------------------- memory
 
 
+def test_what_a_server_refuses_reaches_its_sender(served: Served) -> None:
+    run(served(1, 1, **BY_FRAME), OWN, "refused_by_a_server")
+
+
 def test_memory_of_arrays_goes_with_the_last_of_them(served: Served) -> None:
     run(served(2, 2, **SMALL), OWN, "memory_of_arrays", 60)
 
@@ -208,7 +212,7 @@ def test_arrays_that_the_caller_drops_are_read_all_the_same(served: Served) -> N
 
 COMPRESSION = "procs_shared_compression"
 TWO, ONE = {"type": "2bit", "threshold": 0.3}, {"type": "1bit", "threshold": 0.0}
-HALF = {"type": "fp16"}
+HALF, BELOW = {"type": "fp16"}, {"type": "1bit", "threshold": -0.25}
 
 
 @pytest.mark.parametrize(
@@ -217,6 +221,7 @@ HALF = {"type": "fp16"}
         ([TWO, TWO], "sgd", "pushpull"),
         ([ONE, ONE], "adam", "push, then pull"),
         ([HALF, HALF], None, "in place"),
+        ([BELOW, BELOW], None, "pushpull"),
         ([TWO, TWO], "lamb", "one at a time"),
         ([TWO, None, ONE, HALF], None, "from the store"),
     ],
