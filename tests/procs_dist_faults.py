@@ -485,6 +485,10 @@ def until_fenced(phase: str = "pushpull") -> dict[str, Any]:
             load.store.push("small", np.ones(SHAPES["small"], F))
         with pytest.raises(kv.FencedError):
             load.store.pull("small", out=load.outs["small"])
+        for look in (lambda: len(load.store), lambda: "small" in load.store, lambda: "other" in load.store):
+            with pytest.raises(kv.FencedError):
+                look()
+        assert "FencedError" in repr(load.store)
     load.store.close()
     return {"error": type(error).__name__, "noticed": noticed, "text": str(error)}
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .. import pages
 from ..arrays import readable, same_type
 from ..errors import ArrayError, DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
-from ..grouping import Key
+from ..grouping import Key, check_text
 from ..kernels import cpu
 from ..sparse import RowSparseArray, checked
 from .rows import RowTable
@@ -85,6 +85,7 @@ class Entry:
 
 def first_value(key: Key, values: list[Any], taken: bool) -> Array | RowSparseArray:
     """Return the one value of a key that is to be initialised."""
+    check_text(key)
     if taken:
         raise initialised_already(key)
     if len(values) > 1:

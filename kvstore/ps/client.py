@@ -281,16 +281,28 @@ class Client:
         losses = view.losses if view is not None else ()
         return {one.rank for one in losses if one.role == "server"}
 
+    def check_alive(self) -> None:
+        """Raise once this worker has no part in the job any more."""
+        if os.getpid() != self._process.pid:
+            raise KVStoreError(
+                "this process is a fork of a worker and has no part in its job; use the store in the process "
+                "that created it, or start workers with `kvstore run`"
+            )
+        if self._failure is not None:
+            raise raised(self._failure)
+        if self.closed:
+            raise ClosedError("this store is closed; create a new one")
+
     def check_writing(self) -> None:
         """Raise unless this worker may push."""
-        self._check_alive()
+        self.check_alive()
         if self.broken:
             raise self.lost_peer()
 
     def lost_peer(self, text: str = "") -> KVStoreError:
         """Make the error of who meets a loss; `text` in the place of what is said of it."""
         view = self._machine.view
-        failure = lost(view.losses if view is not None else ())
+        failure = lost(view.losses, len(view.servers)) if view is not None else lost(())
         return raised(msgspec.structs.replace(failure, text=text) if text else failure)
 
     def barrier(self) -> None:
@@ -360,7 +372,7 @@ class Client:
             self._lock.release()
 
     def _step_in(self, event: events.Event) -> None:
-        self._check_alive()
+        self.check_alive()
         with self._turn():
             self._carry_out(self._machine.step(event, time.monotonic()))
 
@@ -390,7 +402,7 @@ class Client:
         with self._turn():
             if ready():
                 return True
-            self._check_alive()
+            self.check_alive()
             self._drive()
             return ready()
 
@@ -532,17 +544,6 @@ class Client:
         welcome = self._machine.welcome
         who = "this process" if welcome is None else f"worker {welcome.rank}"
         return f"{who} has waited {waited:.0f} s for {what}{whom}"
-
-    def _check_alive(self) -> None:
-        if os.getpid() != self._process.pid:
-            raise KVStoreError(
-                "this process is a fork of a worker and has no part in its job; use the store in the process "
-                "that created it, or start workers with `kvstore run`"
-            )
-        if self._failure is not None:
-            raise raised(self._failure)
-        if self.closed:
-            raise ClosedError("this store is closed; create a new one")
 
     def _give_up(self, operation: Operation, text: str) -> None:
         """Write to none of the caller's arrays any more, and read none."""
