@@ -101,7 +101,7 @@ def readme(files: dict[str, dict[str, Any]], rows: Sequence[Row] = ROWS) -> str:
     tables = ", ".join(f"[{name}](bench/results/{name}.md)" for name in files)
     return (
         "Time of the peer ÷ time of kvstore: above 1 kvstore is faster. Median [lowest-highest] of rounds "
-        f"in which all took turns.\nAll cases: {tables}; [how it is measured](bench/README.md).\n"
+        f"in which all took turns. All cases: {tables}; [how it is measured](bench/README.md).\n"
         f"On {'; and '.join(machines)}.\n\n"
         + table.markdown(HEAD, [cells(row, files[row.results]) for row in rows])
     )
