@@ -44,8 +44,15 @@ def build(source: Path, *flags: str) -> Path:
     return target
 
 
+def discard() -> None:
+    """Remove what was compiled; done at exit, too, where a process comes to that."""
+    if _folder.cache_info().currsize:
+        shutil.rmtree(_folder(), ignore_errors=True)
+        _folder.cache_clear()
+
+
 @functools.cache
 def _folder() -> Path:
     folder = tempfile.mkdtemp(prefix="kvstore-bench-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(discard)
     return Path(folder)

@@ -10,16 +10,6 @@ from .rounds import Measured
 from .table import markdown, spread, time
 
 GOALS_HEAD = ["case", "kvstore", "time", "beside", "its time", "peer ÷ kvstore", "goal", "holds"]
-#: Our entries of the short table, and who stands beside them.
-SHOWN = ("ours", "ours shm", "ours home", "ours 2bit")
-BESIDE = {
-    "mxnet": "MXNet 1.9.1, tcp",
-    "gloo": "torch gloo",
-    "zmq": "bare ZeroMQ",
-    "floor": "TCP sockets",
-    "memcpy": "memcpy in and out",
-}
-SHORT_HEAD = ["case", "kvstore", "time", *(f"÷ {peer}" for peer in BESIDE.values())]
 #: With whom all others are compared.
 BASES = ("ours", "ours shm")
 
@@ -48,29 +38,6 @@ def _goal(m: Measured, goal: Goal) -> Iterator[list[str]]:
         holds = "yes" if statistics.median(ratios) >= goal.least else "**no**"
         times = time(m.median(column)), time(m.median(beside))
         yield [m.case.name, label(column), times[0], label(beside), times[1], spread(ratios), least, holds]
-
-
-def short(measured: Iterable[Measured]) -> list[list[str]]:
-    """One row for each of our entries in the cases that have a goal: our best way beside theirs."""
-    return [
-        [
-            m.case.name,
-            ENTRIES[own].label.removeprefix("kvstore, "),
-            time(m.median(best_of(m, own))),
-            *_beside(m, own),
-        ]
-        for m in measured
-        if m.case.goals
-        for own in SHOWN
-        if columns(m, own) and (m.case.compressed == bool(ENTRIES[own].codec))
-    ]
-
-
-def _beside(m: Measured, own: str) -> Iterator[str]:
-    """Ratios to who does the same: MXNet compresses too, where we do."""
-    for peer in BESIDE:
-        name = f"{peer} {ENTRIES[own].codec}".strip()
-        yield spread(ratios_of(m, best_of(m, name), best_of(m, own))) if columns(m, name) else ""
 
 
 def columns(m: Measured, name: str) -> list[str]:

@@ -89,6 +89,11 @@ cdef extern from "run.h" nogil:
         ptrdiff_t n
     ctypedef struct kv_level:
         const char *name
+    ctypedef struct kv_extent:
+        pass
+    void kv_add_extent(kv_extent **at, const char *array, ptrdiff_t n_bytes, ptrdiff_t item, int write)
+    void kv_sort_extents(kv_extent *e, ptrdiff_t n)
+    int kv_extents_clash(const kv_extent *e, ptrdiff_t n)
     const kv_level *kv_now
     const kv_level **kv_all_levels
     ptrdiff_t kv_stream_bytes

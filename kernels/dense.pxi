@@ -153,6 +153,39 @@ def update(list items):
     run_dense(list_, n_items, n_bytes)
 
 
+def independent(list items):
+    """Whether the arrays of a call may be read and written in any order, all at once.
+
+    Parameters
+    ----------
+    items : list of (srcs, outs)
+        Lists of contiguous arrays that are read, and written. What is written may overlap nothing else, but it may be
+        the very same array as others of its item.
+    """
+    cdef Arena arena = Arena()
+    cdef Py_ssize_t i, most = 0
+    cdef list srcs, outs
+    cdef kv_extent *first
+    cdef kv_extent *end
+    for i in range(len(items)):
+        srcs, outs = <tuple?>items[i]
+        most += len(srcs) + len(outs)
+    arena.reserve(most * sizeof(kv_extent))
+    first = end = <kv_extent *>arena.take(most * sizeof(kv_extent))
+    for i in range(len(items)):
+        srcs, outs = <tuple>items[i]
+        add_extents(&end, srcs, i, False)
+        add_extents(&end, outs, i, True)
+    kv_sort_extents(first, end - first)
+    return not kv_extents_clash(first, end - first)
+
+
+cdef int add_extents(kv_extent **end, list arrays, Py_ssize_t item, bint write) except -1:
+    for array in arrays:
+        kv_add_extent(end, <char *>cnp.PyArray_DATA(<cnp.ndarray?>array), cnp.PyArray_NBYTES(<cnp.ndarray>array), item, write)
+    return 0
+
+
 cdef int run_dense(kv_item *items, Py_ssize_t n, ptrdiff_t n_bytes) except -1:
     cdef int failed, n_threads = default_threads
     if n_bytes < GIL_BYTES:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .errors import StateFileError
+from .errors import ArgumentError, StateFileError
 
 
 class _Unwritable(StateFileError, OSError):
@@ -27,6 +27,31 @@ class _MissingFolder(_Unwritable, FileNotFoundError):
 for _kind in (_Unwritable, _MissingFolder):  # shown as what callers know
     _kind.__name__ = _kind.__qualname__ = StateFileError.__name__
     _kind.__module__ = StateFileError.__module__
+
+
+def name_of(path: Any) -> str:
+    """Return a path that a caller gave as a str.
+
+    Raises
+    ------
+    ArgumentError
+        It is no path.
+    StateFileError
+        No file can have that name.
+    """
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise ArgumentError(
+            f"the name of a file must be a str, bytes or os.PathLike, not {type(path).__name__}: {path!r}"
+        ) from None
+    try:
+        valid = b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise StateFileError(f"no file can be called {name!r}: give it another name")
+    return name
 
 
 @contextmanager

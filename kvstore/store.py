@@ -5,11 +5,14 @@ from __future__ import annotations
 import builtins
 import operator
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, SupportsIndex
+
+import numpy as np
 
 from . import checkpoint
 from .arrays.grouping import Group, Key, group, pair_rows, plain_key
@@ -25,8 +28,10 @@ from .errors import (
     ConfigError,
     KeyKindError,
     KeyNotFoundError,
+    KVStoreError,
     TimeoutError,
 )
+from .files import name_of
 from .optimizer import Optimizer, Updater
 from .plan import Plan
 from .settings.options import StoreConfig
@@ -363,7 +368,8 @@ class KVStore(KVStoreBase):
             The file cannot be written (an OSError, too); the old one is still there then.
         """
         self._check_compresses()
-        self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(os.fsdecode(fname)))
+        path = name_of(fname)
+        self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(path))
 
     def load_residuals(self, fname: PathLike) -> None:
         """Read what `save_residuals` wrote; all keys of the file are initialised before.
@@ -379,10 +385,9 @@ class KVStore(KVStoreBase):
             No compression is set.
         """
         self._check_compresses()
+        path = name_of(fname)
         self._do_all(
-            lambda: required(self._backend.feedback, "load_residuals").load(
-                os.fsdecode(fname), self._backend.stand_ins()
-            )
+            lambda: required(self._backend.feedback, "load_residuals").load(path, self._backend.stand_ins())
         )
 
     def _check_compresses(self) -> None:
@@ -411,7 +416,7 @@ class KVStore(KVStoreBase):
             The file cannot be written (an OSError, too); the old one is still there then.
         """
         self._check_updater("save_optimizer_states")
-        self._do_all(partial(self._backend.save_states, os.fsdecode(fname), dump_optimizer))
+        self._do_all(partial(self._backend.save_states, name_of(fname), dump_optimizer))
 
     def load_optimizer_states(self, fname: PathLike) -> None:
         """Read what `save_optimizer_states` wrote. The states in place stay if the file is not usable.
@@ -424,7 +429,7 @@ class KVStore(KVStoreBase):
             No optimizer is set.
         """
         self._check_updater("load_optimizer_states")
-        self._do_all(partial(self._backend.load_states, os.fsdecode(fname)))
+        self._do_all(partial(self._backend.load_states, name_of(fname)))
 
     def save(self, path: PathLike) -> None:
         """Write the values of all keys to a safetensors file, atomically.
@@ -434,7 +439,7 @@ class KVStore(KVStoreBase):
         StateFileError
             The file cannot be written (an OSError, too); the old one is still there then.
         """
-        self._do_all(partial(checkpoint.save, self._backend, os.fsdecode(path)))
+        self._do_all(partial(checkpoint.save, self._backend, name_of(path)))
 
     def load(self, path: PathLike) -> None:
         """Read values that `save` wrote: known keys are overwritten, others initialised.
@@ -445,7 +450,7 @@ class KVStore(KVStoreBase):
             The file is damaged or foreign, or a key differs in shape, element type or storage. Nothing has
             changed then.
         """
-        self._do_all(partial(checkpoint.load, self._backend, os.fsdecode(path)))
+        self._do_all(partial(checkpoint.load, self._backend, name_of(path)))
 
     # --------------------------------------------------------------------------------------- the job
 
@@ -475,9 +480,16 @@ class KVStore(KVStoreBase):
         return self._backend.updates
 
     def num_dead_nodes(self, timeout: float = 60) -> int:
-        """Count processes of the job not heard of for `timeout` seconds; 0 where there is one process."""
+        """Count processes of the job not heard of for `timeout` seconds; 0 where there is one process.
+
+        Raises
+        ------
+        ArgumentError, ConfigError
+            `timeout` is no number of seconds, or a negative one.
+        """
+        seconds = _seconds(timeout)
         self._check_open()
-        return self._backend.num_dead_nodes(timeout)
+        return self._backend.num_dead_nodes(seconds)
 
     def barrier(self) -> None:
         """Wait until every worker has called it; asynchronous operations may still be under way."""
@@ -500,7 +512,16 @@ class KVStore(KVStoreBase):
     # ------------------------------------------------------------------------------------ inspection
 
     def keys(self) -> list[Key]:
-        """All keys, in the order of their init."""
+        """All keys, in the order of their init.
+
+        With `len(store)` and `key in store` it is about what the job has, not about what this worker has seen
+        of it: all of them raise once a worker of a job with servers is out of it.
+
+        Raises
+        ------
+        PeerLostError, FencedError
+            The scheduler is lost, or this worker was taken for lost.
+        """
         return list(self._do_all(self._backend.keys))
 
     def __len__(self) -> int:
@@ -609,7 +630,10 @@ class KVStore(KVStoreBase):
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self._backend.keys())} keys"
+        try:
+            state = "closed" if self._closed else f"{len(self._backend.keys())} keys"
+        except KVStoreError as error:
+            state = type(error).__name__  # whoever prints a store wants to see what is wrong with it
         return f"<KVStore {self._type!r}: worker {self.rank} of {self.num_workers}, {state}>"
 
     # --------------------------------------------------------------------- names as MXNet spells them
@@ -792,6 +816,14 @@ def _whole_head(head: Any) -> int:
         return operator.index(head)
     except TypeError:
         raise ArgumentError(f"the head of a command must be an int, not {head!r}") from None
+
+
+def _seconds(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.integer, np.floating)):
+        raise ArgumentError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not timeout >= 0:
+        raise ConfigError(f"timeout must be 0 seconds or more, not {timeout!r}")
+    return float(min(timeout, threading.TIMEOUT_MAX))
 
 
 def _whole(priority: Any) -> int:

@@ -334,3 +334,48 @@ def test_row_sparse_gradients_of_all_rows_are_dense_gradients(name: str, weight_
         out = np.zeros((6, 2), np.float32)
         two.pull("t", out=out)
         np.testing.assert_array_equal(out, one.view("t"))
+
+
+@pytest.mark.parametrize("name", ["local", "device", "shared"])
+def test_a_key_that_no_file_can_hold(name: str) -> None:
+    with kv.create(name) as store:
+        for make in (store.init, lambda key, value: store.broadcast(key, value, value)):
+            with pytest.raises(kv.KeyKindError, match="another name"):
+                make(["w", "\ud800"], [np.zeros(2, np.float32)] * 2)
+        assert store.keys() == []
+
+
+FILES = ["save", "load", "save_optimizer_states", "load_optimizer_states", "save_residuals", "load_residuals"]
+
+
+@pytest.mark.parametrize("verb", FILES)
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        (None, kv.ArgumentError),
+        (1, kv.ArgumentError),
+        ("a\0b", kv.StateFileError),
+        (b"\0", kv.StateFileError),
+        ("\ud800", kv.StateFileError),
+    ],
+)
+def test_what_names_no_file(verb: str, path: Any, error: type[Exception]) -> None:
+    with kv.create("device") as store:
+        store.init("w", np.zeros(2, np.float32))
+        store.set_gradient_compression({"type": "fp16"})
+        store.set_optimizer(kv.optimizer.SGD())
+        with pytest.raises(error, match="file"):
+            getattr(store, verb)(path)
+
+
+@pytest.mark.parametrize("name", ["local", "device", "shared"])
+def test_seconds_after_which_a_process_counts_as_dead(name: str) -> None:
+    with kv.create(name) as store:
+        for timeout in ("x", None, [], True):
+            with pytest.raises(kv.ArgumentError, match="seconds"):
+                store.num_dead_nodes(timeout)  # type: ignore[arg-type]
+        for timeout in (-1, float("nan")):
+            with pytest.raises(kv.ConfigError, match="seconds"):
+                store.num_dead_nodes(timeout)
+        for timeout in (60, np.float32(1), float("inf"), 10**400):
+            assert store.num_dead_nodes(timeout) == 0

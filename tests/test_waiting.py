@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kvstore import waiting
 from kvstore.engine import Work
 from kvstore.errors import TimeoutError
+from kvstore.stores.parameter_server.protocol.messages import Missing
 from kvstore.stores.parameter_server.worker.client import Client
 from kvstore.waiting import WaitClock
 
@@ -104,10 +105,25 @@ def test_a_wait_for_the_job_to_start_knows_its_rank_before_the_store_does(clock:
 
 def test_what_really_is_late_is_told(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     client = StoppedClient(clock)
-    with pytest.raises(TimeoutError, match="worker 3 has waited 60 s for the others"):
+    with pytest.raises(TimeoutError, match=r"worker 3 has waited 120 s for the others$"):
         client._wait(lambda: False, "the others")
     assert client.inquired
     assert len(caplog.records) == 1
+
+
+def test_a_wait_that_ends_hears_for_whom_it_was_though_it_stood_still(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = StoppedClient(clock)
+
+    def drive() -> None:
+        clock.now += 60.0
+        if client.inquired:
+            client._machine.missing = Missing(-1, -1, 0, ranks=(1,))
+
+    monkeypatch.setattr(client, "_drive", drive)
+    with pytest.raises(TimeoutError, match=r"for the others; missing: worker 1$"):
+        client._wait(lambda: False, "the others")
 
 
 class LateEvent(threading.Event):

@@ -6,7 +6,7 @@ stand several times; its values are then taken together, in the order given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,18 @@ def plain_key(key: Any) -> Key:
     raise KeyKindError(f"a key must be an int or a str, not {type(key).__name__}: {key!r}")
 
 
+def check_text(key: Key) -> None:
+    """Raise KeyKindError for a str key that could be neither saved nor sent."""
+    if isinstance(key, str) and not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise KeyKindError(
+                f"key {key!r} has half of a surrogate pair, which neither a file nor a message can hold "
+                f"({error.reason} at position {error.start}): give the key another name"
+            ) from None
+
+
 def other_kind(key: Key, there: type) -> KeyKindError:
     """Make the error for a key that is not of the kind of the store's keys."""
     here = "a str" if isinstance(key, str) else "an int"
@@ -81,17 +93,32 @@ def _arrays(value: Any) -> list[Any]:
 
 
 def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
+    open_ = [(keys, _zipped(keys, values, what))]  # the lists that the next key lies in, outermost first
+    around = {id(keys)}
+    while open_:
+        inside, pairs = open_[-1]
+        for key, value in pairs:
+            if type(key) is str or type(key) is int:
+                yield _in_range(key), _arrays(value)
+            elif not isinstance(key, (list, tuple)):
+                yield plain_key(key), _arrays(value)
+            elif id(key) in around:
+                raise KeyKindError("a list of keys contains itself; a key must be an int or a str")
+            else:
+                open_.append((key, _zipped(key, value, what)))
+                around.add(id(key))
+                break
+        else:
+            open_.pop()
+            around.remove(id(inside))
+
+
+def _zipped(keys: Any, values: Any, what: str) -> Iterator[tuple[Any, Any]]:
     if not isinstance(values, (list, tuple)):
         raise ShapeError(f"{len(keys)} keys need a list of as many {what}s, got {type(values).__name__}")
     if len(keys) != len(values):
         raise ShapeError(f"{len(keys)} keys with {len(values)} {what}s; they must be as many")
-    for key, value in zip(keys, values):  # noqa: B905 - lengths are checked above
-        if type(key) is str or type(key) is int:
-            yield _in_range(key), _arrays(value)
-        elif isinstance(key, (list, tuple)):
-            yield from _pairs(key, value, what)
-        else:
-            yield plain_key(key), _arrays(value)
+    return zip(keys, values)  # noqa: B905 - lengths are checked above
 
 
 def _check_one_kind(groups: dict[Key, list[Any]]) -> None:

@@ -77,6 +77,17 @@ def names(name: str, value: Any) -> dict[int | str, str]:
     return table
 
 
+def parameters(name: str, value: Any) -> dict[int | str, Any]:
+    """Return a dict from key to an object with the key's multipliers."""
+    table = pairs(name, value)
+    for key, parameter in table.items():
+        for factor in ("lr_mult", "wd_mult"):
+            if not hasattr(parameter, factor):
+                raise ConfigError(f"{name}[{key!r}] must be an object with {factor}, got {parameter!r}")
+            finite(f"{name}[{key!r}].{factor}", getattr(parameter, factor))
+    return table
+
+
 def pairs(name: str, value: Any) -> dict[Any, Any]:
     """Return a dict made of a dict, a list of pairs or None."""
     try:

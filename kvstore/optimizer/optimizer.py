@@ -166,7 +166,7 @@ class Optimizer:
             wd_mult=wd_mult,
         )
         self.idx2name: dict[Index, str] = checks.names("param_idx2name", param_idx2name)
-        self.param_dict: dict[Index, Any] = dict(param_dict or {})
+        self.param_dict: dict[Index, Any] = checks.parameters("param_dict", param_dict)
         self.num_update: int = self.begin_num_update
         self._index_update_count: dict[Index, int] = {}
         self._warned_of_halves = False

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import pages
-from ..arrays.grouping import Key
+from ..arrays.grouping import Key, check_text
 from ..arrays.host import readable, same_type
 from ..arrays.sparse import RowSparseArray, checked
 from ..errors import ArrayError, DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
@@ -85,6 +85,7 @@ class Entry:
 
 def first_value(key: Key, values: list[Any], taken: bool) -> Array | RowSparseArray:
     """Return the one value of a key that is to be initialised."""
+    check_text(key)
     if taken:
         raise initialised_already(key)
     if len(values) > 1:

@@ -132,3 +132,23 @@ def test_any_nesting_is_its_flat_list(keys: Any) -> None:
     for key, value in pairs(keys, its):
         wanted.setdefault(key, []).append(value)
     assert group(keys, its) == list(wanted.items())
+
+
+@pytest.mark.parametrize("make", [list, lambda inside: (inside,), lambda inside: ["a", [inside]]])
+def test_a_list_of_keys_that_contains_itself(make: Any) -> None:
+    keys: list[Any] = []
+    keys.append(make([keys]))
+    with pytest.raises(kv.KeyKindError, match="contains itself"):
+        group(keys, keys)
+
+
+def test_keys_as_deep_as_they_may_be() -> None:
+    keys, values = "k", 1
+    for _ in range(20_000):
+        keys, values = [keys], [values]  # type: ignore[list-item, assignment]
+    assert group(keys, values) == [("k", [1])]
+
+
+def test_one_list_of_keys_twice_is_no_circle() -> None:
+    keys = ["a", "b"]
+    assert group([keys, [keys]], [[1, 2], [[3, 4]]]) == [("a", [1, 3]), ("b", [2, 4])]

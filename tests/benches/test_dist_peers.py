@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pace
 import pytest
 
-from bench import cases, compiled, dist, dist_cases, dist_plot, dist_profile, dist_table, figures
+from bench import cases, compiled, dist, dist_cases, dist_plot, dist_profile, dist_table
 from bench.dist_cases import APART, ENTRIES, KEY, DistCase, Goal, Inputs
 from bench.machine import Probe
 from bench.peers.base import digest
@@ -210,14 +210,6 @@ def test_one_call_is_compared_with_one_and_two_with_two() -> None:
         ("kvstore, tcp", "2.00 [1.00-3.00]", "yes"),
         ("kvstore, tcp, push then pull", "1.00 [0.50-1.50]", "yes"),
     ]
-
-
-def test_figures_for_the_readme() -> None:
-    (case,) = (case for case in dist_cases.all_cases() if case.name == "2 workers, 1 server: 4 KB")
-    found = row(case, ours=1.0, mxnet=4.0)
-    text = figures.parameter_server({"machine": "a machine", "cases": [found, {**found, "case": "gone"}]})
-    assert "| 2 workers, 1 server: 4 KB | tcp | 2 s | 4.00 [4.00-4.00] |" in text
-    assert "| gone |" not in text
 
 
 def test_cases_are_sound() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 
@@ -12,6 +13,7 @@ import pytest
 
 from bench import cases, compiled, figures, local, table
 from bench.cases import Case
+from bench.command import RESULTS
 from bench.machine import Probe
 from bench.peers.base import Peer, Unsupported, digest
 from bench.peers.process import PeerError, PeerProcess, Setting
@@ -195,9 +197,17 @@ def test_rivals_of_other_environments(name: str) -> None:
 
 
 def test_figures_for_the_readme() -> None:
-    case = {"case": "x", "goals": {"numpy": 1.5}, "seconds": {"ours": [1.0, 2.0], "numpy": [3.0, 4.0]}}
-    text = figures.section(
-        {"machine": "a machine", "cases": [case, {**case, "case": "y", "goals": {}}]}, "local", table.PEERS
-    )
-    assert "| x | 1.5 s |  | 2.50 [2.00-3.00] |  |  |" in text
-    assert "| y |" not in text
+    seconds = {"ours": [1.0, 2.0], "ours apart": [8.0, 8.0], "numpy": [3.0, 4.0], "gloo": [2.0, 2.0]}
+    case = {"case": "x", "seconds": {**seconds, "gloo apart": [1.0, 1.0]}}
+    row = figures.Row("local", "x", "an x", others=("numpy", "gloo"))
+    text = figures.readme({"local": {"machine": "a machine", "cases": [case]}}, [row])
+    assert "On a machine." in text
+    assert text.endswith("| an x | 1.5 s |  |  | 0.75 [0.50-1.00] torch gloo |\n")
+
+
+def test_every_row_of_the_readme_has_been_measured() -> None:
+    for row in figures.ROWS:
+        results = json.loads((RESULTS / f"{row.results}.json").read_text())
+        shown = figures.cells(row, results)
+        assert len(shown) == len(figures.HEAD)
+        assert all(shown[3:]), row

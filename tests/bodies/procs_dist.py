@@ -210,6 +210,29 @@ def keys_that_cannot_travel() -> None:
         assert (out == 1).all()
 
 
+def refused_by_a_server() -> None:
+    """A request with numbers that are none fails at once; what goes with it or follows does not."""
+    with create() as store:
+        store.init(["w", "x"], [np.ones(3, F)] * 2)
+        cut = store._backend._sources._cut
+
+        def wrong(key: Any, *arguments: Any) -> Any:
+            for one in cut(key, *arguments):
+                bad = one.record._replace(threshold=float("nan"))
+                yield one._replace(record=bad) if key.key == "w" else one
+
+        store._backend._sources._cut = wrong
+        start = time.monotonic()
+        with pytest.raises(kv.ProtocolError, match="was not carried out"):
+            store.pushpull(["w", "x"], [np.full(3, 5, F), np.full(3, 7, F)])
+        assert time.monotonic() - start < 10
+        out = np.zeros(3, F)
+        for value in (7, 9):
+            store.pull("x", out=out)
+            assert (out == value).all()
+            store.push("x", np.full(3, 9, F))
+
+
 def keys_in_any_order(kind: str) -> None:
     """Every worker makes the same keys in an order of its own."""
     store = create()

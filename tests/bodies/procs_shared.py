@@ -193,6 +193,60 @@ def together(store: Any, values: Values, sizes: list[int], homes: dict[int, Arra
             yield array, expected(n, parts[n])
 
 
+# --------------------------------------------------------------------------------------------------- overlaps
+
+
+def in_all_ways(x: Array, y: Array) -> list[tuple[bool, list[str], list[Any], list[Any]]]:
+    """Whether in one call, keys, values, outs: of memory that overlaps. `y` is of another type."""
+    n = x.size * 3 // 4
+    both, one, other = ["a", "b"], x[:n], x[-n:]
+    values = [np.arange(n, dtype=x.dtype) % 7, np.arange(n, dtype=x.dtype) % 11]
+    same = y.view(x.dtype)[:n]
+    ways: list[tuple[list[str], list[Any], list[Any]]] = [
+        (both, values, [one, other]),
+        (["a"], values[:1], [[one, other]]),
+        (both, values, [[one, y[:n], same], [other, y[-n:]]]),
+        (both, values, [[y[-n:], same], [other, y[:n], x[::-1][:n]]]),
+    ]
+    into: list[tuple[list[str], list[Any], list[Any]]] = [
+        (both, [one, other], [one, other]),
+        (both, [one, other], [other, one]),
+        (["a"], [one], [other]),
+    ]
+    return [*((fused, *way) for fused in (True, False) for way in ways), *((True, *way) for way in into)]
+
+
+def overlapping(store: Any, size: int, way: int, parts: int) -> list[Array]:
+    """Arrays and keys after two such calls; a store of one process gets the values of all workers."""
+    x, y = np.arange(size, dtype=np.float32) % 13, np.zeros(size, np.float64)
+    fused, names, values, outs = in_all_ways(x, y)[way]
+    keys = [f"{size} {way} {name}" for name in names]
+    store.init(keys, [np.zeros_like(value) for value in values])
+    for _ in range(2):
+        pushed = [[value, *(value.copy() for _ in range(1, parts))] for value in values]
+        if fused:
+            store.pushpull(keys, pushed, out=outs)
+        else:
+            store.push(keys, pushed)
+            store.pull(keys, out=outs)
+    stored = [np.empty_like(value) for value in values]
+    store.pull(keys, out=stored)
+    return [x, y, *stored]
+
+
+def overlaps() -> str:
+    """Arrays of one call that overlap end as in a store of one process, and nothing stored is spoiled."""
+    digest = Digest()
+    with create() as store, kv.create("local", processes=1) as local:
+        for size in (16, 20_000, 300_000):
+            for way in range(11):
+                want = overlapping(local, size, way, store.num_workers)
+                for got, wanted in zip(overlapping(store, size, way, 1), want, strict=True):
+                    assert_same_bits(got, wanted)
+                    digest.add(got)
+    return digest.hex()
+
+
 # ------------------------------------------------------------------------------------------------- optimizers
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [

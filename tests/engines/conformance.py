@@ -865,7 +865,7 @@ def another_call_in_the_background(here: Here) -> None:
 
 @case
 def keys_of_any_text(here: Here) -> None:
-    keys = ["\ud800", "\\ud800", "a\0b", "ключ 😀", "", "é", "\\xe9", "w" * 10_000, "kvstore.init"]
+    keys = ["\\ud800", "a\0b", "ключ 😀", "", "é", "\\xe9", "w" * 10_000, "kvstore.init"]
     here.store.init(keys, [value(here.rank, 3 + i) for i in range(len(keys))])
     mine = [value(here.rank, 3 + i, salt=i) for i in range(len(keys))]
     here.store.pushpull(keys, mine)

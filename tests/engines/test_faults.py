@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 from engines import launchers
 
@@ -124,7 +125,7 @@ def test_an_error_that_leaves_the_store_is_the_loss_of_a_peer(
     ended = job(engine, tmp_path, "leaves_by_an_error", deadline=50)
     assert ended.code != 0
     assert "an error of the training loop" in ended.output
-    assert ended.seconds < 40, "nobody waits for the deadline"
+    assert ended.seconds < pace.seconds(40), "nobody waits for the deadline"
     if not engine.ends_jobs:
         assert ended.told[0]["first"]["error"] == "PeerLostError", ended.told
 

@@ -19,7 +19,7 @@ from jobs import Job
 from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
 BODIES = "procs_shared_faults"
-IN_TIME = 1.0  # seconds from a death until every survivor knows
+IN_TIME = 3.0  # seconds from a death until every survivor knows: the machine may stand still for one
 
 MakeJob = Callable[..., Job]
 
@@ -41,7 +41,7 @@ def kill_one(job: MakeJob, folder: Path, seed: int) -> None:
     survivors = [worker.result() for rank, worker in enumerate(workers) if rank != victim]
     for found in survivors:
         assert found["rank"] == victim
-        assert found["noticed"] - killed < IN_TIME
+        assert found["noticed"] - killed < pace.seconds(IN_TIME)
         assert found["digest"] == survivors[0]["digest"], [other["seen"] for other in survivors]
     made.close()
 
@@ -231,7 +231,7 @@ def test_a_worker_that_ends_badly_is_lost(job: MakeJob, how: str) -> None:
         how, 1
     )
     for worker in (workers[0], workers[2]):
-        assert worker.result() - ended < IN_TIME
+        assert worker.result() - ended < pace.seconds(IN_TIME)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -351,7 +351,7 @@ def test_ctrl_c_in_a_wait(job: MakeJob, where: str) -> None:
     waiting.signal(signal.SIGINT)
     waiting.expect("interrupted")
     late.say("go")
-    assert made.results()[0] - sent < IN_TIME
+    assert made.results()[0] - sent < pace.seconds(IN_TIME)
 
 
 @pytest.mark.nightly

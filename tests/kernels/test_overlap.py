@@ -56,6 +56,21 @@ def check(keys: list[tuple[list[int], list[int], int]]) -> None:
     np.testing.assert_array_equal(buffers[0], buffers[1])
 
 
+def share(one: tuple[Array, bool], other: tuple[Array, bool], alike: bool) -> bool:
+    """Whether two arrays clash, each with whether it is written; those `alike` may be the same array."""
+    same = alike and one[0].ctypes.data == other[0].ctypes.data
+    return (one[1] or other[1]) and not same and np.may_share_memory(one[0], other[0])
+
+
+@given(items(most=3))
+def test_whether_arrays_are_independent(keys: list[tuple[list[int], list[int], int]]) -> None:
+    buffer = np.zeros(SIZE, np.float32)
+    views = [([buffer[a : a + n] for a in srcs], [buffer[a : a + n] for a in outs]) for srcs, outs, n in keys]
+    flat = [(i, (a, w)) for i, pair in enumerate(views) for w, some in enumerate(pair) for a in some]
+    clash = any(share(x, y, i == j) for n, (i, x) in enumerate(flat) for j, y in flat[:n])
+    assert cpu.independent(views) is not clash
+
+
 @given(items(most=4), st.sampled_from([0, 2**62]))
 def test_overlaps_of_a_few_keys(keys: list[tuple[list[int], list[int], int]], stream: int) -> None:
     with knobs(stream=stream):

@@ -213,7 +213,9 @@ def test_scheduler_servers_and_workers_one_by_one(parts: Parts, script: str, key
     assert [(code, err) for code, _, err in outputs] == [(0, b"")] * 2
     assert [out.strip() for _, out, _ in outputs] == sums(b"", 2, mark=False)
     for process in (scheduler, *servers):
-        assert finish(process)[::2] == (0, b"")
+        code, _, err = finish(process)
+        notices = [line for line in err.splitlines() if not line.startswith(b"the job has waited ")]
+        assert (code, notices) == (0, [])  # on a slow machine it waits for those that start
 
 
 NAMES = ["scheduler", "server-0", "server-1", "worker-0", "worker-1"]

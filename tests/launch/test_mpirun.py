@@ -255,7 +255,7 @@ class Ranks:
         return subprocess.Popen(
             [*launcher(), "-n", str(n), *role],
             cwd=self.folder,
-            env={**self.job.environment, "KVSTORE_DEAD_AFTER": "2", **variables},
+            env={**self.job.environment, "KVSTORE_DEAD_AFTER": pace.variable(2), **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -451,7 +451,7 @@ def ranks_of_slurm(ranks: Ranks, nodes: str, *options: str, text: str = "") -> s
     role = [sys.executable, "-m", "kvstore.launch", "role", *options, "train.py"]
     return subprocess.Popen(
         [sys.executable, str(SRUN), nodes, "2", *role], cwd=ranks.folder,
-        env={**ranks.job.environment, "KVSTORE_DEAD_AFTER": "2"},
+        env={**ranks.job.environment, "KVSTORE_DEAD_AFTER": pace.variable(2)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

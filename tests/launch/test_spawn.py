@@ -128,15 +128,16 @@ def test_nobody_is_left_when_the_call_returns(job: Job) -> None:
 
 def test_a_deadline_names_those_that_are_late(job: Job) -> None:
     body = "if RANK: forever()"
-    call = """
+    limit = round(pace.seconds(5))
+    call = f"""
 try:
-    kv.spawn(fn, 2, timeout=5)
+    kv.spawn(fn, 2, timeout={limit})
 except TimeoutError as error:
     print(type(error).__module__, error)
 """
     status, out, _ = finish(script(job, body, call))
     assert status == 0
-    assert out.startswith("kvstore.errors not ended after 5 s: rank 1;")
+    assert out.startswith(f"kvstore.errors not ended after {limit} s: rank 1;")
 
 
 @pytest.mark.parametrize("group", [True, False])

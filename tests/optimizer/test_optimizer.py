@@ -552,3 +552,18 @@ def test_half_sgd_rounds_once():
         opt.get_updater(opt.SGD(learning_rate=0.1, wd=0.1))("w", np.full(1, 0.3, np.float16), w)
     exact = np.float32(1) - np.float32(0.1) * (np.float32(np.float16(0.3)) + np.float32(0.1))
     assert w[0] == np.float16(exact)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"a": object()},
+        {"a": None},
+        {"a": SimpleNamespace(lr_mult=1)},
+        {"a": SimpleNamespace(lr_mult="x", wd_mult=1)},
+        3,
+    ],
+)
+def test_a_param_dict_without_multipliers(parameters: object) -> None:
+    with pytest.raises(ConfigError, match="param_dict"):
+        opt.SGD(param_dict=parameters)  # type: ignore[arg-type]

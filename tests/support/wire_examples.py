@@ -33,7 +33,16 @@ def _batch(count: int, frames: int, chance: random.Random) -> Batch:
 
 
 def _record(frames: int, chance: random.Random) -> Record:
-    head = Record(chance.choice(list(Kind)), chance.randrange(99), chance.randrange(99), 3, 1, 7, 0, 0.5)
+    head = Record(
+        chance.choice([kind for kind in Kind if kind != Kind.BAD]),
+        chance.randrange(99),
+        chance.randrange(99),
+        3,
+        1,
+        7,
+        0,
+        0.5,
+    )
     if not frames:
         return head
     where = {"place": PayloadLocation.FRAME, "frame": chance.randrange(frames), "offset": 16, "nbytes": 48}

@@ -15,7 +15,8 @@ from ...arrays.sparse import RowSparseArray
 from ...devices.arrays import any_on_device, device_of
 from ...errors import ArrayError, CapabilityError, DTypeError, KeyNotFoundError, ShapeError
 from ...kernels import cpu
-from ..entry import Array, Deliver, check_shape, dense_source, first_value, sparse_outs, sparse_source
+from ..entry import Array, check_shape, dense_source, first_value, sparse_outs, sparse_source
+from ..outs import Later
 from ..rows import with_all_rows
 from .native import _shared as shm
 from .optimizer import Updates
@@ -25,7 +26,6 @@ log = logging.getLogger("kvstore.shared")
 Handle = shm.Handle
 Dense = list[tuple[Handle, list[Array]]]
 Sparse = list[tuple[Handle, list[RowSparseArray]]]
-Later = dict[Key, list[Deliver]]
 #: Outs that the GPU of a key may write (`shared_ipc.Aim`), and arrays that the host is to fill.
 Away = tuple[Any, list[Array]]
 
@@ -128,14 +128,13 @@ class Arguments:
     def outs(
         self, handle: Handle, outs: list[Any], later: Later, values: Sequence[Array] = ()
     ) -> list[Array]:
-        """Return arrays to fill; what must be converted or copied home is added to `later`.
+        """Return a list of arrays to fill; what must be converted or copied home is added to `later`.
 
         `values` are those that are pushed to the key in the same call.
         """
         if cpu.first_misfit(outs, handle.like, True) < 0:
-            return outs
+            return list(outs)
         direct: list[Array] = []
-        others: list[Array] = []
         on_gpu: list[Any] = []
         for out in outs:
             if isinstance(out, RowSparseArray):
@@ -145,14 +144,14 @@ class Arguments:
                 continue
             array, deliver = writable(out, f"out of key {handle.key!r}")
             check_shape(handle, array, "out")
-            (direct if array.dtype == handle.dtype else others).append(array)
+            if array.dtype == handle.dtype:
+                direct.append(array)
+            else:
+                later.convert(handle.key, array, partial(convert, handle, direct, array))
             if deliver is not None:
-                later.setdefault(handle.key, []).append(deliver)
+                later.add(handle.key, deliver)
         if on_gpu:
             direct += self._use_gpus().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
-        if others:
-            conversions = [partial(convert, handle, direct[:1], array) for array in others]
-            later[handle.key] = conversions + later.get(handle.key, [])
         return direct
 
     def check_outs(self, rest: list[Group]) -> None:

@@ -27,9 +27,10 @@ from ...kernels import cpu
 from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
 from ..entry import Array, check_shape, fill
+from ..outs import Later
 from ..protocol import Kind
 from ..update import summands
-from .arguments import Arguments, Away, Dense, Later, Sparse, is_large
+from .arguments import Arguments, Away, Dense, Sparse, is_large
 from .native import _shared as shm
 from .native.membership import JobMembership
 from .optimizer import Updates
@@ -206,7 +207,7 @@ class SharedBackend:
     def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
         """Note which rounds are meant; what is left to do is to wait and to copy."""
         self._waits.check_open()
-        later: Later = {}
+        later = Later()
         calls, rows, aims = [], [], []
         for handle, outs in self._arguments.by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
@@ -220,6 +221,7 @@ class SharedBackend:
                 rows += [(handle, out) for out in dense]
             elif dense:
                 calls.append((handle, self._arguments.outs(handle, dense, later)))
+        later.keep_apart((handle, [], outs) for handle, outs in calls)
         waiting = [shm.Call(handle, outs, is_large(calls)) for handle, outs in calls]
         return partial(self._finish_pull, waiting, rows, later, aims)
 
@@ -244,13 +246,14 @@ class SharedBackend:
             self._arguments.check_outs(list(targets.items()))
             self.start_push(groups)
             return self.start_pull([(key, arrays) for key, arrays in targets.items() if arrays], True)
-        later: Later = {}
+        later = Later()
         away, host = self._arguments.apart(dense)
         aims = self._arguments.aims([(h, targets[h.key]) for h, _ in away], later)
         wanted = [
             (h, values, self._arguments.outs(h, targets[h.key], later, values))
             for h, values in self._arguments.by_order(host)
         ]
+        later.keep_apart(wanted)
         handles = [handle for handle, _ in self._arguments.by_order([*dense])]
         self._waits.check_writing()
         self._fall_in(wanted)
@@ -297,6 +300,7 @@ class SharedBackend:
         """See rounds complete that were pushed by GPUs, and let these, or the host, write the results."""
         finish([shm.Call(aim.handle, [], False) for aim, _ in aims])
         self._arguments.deliver(aims, later)
+        later.keep_apart((aim.handle, [], others) for aim, others in aims)
         calls = []
         for aim, others in aims:
             if others or aim.handle.key in later:
@@ -669,9 +673,7 @@ def _finished(finish: Complete, calls: list[shm.Call], later: Later) -> KVStoreE
     """Finish calls; return the error of a round that came to nothing, and raise others."""
     try:
         finish(calls)
-        for call in calls:
-            for deliver in later.get(call.handle.key, ()):
-                deliver()
+        later.deliver([call.handle.key for call in calls])
     except (PeerLostError, FencedError, TimeoutError):
         raise
     except KVStoreError as error:

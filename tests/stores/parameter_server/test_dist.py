@@ -61,6 +61,15 @@ def test_sums_by_frames_alone(served: Served) -> None:
     same(served(2, 2, **BY_FRAME), "sums", "float32", 1)
 
 
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2)])
+def test_arrays_that_overlap_end_as_in_local(served: Served, workers: int, servers: int) -> None:
+    same(served(workers, servers, **SMALL), "overlaps")
+
+
+def test_arrays_that_overlap_and_go_by_frames(served: Served) -> None:
+    same(served(2, 2, **BY_FRAME), "overlaps")
+
+
 @pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
 def test_every_optimizer_gives_the_weights_of_local(served: Served, workers: int, servers: int) -> None:
     same(served(workers, servers, **SMALL), "optimizers")
@@ -107,6 +116,10 @@ def test_keys_that_cannot_travel(served: Served) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- memory
+
+
+def test_what_a_server_refuses_reaches_its_sender(served: Served) -> None:
+    run(served(1, 1, **BY_FRAME), OWN, "refused_by_a_server")
 
 
 def test_memory_of_arrays_goes_with_the_last_of_them(served: Served) -> None:
@@ -199,7 +212,7 @@ def test_arrays_that_the_caller_drops_are_read_all_the_same(served: Served) -> N
 
 COMPRESSION = "procs_shared_compression"
 TWO, ONE = {"type": "2bit", "threshold": 0.3}, {"type": "1bit", "threshold": 0.0}
-HALF = {"type": "fp16"}
+HALF, BELOW = {"type": "fp16"}, {"type": "1bit", "threshold": -0.25}
 
 
 @pytest.mark.parametrize(
@@ -208,6 +221,7 @@ HALF = {"type": "fp16"}
         ([TWO, TWO], "sgd", "pushpull"),
         ([ONE, ONE], "adam", "push, then pull"),
         ([HALF, HALF], None, "in place"),
+        ([BELOW, BELOW], None, "pushpull"),
         ([TWO, TWO], "lamb", "one at a time"),
         ([TWO, None, ONE, HALF], None, "from the store"),
     ],

@@ -45,6 +45,11 @@ def test_sums_are_the_same_from_run_to_run(job: MakeJob) -> None:
     assert same(job(2), "sums", "float32", 2) == same(job(2), "sums", "float32", 2)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_arrays_that_overlap_end_as_in_local(job: MakeJob, size: int) -> None:
+    same(job(size), "overlaps")
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_optimizer_gives_the_weights_of_local(job: MakeJob, size: int) -> None:
     same(job(size), "optimizers")

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pace
 import pytest
 from fake_cuda.fixtures import some_driver  # noqa: F401
 from jobs import Job, Worker
 from references import DTYPES
 
 BODIES = "procs_shared_gpu"
-IN_TIME = 1.0  # seconds from a death until every survivor knows
+IN_TIME = 3.0  # seconds from a death until every survivor knows: the machine may stand still for one
 
 MakeJob = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("some_driver")
@@ -157,7 +158,7 @@ def test_a_killed_worker(job: MakeJob, seed: int, rule: str | None) -> None:
     first, *others = [worker.result() for worker in workers]
     assert first["rank"] == victim
     for found in (first, *others):
-        assert found["noticed"] - killed < IN_TIME
+        assert found["noticed"] - killed < pace.seconds(IN_TIME)
         assert found["values"] == first["values"]
 
 

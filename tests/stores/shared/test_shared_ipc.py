@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 from fake_cuda.fixtures import some_driver  # noqa: F401
 from jobs import Job, Worker
@@ -22,7 +23,7 @@ import kvstore as kv
 from kvstore.settings.options import store_config
 
 BODIES = "procs_shared_ipc"
-IN_TIME = 1.0  # seconds from a death until every survivor knows
+IN_TIME = 3.0  # seconds from a death until every survivor knows: the machine may stand still for one
 
 MakeJob = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("some_driver")
@@ -188,7 +189,7 @@ def test_a_killed_worker(job: MakeJob, seed: int) -> None:
     first, *others = [worker.result() for worker in workers]
     assert first["rank"] == victim
     for found in (first, *others):
-        assert found["noticed"] - killed < IN_TIME
+        assert found["noticed"] - killed < pace.seconds(IN_TIME)
         assert found["values"] == first["values"]
 
 

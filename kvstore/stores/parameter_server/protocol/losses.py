@@ -8,21 +8,28 @@ import msgspec
 
 from .messages import Failure, Loss
 
-_ADVICE = {
-    "worker": "values can still be read and saved, then start the job again",
-    "server": "values on other servers can still be read and saved, then start the job again",
-    "scheduler": "start the job again, from what was saved last",
-}
+_AGAIN = "start the job again, from what was saved last"
 
 
-def lost(losses: Sequence[Loss]) -> Failure:
-    """Make the error of those who go on without these; about the first of them, with the others named."""
+def lost(losses: Sequence[Loss], servers: int = 0) -> Failure:
+    """Make the error of those who go on without these; about the first of them, with the others named.
+
+    `servers`: how many the job has, or had.
+    """
     if not losses:
         return Failure("PeerLostError", "a process of the job is lost")
     first = losses[0]
     others = "".join(f", and {_name(one)}" for one in losses[1:])
-    text = f"{_name(first)} is lost: {_how(first)}{others}; {_ADVICE[first.role]}"
+    text = f"{_name(first)} is lost: {_how(first)}{others}; {_advice(losses, servers)}"
     return Failure("PeerLostError", text, first.role, first.rank, first.silent)
+
+
+def _advice(losses: Sequence[Loss], servers: int) -> str:
+    gone = len({one.rank for one in losses if one.role == "server"})
+    if losses[0].role == "scheduler" or gone >= max(servers, 1):
+        return _AGAIN
+    which = "values on other servers" if gone else "values"
+    return f"{which} can still be read and saved, then start the job again"
 
 
 def unmet(where: str, silent: float) -> Failure:

@@ -47,6 +47,7 @@ class Kind(enum.IntEnum):
     VALUE = 21
     FAILED = 22  # payload: msgpack of `Failure`
     UNKNOWN = 23  # a request sent again without its payload never came: send all of it
+    BAD = 30  # never sent: what a server reads where a request is not in the protocol
 
 
 class PayloadLocation(enum.IntEnum):

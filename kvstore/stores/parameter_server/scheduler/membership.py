@@ -36,6 +36,7 @@ class Membership:
         slice_bytes = asked if isinstance(asked, int) and asked > 0 else _SLICE_BYTES
         self.keys = KeyTable(slice_bytes, loads, bool(options.get("whole_keys", False)))
         self.settings = SettingsTable(number)
+        self._servers = len(loads)  # of the job
         self._losses: dict[tuple[str, int], Loss] = {}
 
     def __str__(self) -> str:
@@ -57,7 +58,7 @@ class Membership:
     @property
     def failure(self) -> Failure:
         """What those get who can go on no longer."""
-        return lost(tuple(self._losses.values()))
+        return lost(tuple(self._losses.values()), self._servers)
 
     def start(self) -> None:
         """All are there."""

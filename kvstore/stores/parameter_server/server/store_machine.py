@@ -174,7 +174,7 @@ class StoreMachine:
             slot.lose(dead | replaced)
             slot.forget(gone)
         if view.broken and self.broken is None:
-            self.broken = lost(view.losses)
+            self.broken = lost(view.losses, len(view.servers))
             self._break(turn)
         if view.begun >= 0:
             self._let_begin(view.begun, dict(view.bases))
@@ -282,7 +282,7 @@ class StoreMachine:
         elif kind in _WRITES:
             self._write(seat, slot, record, frames, turn)
         else:
-            self._reject(seat, record, f"no request has kind {int(kind)}", turn)
+            self._refuse(seat, record, turn)
 
     def _push(
         self, seat: WorkerSession, slot: SliceRounds, record: Record, frames: Sequence[Any], turn: StepEffects
@@ -387,6 +387,8 @@ class StoreMachine:
     ) -> None:
         if record.kind == Kind.FORGET:
             turn.answer(seat, _DONE, record, 0)
+        elif record.kind == Kind.BAD:
+            self._refuse(seat, record, turn)
         elif record.kind not in (_INIT, Kind.ASSIGN):
             self._lacking(seat, record, self._no_value(record.slice), turn)
         elif slot is None or not slot.defined:
@@ -408,6 +410,11 @@ class StoreMachine:
         seat.remember(record.sequence, failure)
         turn.fail(seat, record, 0, failure)
 
+    def _refuse(self, seat: WorkerSession, record: Record, turn: StepEffects) -> None:
+        bad = record.kind == Kind.BAD
+        why = "numbers of a request do not fit together" if bad else f"no request has kind {int(record.kind)}"
+        self._reject(seat, record, f"{why}; the request was not carried out", turn)
+
     def _reject(self, seat: WorkerSession, record: Record, why: str, turn: StepEffects) -> None:
         text = f"worker {seat.rank}, slice {record.slice} of store {self.number}: {why}"
         self._lacking(seat, record, Failure("ProtocolError", text), turn)
@@ -424,6 +431,8 @@ class StoreMachine:
             turn.fail(seat, record, slot.round if slot else 0, seat.failures[sequence])
         elif kind == _PUSH or kind in _WRITES:
             turn.answer(seat, _DONE, record, slot.round if slot else 0)
+        elif kind == Kind.BAD:
+            self._refuse(seat, record, turn)
         elif slot is None or not slot.ready:
             self._without_value(seat, slot, record, frames, turn)
         elif record[13] == PROBE and kind == Kind.PULL_ROWS:

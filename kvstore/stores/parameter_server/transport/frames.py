@@ -48,7 +48,7 @@ _MAGIC = b"KVST"
 _CONTROL, _DATA = 1, 2
 _HEAD = struct.Struct("<4sHBBQiiQQQI")
 _RECORD = struct.Struct("<BIQQIQBdqBIQQQ")
-_KINDS = [None if kind not in Kind._value2member_map_ else Kind(kind) for kind in range(256)]
+_KINDS = [Kind(kind) if kind in Kind._value2member_map_ and kind != Kind.BAD else None for kind in range(256)]
 _PLACES = [
     None if place not in PayloadLocation._value2member_map_ else PayloadLocation(place)
     for place in range(256)
@@ -90,10 +90,14 @@ class Codec:
     job : str
         Name of the job; only messages that were written with the same one are read.
     limits : Limits
+    marks : bool
+        Whether a record that is not in the protocol is read as one of kind BAD, so that its sender can be
+        told, where else the whole message is refused.
     """
 
-    def __init__(self, job: str, limits: Limits | None = None) -> None:
+    def __init__(self, job: str, limits: Limits | None = None, marks: bool = False) -> None:
         self.limits = limits or Limits()
+        self._marks = marks
         self._job = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Control)
@@ -205,7 +209,7 @@ class Codec:
         if max(sizes, default=0) > self.limits.frame:
             raise ProtocolError(f"a payload of {max(sizes)} bytes: at most {self.limits.frame} are read")
         store, rank, incarnation, epoch, received = numbers
-        records = _records(first[_HEAD.size :], sizes)
+        records = _records(first[_HEAD.size :], sizes, self._marks)
         return Batch(store, rank, incarnation, epoch, records, tuple(payloads), received)
 
     @staticmethod
@@ -213,20 +217,26 @@ class Codec:
         return 2 * records + 1
 
 
-def _records(body: memoryview, sizes: list[int]) -> list[Record]:
+def _records(body: memoryview, sizes: list[int], marks: bool) -> list[Record]:
     """Read records; `sizes` are those of the payload frames."""
     kinds, places, new, records = _KINDS, _PLACES, tuple.__new__, []
     for number in _RECORD.iter_unpack(body):
         kind, _, _, _, _, _, _, threshold, rows, place, frame, offset, nbytes, _ = number
-        if place == 1:
-            if frame >= len(sizes) or offset + nbytes > sizes[frame]:
-                _check_two_frames(sizes, frame, offset, nbytes)
-        elif place > 2:
-            raise ProtocolError(f"a record's payload is in place {place}, which there is not")
-        if kinds[kind] is None:
-            raise ProtocolError(f"a record is of kind {kind}, which there is not")
-        if not (rows == -1 or 0 <= 8 * rows <= nbytes) or not 0 <= threshold < math.inf:
-            raise ProtocolError(f"a record has {rows} rows in {nbytes} bytes, and threshold {threshold}")
+        try:
+            if place == 1:
+                if frame >= len(sizes) or offset + nbytes > sizes[frame]:
+                    _check_two_frames(sizes, frame, offset, nbytes)
+            elif place > 2:
+                raise ProtocolError(f"a record's payload is in place {place}, which there is not")
+            if kinds[kind] is None:
+                raise ProtocolError(f"a record is of kind {kind}, which there is not")
+            if not (rows == -1 or 0 <= 8 * rows <= nbytes) or not -math.inf < threshold < math.inf:
+                raise ProtocolError(f"a record has {rows} rows in {nbytes} bytes, and threshold {threshold}")
+        except ProtocolError:
+            if not marks:
+                raise
+            records.append(Record(Kind.BAD, number[1], number[2], number[3], stamp=number[13]))
+            continue
         records.append(new(Record, (kinds[kind], *number[1:9], places[place], *number[10:])))
     return records
 

@@ -128,7 +128,7 @@ class ServerSockets:
 
     def __init__(self, roles: Roles, incarnation: int) -> None:
         self._context = Context(roles.keys, job=roles.job)
-        self._codec = Codec(roles.job)
+        self._codec = Codec(roles.job, marks=True)
         self._poller = Poller()
         self.closed = False
         self._echo: Dealer | None = None

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from ...entry import (
     sparse_outs,
     sparse_source,
 )
+from ...outs import Later
 from ...protocol import Kind as Storage
 from ...rows import with_all_rows
 from ..protocol import messages as m
@@ -258,7 +259,8 @@ class DistBackend:
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int = 0) -> Finish:
         """Ask for the values after what was pushed so far; what is left to do is to receive."""
-        later: list[Deliver] = []
+        later = Later()
+        wanted: list[tuple[DistKey, list[Array]]] = []
         requests: list[Request] = []
         for key, outs in self._by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
@@ -267,7 +269,13 @@ class DistBackend:
                 if len(dense) < len(outs)
                 else []
             )
-            requests += self._pulled(key, dense, sparse, later)
+            if key.sparse and (dense or sparse):
+                requests += self._pulled_table(key, dense, sparse, later)
+            elif dense:
+                wanted.append((key, self._targets(key, dense, later)))
+        later.keep_apart((key, [], outs) for key, outs in wanted)
+        for key, outs in wanted:
+            requests += asked(key, Kind.PULL, Fill(key, outs, self._memory))
         return self._read(requests, "a pull", priority, later)
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
@@ -279,8 +287,10 @@ class DistBackend:
             self.start_push(groups, priority)()
             rest = [(key, arrays) for key, arrays in targets.items() if arrays]
             return self.start_pull(rest, True, priority)
-        later: list[Deliver] = []
-        fills = [(key, values, self._fill(key, targets[key.key], later, values)) for key, values in dense]
+        later = Later()
+        wanted = [(key, values, self._targets(key, targets[key.key], later)) for key, values in dense]
+        later.keep_apart(wanted)
+        fills = [(key, values, self._fill(key, values, outs)) for key, values, outs in wanted]
         self._check_writing()
         requests = [r for key, values, into in fills for r in self._pushed(key, values, Kind.PUSHPULL, into)]
         self._reads.pushed(key for key, _, _ in fills)
@@ -295,7 +305,7 @@ class DistBackend:
     ) -> Finish:
         """Ask for rows; what is left to do is to receive them."""
         requests: list[Request] = []
-        later: list[Deliver] = []
+        later = Later()
         for name, pairs in wanted:
             key = self._find_or_raise(name)
             if not key.sparse:
@@ -306,7 +316,7 @@ class DistBackend:
                 check_shape(key, out, "out")
                 rows = Rows(key, out, row_ids(key, ids))
                 requests += asked_rows(key, rows.ids, rows)
-                later.append(rows.deliver)
+                later.add(key.key, rows.deliver)
         return self._read(requests, "a row_sparse_pull", priority, later)
 
     # ------------------------------------------------------------------------------- parts of the verbs
@@ -325,59 +335,63 @@ class DistBackend:
         self._clock = max(self._clock, key.pushes)
         return Stamp(kind, self._settings.version, self._clock)
 
-    def _pulled(
-        self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: list[Deliver]
+    def _pulled_table(
+        self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: Later
     ) -> Iterable[Request]:
-        if key.sparse and (dense or sparse):
-            outs = [self._out(key, out, later) for out in dense]
-            table = Table(key, outs, sparse)
-            later.insert(0, table.deliver)
-            return asked(key, Kind.PULL, table)
-        return asked(key, Kind.PULL, self._fill(key, dense, later)) if dense else ()
+        home: list[Deliver] = []
+        table = Table(key, [self._out(key, out, home) for out in dense], sparse)
+        for deliver in (table.deliver, *home):
+            later.add(key.key, deliver)
+        return asked(key, Kind.PULL, table)
 
     def _started(
-        self, requests: list[Request], what: str, priority: int = 0, later: Iterable[Deliver] = ()
+        self, requests: list[Request], what: str, priority: int = 0, later: Later | None = None
     ) -> Finish:
         operation = self._client.submit(requests, priority)
-        return partial(self._finish, operation, what, list(later))
+        return partial(self._finish, operation, what, later)
 
     def _read(
-        self, requests: list[Request], what: str, priority: int = 0, later: Iterable[Deliver] = ()
+        self, requests: list[Request], what: str, priority: int = 0, later: Later | None = None
     ) -> Finish:
         """Start what reads; each key is of one round, where there are rounds."""
         client = self._client
         if not self.synchronous or not (self._joined or client.broken or client.late):
             return self._started(requests, what, priority, later)
-        return partial(_deliver, self._reads.start(requests, what, priority), list(later))
+        return partial(_deliver, self._reads.start(requests, what, priority), later)
 
-    def _finish(self, operation: Operation, what: str, later: list[Deliver]) -> None:
-        self._client.finish(operation, what)
-        for deliver in later:
-            deliver()
+    def _finish(self, operation: Operation, what: str, later: Later | None) -> None:
+        _deliver(partial(self._client.finish, operation, what), later)
 
     def _do(self, requests: list[Request], what: str) -> None:
         self._started(requests, what)()
 
-    def _fill(self, key: DistKey, outs: list[Any], later: list[Deliver], pushed: Sequence[Any] = ()) -> Fill:
-        """Make what writes a dense key's value to outs, as far as it can while it comes in."""
+    def _fill(self, key: DistKey, pushed: list[Array], outs: list[Array]) -> Fill:
+        in_place = len(outs) == len(pushed) == 1 and outs[0] is pushed[0]
+        return Fill(key, outs, self._memory, in_place)
+
+    def _targets(self, key: DistKey, outs: list[Any], later: Later) -> list[Array]:
+        """Return a list of arrays that a dense key's value is written to while it comes in."""
         if cpu.first_misfit(outs, key.like, True) < 0:
-            in_place = len(outs) == len(pushed) == 1 and outs[0] is pushed[0]
-            return Fill(key, outs, self._memory, in_place)
+            return list(outs)
         direct: list[Array] = []
-        others: list[Array] = []
-        on_gpu = []
+        copied = False
         for out in outs:
             if device_of(out) is not None:
-                on_gpu.append(self._use_gpus().target(key, out))
+                later.add(key.key, partial(_send, self._use_gpus().target(key, out), direct))
+                copied = True
             elif not isinstance(out, RowSparseArray):
-                array = self._out(key, out, later)
-                (direct if array.dtype == key.dtype else others).append(array)
-        if (others or on_gpu) and not direct:
+                home: list[Deliver] = []
+                array = self._out(key, out, home)
+                if array.dtype == key.dtype:
+                    direct.append(array)
+                else:
+                    later.convert(key.key, array, partial(_convert, direct, array))
+                    copied = True
+                for deliver in home:
+                    later.add(key.key, deliver)
+        if copied and not direct:
             direct.append(np.empty(key.shape, key.dtype))
-        # Before the outs that are brought home: they may be views of these.
-        later[:0] = [partial(_convert, direct[0], array) for array in others]
-        later += [partial(send, direct[0]) for send in on_gpu]
-        return Fill(key, direct, self._memory)
+        return direct
 
     def _out(self, key: DistKey, out: Any, later: list[Deliver]) -> Array:
         """Return memory of the key's shape to write to."""
@@ -559,7 +573,7 @@ class DistBackend:
         return list(self._keys)
 
     def keys(self) -> list[Key]:
-        """All keys in the order of their init; without the job's scheduler, those that are known here."""
+        """All keys in the order of their init; of a closed store, those that are known here."""
         if self._client.closed:
             return [key.key for key in self._keys]
         return [key.key for key in self._known()]
@@ -580,7 +594,8 @@ class DistBackend:
         return outs
 
     def kind(self, key: Key) -> Storage:
-        """As the key was made."""
+        """As the key was made; not of a job that this worker is out of, as with `keys`."""
+        self._client.check_alive()
         found = self._find_or_raise(key)
         return "row-sparse" if found.sparse else "dense", found.dtype.name, found.shape
 
@@ -664,16 +679,20 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
     return RowSparseArray._trusted(rows, np.empty(0, np.int64), key.shape)
 
 
-def _deliver(finish: Finish, later: list[Deliver]) -> None:
+def _deliver(finish: Finish, later: Later | None) -> None:
     finish()
-    for deliver in later:
-        deliver()
+    if later is not None:
+        later.deliver()
 
 
 def _nothing() -> None:
     """Nothing is left to do."""
 
 
-def _convert(result: Array, out: Array) -> None:
+def _convert(filled: list[Array], out: Array) -> None:
     with np.errstate(all="ignore"):
-        np.copyto(out, result, casting="unsafe")
+        np.copyto(out, filled[0], casting="unsafe")
+
+
+def _send(send: Callable[[Array], None], filled: list[Array]) -> None:
+    send(filled[0])

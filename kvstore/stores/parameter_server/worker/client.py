@@ -36,7 +36,7 @@ from .process import this_process, worker_roles
 
 log = logging.getLogger("kvstore.ps")
 
-_ANSWERED = 1.0  # seconds before a wait says what it waits for, in which it is asked for whom
+_ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
 _FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
 
@@ -281,16 +281,28 @@ class Client:
         losses = view.losses if view is not None else ()
         return {one.rank for one in losses if one.role == "server"}
 
+    def check_alive(self) -> None:
+        """Raise once this worker has no part in the job any more."""
+        if os.getpid() != self._process.pid:
+            raise KVStoreError(
+                "this process is a fork of a worker and has no part in its job; use the store in the process "
+                "that created it, or start workers with `kvstore run`"
+            )
+        if self._failure is not None:
+            raise raised(self._failure)
+        if self.closed:
+            raise ClosedError("this store is closed; create a new one")
+
     def check_writing(self) -> None:
         """Raise unless this worker may push."""
-        self._check_alive()
+        self.check_alive()
         if self.broken:
             raise self.lost_peer()
 
     def lost_peer(self, text: str = "") -> KVStoreError:
         """Make the error of who meets a loss; `text` in the place of what is said of it."""
         view = self._machine.view
-        failure = lost(view.losses if view is not None else ())
+        failure = lost(view.losses, len(view.servers)) if view is not None else lost(())
         return raised(msgspec.structs.replace(failure, text=text) if text else failure)
 
     def barrier(self) -> None:
@@ -360,14 +372,14 @@ class Client:
             self._lock.release()
 
     def _step_in(self, event: events.Event) -> None:
-        self._check_alive()
+        self.check_alive()
         with self._turn():
             self._carry_out(self._machine.step(event, time.monotonic()))
 
     def _wait(self, ready: Callable[[], bool], what: str, operation: Operation | None = None) -> None:
         """Drive until it is ready."""
         clock = WaitClock(self._config.timeout)
-        asked = False
+        asked, last = False, None
         while True:
             clock.read()
             if self._driven(ready):
@@ -378,7 +390,10 @@ class Client:
             if clock.tells():
                 log.warning("%s", self._waiting(what, clock.waited))
             if clock.over:
-                raise TimeoutError(self._waiting(what, clock.waited))
+                last = last or WaitClock(_ANSWERED)  # a machine that stood still has still to hear for whom
+                last.read()
+                if self._machine.missing is not None or last.over:
+                    raise TimeoutError(self._waiting(what, clock.waited))
             if self._waiters:
                 time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
 
@@ -387,7 +402,7 @@ class Client:
         with self._turn():
             if ready():
                 return True
-            self._check_alive()
+            self.check_alive()
             self._drive()
             return ready()
 
@@ -529,17 +544,6 @@ class Client:
         welcome = self._machine.welcome
         who = "this process" if welcome is None else f"worker {welcome.rank}"
         return f"{who} has waited {waited:.0f} s for {what}{whom}"
-
-    def _check_alive(self) -> None:
-        if os.getpid() != self._process.pid:
-            raise KVStoreError(
-                "this process is a fork of a worker and has no part in its job; use the store in the process "
-                "that created it, or start workers with `kvstore run`"
-            )
-        if self._failure is not None:
-            raise raised(self._failure)
-        if self.closed:
-            raise ClosedError("this store is closed; create a new one")
 
     def _give_up(self, operation: Operation, text: str) -> None:
         """Write to none of the caller's arrays any more, and read none."""

@@ -512,11 +512,11 @@ class Worker:
     def _lose(self, loss: Loss, actions: list[Action]) -> None:
         at = self._servers.get(loss.rank)
         if at is not None and at.lost is None:
-            at.lost = lost((loss,))
+            at.lost = lost((loss,), len(self._servers))
             self._end(at.requests.drop(), at.lost, actions)
 
     def _broken(self) -> Failure:
-        return lost(self.view.losses if self.view is not None else ())
+        return lost(self.view.losses, len(self._servers)) if self.view is not None else lost(())
 
     def _give_up(self, failure: Failure, actions: list[Action]) -> None:
         """Nobody will complete what is under way at the servers."""

@@ -17,7 +17,7 @@ _MANY = 4096  # records of a batch
 _PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds
 _FEW = 64  # requests that may be repeated instead of asked for
 _SMALL = 4096  # bytes that cost no more than asking whether they have come
-_SAMPLE = 512  # late requests that are asked for at once, as long as none is known to be lost
+_SAMPLE = 512  # late requests that are asked for at first, as long as none is known to be lost
 
 _FIRST = -(1 << 62)  # before any priority
 
@@ -40,7 +40,7 @@ class Operation:
 class Request:
     """One record on its way; `operation` is None when nobody waits for it any more."""
 
-    __slots__ = ("index", "operation", "payload", "record", "sent", "sequence", "size")
+    __slots__ = ("asked", "index", "operation", "payload", "record", "sent", "sequence", "size")
 
     def __init__(self, operation: Operation, index: int, record: Record, payload: Any) -> None:
         self.operation: Operation | None = operation
@@ -50,6 +50,7 @@ class Request:
         self.size = record[12] if record[9] == _FRAME else 0
         self.sequence = 0
         self.sent = 0.0
+        self.asked = False  # its answer was late
 
     def disown(self) -> None:
         """Nobody waits for it, and its payload is gone; what is left is harmless, and is still answered."""
@@ -86,6 +87,8 @@ class Requests:
         self._received = 0
         self._looked = 0.0
         self._lossy = False  # the server has not got something that was sent
+        self._sample = _SAMPLE
+        self._helped = False  # something that was asked for again has been answered
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._open) + sum(map(len, self._held.values()))
@@ -153,6 +156,7 @@ class Requests:
                 self._lossy = True
                 continue
             del self._open[record[2]]
+            self._helped = self._helped or request.asked
             self._answered += request.size
             self.complete[record[1]] = record[3]
             if request.record[0] in _PUSHES:
@@ -167,18 +171,21 @@ class Requests:
         """Return requests that have waited too long for an answer; they count as sent now.
 
         Of very many only every so many-th, until one of these turns out to be lost: a server that is only
-        slow must not be buried under repetitions, and what is lost is lost in whole batches.
+        slow must not be buried under repetitions, and what is lost is lost in whole batches. Answers may be
+        lost, too, which nobody can tell from slow ones: so as long as asking helps, more are asked for.
         """
         if now - self._looked < self.resend / 4:
             return []
         self._looked = now
         late = [request for request in self._open.values() if now - request.sent >= self.resend]
+        self._sample = 2 * self._sample if late and self._helped else _SAMPLE
+        self._helped = False
         if self._lossy:
             self._lossy = False
-        elif len(late) > _SAMPLE:
-            late = late[:: -(-len(late) // _SAMPLE)]
+        elif len(late) > self._sample:
+            late = late[:: -(-len(late) // self._sample)]
         for request in late:
-            request.sent = now
+            request.sent, request.asked = now, True
         return late
 
     def probes(self, requests: Sequence[Request]) -> list[tuple[list[Record], list[Any]]]:

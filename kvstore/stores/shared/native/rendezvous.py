@@ -40,7 +40,7 @@ class RegionRendezvous:
 
     def __init__(self, job: str, group: str, number: int, rank: int, size: int) -> None:
         text = "\0".join((str(os.getuid()), job, group, str(number)))
-        self.name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        self.name = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         self.rank, self.size = rank, size
         self._fd = -1
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
@@ -101,6 +103,24 @@ def test_a_round_is_summed_in_rank_order_when_all_have_pushed() -> None:
     assert server.jobs() == [(1, ["0:1", "1:1"])]
     server.applied()
     assert server.answers() == {1: [(K.VALUE, 1)]}
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_is_not_in_the_protocol_is_answered_as_often_as_it_comes(ready: bool) -> None:
+    server = Machine()
+    server.start()
+    server.slot().ready = ready
+    for forgotten in (False, True):
+        for _ in range(2):
+            server.ask(0, K.BAD, 1, sequence=2, place=m.PayloadLocation.NONE, nbytes=0)
+            assert server.answers() == {0: [(K.FAILED, 2)]}
+            assert "worker 0, slice 0" in server.failures()[0][0]
+        if forgotten or not ready:
+            break
+        server.machine._stores[0].seats[0].failures.clear()
+    server.slot().ready = True
+    server.ask(0, K.PULL, sequence=3)
+    assert server.answers() == {0: [(K.VALUE, 3)]}
 
 
 def test_a_pull_waits_for_its_round_and_a_third_push_too() -> None:

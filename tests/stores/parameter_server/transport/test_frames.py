@@ -41,14 +41,14 @@ HELLO = ReliableMessage(1, 0, Hello("worker", 0, 1, "process", "a job", PROTOCOL
 unsigned32, unsigned64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 records = st.builds(
     Record,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from([kind for kind in Kind if kind != Kind.BAD]),
     slice=unsigned32,
     sequence=unsigned64,
     round=unsigned64,
     version=unsigned32,
     clock=unsigned64,
     coding=st.integers(0, 255),
-    threshold=st.floats(0, 1e300),
+    threshold=st.floats(-1e300, 1e300),
     rows=st.just(-1),
     place=st.sampled_from([PayloadLocation.NONE, PayloadLocation.SHARED]),
     frame=unsigned32,
@@ -206,7 +206,6 @@ BAD_RECORDS = {
     "rows": (PUSH._replace(rows=2), "2 rows in 8 bytes"),
     "rows without number": (PUSH._replace(rows=-2), "-2 rows"),
     "rows beyond all": (PUSH._replace(rows=2**63 - 1), "rows"),
-    "threshold": (PUSH._replace(threshold=-1.0), "threshold"),
     "threshold not a number": (PUSH._replace(threshold=math.nan), "threshold"),
     "endless threshold": (PUSH._replace(threshold=math.inf), "threshold"),
 }
@@ -216,6 +215,21 @@ BAD_RECORDS = {
 def test_a_bad_record_is_refused(name: str) -> None:
     record, text = BAD_RECORDS[name]
     assert text in refused(written(record, bytes(8)))
+
+
+@pytest.mark.parametrize("name", BAD_RECORDS)
+def test_a_bad_record_among_others_is_marked_for_its_sender(name: str) -> None:
+    record, good = BAD_RECORDS[name][0]._replace(sequence=7, round=3), PUSH._replace(sequence=8)
+    message = JOB.encode(batch(PUSH, good, frames=(bytes(8),)))
+    body, at = bytearray(message[0]), frames_module._HEAD.size
+    body[at : at + frames_module._RECORD.size] = frames_module._RECORD.pack(*record)
+    found = Codec("a job", marks=True).decode([bytes(body), *message[1:]])
+    assert isinstance(found, Batch)
+    assert found.records == [Record(Kind.BAD, 1, 7, 3), good]
+
+
+def test_nobody_sends_what_is_marked() -> None:
+    assert "kind 30" in refused(JOB.encode(batch(Record(Kind.BAD, 1, 1))))
 
 
 def test_a_payload_may_go_on_in_one_more_frame_only() -> None:

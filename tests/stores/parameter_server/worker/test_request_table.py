@@ -153,6 +153,30 @@ def test_a_slow_server_is_not_buried_under_repetitions_and_a_lost_batch_is_found
     assert len(requests.late(1.9)) == 20_000 - len(late) - len(others)
 
 
+def test_lost_answers_are_found_in_a_few_looks() -> None:
+    requests = table()
+    for at in range(20_000):
+        add(requests, at, 8)
+    pump(requests)
+    now, looks = 0.75, 0
+    while len(requests):
+        now += 0.25
+        looks += 1
+        requests.answered(reply(*(one.sequence for one in requests.late(now))), now)
+    assert looks <= 8
+    add(requests, 0, 8)
+    pump(requests, now)
+    assert len(requests.late(now + 1.0)) == 1
+
+
+def test_a_server_that_answers_nothing_is_asked_no_more_often() -> None:
+    requests = table()
+    for at in range(20_000):
+        add(requests, at, 8)
+    pump(requests)
+    assert max(len(requests.late(1.0 + look / 4)) for look in range(20)) <= 512
+
+
 def test_what_the_server_does_not_know_is_sent_whole() -> None:
     requests = table()
     request = add(requests, 0, BIG)

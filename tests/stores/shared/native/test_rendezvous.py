@@ -86,3 +86,10 @@ def test_names_lie_in_no_file_system_and_tell_nothing(meetings: Any) -> None:
     assert "secret" not in meeting.name
     meeting.close()
     assert meeting.name not in Path("/proc/net/unix").read_text()
+
+
+def test_any_text_names_a_group() -> None:
+    names = {
+        RegionRendezvous("job", group, 0, 0, 1).name for group in ("\ud800", "\\ud800", "\udc80", "a\0b", "")
+    }
+    assert len(names) == 5

@@ -1,0 +1,57 @@
+"""Outs of one call that are written once its values are there: converted, brought home, or kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..arrays.grouping import Key
+from ..kernels import cpu
+from .entry import Array, Deliver, Keyed
+
+
+class Later(dict[Key, list[Deliver]]):
+    """What is to be done for the outs of each key once the values of the call are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Arrays that are converted to.
+        self._converted: list[Array] = []
+        #: By key: outs, and the buffer that gets their value.
+        self._copies: dict[Key, tuple[list[Array], Array]] = {}
+
+    def add(self, key: Key, deliver: Deliver) -> None:
+        """Do something for a key."""
+        self.setdefault(key, []).append(deliver)
+
+    def convert(self, key: Key, out: Array, deliver: Deliver) -> None:
+        """Fill an array of another element type than the key's."""
+        self._converted.append(out)
+        self.add(key, deliver)
+
+    def keep_apart(self, wanted: Iterable[tuple[Keyed, list[Array], list[Array]]]) -> None:
+        """Where an out overlaps anything else of the call, let outs be written at its end, in their order.
+
+        `wanted`: for each key what is pushed and what is filled. A key is given one buffer to fill then.
+        """
+        wanted = list(wanted)
+        items = [(values, outs) for _, values, outs in wanted]
+        if cpu.independent(items + [([], [array]) for array in self._converted]):
+            return
+        for key, _, outs in wanted:
+            if outs:
+                buffer = np.empty(key.shape, key.dtype)
+                self._copies[key.key] = list(outs), buffer
+                outs[:] = [buffer]
+
+    def deliver(self, keys: Sequence[Key] | None = None) -> None:
+        """Do it for some keys, or for all."""
+        for key in self._copies if keys is None else keys:
+            if key in self._copies:
+                outs, buffer = self._copies[key]
+                for out in outs:
+                    np.copyto(out, buffer)
+        for key in self if keys is None else keys:
+            for deliver in self.get(key, ()):
+                deliver()
