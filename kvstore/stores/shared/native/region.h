@@ -149,7 +149,6 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
 {
     kv_call call = {.entry = e};
     uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase);
-    kv_log *log = &me->worker->log;
     if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank) { /* if nobody has taken it over by now */
         kv_undo(me, e, round);
         kv_swap(&e->phase, phase, kv_phase(round - 1, 0, kv_turn_of(phase), KV_CLOSED));
@@ -157,7 +156,7 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
         if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))
             continue;
-        kv_take_over(me, &call, log, phase, c);
+        kv_take_over(me, &call, me->rank, phase, c);
     }
 }
 

@@ -147,7 +147,7 @@ static void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold
 
 /* Whether an out of the call lies over what this worker has pushed into the round. It is then written after the round
  * only: if its owner dies within a chunk, that is summed again from what was pushed. (What its owner leaves in place,
- * without an out, is known as such: see kv_take_over.) */
+ * without an out, or pushes from its own memory, is known as such: see kv_take_over.) */
 static int kv_over_own(kv_self *me, const kv_call *call)
 {
     const kv_part *part = &kv_parts(me, call->entry)[me->rank];
@@ -484,25 +484,29 @@ static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
     return KV_READY;
 }
 
-/* Whether a sum of the round is left in arrays that it reads. */
-static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round)
+/* Whether a sum that its dead owner had begun may be in arrays that it reads. An owner's own memory is one: it can be
+ * read for some time after the death is known, and has the result where that goes to the array which was pushed. */
+static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round, int owner)
 {
     const kv_part *part = kv_parts(me, e);
+    int parity = (int)(round & 1);
     for (int w = 0; w < me->size && e->rule < 0; w++)
-        if (e->mask >> w & 1 && kv_in_place_now(me, &part[w], (int)(round & 1)))
+        if (e->mask >> w & 1 && (kv_in_place_now(me, &part[w], parity) ||
+                                 (w == owner && kv_kind_of(&part[w], parity) == KV_PRIVATE)))
             return 1;
     return 0;
 }
 
 /* A chunk that its owner, who is dead, had taken. A sum over its own sources cannot be done again once it was begun:
  * the round then comes to nothing. */
-static void kv_take_over(kv_self *me, kv_call *call, kv_log *log, uint64_t phase, uint64_t chunk)
+static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, uint64_t chunk)
 {
     kv_entry *e = call->entry;
+    kv_log *log = &me->head->worker[owner].log;
     uint64_t round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
     if (kv_get(&log->entry) != here || log->round != round || log->chunk != chunk) {
         kv_do_chunk(me, call, log, phase, chunk);
-    } else if (!kv_over_sources(me, e, round)) {
+    } else if (!kv_over_sources(me, e, round, owner)) {
         kv_finish_chunk(me, call, log, phase);
     } else {
         kv_put(&e->failed, round);
@@ -522,13 +526,13 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
         return outcome;
     for (uint64_t c = 0; c < e->chunks && kv_get(&e->phase) == phase; c++) {
         uint64_t word = kv_get(&kv_map(me, e)[c]);
-        kv_worker *owner = &me->head->worker[word >> 8 & 0xff];
-        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state_in(kv_get(&owner->state)) != KV_LOST)
+        int owner = (int)(word >> 8 & 0xff);
+        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state(me, owner) != KV_LOST)
             continue;
         if (kv_get(&kv_map(me, e)[c]) != word)
             continue; /* it was done before its owner died */
         pthread_mutex_lock(&me->busy);
-        kv_take_over(me, call, &owner->log, phase, c);
+        kv_take_over(me, call, owner, phase, c);
         pthread_mutex_unlock(&me->busy);
     }
     kv_unlock_region(me);

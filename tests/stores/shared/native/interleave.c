@@ -59,6 +59,7 @@ static int spot_line;
 
 /* Stand-ins for the system. The number of a process is the descriptor that watches it. */
 static char process_lives[PROCESSES];
+static uint64_t memory_goes[PROCESSES], steps;
 static int at_work_on_memory(void), own_process(void);
 
 static long stand_in_syscall(long number, ...)
@@ -85,12 +86,13 @@ static void copy(void *to, const void *from, size_t bytes)
     }
 }
 
+/* The memory of a process that was killed goes some time after the others know. */
 static ssize_t stand_in_readv(int pid, const struct iovec *here, const struct iovec *there)
 {
-    if (!process_lives[pid])
+    if (!process_lives[pid] && steps >= memory_goes[pid])
         return -1;
     copy(here->iov_base, there->iov_base, here->iov_len);
-    return process_lives[pid] ? (ssize_t)here->iov_len : -1;
+    return process_lives[pid] || steps < memory_goes[pid] ? (ssize_t)here->iov_len : -1;
 }
 
 #define syscall(...) stand_in_syscall(__VA_ARGS__)
@@ -160,7 +162,7 @@ static struct {
 static worker all[WORKERS], *running;
 static key keys[KEYS];
 static char *region;
-static uint64_t seed, state_of_chance, steps, naps, used;
+static uint64_t seed, state_of_chance, naps, used;
 static int budget, quiet = 1, verbose, died, pids, gave_up;
 static jmp_buf home;
 static char broken[512];
@@ -975,6 +977,7 @@ static void kill_worker(worker *w)
     died = 1;
     w->lives = 0;
     process_lives[w->pid] = 0;
+    memory_goes[w->pid] = steps + 1 + (uint64_t)draw(draw(2) ? 2000 : 2);
     for (int i = 0; i < plan.keys; i++)
         for (uint64_t r = 1; r < ROUNDS + 4; r++)
             if (atomic_load(&part_of(w, &keys[i])->pushed[r & 1]) < r)
@@ -983,6 +986,7 @@ static void kill_worker(worker *w)
 
 static void new_process(worker *w)
 {
+    memory_goes[w->pid] = 0; /* of the one before */
     kv_self *me = &w->self;
     memset(me, 0, sizeof *me);
     me->base = region;

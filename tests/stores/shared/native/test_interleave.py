@@ -78,7 +78,12 @@ MUTANTS = {
         "if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)",
         "if (0)",
     ),
-    "a sum in place is made twice": ("round.h", "!kv_over_sources(me, e, round)", "1"),
+    "a sum in place is made twice": ("round.h", "!kv_over_sources(me, e, round, owner)", "1"),
+    "who is stopped within a chunk has its result where others read its part": (
+        "round.h",
+        "(w == owner && kv_kind_of(&part[w], parity) == KV_PRIVATE)",
+        "0",
+    ),
     "a reader is content with anything": ("round.h", "return calm ? KV_READY : KV_TICK;", "return KV_READY;"),
     "an opener is not taken over": (
         "round.h",
