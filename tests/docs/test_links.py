@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
+TOP = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+PAGES = sorted([*TOP, *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -41,6 +42,25 @@ def test_no_page_names_a_host_of_a_package_index() -> None:
     hosts = re.compile(r"--(extra-)?index-url|\bpypi\.org/simple|\bdownload\.pytorch\.org")
     pages = [*PAGES, ROOT / "SECURITY.md", *ROOT.glob("bench/**/*.md"), *ROOT.glob("kvstore/**/*.py")]
     assert [page.name for page in pages if hosts.search(page.read_text())] == []
+
+
+# Where the pages for maintainers begin a path, and the folder that such a path is in.
+_STORES = ROOT / "kvstore" / "stores"
+_ROLES = ("protocol", "transport", "worker", "server", "scheduler")
+FOLDERS = {
+    **dict.fromkeys(("kvstore", "kernels", "tests", "bench", "docs", ".ci"), ROOT),
+    **dict.fromkeys(_ROLES, _STORES / "parameter_server"),
+    "native": _STORES / "shared",
+}
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_paths_that_maintainers_are_told_of_are_there(name: str) -> None:
+    words = [word for span in re.findall(r"`([^`\n]+)`", (ROOT / name).read_text()) for word in span.split()]
+    paths = [word for word in words if "/" in word and word.split("/")[0] in FOLDERS and "NAME" not in word]
+    assert len(paths) > 20
+    missing = {path for path in paths if not any(FOLDERS[path.partition("/")[0]].glob(path.rstrip("/")))}
+    assert not missing, f"{name} names {missing}"
 
 
 def test_every_page_is_reached_from_the_index() -> None:
