@@ -8,6 +8,7 @@ from typing import Any
 from .errors import ArgumentError, CapabilityError, ConfigError
 from .settings import launchers
 from .store import KVStore
+from .store_kinds import is_synchronous
 
 
 def check_store(store: Any, sums: bool = True) -> None:
@@ -62,7 +63,7 @@ def check_sums(store: KVStore) -> None:
 
 def check_rounds(store: KVStore) -> None:
     """Raise ConfigError where workers do not wait for each other; each push replaces the value there."""
-    if "async" in store.type:
+    if not is_synchronous(store):
         raise ConfigError(
             f"store {store.type!r} has no rounds: without an optimizer a push replaces the value there, and "
             "nothing is summed over the workers; use a synchronous store ('shared', 'dist_sync'), or let the "

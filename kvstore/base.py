@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, ov
 
 from .arrays.host import readable, same_type, writable
 from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, MissingBackendError, ShapeError
+from .store_kinds import STORES, StoreKind, with_p3
 
 if TYPE_CHECKING:
     from .settings.launchers import Placement
@@ -21,28 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvstore")
 
 K = TypeVar("K", bound=type)
-
-_LOCAL = ("local.backend", "LocalBackend")
-#: Stores of one process, which become `shared` where our own launcher has started several.
-_ALONE = ("local", "local_update_cpu", "local_allreduce_cpu")
-#: Stores on parameter servers.
-_SERVERS = "parameter_server.worker.backend"
-_DIST = {
-    "DistBackend": "dist dist_sync dist_device dist_device_sync dist_sync_device",
-    "AsyncDistBackend": "dist_async dist_device_async dist_async_device",
-    "P3Backend": "p3 dist_p3",
-}
-
-#: Literal name -> (module in kvstore.stores, class).
-BACKENDS: dict[str, tuple[str, str]] = dict.fromkeys(_ALONE, _LOCAL)
-BACKENDS.update(dict.fromkeys(("device", "local_allreduce_device"), ("device.backend", "DeviceBackend")))
-BACKENDS["shared"] = ("shared.backend", "SharedBackend")
-BACKENDS.update({name: (_SERVERS, cls) for cls, names in _DIST.items() for name in names.split()})
-#: Stores on engines of others, each imported when asked for.
-BACKENDS["mpi"] = ("collectives.mpi.backend", "MpiBackend")
-BACKENDS["horovod"] = ("collectives.horovod", "HorovodBackend")
-BACKENDS["nccl"] = ("collectives.nccl.backend", "NcclBackend")
-BACKENDS["byteps"] = ("collectives.byteps", "BytePSBackend")
 
 #: What `create` knows, for editors and type checkers.
 StoreName: TypeAlias = Literal[
@@ -222,7 +201,7 @@ def create(name: str = "local", **options: Any) -> KVStore:
     if custom is not None:
         made: KVStore = custom(**options)  # for type checkers: most names are ours
         return made
-    if literal in BACKENDS:
+    if literal in STORES:
         return _create_native(literal, options)
     raise ConfigError(_unknown(literal))
 
@@ -232,32 +211,34 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     from .store import KVStore
 
     config = store_config(options)
-    shared = literal in _ALONE and config.processes != 1 and _has_peers()
-    module, cls = BACKENDS["shared" if shared else literal]
-    if module == _SERVERS:
+    kind = STORES[literal]
+    if kind.joins and config.processes != 1 and has_peers():
+        kind = STORES["shared"]
+    if kind.on_servers:
         _serve_if_told()
-        cls = _van(literal, cls)
-    if module == "shared.backend" and sys.platform != "linux":
+        kind = _by_van(literal, kind)
+    if kind.needs_linux and sys.platform != "linux":
         raise MissingBackendError(
             f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of "
             "deaths are memfd, futex and pidfd"
         )
-    backend = getattr(importlib.import_module(f".stores.{module}", __package__), cls)(config)
-    if config.processes != 1 and module != _SERVERS:  # whose numbers are those of the job
+    module = importlib.import_module(f".stores.{kind.module}", __package__)
+    backend = getattr(module, kind.backend)(config)
+    if config.processes != 1 and not kind.on_servers:  # whose numbers are those of the job
         warn_if_apart(literal, backend.num_workers)
     return KVStore(literal, backend, config)
 
 
-def _van(literal: str, cls: str) -> str:
-    """Class of a store on servers: MXNet makes its stores P3 by a variable."""
+def _by_van(literal: str, kind: StoreKind) -> StoreKind:
+    """MXNet makes its stores on servers P3 by a variable."""
     van = os.environ.get("DMLC_PS_VAN_TYPE") or "zmq"
     if van not in ("zmq", "p3"):
         raise ConfigError(f"DMLC_PS_VAN_TYPE={van!r}: there are zmq and p3; unset it")
-    if van == "p3" and cls == "AsyncDistBackend":
+    if van == "p3" and not kind.synchronous:
         raise ConfigError(
             f"DMLC_PS_VAN_TYPE=p3 has rounds, and {literal!r} has none: create 'dist_sync', or unset it"
         )
-    return "P3Backend" if van == "p3" else cls
+    return with_p3(kind) if van == "p3" else kind
 
 
 def _serve_if_told() -> None:
@@ -272,7 +253,7 @@ def _serve_if_told() -> None:
         raise SystemExit(0)
 
 
-def _has_peers() -> bool:
+def has_peers() -> bool:
     """Whether this process was started by `kvstore run` or `spawn` together with others."""
     from .settings.launchers import detect
 
@@ -309,7 +290,7 @@ def _warn_apart(name: str, workers: int, place: Placement) -> None:
 
 
 def _unknown(literal: str) -> str:
-    known = sorted({*BACKENDS, *KVStoreBase.kv_registry})
+    known = sorted({*STORES, *KVStoreBase.kv_registry})
     near = difflib.get_close_matches(literal, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown store {literal!r}{hint} Known are: {', '.join(known)}"
@@ -396,4 +377,4 @@ def check_capability(capability: object) -> None:
         raise ConfigError(f"unknown capability: {capability!r}; known is {KVStoreBase.OPTIMIZER!r}")
 
 
-__all__ = ["BACKENDS", "KVStoreBase", "TestStore", "check_capability", "create"]
+__all__ = ["KVStoreBase", "TestStore", "check_capability", "create"]

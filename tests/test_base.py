@@ -12,7 +12,8 @@ import pace
 import pytest
 
 import kvstore as kv
-from kvstore.base import BACKENDS, _warn_apart
+from kvstore.base import _warn_apart
+from kvstore.store_kinds import STORES
 
 #: On engines of others, whose own tests make them.
 ENGINES = ("byteps", "horovod", "mpi", "nccl")
@@ -34,7 +35,7 @@ def registry() -> Iterator[dict[str, type]]:
 # --------------------------------------------------------------------------------------------------- create
 
 
-@pytest.mark.parametrize("name", sorted({*BACKENDS} - {*ENGINES}))
+@pytest.mark.parametrize("name", sorted({*STORES} - {*ENGINES}))
 def test_every_native_name(name: str, one_server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in one_server.items():
         monkeypatch.setenv(variable, value)
@@ -101,7 +102,7 @@ def test_every_name_of_the_contract_is_known() -> None:
         "horovod",
         "byteps",
     ]
-    assert sorted(names) == sorted(BACKENDS)
+    assert sorted(names) == sorted(STORES)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ import numpy as np
 
 from ..arrays.grouping import group
 from ..arrays.sparse import RowSparseArray
-from ..base import BACKENDS
 from ..base import create as create_ours
 from ..errors import ArgumentError, CapabilityError
 from ..optimizer import Optimizer, states
 from ..optimizer.optimizer import Index
 from ..store import KVStore as OurKVStore
+from ..store_kinds import STORES, is_on_servers
 from .arrays import Outs, is_rows, lent, lent_all, lent_gradient, put_rows, taken
 from .errors import all_raise_both, raises_both
 from .library import mx
@@ -179,7 +179,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         )
 
     def _runs_code_of(self, optimizer: Any) -> bool:
-        if "dist" in self.type or "p3" in self.type:
+        if is_on_servers(self.store):
             return False
         return self.num_workers == 1 or keeps_states_only(optimizer)
 
@@ -359,7 +359,7 @@ def _with_their_arrays(updater: Callable[[Any, Any, Any], None]) -> Callable[[An
     return call
 
 
-for _name in BACKENDS:
+for _name in STORES:
     _register(_name)
 
 __all__ = ["KVStore", "create"]

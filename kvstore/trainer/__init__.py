@@ -17,6 +17,7 @@ from ..errors import ArgumentError, ArrayError, CapabilityError, ConfigError, Sh
 from ..optimizer import Optimizer, Updater, checks, create, states
 from ..optimizer.optimizer import Array, Index
 from ..store import KVStore
+from ..store_kinds import is_on_servers
 from . import updates
 from .choice import Choice, choose
 from .parameter import Parameter, Trainable, check_factors, factor
@@ -362,7 +363,7 @@ class Trainer:
         """Before a parameter gets other data: begin anew with another store, if this one has the weights."""
         if not self._decided or not self._choice.updates:
             return
-        if not self._choice.made or "dist" in self._choice.store.type:
+        if not self._choice.made or is_on_servers(self._choice.store):
             what = "ready-made" if not self._choice.made else "on servers"
             raise CapabilityError(
                 f"the store {self._choice.store.type!r} has the weights and is {what}, so it cannot be "

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arrays.sparse import RowSparseArray
-from ..base import BACKENDS, KVStoreBase, _has_peers, create, warn_if_apart
+from ..base import KVStoreBase, TestStore, create, has_peers, warn_if_apart
 from ..errors import ArgumentError, CapabilityError, ConfigError
 from ..store import KVStore
+from ..store_kinds import STORES, is_on_servers, is_synchronous
 from .parameter import Trainable
 
 #: Elements above which weights that are only `local` are updated by the trainer, as Gluon does.
@@ -112,15 +113,16 @@ def _selected(kvstore: Any, replicas: int, needed: bool) -> Any:
 
 def _stays_here(name: str) -> bool:
     """Whether a store of this name has one worker, this process, so that one replica needs no store."""
-    module = "" if name in KVStoreBase.kv_registry else BACKENDS.get(name, ("",))[0]
-    alone = module == "device" or (module == "local" and not _has_peers()) or name == "teststore"
+    kind = None if name in KVStoreBase.kv_registry else STORES.get(name)
+    alone = kind is not None and kind.one_process and not (kind.joins and has_peers())
+    alone = alone or KVStoreBase.kv_registry.get(name) is TestStore
     if alone:
         warn_if_apart(name)
     return alone
 
 
 def _is_distributed(store: Any) -> bool:
-    return "dist" in store.type or (isinstance(store, KVStore) and store.num_workers > 1)
+    return is_on_servers(store) or (isinstance(store, KVStore) and store.num_workers > 1)
 
 
 # ------------------------------------------------------------------------------------------- who updates
@@ -161,7 +163,7 @@ def _decided(store: Any, update: bool | None, default: bool, distributed: bool) 
 
 
 def _has_no_rounds(store: Any, distributed: bool) -> bool:
-    return distributed and "async" in store.type
+    return distributed and not is_synchronous(store)
 
 
 def _check_may_update(store: Any, update: bool | None) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import kvstore as kv
-from kvstore.base import BACKENDS, StoreName
+from kvstore.base import StoreName
 from kvstore.settings.options import StoreConfig
+from kvstore.store_kinds import STORES
 
 ROOT = Path(__file__).parents[2]
 SNIPPET = """\
@@ -64,9 +65,9 @@ def test_a_type_checker_knows_what_create_makes(tmp_path: Path) -> None:
 
 
 def test_every_literal_name_is_typed_and_in_the_help() -> None:
-    assert set(typing.get_args(StoreName)) == set(BACKENDS)
+    assert set(typing.get_args(StoreName)) == set(STORES)
     text = inspect.getdoc(kv.create) or ""
-    for name in (*BACKENDS, "teststore"):
+    for name in (*STORES, "teststore"):
         assert f'``"{name}"``' in text, name
 
 

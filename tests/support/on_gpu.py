@@ -13,9 +13,9 @@ import numpy as np
 
 import kvstore as kv
 from kvstore.arrays.host import DTYPES
-from kvstore.base import BACKENDS
 from kvstore.devices.arrays import DeviceArray
 from kvstore.settings.options import store_config
+from kvstore.store_kinds import STORES
 
 #: Makes an array on a GPU of a host array, and has a method `get` that waits and copies it back.
 Make = Callable[..., Any]
@@ -27,8 +27,8 @@ class OnGpu(kv.KVStore):
     def __init__(self, make: Make, name: str = "device", **options: Any) -> None:
         config = store_config(options)
         self._make = make
-        module, backend = BACKENDS[name]
-        made = getattr(importlib.import_module(f"kvstore.stores.{module}"), backend)(config)
+        kind = STORES[name]
+        made = getattr(importlib.import_module(f"kvstore.stores.{kind.module}"), kind.backend)(config)
         super().__init__(name, made, config)
 
     # A call's arrays, by the object that stands for them, so that one array stays one array.

@@ -10,9 +10,9 @@ import sys
 from dataclasses import fields
 
 import kvstore as kv
-from kvstore.base import BACKENDS
 from kvstore.errors import CapabilityError, ConfigError, MissingBackendError, WorkerError
 from kvstore.settings import launchers, roles
+from kvstore.store_kinds import STORES
 
 from .training import Outcome, Settings, rule, train
 
@@ -36,19 +36,20 @@ def start(settings: Settings, workers: int, servers: int | None = None) -> int:
     KVStoreError
         A worker failed.
     """
-    kind = BACKENDS.get(settings.store.lower(), ("",))[0]
-    if kind != "dist" and servers:
+    kind = STORES.get(settings.store.lower())
+    on_servers = kind is not None and kind.on_servers
+    if servers and not on_servers:
         raise ConfigError(
             f"--servers is for stores on servers, such as 'dist_sync'; {settings.store!r} has none"
         )
-    if kind == "device" and workers > 1:
+    if kind is not None and kind.one_process and not kind.joins and workers > 1:
         raise ConfigError(
             f"store {settings.store!r} is one of a single process, so {workers} of them would train apart"
             f" from each other: use --store shared or dist_sync, or one process with --replicas {workers}"
         )
     _extras()
     rule(settings, updates=1)
-    if kind == "dist" and (servers or not roles.signs()):
+    if on_servers and (servers or not roles.signs()):
         return _with_servers(settings, workers, servers or 1)
     if workers == 1:
         run(settings)
