@@ -343,15 +343,16 @@ class RoundWaiter:
         return error
 
     def _blame_the_dead(self, handle: Handle, patience: float) -> None:
-        """Raise PeerLostError if a worker is lost: that is why a sum failed, here or where it was given up.
+        """Raise if a worker is lost, this one or another: that is why a sum failed, or was given up elsewhere.
 
         The memory of a process that is killed goes before the process does.
         """
         end = time.monotonic() + patience
         while True:
             self._job.look_around()
-            if self._job.standing() == shm.PEER_LOST:
-                self._raise(shm.PEER_LOST, handle)
+            standing = self._job.standing()
+            if standing != shm.READY:
+                self._raise(standing, handle)
             if time.monotonic() >= end:
                 return
             time.sleep(0.001)
