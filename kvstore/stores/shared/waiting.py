@@ -343,7 +343,7 @@ class RoundWaiter:
         return error
 
     def _blame_the_dead(self, handle: Handle, patience: float) -> None:
-        """Raise if a worker is lost, this one or another: that is why a sum failed, or was given up elsewhere.
+        """Raise if a worker is lost, this one or another: that is why a sum failed, or was given up.
 
         The memory of a process that is killed goes before the process does.
         """
