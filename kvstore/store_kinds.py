@@ -57,14 +57,14 @@ STORES: dict[str, StoreKind] = {
 
 def is_synchronous(store: Any) -> bool:
     """Whether workers wait for each other; a registered class says by its name if not, as MXNet's do."""
-    kind = STORES.get(store.type)
-    return "async" not in store.type if kind is None else kind.synchronous
+    name = store.type
+    return STORES[name].synchronous if name in STORES else "async" not in name
 
 
 def is_on_servers(store: Any) -> bool:
     """Whether the values are in other processes; a registered class says so by its name, as MXNet's."""
-    kind = STORES.get(store.type)
-    return "dist" in store.type if kind is None else kind.on_servers
+    name = store.type
+    return STORES[name].on_servers if name in STORES else "dist" in name
 
 
 def with_p3(kind: StoreKind) -> StoreKind:

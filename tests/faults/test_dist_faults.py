@@ -898,13 +898,13 @@ def test_no_scheduler(faults: Faults) -> None:
     """Nobody listens, or somebody who is no scheduler of ours."""
     with faults.job(1, 1) as made, socket.create_server(("127.0.0.1", 0)) as silent:
         nobody = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        made.variables.update(KVSTORE_SCHEDULER=nobody, KVSTORE_TIMEOUT=pace.variable(3))
+        made.variables.update(KVSTORE_SCHEDULER=nobody, KVSTORE_TIMEOUT="3")
         worker = made.start(BODIES, "refused", "KVStoreError", rank=0)
         assert nobody in finish(worker)[0]
 
 
 def test_a_worker_that_never_comes(faults: Faults) -> None:
-    with faults.job(2, 1, KVSTORE_TIMEOUT=pace.variable(3)) as made:
+    with faults.job(2, 1, KVSTORE_TIMEOUT="3") as made:
         worker = made.start(BODIES, "refused", "TimeoutError", rank=0)
         assert "worker 1" in finish(worker)[0]
 

@@ -328,7 +328,7 @@ def test_kill_9_of_the_launcher_while_it_starts_ends_all(job: Job) -> None:
 def test_kill_9_of_the_keeper_changes_nothing_for_the_job(job: Job) -> None:
     process = job.run("-n", "1", text='say("ready")\nwait_for("go", 0)\nsay("done")')
     until(lambda: job.said("ready", 0))
-    keepers = [pid for pid in job.alive() if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    keepers = [pid for pid in job.alive() if b"orphan_reaper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     (keeper,) = keepers
     os.kill(keeper, signal.SIGKILL)
     (job.folder / "go-0").touch()
