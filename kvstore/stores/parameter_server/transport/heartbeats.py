@@ -100,10 +100,13 @@ def _echo(socket: zmq.Socket[bytes]) -> None:
     """Send back what comes, until the socket's context is closed; in a thread of its own."""
     # A signal that came to this thread would make it take the interpreter's lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        zmq.proxy(socket, socket)
-    except zmq.ContextTerminated:
-        socket.close()
+    while not socket.closed:
+        try:
+            zmq.proxy(socket, socket)
+        except zmq.Again:  # who was to be answered has gone
+            continue
+        except zmq.ContextTerminated:
+            socket.close()
 
 
 class HeartbeatMonitor:
