@@ -8,6 +8,7 @@ computes for minutes in one call is alive; one that is stopped (SIGSTOP), swappe
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import threading
@@ -100,13 +101,12 @@ def _echo(socket: zmq.Socket[bytes]) -> None:
     """Send back what comes, until the socket's context is closed; in a thread of its own."""
     # A signal that came to this thread would make it take the interpreter's lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    while not socket.closed:
-        try:
-            zmq.proxy(socket, socket)
-        except zmq.Again:  # who was to be answered has gone
-            continue
-        except zmq.ContextTerminated:
-            socket.close()
+    try:
+        while True:
+            with contextlib.suppress(zmq.Again):  # who was to be answered has gone
+                zmq.proxy(socket, socket)
+    except zmq.ContextTerminated:
+        socket.close()
 
 
 class HeartbeatMonitor:
