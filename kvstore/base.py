@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, ov
 
 from .arrays.host import readable, same_type, writable
 from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, MissingBackendError, ShapeError
-from .store_kinds import STORES, StoreKind, with_p3
+from .store_kinds import STORES, StoreKind
 
 if TYPE_CHECKING:
     from .settings.launchers import Placement
@@ -238,7 +238,7 @@ def _by_van(literal: str, kind: StoreKind) -> StoreKind:
         raise ConfigError(
             f"DMLC_PS_VAN_TYPE=p3 has rounds, and {literal!r} has none: create 'dist_sync', or unset it"
         )
-    return with_p3(kind) if van == "p3" else kind
+    return STORES["p3"] if van == "p3" and kind.on_servers else kind
 
 
 def _serve_if_told() -> None:

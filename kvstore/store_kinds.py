@@ -37,7 +37,6 @@ _LOCAL = StoreKind("local.backend", "LocalBackend", one_process=True, joins=True
 _DEVICE = StoreKind("device.backend", "DeviceBackend", one_process=True)
 _DIST = StoreKind("parameter_server.worker.backend", "DistBackend", on_servers=True)
 _ASYNC = _DIST._replace(backend="AsyncDistBackend", synchronous=False)
-_P3 = _DIST._replace(backend="P3Backend")
 
 #: By literal name.
 STORES: dict[str, StoreKind] = {
@@ -46,7 +45,7 @@ STORES: dict[str, StoreKind] = {
     "shared": StoreKind("shared.backend", "SharedBackend", needs_linux=True),
     **dict.fromkeys(("dist", "dist_sync", "dist_device", "dist_device_sync", "dist_sync_device"), _DIST),
     **dict.fromkeys(("dist_async", "dist_device_async", "dist_async_device"), _ASYNC),
-    **dict.fromkeys(("p3", "dist_p3"), _P3),
+    **dict.fromkeys(("p3", "dist_p3"), _DIST._replace(backend="P3Backend")),
     # On engines of others, each imported when asked for.
     "mpi": StoreKind("collectives.mpi.backend", "MpiBackend"),
     "horovod": StoreKind("collectives.horovod", "HorovodBackend"),
@@ -65,8 +64,3 @@ def is_on_servers(store: Any) -> bool:
     """Whether the values are in other processes; a registered class says so by its name, as MXNet's."""
     name = store.type
     return STORES[name].on_servers if name in STORES else "dist" in name
-
-
-def with_p3(kind: StoreKind) -> StoreKind:
-    """Return what a store on servers is where slices go by priority."""
-    return _P3 if kind.on_servers else kind

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kvstore.errors import KVStoreError
 from kvstore.settings.keys import Keys
@@ -71,6 +73,22 @@ def pulse(address: str, name: str, seconds: str) -> None:
         say("held")
     sys.stdin.readline()
     assert kept is not None
+
+
+def held_at_once(address: str, name: str, seconds: str) -> None:
+    """Hold the lock as soon as there is a responder, whose thread comes late to its work."""
+    mask = signal.pthread_sigmask
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(0.3)
+        return mask(*arguments)
+
+    signal.pthread_sigmask = late
+    kept = HeartbeatResponder(address, name)
+    say("holds")
+    ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
+    say("held")
+    kept.close()
 
 
 def forked_pulse(address: str, name: str) -> None:

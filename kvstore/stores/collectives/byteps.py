@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from ...waiting import WaitClock
 from ..entry import Entry
 from .backend import AllReduceBackend, called, check_launched, check_process
 from .engine import Finish, Item, plain
+from .polling import poll
 
 log = logging.getLogger("kvstore.byteps")
 
@@ -35,7 +35,6 @@ Array = npt.NDArray[Any]
 
 # What byteps.torch has functions for on the host, beside half floats.
 _DTYPES = frozenset(("float32", "float64", "uint8", "int32", "int64"))
-_NAP = 100e-6  # seconds between two looks
 
 #: Group of stores -> number of the next one in it.
 _numbers: dict[str, Iterator[int]] = {}
@@ -254,20 +253,8 @@ class BytePS:
 
     def _until_complete(self, operation: _Operation) -> None:
         clock = WaitClock(self._timeout)
-        while True:
-            waited = clock.read()
-            if self._complete(operation):
-                return
-            if clock.over:
-                raise self._give_up(operation, waited)
-            if clock.tells():
-                log.warning(
-                    "worker %d has waited %.0f s for %s; all workers must call it",
-                    self.rank,
-                    waited,
-                    operation.what,
-                )
-            time.sleep(_NAP)
+        if not poll(partial(self._complete, operation), clock, log, self.rank, operation.what):
+            raise self._give_up(operation, clock.waited)
 
     def _complete(self, operation: _Operation) -> bool:
         """Take in the results that are there, and say whether these are all."""

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -24,13 +23,13 @@ from ...settings.options import StoreConfig
 from ...waiting import WaitClock
 from .backend import AllReduceBackend, called, check_launched, check_process
 from .engine import Finish, Item, plain
+from .polling import poll
 
 log = logging.getLogger("kvstore.horovod")
 
 # What horovod.torch sums on the host; it refuses int8 and uint8.
 _DTYPES = frozenset(("float32", "float64", "int32", "int64"))
 _TURNS = 2  # operations of the same name that may be under way
-_NAP = 100e-6  # seconds between two looks; Horovod itself looks for work once in a millisecond
 
 #: Group of stores -> number of the next one in it.
 _numbers: dict[str, Iterator[int]] = {}
@@ -209,20 +208,8 @@ class Horovod:
 
     def _until_complete(self, operation: _Operation) -> None:
         clock = WaitClock(self._timeout)
-        while True:
-            waited = clock.read()
-            if self._complete(operation):
-                return
-            if clock.over:
-                raise self._give_up(operation, waited)
-            if clock.tells():
-                log.warning(
-                    "worker %d has waited %.0f s for %s; all workers must call it",
-                    self.rank,
-                    waited,
-                    operation.what,
-                )
-            time.sleep(_NAP)
+        if not poll(partial(self._complete, operation), clock, log, self.rank, operation.what):
+            raise self._give_up(operation, clock.waited)
 
     def _complete(self, operation: _Operation) -> bool:
         """Take in the results that are there, and say whether these are all."""

@@ -26,7 +26,7 @@ log = logging.getLogger("kvstore.shared")
 Handle = shm.Handle
 Dense = list[tuple[Handle, list[Array]]]
 Sparse = list[tuple[Handle, list[RowSparseArray]]]
-#: Outs that the GPU of a key may write (`shared_ipc.Aim`), and arrays that the host is to fill.
+#: Outs that the GPU of a key may write (`ipc.exchange.Aim`), and arrays that the host is to fill.
 Away = tuple[Any, list[Array]]
 
 

@@ -1,7 +1,7 @@
 """Arrays on GPUs in the shared store: copied to the region before a round, and from it afterwards.
 
 That is the way that is always there. Where the workers' GPUs reach each other's memory, sums without an
-optimizer leave it out: see `shared_ipc`.
+optimizer leave it out: see `ipc/exchange.py`.
 
 To a round, the copies are arrays of the region like those of `KVStore.empty`: sums, updates, compression and
 the death of a worker are what they are without a GPU. Copies run on the caller's streams. A worker arrives in

@@ -68,11 +68,11 @@ class Record(NamedTuple):
     #: Requests: how many pushes of this worker into the slice there are, with this one. Replies: the last
     #: round that is complete.
     round: int = 0
-    #: Settings that the worker has agreed to (`SettingsDone.version`); of a round the highest counts.
+    #: Settings that the worker has agreed to (`Answer.version`); of a round the highest counts.
     version: int = 0
     #: The highest number of pushes into any key of this worker; the schedule's time. Of a round the highest.
     clock: int = 0
-    #: 0: plain elements; else `kernels.cpu.coding`; CODED: by a codec of the user's, see `Batch.codecs`.
+    #: 0: plain elements; else `kernels.cpu.coding`.
     coding: int = 0
     threshold: float = 0.0
     #: Row-sparse payloads: int64 ids of so many rows, then the rows; else -1.
@@ -85,8 +85,6 @@ class Record(NamedTuple):
     #: PROBE or OF_ROUND.
     stamp: int = 0
 
-
-CODED = 255
 
 #: `Record.stamp` of a request whose answer must not lie in shared memory.
 BY_FRAME = 1

@@ -2,13 +2,13 @@
 
 The rooms beside it divide the work; each knows only those before it:
 
-- `peers`: processes, their sockets, and the letters of one step
-- `roster`: who has which rank
+- `peers`: processes, their sockets, and the messages of one step
+- `rank_assignment`: who has which rank
 - `stores`: who enters a store, when it starts, what its members are told
-- `watch`: who is silent or lost, servers that may come back
+- `failure_detector`: who is silent or lost, servers that may come back
 - `admission`: who is let in
-- `ending`: who leaves, and the end of the job
-- `desk`: what members ask
+- `shutdown`: who leaves, and the end of the job
+- `member_requests`: what members ask
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class ServerLoop:
 
     def _met(self, action: events.MetScheduler) -> None:
         self._pulse = HeartbeatResponder(action.met.pulse, self._process, self._roles.keys, self._roles.job)
-        self._sockets.connect_echo(action.met.echo)
+        self._sockets.meet(action.met.echo)
 
     def _welcomed(self, action: events.Welcomed) -> None:
         self._shelves.seated(action.welcome.rank)

@@ -59,8 +59,7 @@ class HeartbeatResponder:
         except BaseException:
             self._context.destroy(0)
             raise
-        self._thread = threading.Thread(target=self._echo, name="kvstore-pulse", daemon=True)
-        self._thread.start()
+        self._thread = _start_echo(self._socket, "kvstore-pulse")
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -69,9 +68,6 @@ class HeartbeatResponder:
         if os.getpid() == self._pid and not self._context.closed:
             self._context.term()
             self._thread.join()
-
-    def _echo(self) -> None:
-        _echo(self._socket)
 
 
 class Echo:
@@ -94,7 +90,21 @@ class Echo:
         self.address = router.address
         router.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)  # who has gone must not end the loop
         context.give(router.socket)
-        threading.Thread(target=_echo, args=(router.socket,), name="kvstore-echo", daemon=True).start()
+        _start_echo(router.socket, "kvstore-echo")
+
+
+def _start_echo(socket: zmq.Socket[bytes], name: str) -> threading.Thread:
+    """Have a thread send back what comes. It does by the return: it needs the interpreter's lock no more."""
+    thread = threading.Thread(target=_echo, args=(socket,), name=name, daemon=True)
+    with socket.context.socket(zmq.DEALER) as asks:
+        socket.bind(f"inproc://{name}")
+        asks.connect(f"inproc://{name}")
+        for _ in range(4):  # some of the answers of a DEALER may go to its other peer
+            asks.send(b"?")
+        thread.start()
+        while thread.is_alive() and not (asks.poll(100) and asks.recv()):  # empty: a probe
+            pass
+    return thread
 
 
 def _echo(socket: zmq.Socket[bytes]) -> None:
@@ -103,7 +113,7 @@ def _echo(socket: zmq.Socket[bytes]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         while True:
-            with contextlib.suppress(zmq.Again):  # who was to be answered has gone
+            with contextlib.suppress(zmq.Again):  # a connection broke between its poll and its read
                 zmq.proxy(socket, socket)
     except zmq.ContextTerminated:
         socket.close()

@@ -136,7 +136,6 @@ class ServerSockets:
         try:
             self._workers = Router(self._context, _address(roles, name))
             self._scheduler = Dealer(self._context, roles.scheduler, _identity(name))
-            self._poller.add(self._workers)
             self._poller.add(self._scheduler)
         except BaseException:
             self.close()
@@ -157,11 +156,15 @@ class ServerSockets:
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
 
-    def connect_echo(self, address: str) -> None:
-        """Open the connection to the scheduler's echo."""
+    def meet(self, echo: str) -> None:
+        """Connect to the scheduler's echo, and hear workers from now on.
+
+        What they want may take long: till then, nobody hears signs of life of this server.
+        """
         if self._echo is None:
-            self._echo = Dealer(self._context, address, _identity(f"{self._name}/echo"))
+            self._echo = Dealer(self._context, echo, _identity(f"{self._name}/echo"))
             self._poller.add(self._echo)
+            self._poller.add(self._workers)
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
         """Wait for messages, at most so many seconds; yield those that are there."""

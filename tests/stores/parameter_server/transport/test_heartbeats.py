@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pace
 import pytest
+import zmq
 
 from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.transport.context import Context
@@ -114,6 +116,32 @@ def test_a_process_that_holds_the_interpreters_lock_is_alive(pulses: HeartbeatMo
     assert beats(pulses, "worker 0", hold / 2) >= 10
     assert time.monotonic() - began < 0.97 * hold, "too slow to say anything"
     assert said(process) == "held"
+
+
+def test_it_is_alive_as_soon_as_it_has_a_responder(pulses: HeartbeatMonitor, start: Start) -> None:
+    process = start("held_at_once", pulses.address, "worker 0", str(pace.seconds(3)))
+    assert said(process) == "holds"
+    wait_for(pulses, "worker 0")
+    assert process.stdout is not None
+    assert not select.select([process.stdout], [], [], 0)[0], "it was heard only after it had let go"
+    assert said(process) == "held"
+
+
+def test_a_connection_that_breaks_before_it_is_read_ends_nothing(
+    pulses: HeartbeatMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, broken = zmq.proxy, [zmq.Again(), zmq.Again()]
+
+    def breaks(*sockets: zmq.Socket[bytes]) -> None:
+        if broken:
+            raise broken.pop()
+        proxy(*sockets)
+
+    monkeypatch.setattr(zmq, "proxy", breaks)
+    pulse = HeartbeatResponder(pulses.address, "worker 0")
+    wait_for(pulses, "worker 0")
+    assert not broken
+    pulse.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])

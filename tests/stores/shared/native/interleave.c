@@ -3,7 +3,7 @@
  * The headers of kvstore/stores/shared/native are compiled as they are. Each worker is a coroutine, and KV_STEP, which stands before
  * every atomic step, may hand over to another one; copies and sums hand over between their elements, too. The system
  * calls below are stand-ins: a process is a bit, and sleeping means not being chosen. A worker dies by not being
- * resumed. Programmes are those of the store's Python (shared.py, rounds.pxi), in short.
+ * resumed. Programmes are those of the store's Python (backend.py, rounds.pxi), in short.
  *
  *   interleave FIRST COUNT [-v]    run the seeds FIRST to FIRST + COUNT - 1; 1 and a report at the first violation
  *

@@ -1,0 +1,44 @@
+"""What the sockets of each role hear, and when."""
+
+from __future__ import annotations
+
+import time
+
+import pace
+
+from kvstore.settings.roles import Roles
+from kvstore.stores.parameter_server.protocol.messages import Attach, Hello, Ping
+from kvstore.stores.parameter_server.transport.sockets import SchedulerSockets, ServerSockets, WorkerSockets
+
+JOB = "sockets"
+
+
+def roles(role: str, scheduler: str) -> Roles:
+    return Roles(role, 0, 1, 1, JOB, scheduler, "127.0.0.1", 0, None, False)
+
+
+def heard(sockets: ServerSockets, seconds: float) -> list[object]:
+    found: list[object] = []
+    end = time.monotonic() + seconds
+    while not found and time.monotonic() < end:
+        found = [message for _, message in sockets.receive(0.05)]
+    return found
+
+
+def test_a_server_hears_no_worker_before_it_has_met_the_scheduler() -> None:
+    # It gives signs of life from then on; what a worker wants may take longer than a silence may last.
+    scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
+    server = ServerSockets(roles("server", scheduler.address), 1)
+    worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
+    attach = Attach(0, 0, 1, 0, JOB)
+    try:
+        worker.connect(0, server.address)
+        worker.send(0, attach)
+        assert heard(server, 0.5) == []
+        server.meet(scheduler.echo)
+        assert heard(server, pace.seconds(20)) == [attach]
+        worker.send(0, Ping(1))
+        assert heard(server, pace.seconds(20)) == [Ping(1)]
+    finally:
+        for one in (worker, server, scheduler):
+            one.close()
