@@ -671,7 +671,8 @@ class KVStore(KVStoreBase):
         elif not self._backend.turns:
             self._do(groups, self._backend.begin, verb, arguments, None)()
         else:
-            self._in_turn(groups, self._begin, verb, groups, arguments, None)
+            keys = [key for key, _ in groups]
+            self._in_turn(keys, self._begin, verb, keys, arguments, None)
         self._count(verb)
 
     def _count(self, verb: str) -> None:
@@ -679,9 +680,8 @@ class KVStore(KVStoreBase):
         self._pushes += verb in ("push", "pushpull")
         self._pulls += verb != "push"
 
-    def _in_turn(self, groups: list[Group], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
+    def _in_turn(self, keys: list[Key], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
         """Begin and end an operation in the turn of its keys; what `begin` returns ends it."""
-        keys = [key for key, _ in groups]
         if self._engine.busy:
             self._engine.wait_for(keys)
         try:
@@ -690,11 +690,10 @@ class KVStore(KVStoreBase):
             self._engine.turns.leave(keys)
 
     def _begin(
-        self, verb: str, groups: list[Group], arguments: tuple[Any, ...], priority: int | None
+        self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None
     ) -> Callable[[], None]:
         """Begin an operation under the lock, which it does not hold while it waits for other workers."""
         if self._backend.turns:
-            keys = [key for key, _ in groups]
             begun = self._exclusively(self._enter, verb, keys, arguments, priority)
             if begun is not None:
                 return begun  # type: ignore[no-any-return]
@@ -712,10 +711,11 @@ class KVStore(KVStoreBase):
         """Run what may wait for other workers; where keys have turns, it needs no more than these."""
         if not self._backend.turns or self._engine.nested():
             return self._do(groups, run, *args)
-        return self._in_turn(groups, self._take, groups, partial(run, *args))
+        keys = [key for key, _ in groups]
+        return self._in_turn(keys, self._take, keys, partial(run, *args))
 
-    def _take(self, groups: list[Group], run: Callable[[], Any]) -> Callable[[], Any]:
-        self._exclusively(self._engine.turns.take, [key for key, _ in groups], self._config.timeout)
+    def _take(self, keys: list[Key], run: Callable[[], Any]) -> Callable[[], Any]:
+        self._exclusively(self._engine.turns.take, keys, self._config.timeout)
         return run
 
     def _quickly(self, key: Any, value: Any, out: Any) -> bool:
@@ -789,7 +789,7 @@ class KVStore(KVStoreBase):
             return self._engine.submit(keys, partial(self._end, verb, run), priority, what)
         with self._engine.announced(what):  # what has begun cannot be taken back
             try:
-                run = self._begin(verb, groups, arguments, priority)
+                run = self._begin(verb, keys, arguments, priority)
             except Exception as error:
                 run = partial(_raise, error)
             finally:

@@ -28,16 +28,15 @@ class Turns:
         """Wait until no other thread is busy with any of the keys, and keep others from them; locked."""
         if self.taken:
             self._wait(keys, timeout)
-        me = threading.get_ident()
-        for key in keys:
-            self.taken[key] = me
+        self.taken.update(dict.fromkeys(keys, threading.get_ident()))
 
     def leave(self, keys: Sequence[Hashable]) -> None:
         """Let others have those of the keys that this thread has taken."""
         me = threading.get_ident()
+        taken = self.taken
         for key in keys:
-            if self.taken.get(key) == me:
-                del self.taken[key]
+            if taken.get(key) == me:
+                del taken[key]
         if self._waiting:
             with self._free:
                 self._free.notify_all()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1259,3 +1261,35 @@ def test_stores_of_one_process_are_strangers(store_name: str) -> None:
         two.push(1, full(1))
         assert equal(pulled(one, "a"), 0)
         assert equal(pulled(two, 1), 1)
+
+
+def calls_of(run: Callable[[], object]) -> int:
+    """How many functions of Python and C this thread calls in it."""
+    counted = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def test_the_work_for_many_keys_is_in_proportion_to_their_number(store: kv.KVStore) -> None:
+    work: dict[str, list[int]] = {}
+    for start, count in ((1_000, 100), (2_000, 100), (3_000, 800)):  # the first warms up
+        keys = list(range(start, start + count))
+        values, outs = ([full(1) for _ in keys] for _ in range(2))
+        for name, run in {
+            "init": partial(store.init, keys, values),
+            "push": partial(store.push, keys, values),
+            "pull": partial(store.pull, keys, outs),
+            "pushpull": partial(store.pushpull, keys, values, outs),
+        }.items():
+            work.setdefault(name, []).append(calls_of(run))
+    for name, (_, few, many) in work.items():
+        assert many < 12 * few, f"{name}: {few} calls for 100 keys, {many} for 800"

@@ -36,6 +36,8 @@ class Later(dict[Key, list[Deliver]]):
         `wanted`: for each key what is pushed and what is filled. A key is given one buffer to fill then.
         """
         wanted = list(wanted)
+        if len(wanted) == 1 and not self._converted and len(wanted[0][2]) < 2 and not wanted[0][1]:
+            return
         items = [(values, outs) for _, values, outs in wanted]
         if cpu.independent(items + [([], [array]) for array in self._converted]):
             return
@@ -47,6 +49,8 @@ class Later(dict[Key, list[Deliver]]):
 
     def deliver(self, keys: Sequence[Key] | None = None) -> None:
         """Do it for some keys, or for all."""
+        if not self and not self._copies:
+            return
         for key in self._copies if keys is None else keys:
             if key in self._copies:
                 outs, buffer = self._copies[key]

@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,8 @@ _CODES = {
     "int32": 6,
     "int64": 7,
 }
+
+_ONE_KEY = contextlib.nullcontext()
 
 Handle = shm.Handle
 Finish = Callable[[], None]
@@ -150,16 +153,12 @@ class SharedBackend:
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other."""
-        starts: dict[str, Callable[..., Finish]] = {
-            "push": self.start_push,
-            "pull": self.start_pull,
-            "pushpull": self.start_pushpull,
-        }
-        if verb not in starts:
+        start: Callable[..., Finish] | None = getattr(self, f"start_{verb}", None)
+        if start is None:
             return partial(getattr(self, verb), *arguments)
         if priority is None:  # the key's turn lasts to the end of it
-            return starts[verb](*arguments)
-        finish = CallOnce(starts[verb](*arguments))
+            return start(*arguments)
+        finish = CallOnce(start(*arguments))
         if verb != "push":
             for key, _ in arguments[0]:
                 earlier = self._undelivered.get(key, ())
@@ -222,7 +221,8 @@ class SharedBackend:
             elif dense:
                 calls.append((handle, self._arguments.outs(handle, dense, later)))
         later.keep_apart((handle, [], outs) for handle, outs in calls)
-        waiting = [shm.Call(handle, outs, is_large(calls)) for handle, outs in calls]
+        large = is_large(calls)
+        waiting = [shm.Call(handle, outs, large) for handle, outs in calls]
         return partial(self._finish_pull, waiting, rows, later, aims)
 
     def _finish_pull(
@@ -254,7 +254,8 @@ class SharedBackend:
             for h, values in self._arguments.by_order(host)
         ]
         later.keep_apart(wanted)
-        handles = [handle for handle, _ in self._arguments.by_order([*dense])]
+        pushed = self._arguments.by_order(dense) if away else wanted
+        handles = [one[0] for one in pushed]
         self._waits.check_writing()
         self._fall_in(wanted)
         self._waits.make_way(handles)
@@ -621,12 +622,12 @@ class SharedBackend:
         for handle in self._keys.all():
             self._arguments.come_home(handle)
 
-    @contextlib.contextmanager
-    def _one_call(self, handles: list[Handle]) -> Iterator[None]:
+    def _one_call(self, handles: list[Handle]) -> AbstractContextManager[None]:
         """Arrive at all keys, or at none that counts if this process dies; the body waits for nobody else."""
-        if len(handles) < 2:
-            yield
-            return
+        return self._several(handles) if len(handles) > 1 else _ONE_KEY
+
+    @contextlib.contextmanager
+    def _several(self, handles: list[Handle]) -> Iterator[None]:
         try:
             shm.begin_call(self._job)
             yield
