@@ -210,7 +210,7 @@ class KVStore(KVStoreBase):
         As `pushpull`
             Nothing has changed then; nor has it when `bind` returns.
         """
-        if not self._backend.binds:
+        if not self._backend.can_bind:
             raise CapabilityError(f"store {self._type!r} binds no calls; call pushpull")
         return Plan(self, group(key, value), None if out is None else group(key, out, "out"))
 
@@ -231,7 +231,7 @@ class KVStore(KVStoreBase):
         try:
             self._backend.pull(outs, ignore_sparse=True)
         except Exception:
-            self._backend.forget([key for key, values in groups if values])
+            self._backend.discard([key for key, values in groups if values])
             raise
 
     def row_sparse_pull(
@@ -387,11 +387,13 @@ class KVStore(KVStoreBase):
         self._check_compresses()
         path = name_of(fname)
         self._do_all(
-            lambda: required(self._backend.feedback, "load_residuals").load(path, self._backend.stand_ins())
+            lambda: required(self._backend.feedback, "load_residuals").load(
+                path, self._backend.key_templates()
+            )
         )
 
     def _check_compresses(self) -> None:
-        if not self._backend.compresses:
+        if not self._backend.can_compress:
             raise CapabilityError(
                 f"store {self._type!r} does not compress gradients; 'device', 'shared' and 'dist_sync' do"
             )
@@ -477,7 +479,7 @@ class KVStore(KVStoreBase):
     def is_capable(self, capability: str) -> bool:  # type: ignore[override]
         """Whether the store can do that; known is ``"optimizer"``. Any other name raises ConfigError."""
         check_capability(capability)
-        return self._backend.updates
+        return self._backend.runs_optimizer
 
     def num_dead_nodes(self, timeout: float = 60) -> int:
         """Count processes of the job not heard of for `timeout` seconds; 0 where there is one process.
@@ -575,7 +577,7 @@ class KVStore(KVStoreBase):
         KeyNotFoundError, ArrayError, ShapeError
         """
         home = self.empty(key)
-        self._do([(plain_key(key), [])], self._backend.fill, home, array, key)
+        self._do([(plain_key(key), [])], self._backend.copy_into, home, array, key)
         return home
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
@@ -666,9 +668,9 @@ class KVStore(KVStoreBase):
 
     def _run(self, verb: str, groups: list[Group], *arguments: Any) -> None:
         """Do a verb; where several threads may wait at the same time, outside of the lock."""
-        if not self._backend.parallel or self._engine.nested():
+        if not self._backend.waits_concurrently or self._engine.nested():
             self._do(groups, getattr(self._backend, verb), *arguments)
-        elif not self._backend.turns:
+        elif not self._backend.takes_turns:
             self._do(groups, self._backend.begin, verb, arguments, None)()
         else:
             keys = [key for key, _ in groups]
@@ -693,11 +695,11 @@ class KVStore(KVStoreBase):
         self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None
     ) -> Callable[[], None]:
         """Begin an operation under the lock, which it does not hold while it waits for other workers."""
-        if self._backend.turns:
+        if self._backend.takes_turns:
             begun = self._exclusively(self._enter, verb, keys, arguments, priority)
             if begun is not None:
                 return begun  # type: ignore[no-any-return]
-            self._engine.run_inside(self._backend.make_way, verb, keys)
+            self._engine.run_inside(self._backend.wait_for_free_slot, verb, keys)
         return self._exclusively(self._backend.begin, verb, arguments, priority)  # type: ignore[no-any-return]
 
     def _enter(self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None) -> Any:
@@ -709,7 +711,7 @@ class KVStore(KVStoreBase):
 
     def _wait_in(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
         """Run what may wait for other workers; where keys have turns, it needs no more than these."""
-        if not self._backend.turns or self._engine.nested():
+        if not self._backend.takes_turns or self._engine.nested():
             return self._do(groups, run, *args)
         keys = [key for key, _ in groups]
         return self._in_turn(keys, self._take, keys, partial(run, *args))
@@ -781,11 +783,11 @@ class KVStore(KVStoreBase):
         self._check_open()
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
-        arguments = self._backend.capture(arguments)
+        arguments = self._backend.capture_streams(arguments)
         run: Callable[[], Any] = partial(self._exclusively, getattr(self._backend, verb), *arguments)
         if self._engine.inside():
             return self._engine.run_now(partial(self._end, verb, run), what)
-        if not self._backend.begins:
+        if not self._backend.begins_async:
             return self._engine.submit(keys, partial(self._end, verb, run), priority, what)
         with self._engine.announced(what):  # what has begun cannot be taken back
             try:
@@ -803,7 +805,7 @@ class KVStore(KVStoreBase):
 
     def _check_updater(self, verb: str) -> None:
         self._check_open()
-        if self._backend.updates and self._backend.updater is None:
+        if self._backend.runs_optimizer and self._backend.updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
 
 

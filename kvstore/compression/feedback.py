@@ -89,7 +89,7 @@ class Feedback:
         cpu.reduce([(values, summed, [])])
         return self.pushed(key, [summed])
 
-    def forget(self, key: Key) -> None:
+    def discard(self, key: Key) -> None:
         """Drop the residuals of a key."""
         for name in [name for name in self._residuals if name[0] == key]:
             del self._residuals[name]

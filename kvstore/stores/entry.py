@@ -156,7 +156,7 @@ def dense_source(entry: Keyed, value: Any) -> Array:
     return array
 
 
-def fill(home: Array, array: Any, key: Key) -> None:
+def copy_into(home: Array, array: Any, key: Key) -> None:
     """Copy an array to one of the key's shape."""
     source = readable(array, f"array for key {key!r}")
     if source.shape != home.shape:

@@ -26,19 +26,19 @@ class Backend(Protocol):
     local_rank: int
     num_workers: int
     #: Whether asynchronous operations begin at the call; else all of one runs in the background.
-    begins: bool
+    begins_async: bool
     #: Whether calls of several threads wait at the same time: `begin`, with None for the priority, is then
     #: called under the lock, and what it returns outside of it.
-    parallel: bool
-    #: Whether the operations of a key must not overlap, where `parallel`: each has the key's turn until its
-    #: end; `make_way`, `init`, `view` and `barrier` are then called without the lock.
-    turns: bool
+    waits_concurrently: bool
+    #: Whether the operations of a key must not overlap, where `waits_concurrently`: each has the key's turn
+    #: until its end; `wait_for_free_slot`, `init`, `view` and `barrier` are then called without the lock.
+    takes_turns: bool
     #: Whether calls can be bound; see `bind`.
-    binds: bool
+    can_bind: bool
     #: Whether gradients move, so that compressing them has a meaning.
-    compresses: bool
+    can_compress: bool
     #: Whether weights can be updated in the store; where not, verbs of optimizers say what they mean there.
-    updates: bool
+    runs_optimizer: bool
     #: Codec and residuals, where gradients are compressed.
     feedback: Feedback | None
 
@@ -52,7 +52,7 @@ class Backend(Protocol):
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, whose values are checked, and initialise others."""
 
-    def forget(self, keys: list[Key]) -> None:
+    def discard(self, keys: list[Key]) -> None:
         """Undo the init of keys, in a broadcast that failed."""
 
     def push(self, groups: list[Group]) -> None:
@@ -65,28 +65,28 @@ class Backend(Protocol):
         """Push, then pull into `outs`, or where that is None into the values themselves."""
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
-        """Begin an operation that is to end in the background; where `begins`.
+        """Begin an operation that is to end in the background; where `begins_async`.
 
         Returns what is left to do, which needs no lock.
         """
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
-        """Whether the keys' next operation may begin without a wait; where `turns`."""
+        """Whether the keys' next operation may begin without a wait; where `takes_turns`."""
 
-    def make_way(self, verb: str, keys: list[Key]) -> None:
-        """Wait for what must be complete before the keys' next operation may begin; where `turns`."""
+    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
+        """Wait for what must be complete before the keys' next operation may begin; where `takes_turns`."""
 
-    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Note in the arguments of an operation what is the caller's and will not be the background's."""
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Callable[[], None]:
-        """Check a `pushpull` once, and return the shortest way to do it again; where `binds`."""
+        """Check a `pushpull` once, and return the shortest way to do it again; where `can_bind`."""
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
         """Do a `pushpull` of one key with arrays as the caller wrote them, where that takes few steps.
 
-        False: nothing has happened, and the long way decides. A callable, where `turns`: what is left to do,
-        which needs no lock.
+        False: nothing has happened, and the long way decides. A callable, where `takes_turns`: what is left
+        to do, which needs no lock.
         """
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
@@ -96,7 +96,7 @@ class Backend(Protocol):
         """From now on call ``updater(key, merged, stored)`` for each push; an `Updater` may run compiled."""
 
     def set_compression(self, codec: Codec) -> None:
-        """From now on count gradients as what `codec` makes of them; where `compresses`."""
+        """From now on count gradients as what `codec` makes of them; where `can_compress`."""
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """From now on update with `optimizer`, with fresh states."""
@@ -122,7 +122,7 @@ class Backend(Protocol):
     def empty(self, key: Key) -> npt.NDArray[Any]:
         """Return a new array of a dense key's shape and type, where the store works best."""
 
-    def fill(self, home: Any, array: Any, key: Key) -> None:
+    def copy_into(self, home: Any, array: Any, key: Key) -> None:
         """Copy an array, from anywhere, to one that `empty` made."""
 
     def fetch(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
@@ -134,7 +134,7 @@ class Backend(Protocol):
     def kind(self, key: Key) -> Kind:
         """Storage ("dense" or "row-sparse"), name of the element type, and shape of a key."""
 
-    def stand_ins(self) -> dict[Key, npt.NDArray[Any]]:
+    def key_templates(self) -> dict[Key, npt.NDArray[Any]]:
         """For each key an array of its shape and type, whose content means nothing."""
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:

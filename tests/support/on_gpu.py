@@ -91,7 +91,7 @@ class OnGpu(kv.KVStore):
             try:
                 updater(key, sums, weight)
             finally:
-                self._backend.fill(stored, weight, key)  # type: ignore[attr-defined]
+                self._backend.copy_into(stored, weight, key)  # type: ignore[attr-defined]
 
         super().set_updater(there_and_back)
 

@@ -40,9 +40,9 @@ _homes: dict[str, int] = {}
 class AllReduceBackend(LocalBackend):
     """See `kvstore.stores.protocol.Backend`. Subclasses say which engine it is."""
 
-    begins = True
-    binds = False
-    updates = False
+    begins_async = True
+    can_bind = False
+    runs_optimizer = False
     _is_guest = False
 
     def __init__(self, config: StoreConfig, engine: Collective) -> None:

@@ -33,7 +33,7 @@ Part = tuple[int, Callable[[], None]]
 class DeviceBackend(HostAndGpuBackend):
     """See `kvstore.stores.protocol.Backend`."""
 
-    compresses = True
+    can_compress = True
 
     def __init__(self, config: StoreConfig) -> None:
         #: The keys on GPUs; None until an array of a GPU has been met.
@@ -81,9 +81,9 @@ class DeviceBackend(HostAndGpuBackend):
             if key in self._on_gpu:
                 self._gpus.assign(self._on_gpu[key], values[0])
 
-    def forget(self, keys: list[Key]) -> None:
+    def discard(self, keys: list[Key]) -> None:
         """Undo the init of keys."""
-        super().forget(keys)
+        super().discard(keys)
         for key in keys:
             self._order.pop(key, None)
             if self._on_gpu.pop(key, None) is not None:
@@ -154,7 +154,7 @@ class DeviceBackend(HostAndGpuBackend):
         objects = [a for item in items for a in (*values[item.entry.key], *targets[item.entry.key])]
         return gpus.bind(items, streams, objects) or Anything(self, groups, outs)
 
-    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Note on which streams the caller works, for an operation that runs in the background."""
         groups = [argument for argument in arguments if isinstance(argument, list)]
         found = [a for group in groups for _, values in group for a in values if isinstance(values, list)]

@@ -53,18 +53,18 @@ class HostAndGpuBackend(LocalBackend):
         like = self._copy(key)
         return like.show(like.new(like.dtype), like.dtype)
 
-    def fill(self, home: Any, array: Any, key: Key) -> None:
+    def copy_into(self, home: Any, array: Any, key: Key) -> None:
         """Copy an array, from anywhere, to one that `empty` made."""
         if not isinstance(home, DeviceArray):
-            super().fill(home, array, key)
+            super().copy_into(home, array, key)
             return
         streams = Streams([array])
         target = arrays.view(home, "array", streams.of(home.device))
         self._gpus.copy(self._on_gpu[key], array, target, streams)
 
-    def stand_ins(self) -> dict[Key, Array]:
+    def key_templates(self) -> dict[Key, Array]:
         """For each key an array of its shape and type that takes no memory."""
-        host = super().stand_ins()
+        host = super().key_templates()
         return {key: self._copy(key).like if key in self._on_gpu else host[key] for key in self._order}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:

@@ -23,8 +23,8 @@ from ..entry import (
     Entry,
     check_shape,
     conversion,
+    copy_into,
     dense_source,
-    fill,
     first_value,
     row_ids,
     sparse_outs,
@@ -44,12 +44,12 @@ class LocalBackend:
     rank = 0
     local_rank = 0
     num_workers = 1
-    begins = False
-    parallel = False
-    turns = False
-    binds = True
-    compresses = False
-    updates = True
+    begins_async = False
+    waits_concurrently = False
+    takes_turns = False
+    can_bind = True
+    can_compress = False
+    runs_optimizer = True
     feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:
@@ -79,12 +79,12 @@ class LocalBackend:
             if self.updater is not None and entry.dtype.itemsize == 2:
                 self.updater.follow(key, entry.weight())
 
-    def forget(self, keys: list[Key]) -> None:
+    def discard(self, keys: list[Key]) -> None:
         """Undo the init of keys."""
         for key in keys:
             self._entries.pop(key, None)
             if self.feedback is not None:
-                self.feedback.forget(key)
+                self.feedback.discard(key)
 
     def push(self, groups: list[Group]) -> None:
         """Sum, then update or replace."""
@@ -154,10 +154,10 @@ class LocalBackend:
         """Not asked for."""
         return True
 
-    def make_way(self, verb: str, keys: list[Key]) -> None:
+    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
         """Not asked for."""
 
-    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Host arrays are the same in any thread."""
         return arguments
 
@@ -252,7 +252,7 @@ class LocalBackend:
     def load_states(self, path: str) -> None:
         """Read the optimizer's states."""
         assert self.updater is not None
-        self.updater.load(path, self.stand_ins())
+        self.updater.load(path, self.key_templates())
 
     def _optimizer(self) -> Optimizer:
         assert self.updater is not None
@@ -285,9 +285,9 @@ class LocalBackend:
         """As the value is."""
         return kind_of(self.view(key))
 
-    def fill(self, home: Any, array: Any, key: Key) -> None:
+    def copy_into(self, home: Any, array: Any, key: Key) -> None:
         """Copy."""
-        fill(home, array, key)
+        copy_into(home, array, key)
 
     def empty(self, key: Key) -> Array:
         """Memory on large pages."""
@@ -296,7 +296,7 @@ class LocalBackend:
             raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
         return pages.empty(entry.shape, entry.dtype)
 
-    def stand_ins(self) -> dict[Key, Array]:
+    def key_templates(self) -> dict[Key, Array]:
         """For each key an array of its shape and type that takes no memory; to see what would fit it."""
         return {key: np.broadcast_to(np.zeros((), e.dtype), e.shape) for key, e in self._entries.items()}
 

@@ -27,7 +27,7 @@ from ...errors import ArrayError, FencedError, KVStoreError, PeerLostError, Time
 from ...kernels import cpu
 from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
-from ..entry import Array, check_shape, fill
+from ..entry import Array, check_shape, copy_into
 from ..outs import Later
 from ..protocol import Kind
 from ..update import summands
@@ -59,12 +59,12 @@ Complete = Callable[[list[shm.Call]], None]
 class SharedBackend:
     """See `kvstore.stores.protocol.Backend`."""
 
-    begins = True
-    parallel = True
-    turns = True
-    binds = False
-    compresses = True
-    updates = True
+    begins_async = True
+    waits_concurrently = True
+    takes_turns = True
+    can_bind = False
+    can_compress = True
+    runs_optimizer = True
     feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:
@@ -124,12 +124,12 @@ class SharedBackend:
             self._overwrite(handle, value)
             self._arguments.initialised.add(handle.key)
 
-    def forget(self, keys: list[Key]) -> None:
+    def discard(self, keys: list[Key]) -> None:
         """Let the keys be initialised again by this process; the others may have them already."""
         self._arguments.initialised.difference_update(keys)
         if self.feedback is not None:
             for key in keys:
-                self.feedback.forget(key)
+                self.feedback.discard(key)
 
     def push(self, groups: list[Group]) -> None:
         """Copy, or name the place of, what is pushed."""
@@ -143,7 +143,7 @@ class SharedBackend:
         """Push, work, and receive."""
         self.start_pushpull(groups, outs)()
 
-    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Operations begin at the call, where the caller's streams are current."""
         return arguments
 
@@ -173,7 +173,7 @@ class SharedBackend:
             return False
         return shm.is_clear(self._job, keys)
 
-    def make_way(self, verb: str, keys: list[Key]) -> None:
+    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
         """See results delivered, and rounds complete, that the next push of the keys would overwrite."""
         if verb not in ("push", "pushpull"):
             return
@@ -183,7 +183,9 @@ class SharedBackend:
                     finish()
         if self._late or self._job.forked or self._job.standing() != shm.READY:
             return  # the push says what is wrong
-        self._waits.make_way([handle for key in keys if (handle := self._keys.find(key)) is not None])
+        self._waits.wait_for_free_slot(
+            [handle for key in keys if (handle := self._keys.find(key)) is not None]
+        )
 
     def start_push(self, groups: list[Group]) -> Finish:
         """Arrive; what is left to do is to help."""
@@ -192,7 +194,7 @@ class SharedBackend:
         pushed = self._arguments.by_order([*dense, *sparse])
         self._fall_in(pushed)
         handles = [handle for handle, _ in pushed]
-        self._waits.make_way(handles)
+        self._waits.wait_for_free_slot(handles)
         with self._one_call(handles):
             host = self._push_away(dense)
             if self.feedback is not None:
@@ -258,7 +260,7 @@ class SharedBackend:
         handles = [one[0] for one in pushed]
         self._waits.check_writing()
         self._fall_in(wanted)
-        self._waits.make_way(handles)
+        self._waits.wait_for_free_slot(handles)
         large = is_large([(handle, values + arrays) for handle, values, arrays in wanted])
         private: set[Key] = set()
         try:
@@ -427,7 +429,7 @@ class SharedBackend:
         self._waits.check_writing()
         self._updates.gather()
         assert self.updater is not None
-        self.updater.load(path, self.stand_ins())
+        self.updater.load(path, self.key_templates())
         self._updates.spread()
 
     # ------------------------------------------------------------------------------------- inspection
@@ -465,9 +467,9 @@ class SharedBackend:
         handle = self._arguments.handle(key)
         return "row-sparse" if handle.sparse else "dense", handle.dtype.name, handle.shape
 
-    def fill(self, home: Any, array: Any, key: Key) -> None:
+    def copy_into(self, home: Any, array: Any, key: Key) -> None:
         """Copy."""
-        fill(home, array, key)
+        copy_into(home, array, key)
 
     def empty(self, key: Key) -> Array:
         """Return a new array of the key's shape and type that lives in the region."""
@@ -477,7 +479,7 @@ class SharedBackend:
             raise ArrayError(f"key {key!r} is row-sparse; only dense keys have arrays in shared memory")
         return self._job.empty(handle.shape, handle.dtype)
 
-    def stand_ins(self) -> dict[Key, Array]:
+    def key_templates(self) -> dict[Key, Array]:
         """For each key an array of its shape and type that takes no memory."""
         return {handle.key: handle.like for handle in self._keys.all()}
 

@@ -191,11 +191,13 @@ class RoundWaiter:
 
         self.wait(step, call.handle)
 
-    def make_way(self, handles: list[Handle]) -> None:
+    def wait_for_free_slot(self, handles: list[Handle]) -> None:
         """See the rounds complete whose memory the next push of each key needs."""
         for handle in handles:
-            if (outcome := shm.make_way(handle)) != shm.READY:  # the outcome may be work for this worker
-                self.wait(partial(shm.make_way, handle), handle, first=outcome)
+            if (
+                outcome := shm.wait_for_free_slot(handle)
+            ) != shm.READY:  # the outcome may be work for this worker
+                self.wait(partial(shm.wait_for_free_slot, handle), handle, first=outcome)
 
     def note_call(self, handles: list[Handle]) -> None:
         """Note that this worker has arrived at these keys in one call."""

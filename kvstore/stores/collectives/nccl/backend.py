@@ -54,7 +54,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
             if there:
                 self._init_on_gpus(there, numbers)
         except BaseException:
-            super().forget([key for key, _ in host])
+            super().discard([key for key, _ in host])
             raise
         self._order.update(dict.fromkeys(key for key, _ in new))
 
@@ -74,9 +74,9 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         for key, value in self._of_rank_0(mine):
             self._gpus.assign(self._on_gpu[key], value)
 
-    def forget(self, keys: list[Key]) -> None:
+    def discard(self, keys: list[Key]) -> None:
         """Undo the init of keys."""
-        super().forget(keys)
+        super().discard(keys)
         for key in keys:
             self._order.pop(key, None)
             self._on_gpu.pop(key, None)
@@ -199,7 +199,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         self._gpus.adopt(key, entry.number, entry.value, device, streams.of(device))
         del self._entries[key]
 
-    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Everything on a GPU begins at the call."""
         return arguments
 

@@ -31,8 +31,8 @@ from ...entry import (
     Array,
     Deliver,
     check_shape,
+    copy_into,
     dense_source,
-    fill,
     first_value,
     row_ids,
     sparse_outs,
@@ -64,12 +64,12 @@ _LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been 
 class DistBackend:
     """See `kvstore.stores.protocol.Backend`."""
 
-    begins = True
-    parallel = True
-    turns = False
-    binds = False
-    compresses = True
-    updates = True
+    begins_async = True
+    waits_concurrently = True
+    takes_turns = False
+    can_bind = False
+    can_compress = True
+    runs_optimizer = True
     feedback: Feedback | None = None
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True
@@ -174,12 +174,12 @@ class DistBackend:
         self._do([r for key, value in known for r in self._written(key, value)], "new values")
         self._keys.initialised.update(there)
 
-    def forget(self, keys: list[Key]) -> None:
+    def discard(self, keys: list[Key]) -> None:
         """Let the keys be initialised again by this process; the others may have them already."""
         self._keys.initialised.difference_update(keys)
         if self.feedback is not None:
             for key in keys:
-                self.feedback.forget(key)
+                self.feedback.discard(key)
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -222,10 +222,10 @@ class DistBackend:
         """Not asked for."""
         return True
 
-    def make_way(self, verb: str, keys: list[Key]) -> None:
+    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
         """Not asked for."""
 
-    def capture(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Operations begin at the call."""
         return arguments
 
@@ -561,7 +561,7 @@ class DistBackend:
         """Read the optimizer's states; what one worker reads holds for all."""
         self._check_writing()
         keys = self._known()
-        states = self._settings.load(path, keys, self.stand_ins(), self._clock)
+        states = self._settings.load(path, keys, self.key_templates(), self._clock)
         self._do([r for key in keys for r in put_states(key, states)], "states")
 
     # ------------------------------------------------------------------------------------- inspection
@@ -599,9 +599,9 @@ class DistBackend:
         found = self._find_or_raise(key)
         return "row-sparse" if found.sparse else "dense", found.dtype.name, found.shape
 
-    def fill(self, home: Any, array: Any, key: Key) -> None:
+    def copy_into(self, home: Any, array: Any, key: Key) -> None:
         """Copy."""
-        fill(home, array, key)
+        copy_into(home, array, key)
 
     def empty(self, key: Key) -> Array:
         """Return a new array; in memory that servers on this machine read, if there are any."""
@@ -610,7 +610,7 @@ class DistBackend:
             raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
         return self._memory.empty(found.shape, found.dtype)
 
-    def stand_ins(self) -> dict[Key, Array]:
+    def key_templates(self) -> dict[Key, Array]:
         """For each key an array of its shape and type that takes no memory."""
         return {key.key: key.like for key in self._keys}
 

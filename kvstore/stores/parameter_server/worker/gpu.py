@@ -58,7 +58,7 @@ class GpuTransfer:
             return found
         if self._sums is None:
             self._sums = DeviceBackend(self._config)
-        if key.key not in self._sums.stand_ins():
+        if key.key not in self._sums.key_templates():
             self._sums.init([(key.key, [np.zeros(key.shape, key.dtype)])])
         self._sums.push([(key.key, values)])
         return np.array(self._sums.fetch(key.key))

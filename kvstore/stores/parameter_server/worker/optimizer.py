@@ -73,7 +73,7 @@ class Settings:
         join_states(entries, found.found, self.updater.optimizer).save(path, dump_optimizer)
 
     def load(
-        self, path: str, keys: Sequence[DistKey], stand_ins: Mapping[Key, Array], clock: int
+        self, path: str, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], clock: int
     ) -> dict[int, bytes]:
         """Read a file, agree with the servers on its settings, and return the states of all slices.
 
@@ -81,7 +81,7 @@ class Settings:
         """
         assert self.updater is not None
         loaded = Updater(Optimizer.from_config(**self.updater.optimizer.describe()))
-        loaded.load(path, stand_ins)
+        loaded.load(path, key_templates)
         if loaded.optimizer.describe() != self.updater.optimizer.describe():
             self._adopt(self._ask("configure", _described(loaded.optimizer), self._set), loaded.optimizer)
         answer = self._ask("clock", str(loaded.optimizer.num_update - clock), self._set)

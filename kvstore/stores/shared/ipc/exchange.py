@@ -179,7 +179,7 @@ class Ipc:
     # ---------------------------------------------------------------------------------------------- push
 
     def push(self, pairs: Sequence[tuple[Handle, Pushed]]) -> None:
-        """Write values to slots, wait until that is done, and arrive; `make_way` has been called."""
+        """Write values to slots, wait until that is done, and arrive; the slots are free."""
         with self._lock:
             slots = self._written(pairs)
             for (handle, _), slot in zip(pairs, slots, strict=True):

@@ -72,7 +72,7 @@ cdef class Call:
         return outcome
 
 
-def make_way(Handle handle):
+def wait_for_free_slot(Handle handle):
     """See the round complete whose memory the next push needs; an outcome."""
     cdef int outcome
     with nogil:

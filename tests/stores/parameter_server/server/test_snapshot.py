@@ -101,7 +101,7 @@ def test_servers_write_the_file_that_one_process_writes(
             there.shelves.write(key, value)
         there.local.load_optimizer_states(str(tmp_path / path))
         loaded = Updater(create(name, **settings))
-        loaded.load(tmp_path / path, there.local._backend.stand_ins())
+        loaded.load(tmp_path / path, there.local._backend.key_templates())
         there.shelves.put_states(split_states(there.shelves.entries.values(), loaded))
         there.shelves.install("clock", str(loaded.optimizer.num_update))
         train(there, name, range(3, 5))

@@ -649,7 +649,7 @@ static int see_complete(worker *w, key *k, kv_call *call)
     }
 }
 
-static int make_way(worker *w, key *k)
+static int wait_for_free_slot(worker *w, key *k)
 {
     int outcome;
     while (prepared(w, k, outcome = kv_make_way(&w->self, k->e)))
@@ -682,7 +682,7 @@ static void deliver(worker *w, key *k, kv_call *call)
 static int push(worker *w, key *k, enum kv_kind place, int at_home, uint64_t **source)
 {
     kv_self *me = &w->self;
-    int outcome = make_way(w, k);
+    int outcome = wait_for_free_slot(w, k);
     if (outcome != KV_READY)
         return outcome;
     kv_part *part = part_of(w, k);
@@ -785,7 +785,7 @@ static int push_both(worker *w, uint64_t round)
     int outcome = KV_READY;
     w->doing = "push of both keys";
     for (int i = 0; i < KEYS && outcome == KV_READY; i++)
-        outcome = make_way(w, &keys[i]);
+        outcome = wait_for_free_slot(w, &keys[i]);
     if (outcome != KV_READY)
         return outcome;
     kv_begin_call(&w->self);
