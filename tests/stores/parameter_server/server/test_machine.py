@@ -85,7 +85,7 @@ class Machine:
         return found
 
     def slot(self) -> SliceRounds:
-        return self.machine._stores[0].slots[0]
+        return self.machine._stores[0].requests.slices[0]
 
     def jobs(self) -> list[tuple[int, list[str]]]:
         """Round and payloads of what is to be summed."""
@@ -117,7 +117,7 @@ def test_what_is_not_in_the_protocol_is_answered_as_often_as_it_comes(ready: boo
             assert "worker 0, slice 0" in server.failures()[0][0]
         if forgotten or not ready:
             break
-        server.machine._stores[0].seats[0].failures.clear()
+        server.machine._stores[0].sessions.by_rank[0].failures.clear()
     server.slot().ready = True
     server.ask(0, K.PULL, sequence=3)
     assert server.answers() == {0: [(K.VALUE, 3)]}
