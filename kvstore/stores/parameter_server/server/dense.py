@@ -104,9 +104,9 @@ class DenseSlice:
         """The name of the key that it is a part of."""
         return self.of.key
 
-    def state_for(self, rule: OptimizerVersion) -> State:
-        """Return the state that a rule's updates use: the slice's, or that of the whole key."""
-        return self.of.state if needs_whole_keys(rule.optimizer) else self.state
+    def state_for(self, settings: OptimizerVersion) -> State:
+        """Return the state that updates use: the slice's, or that of the whole key."""
+        return self.of.state if needs_whole_keys(settings.optimizer) else self.state
 
     def live(self) -> Array:
         """Return the value.
@@ -190,17 +190,17 @@ class DenseSlice:
             raise not_kept(self.of.key, round)
         return self._before
 
-    def plan(self, rule: OptimizerVersion, clock: int) -> tuple[Any, ...]:
+    def plan(self, settings: OptimizerVersion, clock: int) -> tuple[Any, ...]:
         """Plan one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
         key, weight = self.of.key, self.live()
-        kind, params, master, states = self.state.begin(rule, key, clock).plan(key, weight)
-        if isinstance(rule.optimizer, SGLD):  # its noise belongs to places in the whole tensor
+        kind, params, master, states = self.state.begin(settings, key, clock).plan(key, weight)
+        if isinstance(settings.optimizer, SGLD):  # its noise belongs to places in the whole tensor
             params = (*params, self.start)
         return kind, params, master, states, self.state.counted(key)
 
-    def follow(self, rule: OptimizerVersion) -> None:
+    def follow(self, settings: OptimizerVersion) -> None:
         """Bring the float32 copy of a 16-bit value in line with a value that was set from outside."""
-        state = self.state_for(rule)
+        state = self.state_for(settings)
         if state.updater is not None:
             state.updater.follow(self.key, self._weight(state))
 
@@ -209,19 +209,19 @@ class DenseSlice:
         value = self.live()
         return value if state is self.state else self.of.value()
 
-    def part_state(self, rule: OptimizerVersion) -> PartState:
-        """Return the state of this era; that of a whole key is with the slice that begins it."""
-        state = self.state_for(rule)
-        updater = state.current(rule)
+    def part_state(self, settings: OptimizerVersion) -> PartState:
+        """Return the state of this generation; that of a whole key is with the slice that begins it."""
+        state = self.state_for(settings)
+        updater = state.current(settings)
         if updater is None:
             return NOTHING
         known = self.key in updater.states and (state is self.state or self.start == 0)
         tree = updater.states[self.key] if known else None
         return PartState(known, tree, None, None, state.updates, state.num_update)
 
-    def put_state(self, given: PartState, rule: OptimizerVersion) -> None:
-        """Take over the state of an era."""
-        state, optimizer = self.state_for(rule), rule.optimizer
+    def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
+        """Take over the state of a generation."""
+        state, optimizer = self.state_for(settings), settings.optimizer
         assert optimizer is not None
         if state is not self.state and self.start:
             return  # it came with the slice that begins the key
@@ -230,7 +230,7 @@ class DenseSlice:
             fresh = optimizer.create_state_multi_precision(self.key, self._weight(state))
             check_form(self.key, given.tree, fresh)
             updater.states[self.key] = given.tree
-        state.era, state.updater = rule.era, updater
+        state.generation, state.updater = settings.generation, updater
         state.keep((given.updates, given.num_update))
 
     def as_rows(self) -> tuple[Array, int]:
@@ -276,25 +276,27 @@ class Batch:
         self._turned: list[tuple[DenseSlice, int]] = []
         self._counted: list[tuple[State, tuple[int, int]]] = []
 
-    def add(self, part: DenseSlice, job: SliceUpdate, rule: OptimizerVersion, keeps: bool = False) -> bool:
+    def add(
+        self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool = False
+    ) -> bool:
         """Take in a job; if that raises, nothing has happened. False: its outs will not be written.
 
         With `keeps` the value before it is kept.
         """
         weight = part.live()
-        sources = self._sources(part, job, rule)
+        sources = self._sources(part, job, settings)
         if sources is None:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
         place = part.place
-        if rule.optimizer is None:
+        if settings.optimizer is None:
             other = part.other(self._memory) if keeps else None
             if other is not None:
                 weight, place = other
                 self._turned.append((part, job.round))
             self._sums.append((sources, weight, outs))
         else:
-            kind, params, master, states, counts = part.plan(rule, job.clock)
+            kind, params, master, states, counts = part.plan(settings, job.clock)
             self._updates.append((kind, params, sources, weight, master, states, outs))
             self._counted.append((part.state, counts))
         if place is not None:
@@ -302,7 +304,7 @@ class Batch:
         return True
 
     def _sources(
-        self, part: DenseSlice, job: SliceUpdate, rule: OptimizerVersion
+        self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion
     ) -> list[Array] | cpu.Coded | None:
         """Return what is to be summed; None where a few rows were pushed, which are done here."""
         if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
@@ -314,10 +316,10 @@ class Batch:
         if any(payload.rows < 0 for _, payload in job.parts):
             return [_whole_part(payload, dtype, first, shape) for _, payload in job.parts]
         sources = [some_rows(payload, dtype, first, shape) for _, payload in job.parts]
-        by_rows = rule.optimizer is not None and rule.optimizer.sparse_mode(False) == "rows"
+        by_rows = settings.optimizer is not None and settings.optimizer.sparse_mode(False) == "rows"
         if not by_rows:
             return [merged(sources).todense().reshape(-1)]
-        kind, params, master, states, counts = part.plan(rule, job.clock)
+        kind, params, master, states, counts = part.plan(settings, job.clock)
         rows, maps, datas = merge(sources)
         with writing(self._memory, [part.place]):
             shaped = tuple(_like(state, shape) for state in states)
@@ -339,18 +341,18 @@ class Batch:
 
 
 def update_whole(
-    parts: list[tuple[DenseSlice, SliceUpdate]], rule: OptimizerVersion, memory: Values | None
+    parts: list[tuple[DenseSlice, SliceUpdate]], settings: OptimizerVersion, memory: Values | None
 ) -> None:
     """Let a rule in Python update a whole key with the rounds of all its slices."""
     key = parts[0][0].of
     if not key.whole or len(parts) < len(key.slices):
-        refuse_parts(rule.optimizer, key.key)
+        refuse_parts(settings.optimizer, key.key)
     gradient = _gradient(key, parts)
     weight, clock = key.value(), max(job.clock for _, job in parts)
-    updater = key.state.follow(rule)
+    updater = key.state.follow(settings)
     changes = [weight, *leaves(updater.states.get(key.key))]
     shared = writing(memory, [part.place for part, _ in parts])
-    with shared, key.state.counting(rule, key.key, clock), undone(changes):
+    with shared, key.state.counting(settings, key.key, clock), undone(changes):
         updater(key.key, gradient, weight)
 
 

@@ -285,7 +285,7 @@ class SliceRequests:
                 self._sessions.send(LeftOut(self._store, job.slice, rank, last), effects)
             effects.job(self._store, job)
 
-    # ------------------------------------------------------------------------------------------- what there is
+    # --------------------------------------------------------------------------------------------- who waits
 
     def leave(self, session: WorkerSession) -> None:
         """Let a worker that is gone wait no more."""
