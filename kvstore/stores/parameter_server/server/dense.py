@@ -51,7 +51,7 @@ class DenseKey:
         """Return the live value in the key's shape; only of a whole key."""
         assert self._memory is not None
         for part in self.slices:
-            part.come_home(self._values)
+            part.move_back(self._values)
         return self._memory[0].reshape(self.shape)
 
 
@@ -59,10 +59,10 @@ class DenseSlice:
     """Elements `start` to `stop` of a key."""
 
     __slots__ = (
-        "_away",
         "_before",
         "_before_round",
         "_copy",
+        "_displaced",
         "_other",
         "at",
         "block",
@@ -84,7 +84,7 @@ class DenseSlice:
         self._copy: Array | None = None  # memory for that, of a value that is updated
         #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
         self._other: tuple[Array, Block | None, int] | None = None
-        self._away = False
+        self._displaced = False
         #: Where others find it: a block, and bytes from its beginning.
         self.block: Block | None = None
         self.at = 0
@@ -146,17 +146,17 @@ class DenseSlice:
         array, block, at = self._other
         return array, None if block is None else (block.segment, block.offset + at)
 
-    def turn(self, round: int) -> None:
+    def swap(self, round: int) -> None:
         """Make what was written there in this round the value, and keep the one before."""
         assert self._other is not None
         before = self.live(), self.block, self.at
         self.value, self.block, self.at = self._other
-        self._other, self._away = before, not self._away
+        self._other, self._displaced = before, not self._displaced
         self._before, self._before_round = before[0], round - 1
 
-    def come_home(self, memory: Values | None) -> None:
+    def move_back(self, memory: Values | None) -> None:
         """Bring the value back to where the slice began, beside the others of its key."""
-        there = self.other(memory) if self._away else None
+        there = self.other(memory) if self._displaced else None
         if there is None or self._other is None:
             return
         home, place = there
@@ -166,12 +166,12 @@ class DenseSlice:
             self._before = None
         away = self.live(), self.block, self.at
         self.value, self.block, self.at = self._other
-        self._other, self._away = away, False
+        self._other, self._displaced = away, False
 
     def let_go(self, memory: Values) -> None:
         """Give all memory back, but what the key's other slices are in as well."""
         home, away = self.block, None if self._other is None else self._other[1]
-        if self._away:
+        if self._displaced:
             home, away = away, home
         if away is not None:
             memory.give(away)
@@ -273,7 +273,7 @@ class Batch:
         self._sums: list[cpu.ReduceItem] = []
         self._updates: list[cpu.UpdateItem] = []
         self._places: list[tuple[int, int]] = []
-        self._turned: list[tuple[DenseSlice, int]] = []
+        self._swapped: list[tuple[DenseSlice, int]] = []
         self._counted: list[tuple[State, tuple[int, int]]] = []
 
     def add(
@@ -293,7 +293,7 @@ class Batch:
             other = part.other(self._memory) if keeps else None
             if other is not None:
                 weight, place = other
-                self._turned.append((part, job.round))
+                self._swapped.append((part, job.round))
             self._sums.append((sources, weight, outs))
         else:
             kind, params, master, states, counts = part.plan(settings, job.clock)
@@ -334,8 +334,8 @@ class Batch:
                 cpu.reduce(self._sums)
             if self._updates:
                 cpu.update(self._updates)
-        for part, round in self._turned:
-            part.turn(round)
+        for part, round in self._swapped:
+            part.swap(round)
         for state, counts in self._counted:
             state.keep(counts)
 

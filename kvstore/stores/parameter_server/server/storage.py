@@ -158,11 +158,11 @@ class ServerStorage:
             raise not_kept(f"slice {request.slice}", request.round)
         found = shard.past(request.slice, request.round, _ids(request, frames))
         if isinstance(found, tuple):
-            return _told(*found)
+            return _rows_found(*found)
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
     def _rows(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
-        return _told(*shard.rows(request.slice, _ids(request, frames)))
+        return _rows_found(*shard.rows(request.slice, _ids(request, frames)))
 
     # --------------------------------------------------------------------------------------------- rest
 
@@ -281,7 +281,7 @@ def _ids(request: Record, frames: Sequence[Any]) -> Any:
     return data.copy().view(np.int64)
 
 
-def _told(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
+def _rows_found(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
     record = _READ._replace(place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + rows.nbytes)
     return record, [as_bytes(ids), as_bytes(rows)]
 
