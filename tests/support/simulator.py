@@ -277,7 +277,9 @@ class ServerHost(Host):
             self.take(e.Received(e.ECHO, message))
             return
         if self.job.plan.faults.kill_worker:
-            self.members = {number: store.members for number, store in self.machine._stores.items()}
+            self.members = {
+                number: store.members.incarnations for number, store in self.machine._stores.items()
+            }
         self.take(e.Received("scheduler" if where[0] == "scheduler" else where, message))
 
     def take(self, event: e.Event) -> None:
@@ -376,9 +378,9 @@ class ServerHost(Host):
             told = f"push {part.number} (base {base}) of {part} is in round {job.round}"
             check(part.number + base == job.round, told)
         if not self.job.restarted:
-            holding = self.machine._stores.get(store)
-            needed = holding.needed if holding is not None else frozenset()
-            missing = [rank for rank in needed - set(ranks) if self._belongs(holding, rank, job)]
+            found = self.machine._stores.get(store)
+            needed = found.members.needed if found is not None else frozenset()
+            missing = [rank for rank in needed - set(ranks) if self._belongs(found, rank, job)]
             told = f"round {job.round} of {store, job.slice} on {self.name} lacks {sorted(missing)}"
             check(not missing, told)
 
@@ -394,9 +396,9 @@ class ServerHost(Host):
             lost = lost and not self.job.has_left(store, incarnation)
             self.job.check(not lost, f"round {job.round} of {store, job.slice} has a part of a lost worker")
 
-    def _belongs(self, holding: Any, rank: int, job: e.SliceRound) -> bool:
+    def _belongs(self, store: Any, rank: int, job: e.SliceRound) -> bool:
         """Whether a part of this worker has to be in the round: not if it came back and began after it."""
-        return dict(holding._bases.get(rank, ())).get(job.slice, 0) < job.round
+        return dict(store.members.join_point(rank)).get(job.slice, 0) < job.round
 
     def _write(self, action: e.Write) -> m.Failure | None:
         at = (action.store, action.slice)

@@ -43,9 +43,9 @@ def server(roles: Roles, config: PsConfig | None = None) -> None:
     options = config or ps_config()
     _collect_seldom()
     tune_malloc()  # the process is ours alone
-    shelves = ServerStorage(roles.rank, options)
-    state = shelves.restore() if roles.restart and options.snapshot else None
-    server_loop.run(roles, options, shelves, state)
+    storage = ServerStorage(roles.rank, options)
+    state = storage.restore() if roles.restart and options.snapshot else None
+    server_loop.run(roles, options, storage, state)
 
 
 def _collect_seldom() -> None:

@@ -41,12 +41,12 @@ class Admission:
     """
 
     def __init__(
-        self, job: str, roster: RankAssignment, stores: Stores, watch: FailureDetector, patience: float
+        self, job: str, assignment: RankAssignment, stores: Stores, detector: FailureDetector, patience: float
     ) -> None:
         self._job = job
-        self._roster = roster
+        self._assignment = assignment
         self._stores = stores
-        self._watch = watch
+        self._detector = detector
         self._patience = patience
         self._contests: list[tuple[Peer, Hello]] = []
         self._closed = False
@@ -56,44 +56,44 @@ class Admission:
         """Whether somebody waits for a rank."""
         return bool(self._contests)
 
-    def hello(self, peer: Peer, hello: Hello, mail: Outgoing) -> None:
+    def hello(self, peer: Peer, hello: Hello, outgoing: Outgoing) -> None:
         """Let a peer in, refuse it, or have it wait."""
         if peer.hello is not None:
             return
         peer.hello = hello
-        error = unfit(hello, self._job, self._roster.count(hello.role))
+        error = unfit(hello, self._job, self._assignment.count(hello.role))
         if error is not None:
-            mail.refuse(peer, error)
+            outgoing.refuse(peer, error)
         elif self._closed:
-            mail.refuse(peer, _OVER)
+            outgoing.refuse(peer, _OVER)
         else:
-            mail.write(peer, Met())
-            if not self._enter(peer, hello, mail):
-                peer.since = mail.now
+            outgoing.write(peer, Met())
+            if not self._enter(peer, hello, outgoing):
+                peer.since = outgoing.now
                 self._contests.append((peer, hello))
 
-    def look(self, mail: Outgoing) -> None:
+    def look(self, outgoing: Outgoing) -> None:
         """Look again at those who want a rank that somebody has."""
         waiting, self._contests = self._contests, []
         for peer, hello in waiting:
-            if self._enter(peer, hello, mail):
+            if self._enter(peer, hello, outgoing):
                 continue
-            why = self._hopeless(peer, hello, mail.now)
+            why = self._hopeless(peer, hello, outgoing.now)
             if why is not None:
-                mail.refuse(peer, why)
+                outgoing.refuse(peer, why)
             else:
                 self._contests.append((peer, hello))
 
-    def close(self, mail: Outgoing) -> None:
+    def close(self, outgoing: Outgoing) -> None:
         """Let nobody in any more."""
         self._closed = True
         for peer, _ in self._contests:
-            mail.refuse(peer, _OVER)
+            outgoing.refuse(peer, _OVER)
         self._contests.clear()
 
     def _hopeless(self, peer: Peer, hello: Hello, now: float) -> Failure | None:
         """Why a rank will not be free: its holder lives, or there has been none for long."""
-        holder = self._roster.seats(hello.role).get(hello.rank)
+        holder = self._assignment.by_rank(hello.role).get(hello.rank)
         if holder is not None and holder.heard > peer.since + self._patience / 2:
             text = f"{holder} is there already; every process needs a rank of its own"
             return Failure("FencedError", text)
@@ -101,62 +101,64 @@ class Admission:
             return Failure("ConfigError", f"all {hello.role}s of the job are there")
         return None
 
-    def _enter(self, peer: Peer, hello: Hello, mail: Outgoing) -> bool:
+    def _enter(self, peer: Peer, hello: Hello, outgoing: Outgoing) -> bool:
         """Give the peer's process its rank; False if a process that may be dead still has it."""
-        process = self._roster.processes.get(hello.process)
+        process = self._assignment.processes.get(hello.process)
         if process is not None and process.state != State.HERE:
-            mail.fence(peer, f"{process} is no longer part of the job")
+            outgoing.fence(peer, f"{process} is no longer part of the job")
             return True
         if process is None:
             rank, holder = self._wanted(hello)
             if rank < 0 or (holder is not None and holder.state == State.HERE and not hello.restarted):
                 return False
             if holder is not None and holder.state == State.ENDED:
-                mail.refuse(peer, Failure("FencedError", f"{holder} has ended; its job goes on without it"))
+                outgoing.refuse(
+                    peer, Failure("FencedError", f"{holder} has ended; its job goes on without it")
+                )
                 return True
-            process = self._give(rank, holder, hello, mail)
+            process = self._give(rank, holder, hello, outgoing)
         peer.process = process
         if hello.role == "server":
-            self._enter_server(peer, process, hello, mail)
+            self._enter_server(peer, process, hello, outgoing)
         else:
-            self._roster.workers[process.rank] = process
-            self._stores.enter(peer, process, hello, mail)
+            self._assignment.workers[process.rank] = process
+            self._stores.enter(peer, process, hello, outgoing)
         return True
 
     def _wanted(self, hello: Hello) -> tuple[int, Process | None]:
         """Rank that a new process is to have, -1 if none is free, and who has it or had it last."""
-        seats = self._roster.seats(hello.role)
-        rank = hello.rank if hello.rank >= 0 else free_rank(seats, self._roster.count(hello.role))
-        return rank, seats.get(rank)
+        taken = self._assignment.by_rank(hello.role)
+        rank = hello.rank if hello.rank >= 0 else free_rank(taken, self._assignment.count(hello.role))
+        return rank, taken.get(rank)
 
-    def _give(self, rank: int, holder: Process | None, hello: Hello, mail: Outgoing) -> Process:
+    def _give(self, rank: int, holder: Process | None, hello: Hello, outgoing: Outgoing) -> Process:
         """Give a rank to a new process; whoever still has it is lost."""
         if holder is not None and holder.state == State.HERE:
-            self._watch.lose(holder, mail)
-        process = Process(hello.process, hello.role, rank, hello.incarnation, mail.now)
-        self._roster.processes[hello.process] = process
+            self._detector.lose(holder, outgoing)
+        process = Process(hello.process, hello.role, rank, hello.incarnation, outgoing.now)
+        self._assignment.processes[hello.process] = process
         return process
 
-    def _enter_server(self, peer: Peer, process: Process, hello: Hello, mail: Outgoing) -> None:
-        servers = self._roster.servers
+    def _enter_server(self, peer: Peer, process: Process, hello: Hello, outgoing: Outgoing) -> None:
+        servers = self._assignment.servers
         filled = any(store.keys.entries for store in self._stores.values())
         if servers.doom is not None or (filled and not hello.restarted):
             process.state = State.ENDED
             text = f"server {process.rank} was lost with its values, and none can take its place"
-            mail.refuse(peer, Failure("FencedError", text))
+            outgoing.refuse(peer, Failure("FencedError", text))
             return
         process.peers[-1] = peer
         servers.enter(process, hello.address)
         if servers.welcomed:
-            self._welcome(process.rank, mail)
-            self._stores.bring_up(process.rank, mail)
+            self._welcome(process.rank, outgoing)
+            self._stores.bring_up(process.rank, outgoing)
         elif not servers.missing:
             servers.welcomed = True
             for rank in sorted(servers.there):
-                self._welcome(rank, mail)
+                self._welcome(rank, outgoing)
             for store in self._stores.values():
-                self._stores.try_start(store, mail)
+                self._stores.try_start(store, outgoing)
 
-    def _welcome(self, rank: int, mail: Outgoing) -> None:
-        servers = self._roster.servers
-        servers.tell(rank, Welcome(-1, rank, servers.count, 0, (), servers.members), mail)
+    def _welcome(self, rank: int, outgoing: Outgoing) -> None:
+        servers = self._assignment.servers
+        servers.tell(rank, Welcome(-1, rank, servers.count, 0, (), servers.members), outgoing)

@@ -21,7 +21,7 @@ class _Waiting(NamedTuple):
     rank: int
     request: int
     keys: tuple[Key, ...]
-    specs: tuple[KeySpec, ...]  # of a worker that would found them; else none
+    specs: tuple[KeySpec, ...]  # of a worker that would create them; else none
     missing: set[Key]  # not ready; perhaps others, too, if they have been dropped
 
 
@@ -37,18 +37,18 @@ class KeyTable:
         self._numbers = 0
         self._slices = 0
 
-    def found(
-        self, rank: int, request: int, specs: tuple[KeySpec, ...], founder: int
+    def create(
+        self, rank: int, request: int, specs: tuple[KeySpec, ...], initializer: int
     ) -> tuple[Answer | None, tuple[KeyEntry, ...]]:
         """Handle a worker's init: the answer, if it can have one now, and entries that are new.
 
-        The founder is told at once where its keys belong; what is not ready is for it to fill. Others wait.
+        The initializer is told at once where its keys belong, and fills what is not ready. Others wait.
         """
         error = self._check(specs)
         if error is not None:
             return Answer(request, error=error), ()
         keys = tuple(spec.key for spec in specs)
-        if rank != founder and (missing := self._missing(keys)):
+        if rank != initializer and (missing := self._missing(keys)):
             self._waiting.append(_Waiting(rank, request, keys, specs, missing))
             return None, ()
         new = tuple(self._placed(spec) for spec in specs if spec.key not in self.entries)
@@ -75,16 +75,16 @@ class KeyTable:
                 one.missing.update(self._missing(one.keys))
         done = [one for one in self._waiting if not one.missing]
         self._waiting = [one for one in self._waiting if one.missing]
-        return [(one.rank, self._late(one)) for one in done]
+        return [(one.rank, self._answer(one)) for one in done]
 
-    def promote(self, founder: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
-        """Tell a worker that waits, and is the founder now, to fill its keys."""
-        mine = [one for one in self._waiting if one.rank == founder and one.specs]
+    def promote(self, initializer: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
+        """Tell a worker that waits, and is the initializer now, to fill its keys."""
+        mine = [one for one in self._waiting if one.rank == initializer and one.specs]
         self._waiting = [one for one in self._waiting if one not in mine]
         answers: list[tuple[int, Answer]] = []
         new: list[KeyEntry] = []
         for one in mine:
-            answer, entries = self.found(one.rank, one.request, one.specs, founder)
+            answer, entries = self.create(one.rank, one.request, one.specs, initializer)
             new += entries
             if answer is not None:
                 answers.append((one.rank, answer))
@@ -118,7 +118,7 @@ class KeyTable:
     def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
         return tuple(self.entries[key] for key in keys)
 
-    def _late(self, one: _Waiting) -> Answer:
+    def _answer(self, one: _Waiting) -> Answer:
         error = self._check(one.specs)
         return Answer(one.request, () if error else self._entries(one.keys), error=error)
 

@@ -1,4 +1,4 @@
-"""The scheduler: one socket, the pulses of all processes, and the machine that knows who takes part."""
+"""The scheduler: one socket, the heartbeats of all processes, and the machine that knows who takes part."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Loop:
             roles.job,
             roles.num_workers,
             roles.num_servers,
-            letter=min(1.0, config.dead_after / 4),
+            resend_after=min(1.0, config.dead_after / 4),
             dead_after=config.dead_after,
             server_grace=config.timeout if config.server_restarts else 0.0,
             timeout=config.timeout,

@@ -61,8 +61,8 @@ class SchedulerOptions:
         Everybody who says hello must name it.
     num_workers, num_servers : int
         How many there are.
-    letter : float
-        Seconds after which a letter that has not been acknowledged is sent again.
+    resend_after : float
+        Seconds after which a message that has not been acknowledged is sent again.
     dead_after : float
         Seconds of silence after which a process is lost.
     server_grace : float
@@ -74,7 +74,7 @@ class SchedulerOptions:
     job: str
     num_workers: int
     num_servers: int
-    letter: float = 1.0
+    resend_after: float = 1.0
     dead_after: float = 5.0
     server_grace: float = 0.0
     timeout: float = 300.0
@@ -88,89 +88,93 @@ class Scheduler:
         self.ended = False
         self._stepped: float | None = None
         self._peers: dict[Hashable, Peer] = {}
-        self._roster = roster = RankAssignment(options.num_workers, options.num_servers)
-        self._processes = roster.processes
-        self._stores = stores = Stores(roster)
-        self._watch = watch = FailureDetector(roster, stores, options.dead_after, options.server_grace)
-        self._admission = Admission(options.job, roster, stores, watch, options.dead_after)
-        self._ending = ending = JobShutdown(roster, stores, watch, self._admission, options.timeout)
-        desk = MemberRequests(roster, stores)
+        self._assignment = assignment = RankAssignment(options.num_workers, options.num_servers)
+        self._processes = assignment.processes
+        self._stores = stores = Stores(assignment)
+        self._detector = detector = FailureDetector(
+            assignment, stores, options.dead_after, options.server_grace
+        )
+        self._admission = Admission(options.job, assignment, stores, detector, options.dead_after)
+        self._shutdown = shutdown = JobShutdown(
+            assignment, stores, detector, self._admission, options.timeout
+        )
+        requests = MemberRequests(assignment, stores)
         self._handlers: dict[type, Callable[[Peer, Any, Outgoing], None]] = {
             Hello: self._admission.hello,
-            Bye: ending.bye,
-            Leave: ending.leave,
-            JoinRounds: desk.join,
-            Begin: desk.begin,
-            JoinPointReached: desk.reached,
-            Barrier: desk.barrier,
-            CreateKeys: desk.found,
-            Ready: desk.ready,
-            Lookup: desk.lookup,
-            Count: desk.count,
-            Drop: desk.drop,
-            Settings: desk.settings,
-            Command: desk.command,
-            Installed: desk.installed,
-            Who: desk.who,
+            Bye: shutdown.bye,
+            Leave: shutdown.leave,
+            JoinRounds: requests.join_rounds,
+            Begin: requests.collect_join_point,
+            JoinPointReached: requests.join_point_reached,
+            Barrier: requests.barrier,
+            CreateKeys: requests.create_keys,
+            Ready: requests.ready,
+            Lookup: requests.lookup,
+            Count: requests.count,
+            Drop: requests.drop,
+            Settings: requests.settings,
+            Command: requests.command,
+            Installed: requests.installed,
+            Who: requests.who,
             Ping: self._ping,
         }
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
-        mail = Outgoing(now)
+        outgoing = Outgoing(now)
         self._pass(now)
         if self.ended:
-            return mail.actions
+            return outgoing.actions
         if isinstance(event, Received):
-            self._received(event.peer, event.message, mail)
+            self._received(event.peer, event.message, outgoing)
         elif isinstance(event, Heard):
-            self._watch.heard(event.process, mail)
+            self._detector.heard(event.process, outgoing)
         elif isinstance(event, Tick):
-            self._tick(mail)
-        return mail.actions
+            self._tick(outgoing)
+        return outgoing.actions
 
     @property
     def deserted(self) -> bool:
         """Whether no worker has ever come."""
-        return not self._roster.workers
+        return not self._assignment.workers
 
     def waits_for(self) -> str:
         """Say who is not there yet, for a log line."""
-        missing = [f"server {rank}" for rank in self._roster.servers.missing]
-        missing += [f"worker {rank}" for rank in self._roster.missing]
+        missing = [f"server {rank}" for rank in self._assignment.servers.missing]
+        missing += [f"worker {rank}" for rank in self._assignment.missing]
         return ", ".join(missing)
 
     def _pass(self, now: float) -> None:
         """Forgive all silence while the scheduler itself was stopped."""
         if self._stepped is None:
-            self._ending.begin(now)
+            self._shutdown.begin(now)
         elif now - self._stepped > self.options.dead_after / 2:
-            self._watch.forgive(now - self._stepped)
+            self._detector.forgive(now - self._stepped)
         self._stepped = now
 
-    def _received(self, name: Hashable, letter: Any, mail: Outgoing) -> None:
-        if type(letter) is not ReliableMessage:
+    def _received(self, name: Hashable, message: Any, outgoing: Outgoing) -> None:
+        if type(message) is not ReliableMessage:
             return
-        peer = self._peers.get(name) or self._meet(name, mail.now)
+        peer = self._peers.get(name) or self._meet(name, outgoing.now)
         process = peer.process
-        if letter.seen > peer.link.number:
-            mail.fence(peer, "this scheduler is not the one that you know; start the job again")
+        if message.seen > peer.link.number:
+            outgoing.fence(peer, "this scheduler is not the one that you know; start the job again")
             return
         if process is not None and process.state == State.LOST:
-            mail.fence(peer, given_up(process))
+            outgoing.fence(peer, given_up(process))
             return
         if process is not None:
-            process.heard = mail.now
-        for body in peer.link.read(letter, mail.now):
+            process.heard = outgoing.now
+        for body in peer.link.read(message, outgoing.now):
             handler = self._handlers.get(type(body))
             if handler is not None and (peer.hello is not None or type(body) is Hello):
-                handler(peer, body, mail)
-        mail.acknowledge(peer)
+                handler(peer, body, outgoing)
+        outgoing.acknowledge(peer)
 
     def _meet(self, name: Hashable, now: float) -> Peer:
         if len(self._peers) > _STRANGERS + 2 * len(self._processes):
             self._clear_strangers(now)
-        peer = self._peers[name] = Peer(name, ReliableLink(self.options.letter), now)
+        peer = self._peers[name] = Peer(name, ReliableLink(self.options.resend_after), now)
         return peer
 
     def _clear_strangers(self, now: float) -> None:
@@ -182,15 +186,17 @@ class Scheduler:
         for name in old:
             del self._peers[name]
 
-    def _ping(self, peer: Peer, message: Ping, mail: Outgoing) -> None:
-        mail.aside(peer, Pong(message.number))
+    def _ping(self, peer: Peer, message: Ping, outgoing: Outgoing) -> None:
+        outgoing.send_unreliable(peer, Pong(message.number))
 
-    def _tick(self, mail: Outgoing) -> None:
-        self._watch.look(mail)
-        self._admission.look(mail)
-        self._ending.look(mail)
+    def _tick(self, outgoing: Outgoing) -> None:
+        self._detector.look(outgoing)
+        self._admission.look(outgoing)
+        self._shutdown.look(outgoing)
         peers = self._peers.values()
         for peer in peers:
             if peer.process is None or peer.process.state == State.HERE:
-                mail.repeat(peer)
-        self.ended = self._ending.close(peers, self.options.dead_after, self.options.letter / 5, mail)
+                outgoing.repeat(peer)
+        self.ended = self._shutdown.close(
+            peers, self.options.dead_after, self.options.resend_after / 5, outgoing
+        )

@@ -1,4 +1,4 @@
-"""What members of a store ask: barriers, keys, settings, where they begin, whom they wait for."""
+"""What members of a store ask: barriers, keys, settings, where they rejoin, whom they wait for."""
 
 from __future__ import annotations
 
@@ -32,107 +32,107 @@ Request = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Se
 class MemberRequests:
     """Takes requests, one method for each; answers at once, or when the others or the servers have come."""
 
-    def __init__(self, roster: RankAssignment, stores: Stores) -> None:
-        self._roster = roster
+    def __init__(self, assignment: RankAssignment, stores: Stores) -> None:
+        self._assignment = assignment
         self._stores = stores
-        self._servers = roster.servers
+        self._servers = assignment.servers
 
-    def _member(self, peer: Peer, message: Request, mail: Outgoing) -> Membership | None:
+    def _member(self, peer: Peer, message: Request, outgoing: Outgoing) -> Membership | None:
         """Store of a request, if it may be made; else it is answered with the reason."""
         store = peer.store
-        if store is None or not store.started or not self._roster.holds(peer, store):
+        if store is None or not store.started or not self._assignment.holds(peer, store):
             return None
         if store.broken and not isinstance(message, (Lookup, Count)):
-            mail.write(peer, Answer(message.request, error=store.failure))
+            outgoing.write(peer, Answer(message.request, error=store.failure))
             return None
         if peer.rank not in store.members:
             closed = Failure("ClosedError", f"this worker has left {store}")
-            mail.write(peer, Answer(message.request, error=closed))
+            outgoing.write(peer, Answer(message.request, error=closed))
             return None
         return store
 
     # ------------------------------------------------------------------------------------------------ rounds
 
-    def join(self, peer: Peer, message: JoinRounds, mail: Outgoing) -> None:
+    def join_rounds(self, peer: Peer, message: JoinRounds, outgoing: Outgoing) -> None:
         """Let nobody wait for this worker's pushes any more."""
-        store = self._member(peer, message, mail)
+        store = self._member(peer, message, outgoing)
         if store is None:
             return
         if peer.rank not in store.resting:
             store.rest(peer.rank)
-            self._stores.show(store, mail)
-        mail.write(peer, Answer(message.request))
-        self._stores.go_on(store, mail)
+            self._stores.show(store, outgoing)
+        outgoing.write(peer, Answer(message.request))
+        self._stores.go_on(store, outgoing)
 
-    def begin(self, peer: Peer, message: Begin, mail: Outgoing) -> None:
-        """Gather where the others are, for one who came back and is about to push."""
+    def collect_join_point(self, peer: Peer, message: Begin, outgoing: Outgoing) -> None:
+        """Ask the others where they are, for one who came back and is about to push."""
         store = peer.store
-        if store is None or not self._roster.holds(peer, store):
+        if store is None or not self._assignment.holds(peer, store):
             return
-        if store.arrivals.ask(peer.rank, message.slice):
+        if store.rejoins.ask(peer.rank, message.slice):
             store.epoch += 1
-            self._stores.show(store, mail)
-            self._stores.go_on(store, mail)
+            self._stores.show(store, outgoing)
+            self._stores.go_on(store, outgoing)
 
-    def reached(self, peer: Peer, message: JoinPointReached, mail: Outgoing) -> None:
+    def join_point_reached(self, peer: Peer, message: JoinPointReached, outgoing: Outgoing) -> None:
         """Note where one of the others is."""
         store = peer.store
-        if store is not None and self._roster.holds(peer, store):
-            store.arrivals.reached(peer.rank, message.epoch, message.pushed)
-            self._stores.go_on(store, mail)
+        if store is not None and self._assignment.holds(peer, store):
+            store.rejoins.reached(peer.rank, message.epoch, message.pushed)
+            self._stores.go_on(store, outgoing)
 
-    def barrier(self, peer: Peer, message: Barrier, mail: Outgoing) -> None:
+    def barrier(self, peer: Peer, message: Barrier, outgoing: Outgoing) -> None:
         """Answer once all have arrived."""
-        store = self._member(peer, message, mail)
+        store = self._member(peer, message, outgoing)
         if store is not None:
             store.barrier.arrive(peer.rank, message.request)
-            self._stores.go_on(store, mail)
+            self._stores.go_on(store, outgoing)
 
     # -------------------------------------------------------------------------------------------------- keys
 
-    def found(self, peer: Peer, message: CreateKeys, mail: Outgoing) -> None:
+    def create_keys(self, peer: Peer, message: CreateKeys, outgoing: Outgoing) -> None:
         """Place new keys; whoever does not fill them waits until they have values."""
-        store = self._member(peer, message, mail)
+        store = self._member(peer, message, outgoing)
         if store is None:
             return
-        answer, new = store.keys.found(peer.rank, message.request, message.keys, store.founder)
-        self._stores.place(store, new, mail)
+        answer, new = store.keys.create(peer.rank, message.request, message.keys, store.initializer)
+        self._stores.place(store, new, outgoing)
         if answer is not None:
-            mail.write(peer, answer)
+            outgoing.write(peer, answer)
 
-    def ready(self, peer: Peer, message: Ready, mail: Outgoing) -> None:
+    def ready(self, peer: Peer, message: Ready, outgoing: Outgoing) -> None:
         """Answer those who wait for the values of keys."""
-        store = self._member(peer, message, mail)
+        store = self._member(peer, message, outgoing)
         if store is not None:
-            self._stores.answer(store, store.keys.ready(message.keys), mail)
-            mail.write(peer, Answer(message.request))
+            self._stores.answer(store, store.keys.ready(message.keys), outgoing)
+            outgoing.write(peer, Answer(message.request))
 
-    def lookup(self, peer: Peer, message: Lookup, mail: Outgoing) -> None:
+    def lookup(self, peer: Peer, message: Lookup, outgoing: Outgoing) -> None:
         """Say where keys lie, once they have values if the worker waits for that."""
-        store = self._member(peer, message, mail)
+        store = self._member(peer, message, outgoing)
         if store is None:
             return
         wait = message.wait and not store.broken
         answer = store.keys.lookup(peer.rank, message.request, message.keys, wait)
         if answer is not None:
-            mail.write(peer, answer)
+            outgoing.write(peer, answer)
 
-    def drop(self, peer: Peer, message: Drop, mail: Outgoing) -> None:
+    def drop(self, peer: Peer, message: Drop, outgoing: Outgoing) -> None:
         """Forget keys."""
-        store = self._member(peer, message, mail)
+        store = self._member(peer, message, outgoing)
         if store is None:
             return
         slices = store.keys.drop(message.keys)
         if slices:
             text = ",".join(map(str, slices))
-            self._servers.tell_all(Install(store.number, 0, "drop", text), mail)
-        mail.write(peer, Answer(message.request))
+            self._servers.tell_all(Install(store.number, 0, "drop", text), outgoing)
+        outgoing.write(peer, Answer(message.request))
 
     # ---------------------------------------------------------------------------------------------- settings
 
-    def settings(self, peer: Peer, message: Settings, mail: Outgoing) -> None:
+    def settings(self, peer: Peer, message: Settings, outgoing: Outgoing) -> None:
         """Have a setting installed once, and answer when all servers have it."""
-        store = self._member(peer, message, mail)
+        store = self._member(peer, message, outgoing)
         if store is None:
             return
         setting, new = store.settings.ask(peer.rank, message, set(range(self._servers.count)))
@@ -140,52 +140,54 @@ class MemberRequests:
             text = (
                 f"worker {peer.rank}: {store} has another optimizer already; set the same one on all workers"
             )
-            mail.write(peer, Answer(message.request, error=Failure("ConfigError", text)))
+            outgoing.write(peer, Answer(message.request, error=Failure("ConfigError", text)))
             return
         if new:
-            self._servers.tell_all(setting.install, mail)
-        self._stores.answer(store, setting.answers(), mail)
+            self._servers.tell_all(setting.install, outgoing)
+        self._stores.answer(store, setting.answers(), outgoing)
 
-    def command(self, peer: Peer, message: Command, mail: Outgoing) -> None:
+    def command(self, peer: Peer, message: Command, outgoing: Outgoing) -> None:
         """Pass a command on to all servers."""
-        store = self._member(peer, message, mail)
+        store = self._member(peer, message, outgoing)
         if store is not None:
             setting = store.settings.command(peer.rank, message, set(range(self._servers.count)))
-            self._servers.tell_all(setting.install, mail)
+            self._servers.tell_all(setting.install, outgoing)
 
-    def installed(self, peer: Peer, message: Installed, mail: Outgoing) -> None:
+    def installed(self, peer: Peer, message: Installed, outgoing: Outgoing) -> None:
         """Take a server's word that it has a setting, or why not."""
         for store in self._stores.values():
             if store.number == message.store:
                 answers = store.settings.installed(peer.rank, message.version, message.error)
-                self._stores.answer(store, answers, mail)
+                self._stores.answer(store, answers, outgoing)
 
     # ----------------------------------------------------------------------------------------------- absence
 
-    def count(self, peer: Peer, message: Count, mail: Outgoing) -> None:
+    def count(self, peer: Peer, message: Count, outgoing: Outgoing) -> None:
         """Say how many processes are silent, or lost and not replaced."""
-        if self._member(peer, message, mail) is None:
+        if self._member(peer, message, outgoing) is None:
             return
-        roster = self._roster
-        processes = [*roster.workers.values(), *self._servers.there.values()]
+        assignment = self._assignment
+        processes = [*assignment.workers.values(), *self._servers.there.values()]
         silent = [
-            one for one in processes if one.state == State.HERE and mail.now - one.heard > message.seconds
+            one for one in processes if one.state == State.HERE and outgoing.now - one.heard > message.seconds
         ]
-        count = len(silent) + len(roster.ranks(State.LOST)) + len(self._servers.missing)
-        mail.write(peer, Answer(message.request, count=count))
+        count = len(silent) + len(assignment.ranks(State.LOST)) + len(self._servers.missing)
+        outgoing.write(peer, Answer(message.request, count=count))
 
-    def who(self, peer: Peer, message: Who, mail: Outgoing) -> None:
+    def who(self, peer: Peer, message: Who, outgoing: Outgoing) -> None:
         """Say whom the store's start, its barrier, or a worker's keys or first push wait for."""
         store = peer.store
         servers = () if store is not None and store.started else tuple(self._servers.missing)
-        ranks = self._roster.missing if store is None else self._awaited(store, peer.rank)
-        mail.aside(peer, Missing(message.store, message.slice, message.round, tuple(ranks), servers))
+        ranks = self._assignment.missing if store is None else self._awaited(store, peer.rank)
+        outgoing.send_unreliable(
+            peer, Missing(message.store, message.slice, message.round, tuple(ranks), servers)
+        )
 
     def _awaited(self, store: Membership, rank: int) -> list[int]:
         if not store.started:
-            return sorted(set(range(self._roster.num_workers)) - store.members.keys())
+            return sorted(set(range(self._assignment.num_workers)) - store.members.keys())
         if store.keys.waits(rank):
-            return [store.founder]
-        if store.arrivals.waits(rank):
-            return store.arrivals.missing(store.needed, store.epoch)
+            return [store.initializer]
+        if store.rejoins.waits(rank):
+            return store.rejoins.missing(store.needed, store.epoch)
         return store.barrier.missing(store.needed) if store.barrier.waiting else []

@@ -9,7 +9,7 @@ from ..protocol.losses import lost
 from ..protocol.messages import Failure, Loss, Member, View
 from .barrier import Barrier
 from .key_table import KeyTable
-from .rejoins import Begun, RejoinCoordinator
+from .rejoins import JoinPoint, RejoinCoordinator
 from .settings import SettingsTable
 
 _SLICE_BYTES = 1 << 20
@@ -31,7 +31,7 @@ class Membership:
         self.over = False  # all have closed it
         self.broken = False
         self.barrier = Barrier()
-        self.arrivals = RejoinCoordinator()
+        self.rejoins = RejoinCoordinator()
         asked = options.get("slice_bytes")
         slice_bytes = asked if isinstance(asked, int) and asked > 0 else _SLICE_BYTES
         self.keys = KeyTable(slice_bytes, loads, bool(options.get("whole_keys", False)))
@@ -45,15 +45,15 @@ class Membership:
     @property
     def needed(self) -> frozenset[int]:
         """Ranks that rounds and barriers wait for."""
-        return frozenset(self.members.keys() - self.resting - self.arrivals.late)
+        return frozenset(self.members.keys() - self.resting - self.rejoins.rejoining)
 
     @property
-    def founder(self) -> int:
+    def initializer(self) -> int:
         """Rank whose values count at init; -1 without members.
 
-        One that is late may wait for the others, who must not wait for its values.
+        One that rejoins may wait for the others, who must not wait for its values.
         """
-        return min(self.members.keys() - self.arrivals.late or self.members, default=-1)
+        return min(self.members.keys() - self.rejoins.rejoining or self.members, default=-1)
 
     @property
     def failure(self) -> Failure:
@@ -74,13 +74,13 @@ class Membership:
         if self.started:
             self.epoch += 1
             if self.mode == "sync":
-                self.arrivals.enter(member.rank)
+                self.rejoins.enter(member.rank)
 
-    def begin(self) -> Begun | None:
-        """Let somebody begin who is late, if all others are there."""
-        begun = self.arrivals.due(self.needed, self.epoch)
-        self.epoch += begun is not None
-        return begun
+    def next_join_point(self) -> JoinPoint | None:
+        """Let the next one take part who came back, if all others have said where they are."""
+        join_point = self.rejoins.due(self.needed, self.epoch)
+        self.epoch += join_point is not None
+        return join_point
 
     def rest(self, rank: int) -> None:
         """Let nobody wait for this worker's pushes any more."""
@@ -103,14 +103,14 @@ class Membership:
         self.broken = True
         self.epoch += 1
 
-    def view(self, servers: Iterable[Member], begun: Begun | None = None) -> View:
-        """Who takes part now; with `begun`, nobody else is to begin in this view."""
+    def view(self, servers: Iterable[Member], join_point: JoinPoint | None = None) -> View:
+        """Who takes part now; with a join point, no other is collected in this view."""
         members = tuple(self.members[rank] for rank in sorted(self.members))
         resting = tuple(sorted(self.resting))
         losses = tuple(self._losses.values())
-        late = tuple(sorted(self.arrivals.late))
-        rank, bases = begun or (-1, ())
-        begin = -1 if begun or self.broken else self.arrivals.begin
+        rejoining = tuple(sorted(self.rejoins.rejoining))
+        rank, after = join_point or (-1, ())
+        join_slice = -1 if join_point or self.broken else self.rejoins.join_slice
         return View(
             self.number,
             self.epoch,
@@ -120,10 +120,10 @@ class Membership:
             tuple(servers),
             self.broken,
             self.mode,
-            late,
-            begin,
+            rejoining,
+            join_slice,
             rank,
-            bases,
+            after,
         )
 
     def waiting(self) -> list[tuple[int, int]]:
@@ -134,7 +134,7 @@ class Membership:
         del self.members[rank]
         self.resting.discard(rank)
         self.barrier.leave(rank)
-        self.arrivals.leave(rank)
+        self.rejoins.leave(rank)
         self.keys.leave(rank)
         self.settings.forget(rank)
         self.epoch += 1

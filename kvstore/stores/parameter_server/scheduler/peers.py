@@ -64,27 +64,27 @@ class Outgoing:
         self.actions: list[Action] = []
 
     def write(self, peer: Peer, body: Any) -> None:
-        """Send a letter; it is sent again until it is acknowledged."""
+        """Send a message; it is sent again until it is acknowledged."""
         self.actions.append(Send(peer.name, peer.link.write(body, self.now)))
 
-    def aside(self, peer: Peer, body: Any) -> None:
-        """Send a letter that may be lost."""
+    def send_unreliable(self, peer: Peer, body: Any) -> None:
+        """Send a message that may be lost."""
         self.actions.append(Send(peer.name, peer.link.aside(body)))
 
     def fence(self, peer: Peer, text: str) -> None:
         """Tell a peer that it is no part of the job any more, or never was."""
-        self.aside(peer, Fenced(0, text))
+        self.send_unreliable(peer, Fenced(0, text))
 
     def refuse(self, peer: Peer, why: Failure) -> None:
         """Tell a peer that its store or its server cannot be in the job."""
         self.write(peer, Refused(why.error, why.text, why.role, why.rank, why.silent))
 
     def acknowledge(self, peer: Peer) -> None:
-        """Say which letters have come, if none of this step has said it."""
-        owed = peer.link.owed()
-        if owed is not None:
-            self.actions.append(Send(peer.name, owed))
+        """Say which messages have come, if none of this step has said it."""
+        acknowledgement = peer.link.owed()
+        if acknowledgement is not None:
+            self.actions.append(Send(peer.name, acknowledgement))
 
     def repeat(self, peer: Peer) -> None:
         """Send again what has not been acknowledged for too long."""
-        self.actions.extend(Send(peer.name, letter) for letter in peer.link.again(self.now))
+        self.actions.extend(Send(peer.name, message) for message in peer.link.again(self.now))

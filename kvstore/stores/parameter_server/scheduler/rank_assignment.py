@@ -42,16 +42,16 @@ class Servers:
         if not self.welcomed:
             self._members.pop(rank, None)
 
-    def tell(self, rank: int, body: Any, mail: Outgoing) -> None:
+    def tell(self, rank: int, body: Any, outgoing: Outgoing) -> None:
         """Write to a server, if it is there; if not, it hears everything when it comes back."""
         process = self.there.get(rank)
         if process is not None:
-            mail.write(process.peers[-1], body)
+            outgoing.write(process.peers[-1], body)
 
-    def tell_all(self, body: Any, mail: Outgoing) -> None:
+    def tell_all(self, body: Any, outgoing: Outgoing) -> None:
         """Write to all servers that are there."""
         for rank in sorted(self.there):
-            self.tell(rank, body, mail)
+            self.tell(rank, body, outgoing)
 
     def doomed(self) -> Failure:
         """Say why no store can be entered once a server is lost for good."""
@@ -73,7 +73,7 @@ class RankAssignment:
         """Ranks of workers that have never been there."""
         return [rank for rank in range(self.num_workers) if rank not in self.workers]
 
-    def seats(self, role: str) -> dict[int, Process]:
+    def by_rank(self, role: str) -> dict[int, Process]:
         """Return the processes of a role by rank."""
         return self.servers.there if role == "server" else self.workers
 

@@ -21,15 +21,15 @@ class JobShutdown:
 
     def __init__(
         self,
-        roster: RankAssignment,
+        assignment: RankAssignment,
         stores: Stores,
-        watch: FailureDetector,
+        detector: FailureDetector,
         admission: Admission,
         timeout: float,
     ) -> None:
-        self._roster = roster
+        self._assignment = assignment
         self._stores = stores
-        self._watch = watch
+        self._detector = detector
         self._admission = admission
         self._timeout = timeout
         self._manned = 0.0  # when a worker was last there
@@ -39,47 +39,47 @@ class JobShutdown:
         """Count the time without workers from here."""
         self._manned = now
 
-    def leave(self, peer: Peer, message: Leave, mail: Outgoing) -> None:
+    def leave(self, peer: Peer, message: Leave, outgoing: Outgoing) -> None:
         """Take a worker out of a store that it closes, or that it had to give up."""
         store = peer.store
-        if store is None or peer.rank not in store.members or not self._roster.holds(peer, store):
+        if store is None or peer.rank not in store.members or not self._assignment.holds(peer, store):
             return
         if message.lost and store.started:
             store.lose(Loss("worker", peer.rank, 0.0))
-            self._stores.changed(store, mail)
+            self._stores.changed(store, outgoing)
             return
         store.leave(peer.rank)
         if not store.started:
-            self._stores.try_start(store, mail)
+            self._stores.try_start(store, outgoing)
         elif store.members:
-            self._stores.show(store, mail)
-            self._stores.go_on(store, mail)
+            self._stores.show(store, outgoing)
+            self._stores.go_on(store, outgoing)
         else:
             store.over = True
-            self._roster.servers.tell_all(Install(store.number, 0, "drop", ""), mail)
+            self._assignment.servers.tell_all(Install(store.number, 0, "drop", ""), outgoing)
 
-    def bye(self, peer: Peer, message: Bye, mail: Outgoing) -> None:
+    def bye(self, peer: Peer, message: Bye, outgoing: Outgoing) -> None:
         """Take a process out of the job."""
         process = peer.process
         if process is None or process.state != State.HERE:
             return
         if message.lost:
-            self._watch.lose(process, mail)
+            self._detector.lose(process, outgoing)
         else:
             for one in process.peers.values():
                 if one.store is not None:
-                    self.leave(one, Leave(one.store.number), mail)
+                    self.leave(one, Leave(one.store.number), outgoing)
             process.state = State.ENDED
             for store in self._stores.values():
-                self._stores.try_start(store, mail)
-        self._look_for_end(mail)
+                self._stores.try_start(store, outgoing)
+        self._look_for_end(outgoing)
 
-    def look(self, mail: Outgoing) -> None:
+    def look(self, outgoing: Outgoing) -> None:
         """See whether the job is over."""
-        self._look_for_end(mail)
-        self._look_for_workers(mail)
+        self._look_for_end(outgoing)
+        self._look_for_workers(outgoing)
 
-    def close(self, peers: Iterable[Peer], patience: float, linger: float, mail: Outgoing) -> bool:
+    def close(self, peers: Iterable[Peer], patience: float, linger: float, outgoing: Outgoing) -> bool:
         """End, if all that are there know that the job is over, or have had so many seconds to hear it."""
         if self._over is None:
             return False
@@ -90,29 +90,29 @@ class JobShutdown:
             and peer.link.acknowledged < peer.link.number
             for peer in peers
         )
-        # It stays a little longer, so that letters which come again are acknowledged once more.
-        if mail.now - since <= (patience if open_ else linger):
+        # It stays a little longer, so that messages which come again are acknowledged once more.
+        if outgoing.now - since <= (patience if open_ else linger):
             return False
-        mail.actions.append(End(error))
+        outgoing.actions.append(End(error))
         return True
 
-    def _look_for_end(self, mail: Outgoing) -> None:
-        workers = self._roster.workers.values()
-        if self._over is not None or len(workers) < self._roster.num_workers:
+    def _look_for_end(self, outgoing: Outgoing) -> None:
+        workers = self._assignment.workers.values()
+        if self._over is not None or len(workers) < self._assignment.num_workers:
             return
         if any(one.state == State.HERE for one in workers) or self._admission.contested:
             return
         alone = all(one.state == State.LOST for one in workers)
-        self._finish(Failure("PeerLostError", "all workers are lost") if alone else None, mail)
+        self._finish(Failure("PeerLostError", "all workers are lost") if alone else None, outgoing)
 
-    def _look_for_workers(self, mail: Outgoing) -> None:
-        if any(one.state == State.HERE for one in self._roster.workers.values()):
-            self._manned = mail.now
-        elif self._over is None and mail.now - self._manned > self._timeout:
+    def _look_for_workers(self, outgoing: Outgoing) -> None:
+        if any(one.state == State.HERE for one in self._assignment.workers.values()):
+            self._manned = outgoing.now
+        elif self._over is None and outgoing.now - self._manned > self._timeout:
             text = f"no worker has been there for {self._timeout:g} s"
-            self._finish(Failure("TimeoutError", text), mail)
+            self._finish(Failure("TimeoutError", text), outgoing)
 
-    def _finish(self, error: Failure | None, mail: Outgoing) -> None:
-        self._over = (mail.now, error)
-        self._roster.servers.tell_all(Over(error.text if error else ""), mail)
-        self._admission.close(mail)
+    def _finish(self, error: Failure | None, outgoing: Outgoing) -> None:
+        self._over = (outgoing.now, error)
+        self._assignment.servers.tell_all(Over(error.text if error else ""), outgoing)
+        self._admission.close(outgoing)

@@ -51,7 +51,7 @@ class DenseKey:
         """Return the live value in the key's shape; only of a whole key."""
         assert self._memory is not None
         for part in self.slices:
-            part.come_home(self._values)
+            part.move_back(self._values)
         return self._memory[0].reshape(self.shape)
 
 
@@ -59,10 +59,10 @@ class DenseSlice:
     """Elements `start` to `stop` of a key."""
 
     __slots__ = (
-        "_away",
         "_before",
         "_before_round",
         "_copy",
+        "_displaced",
         "_other",
         "at",
         "block",
@@ -84,7 +84,7 @@ class DenseSlice:
         self._copy: Array | None = None  # memory for that, of a value that is updated
         #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
         self._other: tuple[Array, Block | None, int] | None = None
-        self._away = False
+        self._displaced = False
         #: Where others find it: a block, and bytes from its beginning.
         self.block: Block | None = None
         self.at = 0
@@ -104,9 +104,9 @@ class DenseSlice:
         """The name of the key that it is a part of."""
         return self.of.key
 
-    def state_for(self, rule: OptimizerVersion) -> State:
-        """Return the state that a rule's updates use: the slice's, or that of the whole key."""
-        return self.of.state if needs_whole_keys(rule.optimizer) else self.state
+    def state_for(self, settings: OptimizerVersion) -> State:
+        """Return the state that updates use: the slice's, or that of the whole key."""
+        return self.of.state if needs_whole_keys(settings.optimizer) else self.state
 
     def live(self) -> Array:
         """Return the value.
@@ -146,17 +146,17 @@ class DenseSlice:
         array, block, at = self._other
         return array, None if block is None else (block.segment, block.offset + at)
 
-    def turn(self, round: int) -> None:
+    def swap(self, round: int) -> None:
         """Make what was written there in this round the value, and keep the one before."""
         assert self._other is not None
         before = self.live(), self.block, self.at
         self.value, self.block, self.at = self._other
-        self._other, self._away = before, not self._away
+        self._other, self._displaced = before, not self._displaced
         self._before, self._before_round = before[0], round - 1
 
-    def come_home(self, memory: Values | None) -> None:
+    def move_back(self, memory: Values | None) -> None:
         """Bring the value back to where the slice began, beside the others of its key."""
-        there = self.other(memory) if self._away else None
+        there = self.other(memory) if self._displaced else None
         if there is None or self._other is None:
             return
         home, place = there
@@ -166,12 +166,12 @@ class DenseSlice:
             self._before = None
         away = self.live(), self.block, self.at
         self.value, self.block, self.at = self._other
-        self._other, self._away = away, False
+        self._other, self._displaced = away, False
 
     def let_go(self, memory: Values) -> None:
         """Give all memory back, but what the key's other slices are in as well."""
         home, away = self.block, None if self._other is None else self._other[1]
-        if self._away:
+        if self._displaced:
             home, away = away, home
         if away is not None:
             memory.give(away)
@@ -190,17 +190,17 @@ class DenseSlice:
             raise not_kept(self.of.key, round)
         return self._before
 
-    def plan(self, rule: OptimizerVersion, clock: int) -> tuple[Any, ...]:
+    def plan(self, settings: OptimizerVersion, clock: int) -> tuple[Any, ...]:
         """Plan one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
         key, weight = self.of.key, self.live()
-        kind, params, master, states = self.state.begin(rule, key, clock).plan(key, weight)
-        if isinstance(rule.optimizer, SGLD):  # its noise belongs to places in the whole tensor
+        kind, params, master, states = self.state.begin(settings, key, clock).plan(key, weight)
+        if isinstance(settings.optimizer, SGLD):  # its noise belongs to places in the whole tensor
             params = (*params, self.start)
         return kind, params, master, states, self.state.counted(key)
 
-    def follow(self, rule: OptimizerVersion) -> None:
+    def follow(self, settings: OptimizerVersion) -> None:
         """Bring the float32 copy of a 16-bit value in line with a value that was set from outside."""
-        state = self.state_for(rule)
+        state = self.state_for(settings)
         if state.updater is not None:
             state.updater.follow(self.key, self._weight(state))
 
@@ -209,19 +209,19 @@ class DenseSlice:
         value = self.live()
         return value if state is self.state else self.of.value()
 
-    def part_state(self, rule: OptimizerVersion) -> PartState:
-        """Return the state of this era; that of a whole key is with the slice that begins it."""
-        state = self.state_for(rule)
-        updater = state.current(rule)
+    def part_state(self, settings: OptimizerVersion) -> PartState:
+        """Return the state of this generation; that of a whole key is with the slice that begins it."""
+        state = self.state_for(settings)
+        updater = state.current(settings)
         if updater is None:
             return NOTHING
         known = self.key in updater.states and (state is self.state or self.start == 0)
         tree = updater.states[self.key] if known else None
         return PartState(known, tree, None, None, state.updates, state.num_update)
 
-    def put_state(self, given: PartState, rule: OptimizerVersion) -> None:
-        """Take over the state of an era."""
-        state, optimizer = self.state_for(rule), rule.optimizer
+    def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
+        """Take over the state of a generation."""
+        state, optimizer = self.state_for(settings), settings.optimizer
         assert optimizer is not None
         if state is not self.state and self.start:
             return  # it came with the slice that begins the key
@@ -230,7 +230,7 @@ class DenseSlice:
             fresh = optimizer.create_state_multi_precision(self.key, self._weight(state))
             check_form(self.key, given.tree, fresh)
             updater.states[self.key] = given.tree
-        state.era, state.updater = rule.era, updater
+        state.generation, state.updater = settings.generation, updater
         state.keep((given.updates, given.num_update))
 
     def as_rows(self) -> tuple[Array, int]:
@@ -273,28 +273,30 @@ class Batch:
         self._sums: list[cpu.ReduceItem] = []
         self._updates: list[cpu.UpdateItem] = []
         self._places: list[tuple[int, int]] = []
-        self._turned: list[tuple[DenseSlice, int]] = []
+        self._swapped: list[tuple[DenseSlice, int]] = []
         self._counted: list[tuple[State, tuple[int, int]]] = []
 
-    def add(self, part: DenseSlice, job: SliceUpdate, rule: OptimizerVersion, keeps: bool = False) -> bool:
+    def add(
+        self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool = False
+    ) -> bool:
         """Take in a job; if that raises, nothing has happened. False: its outs will not be written.
 
         With `keeps` the value before it is kept.
         """
         weight = part.live()
-        sources = self._sources(part, job, rule)
+        sources = self._sources(part, job, settings)
         if sources is None:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
         place = part.place
-        if rule.optimizer is None:
+        if settings.optimizer is None:
             other = part.other(self._memory) if keeps else None
             if other is not None:
                 weight, place = other
-                self._turned.append((part, job.round))
+                self._swapped.append((part, job.round))
             self._sums.append((sources, weight, outs))
         else:
-            kind, params, master, states, counts = part.plan(rule, job.clock)
+            kind, params, master, states, counts = part.plan(settings, job.clock)
             self._updates.append((kind, params, sources, weight, master, states, outs))
             self._counted.append((part.state, counts))
         if place is not None:
@@ -302,7 +304,7 @@ class Batch:
         return True
 
     def _sources(
-        self, part: DenseSlice, job: SliceUpdate, rule: OptimizerVersion
+        self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion
     ) -> list[Array] | cpu.Coded | None:
         """Return what is to be summed; None where a few rows were pushed, which are done here."""
         if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
@@ -314,10 +316,10 @@ class Batch:
         if any(payload.rows < 0 for _, payload in job.parts):
             return [_whole_part(payload, dtype, first, shape) for _, payload in job.parts]
         sources = [some_rows(payload, dtype, first, shape) for _, payload in job.parts]
-        by_rows = rule.optimizer is not None and rule.optimizer.sparse_mode(False) == "rows"
+        by_rows = settings.optimizer is not None and settings.optimizer.sparse_mode(False) == "rows"
         if not by_rows:
             return [merged(sources).todense().reshape(-1)]
-        kind, params, master, states, counts = part.plan(rule, job.clock)
+        kind, params, master, states, counts = part.plan(settings, job.clock)
         rows, maps, datas = merge(sources)
         with writing(self._memory, [part.place]):
             shaped = tuple(_like(state, shape) for state in states)
@@ -332,25 +334,25 @@ class Batch:
                 cpu.reduce(self._sums)
             if self._updates:
                 cpu.update(self._updates)
-        for part, round in self._turned:
-            part.turn(round)
+        for part, round in self._swapped:
+            part.swap(round)
         for state, counts in self._counted:
             state.keep(counts)
 
 
 def update_whole(
-    parts: list[tuple[DenseSlice, SliceUpdate]], rule: OptimizerVersion, memory: Values | None
+    parts: list[tuple[DenseSlice, SliceUpdate]], settings: OptimizerVersion, memory: Values | None
 ) -> None:
     """Let a rule in Python update a whole key with the rounds of all its slices."""
     key = parts[0][0].of
     if not key.whole or len(parts) < len(key.slices):
-        refuse_parts(rule.optimizer, key.key)
+        refuse_parts(settings.optimizer, key.key)
     gradient = _gradient(key, parts)
     weight, clock = key.value(), max(job.clock for _, job in parts)
-    updater = key.state.follow(rule)
+    updater = key.state.follow(settings)
     changes = [weight, *leaves(updater.states.get(key.key))]
     shared = writing(memory, [part.place for part, _ in parts])
-    with shared, key.state.counting(rule, key.key, clock), undone(changes):
+    with shared, key.state.counting(settings, key.key, clock), undone(changes):
         updater(key.key, gradient, weight)
 
 

@@ -59,7 +59,7 @@ class StorageProtocol(Protocol):
         after round `request.round`, which is not the last.
         """
 
-    def seated(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Learn which server this is."""
 
     def define(self, action: events.Define) -> None:
@@ -85,9 +85,9 @@ class ServerLoop:
     """One server, from its start to its end."""
 
     def __init__(
-        self, roles: Roles, config: PsConfig, shelves: StorageProtocol, state: dict[str, Any] | None = None
+        self, roles: Roles, config: PsConfig, storage: StorageProtocol, state: dict[str, Any] | None = None
     ) -> None:
-        self._config, self._shelves = config, shelves
+        self._config, self._storage = config, storage
         incarnation = secrets.randbits(63)
         process = f"server/{roles.rank}/{os.getpid()}/{secrets.token_hex(8)}"
         self._sockets = ServerSockets(roles, incarnation)
@@ -102,7 +102,7 @@ class ServerLoop:
             where=roles.scheduler,
         )
         self._machine = Server(hello, options, state)
-        self._pulse: HeartbeatResponder | None = None
+        self._heartbeats: HeartbeatResponder | None = None
         self._roles = roles
         self._process = process
         self._ticked = self._saved = time.monotonic()
@@ -116,12 +116,12 @@ class ServerLoop:
         self._ended: events.End | None = None
         self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
             events.Reply: self._reply,
-            events.Apply: shelves.apply,
-            events.Abort: shelves.abort,
+            events.Apply: storage.apply,
+            events.Abort: storage.abort,
             events.Send: self._send,
-            events.Write: shelves.write,
+            events.Write: storage.write,
             events.Configure: self._configure,
-            events.Define: shelves.define,
+            events.Define: storage.define,
             events.Forget: self._forget,
             events.Attachment: self._attach,
             events.MetScheduler: self._met,
@@ -142,23 +142,23 @@ class ServerLoop:
         try:
             self._step(events.Start())
             while self._ended is None:
-                self._turn()
+                self._serve_once()
         finally:
             if self._writing is not None:
                 self._writing.join()
-            if self._pulse is not None:
-                self._pulse.close()
+            if self._heartbeats is not None:
+                self._heartbeats.close()
             self._sockets.close()
-            self._shelves.close()
+            self._storage.close()
         if self._ended.error is not None:
             raise raised(self._ended.error)
 
-    def _turn(self) -> None:
+    def _serve_once(self) -> None:
         for peer, message in self._sockets.receive(_TICK):
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
             elif isinstance(message, Batch):
-                self._shelves.reach(message)
+                self._storage.reach(message)
             self._step(events.Received(peer, message))
         now = time.monotonic()
         if now - self._ticked >= _TICK:
@@ -176,7 +176,7 @@ class ServerLoop:
         interval = self._config.snapshot_interval
         if self._config.snapshot and (self._due or now - self._saved > interval) and self._machine.quiet():
             self._due, self._saved = False, now
-            write = self._shelves.save(self._machine.snapshot())
+            write = self._storage.save(self._machine.snapshot())
             self._writing = threading.Thread(target=self._write, args=(write,), name="kvstore-snapshot")
             self._writing.start()
 
@@ -207,23 +207,25 @@ class ServerLoop:
 
     def _configure(self, action: events.Configure) -> events.Configured:
         install = action.install
-        return events.Configured(install.store, install.version, self._shelves.configure(action))
+        return events.Configured(install.store, install.version, self._storage.configure(action))
 
     def _attach(self, action: events.Attachment) -> None:
-        self._memory[action.store, action.rank] = self._shelves.attach(action)
+        self._memory[action.store, action.rank] = self._storage.attach(action)
 
     def _forget(self, action: events.Forget) -> None:
-        self._shelves.forget(action)
+        self._storage.forget(action)
         if action.slices is None:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
             self._attaching = {peer: key for peer, key in self._attaching.items() if key[0] != action.store}
 
     def _met(self, action: events.MetScheduler) -> None:
-        self._pulse = HeartbeatResponder(action.met.pulse, self._process, self._roles.keys, self._roles.job)
+        self._heartbeats = HeartbeatResponder(
+            action.met.pulse, self._process, self._roles.keys, self._roles.job
+        )
         self._sockets.meet(action.met.echo)
 
     def _welcomed(self, action: events.Welcomed) -> None:
-        self._shelves.seated(action.welcome.rank)
+        self._storage.set_rank(action.welcome.rank)
 
     def _wants_snapshot(self, action: events.Save) -> None:
         self._due = True
@@ -271,7 +273,7 @@ class ServerLoop:
         try:
             steady = self._machine.waits_for(store, rank)
             past = request.stamp == m.OF_ROUND and request.round < round
-            found, buffers = self._shelves.read(store, rank, request, detail, steady, past)
+            found, buffers = self._storage.read(store, rank, request, detail, steady, past)
             round = request.round if past else round
         except KVStoreError as error:
             return _failed(record, Failure(type(error).__name__, str(error)))
@@ -284,7 +286,7 @@ def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
 
 
 def run(
-    roles: Roles, config: PsConfig, shelves: StorageProtocol, state: dict[str, Any] | None = None
+    roles: Roles, config: PsConfig, storage: StorageProtocol, state: dict[str, Any] | None = None
 ) -> None:
     """Be a server of a job until it is over; `state` is what the machine had saved.
 
@@ -293,4 +295,4 @@ def run(
     KVStoreError
         The job did not end well, or this server was refused.
     """
-    ServerLoop(roles, config, shelves, state).run()
+    ServerLoop(roles, config, storage, state).run()

@@ -65,7 +65,7 @@ class ServerOptions:
 
     Attributes
     ----------
-    letter : float
+    resend_after : float
         Seconds after which what goes to the scheduler is sent again.
     dead_after : float
         After twice as many seconds without a word of the scheduler it is lost, and the server ends.
@@ -79,7 +79,7 @@ class ServerOptions:
         Address at which the scheduler is looked for.
     """
 
-    letter: float = 1.0
+    resend_after: float = 1.0
     dead_after: float = 5.0
     report: int = 1 << 20
     saves: bool = False
@@ -98,7 +98,7 @@ class Server:
         self.rank = hello.rank
         self.failure: Failure | None = None
         self.ended = False
-        self._link = ReliableLink(self.options.letter)
+        self._link = ReliableLink(self.options.resend_after)
         self._stores: dict[int, StoreMachine] = {}
         self._early: dict[Hashable, Attach] = {}
         self._unsaved: list[tuple[WorkerSession, Record]] = []
@@ -118,29 +118,29 @@ class Server:
             Ping: self._ping,
         }
         for state in (snapshot or {}).get("stores", ()):
-            self._holding(state["store"]).restore(state)
+            self._store(state["store"]).restore(state)
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
-        turn = StepEffects()
+        effects = StepEffects()
         kind = type(event)
         self._silence.step(now)
         if self.ended:
             return []
         if kind is Received:
-            self._received(event.peer, event.message, now, turn)  # type: ignore[union-attr]
+            self._received(event.peer, event.message, now, effects)  # type: ignore[union-attr]
         elif kind is Applied:
-            self._applied(event, turn)  # type: ignore[arg-type]
+            self._applied(event, effects)  # type: ignore[arg-type]
         elif kind is Tick:
-            self._tick(now, turn)
+            self._tick(now, effects)
         elif kind is Configured:
-            self._configured(event, now, turn)  # type: ignore[arg-type]
+            self._configured(event, now, effects)  # type: ignore[arg-type]
         elif kind is Saved:
-            self._saved(event, turn)  # type: ignore[arg-type]
+            self._saved(event, effects)  # type: ignore[arg-type]
         elif kind is Start:
             self._silence.hear(now)
-            self._write(self.hello, now, turn)
-        return turn.end()
+            self._write(self.hello, now, effects)
+        return effects.end()
 
     def quiet(self) -> bool:
         """Whether no `Apply` or `Write` is under way, so that values and `snapshot` belong together."""
@@ -155,7 +155,7 @@ class Server:
     def waits_for(self, store: int, rank: int) -> bool:
         """Whether no round goes on without this worker: what it is sent cannot change before it has it."""
         found = self._stores.get(store)
-        return found is not None and found.sync and rank in found.needed
+        return found is not None and found.members.sync and rank in found.members.needed
 
     def stores(self) -> list[int]:
         """Numbers of the stores that it holds."""
@@ -163,169 +163,167 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------ workers
 
-    def _received(self, peer: Hashable, message: Any, now: float, turn: StepEffects) -> None:
+    def _received(self, peer: Hashable, message: Any, now: float, effects: StepEffects) -> None:
         kind = type(message)
         if kind is Batch:
-            self._requests(peer, message, turn)
+            self._requests(peer, message, effects)
         elif peer == ECHO:
             self._silence.hear(now)
         elif kind is ReliableMessage:
             if peer == SCHEDULER:
-                self._read(message, now, turn)
+                self._read(message, now, effects)
         elif kind is Attach:
-            self._attach(peer, message, turn)
+            self._attach(peer, message, effects)
         elif kind is Who:
             store = self._stores.get(message.store)
             if store is not None:
-                turn.actions.append(Send(peer, store.missing(message.slice, message.round)))
+                effects.actions.append(Send(peer, store.missing(message.slice, message.round)))
 
-    def _requests(self, peer: Hashable, batch: Batch, turn: StepEffects) -> None:
+    def _requests(self, peer: Hashable, batch: Batch, effects: StepEffects) -> None:
         store = self._stores.get(batch.store)
         if store is None:
             return  # not attached yet; it will be sent again
-        seat = store.seats.get(batch.rank)
-        if batch.epoch > store.epoch:
+        session = store.sessions.by_rank.get(batch.rank)
+        if batch.epoch > store.members.epoch:
             # Made after somebody came, of whom the scheduler's word is still on its way: it may have to wait.
             if len(store.ahead) < _AHEAD:
                 store.ahead.append((peer, batch))
             return
-        if seat is not None and seat.incarnation == batch.incarnation:
-            if seat.attached:
-                seat.peer = peer
-                store.take(seat, batch, turn)
-        elif batch.epoch <= store.epoch and store.members.get(batch.rank) != batch.incarnation:
-            turn.actions.append(Send(peer, store.fence(batch.rank)))
+        if session is not None and session.incarnation == batch.incarnation:
+            if store.members.returning is None:
+                session.peer = peer
+                store.take(session, batch, effects)
+        elif store.members.incarnations.get(batch.rank) != batch.incarnation:
+            effects.actions.append(Send(peer, store.fence(batch.rank)))
 
-    def _attach(self, peer: Hashable, attach: Attach, turn: StepEffects) -> None:
+    def _attach(self, peer: Hashable, attach: Attach, effects: StepEffects) -> None:
         if attach.job != self.hello.job:
             text = f"this is job {self.hello.job!r}, not {attach.job!r}"
-            turn.actions.append(Send(peer, Fenced(0, text)))
+            effects.actions.append(Send(peer, Fenced(0, text)))
             return
         store = self._stores.get(attach.store)
-        if store is not None and store.epoch:
-            store.attach(peer, attach, turn)
+        if store is not None and store.members.epoch:
+            store.attach(peer, attach, effects)
         elif len(self._early) < _EARLY:
             self._early[peer] = attach
 
-    def _applied(self, event: Applied, turn: StepEffects) -> None:
+    def _applied(self, event: Applied, effects: StepEffects) -> None:
         store = self._stores.get(event.store)
         if store is not None:
-            store.applied(event.results, turn)
-            store.given_up(event.given_up, turn)
+            store.requests.applied(event.results, effects)
+            store.requests.given_up(event.given_up, effects)
 
-    def _keep(self, seat: WorkerSession, record: Record) -> None:
-        self._unsaved.append((seat, record))
+    def _keep(self, session: WorkerSession, record: Record) -> None:
+        self._unsaved.append((session, record))
 
-    def _saved(self, event: Saved, turn: StepEffects) -> None:
+    def _saved(self, event: Saved, effects: StepEffects) -> None:
         """Answer what waited for a snapshot."""
-        for seat, record in self._saving:
+        for session, record in self._saving:
             if event.error is None:
-                store = self._stores.get(seat.store)
-                if store is not None and record.slice in store.slots:
-                    store.slots[record.slice].kept = True
-                turn.answer(seat, Kind.DONE, record, 0)
+                store = self._stores.get(session.store)
+                if store is not None:
+                    store.mark_kept(record.slice)
+                effects.answer(session, Kind.DONE, record, 0)
             else:
-                seat.remember(record.sequence, event.error)
-                turn.fail(seat, record, 0, event.error)
+                effects.fail(session, record, 0, event.error)
         self._saving.clear()
 
     # ------------------------------------------------------------------------------------------ the scheduler
 
-    def _read(self, letter: ReliableMessage, now: float, turn: StepEffects) -> None:
+    def _read(self, message: ReliableMessage, now: float, effects: StepEffects) -> None:
         self._silence.hear(now)
         self._met = True
-        for body in self._link.read(letter, now):
+        for body in self._link.read(message, now):
             handler = self._handlers.get(type(body))
             if handler is not None:
-                handler(body, now, turn)
-        owed = self._link.owed()
-        if owed is not None:
-            turn.actions.append(Send(SCHEDULER, owed))
+                handler(body, now, effects)
+        acknowledgement = self._link.owed()
+        if acknowledgement is not None:
+            effects.actions.append(Send(SCHEDULER, acknowledgement))
 
-    def _write(self, body: Any, now: float, turn: StepEffects) -> None:
-        turn.actions.append(Send(SCHEDULER, self._link.write(body, now)))
+    def _write(self, body: Any, now: float, effects: StepEffects) -> None:
+        effects.actions.append(Send(SCHEDULER, self._link.write(body, now)))
 
-    def _holding(self, number: int) -> StoreMachine:
+    def _store(self, number: int) -> StoreMachine:
         store = self._stores.get(number)
         if store is None:
-            store = StoreMachine(number, self.hello.incarnation, self.options.report)
-            store.keep = self._keep if self.options.saves else None
-            store.returning = {} if self.hello.restarted else None
-            store.restarted = self.hello.restarted
+            keep = self._keep if self.options.saves else None
+            hello, report = self.hello, self.options.report
+            store = StoreMachine(number, hello.incarnation, report, hello.restarted, keep)
             self._stores[number] = store
         return store
 
-    def _has_met(self, message: Met, now: float, turn: StepEffects) -> None:
+    def _has_met(self, message: Met, now: float, effects: StepEffects) -> None:
         self._echoes = True
-        turn.actions.append(MetScheduler(message))
+        effects.actions.append(MetScheduler(message))
 
-    def _welcomed(self, message: Welcome, now: float, turn: StepEffects) -> None:
+    def _welcomed(self, message: Welcome, now: float, effects: StepEffects) -> None:
         self.rank = message.rank
-        turn.actions.append(Welcomed(message))
+        effects.actions.append(Welcomed(message))
 
-    def _viewed(self, view: View, now: float, turn: StepEffects) -> None:
-        store = self._holding(view.store)
-        store.view(view, turn)
+    def _viewed(self, view: View, now: float, effects: StepEffects) -> None:
+        store = self._store(view.store)
+        store.view(view, effects)
         ahead, store.ahead = store.ahead, []
         for peer, batch in ahead:
-            self._requests(peer, batch, turn)
+            self._requests(peer, batch, effects)
         for peer, attach in list(self._early.items()):
             if attach.store == view.store:
                 del self._early[peer]
-                store.attach(peer, attach, turn)
+                store.attach(peer, attach, effects)
 
-    def _define(self, message: Slices, now: float, turn: StepEffects) -> None:
-        turn.actions.append(Define(message.store, message.keys))
+    def _define(self, message: Slices, now: float, effects: StepEffects) -> None:
+        effects.actions.append(Define(message.store, message.keys))
         mine = [one.id for entry in message.keys for one in entry.slices if one.server == self.rank]
-        self._holding(message.store).define(mine, turn)
+        self._store(message.store).requests.define(mine, effects)
 
-    def _install(self, message: Install, now: float, turn: StepEffects) -> None:
-        store = self._holding(message.store)
+    def _install(self, message: Install, now: float, effects: StepEffects) -> None:
+        store = self._store(message.store)
         if message.kind == "drop":
-            self._drop(message, turn)
+            self._drop(message, effects)
         elif message.version <= store.version:
-            self._write(Installed(message.store, message.version), now, turn)  # it was in the snapshot
+            self._write(Installed(message.store, message.version), now, effects)  # it was in the snapshot
         else:
-            turn.actions.append(Configure(message))
+            effects.actions.append(Configure(message))
 
-    def _drop(self, message: Install, turn: StepEffects) -> None:
+    def _drop(self, message: Install, effects: StepEffects) -> None:
         if message.text:
-            self._stores[message.store].forget(map(int, message.text.split(",")), turn)
+            self._stores[message.store].requests.forget(map(int, message.text.split(",")), effects)
         else:
             del self._stores[message.store]
             self._unsaved = [one for one in self._unsaved if one[0].store != message.store]
             self._saving = [one for one in self._saving if one[0].store != message.store]
-            turn.work.append(Forget(message.store, None))
+            effects.work.append(Forget(message.store, None))
 
-    def _configured(self, event: Configured, now: float, turn: StepEffects) -> None:
+    def _configured(self, event: Configured, now: float, effects: StepEffects) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.version = max(store.version, event.version)
-        self._write(Installed(event.store, event.version, event.error), now, turn)
+        self._write(Installed(event.store, event.version, event.error), now, effects)
 
-    def _over(self, message: Over, now: float, turn: StepEffects) -> None:
-        self._end(Failure("PeerLostError", message.error) if message.error else None, turn)
+    def _over(self, message: Over, now: float, effects: StepEffects) -> None:
+        self._end(Failure("PeerLostError", message.error) if message.error else None, effects)
 
-    def _refused(self, message: Refused, now: float, turn: StepEffects) -> None:
-        self._end(Failure(message.error, message.text), turn)
+    def _refused(self, message: Refused, now: float, effects: StepEffects) -> None:
+        self._end(Failure(message.error, message.text), effects)
 
-    def _fenced(self, message: Fenced, now: float, turn: StepEffects) -> None:
-        self._end(Failure("FencedError", message.text), turn)
+    def _fenced(self, message: Fenced, now: float, effects: StepEffects) -> None:
+        self._end(Failure("FencedError", message.text), effects)
 
-    def _end(self, failure: Failure | None, turn: StepEffects) -> None:
+    def _end(self, failure: Failure | None, effects: StepEffects) -> None:
         if not self.ended:
             self.ended, self.failure = True, failure
-            turn.work.append(End(failure))
+            effects.work.append(End(failure))
 
-    def _ping(self, message: Ping, now: float, turn: StepEffects) -> None:
-        turn.actions.append(Send(SCHEDULER, self._link.aside(Pong(message.number))))
+    def _ping(self, message: Ping, now: float, effects: StepEffects) -> None:
+        effects.actions.append(Send(SCHEDULER, self._link.aside(Pong(message.number))))
 
     # --------------------------------------------------------------------------------------------------- time
 
-    def _tick(self, now: float, turn: StepEffects) -> None:
-        turn.actions.extend(Send(SCHEDULER, letter) for letter in self._link.again(now))
+    def _tick(self, now: float, effects: StepEffects) -> None:
+        effects.actions.extend(Send(SCHEDULER, message) for message in self._link.again(now))
         if self._unsaved:
-            turn.work.append(Save())
+            effects.work.append(Save())
         silent, patience = self._silence.silent(now), self.options.dead_after
         if self._silence.lost(now, 2 * patience if self._met else self.options.start or 2 * patience):
             # Before this process was started again it had met one.
@@ -333,9 +331,9 @@ class Server:
             failure = lost((Loss("scheduler", 0, silent),)) if met else unmet(self.options.where, silent)
             if met and self._silence.stopped > patience:
                 failure = stopped(f"server {self.rank}", self._silence.stopped, patience, failure)
-            self._end(failure, turn)
+            self._end(failure, effects)
         elif self._silence.asks(now):
             if self._echoes:
-                turn.actions.append(Send(ECHO, Ping(0)))
+                effects.actions.append(Send(ECHO, Ping(0)))
             if not self._echoes or self._silence.is_long(now):  # another may be at its address
-                turn.actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))
+                effects.actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))

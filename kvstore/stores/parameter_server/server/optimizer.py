@@ -1,7 +1,8 @@
 """The settings of a store on a server, version by version, and the optimizer's state of a part of a key.
 
 A round is updated with the settings that its workers had agreed to when they pushed, even if newer ones are
-there already; so every version has an optimizer object of its own. Objects of one era share their states.
+there already; so every version has an optimizer object of its own. Objects of one generation share their
+states.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class OptimizerVersion(NamedTuple):
 
     version: int
     #: Counts the optimizers that were set, None included; states belong to one of them.
-    era: int
+    generation: int
     optimizer: Optimizer | None
     #: The optimizer's description.
     text: str
@@ -41,67 +42,72 @@ class OptimizerVersions:
     """All versions of the settings."""
 
     def __init__(self) -> None:
-        self._rules = [OptimizerVersion(0, 0, None, "", 0)]
+        self._versions = [OptimizerVersion(0, 0, None, "", 0)]
 
     def newest(self) -> OptimizerVersion:
         """Return what holds for what comes now."""
-        return self._rules[-1]
+        return self._versions[-1]
 
     def at(self, version: int) -> OptimizerVersion:
         """Return what holds for a version."""
-        if version >= self._rules[-1].version:
-            return self._rules[-1]
-        place = bisect.bisect_right(self._rules, version, key=lambda rule: rule.version)
-        return self._rules[max(0, place - 1)]
+        if version >= self._versions[-1].version:
+            return self._versions[-1]
+        place = bisect.bisect_right(self._versions, version, key=lambda settings: settings.version)
+        return self._versions[max(0, place - 1)]
 
     def after(self, version: int, kind: str, text: str) -> OptimizerVersion | None:
         """Return what will hold from a version on; None for one that is known already."""
-        last = self._rules[-1]
+        last = self._versions[-1]
         if version <= last.version:
             return None
         if kind not in _KINDS:
             raise ConfigError(f"settings of a kind {kind!r}; known are {', '.join(_KINDS)}")
         return _next(last, version, kind, text)
 
-    def add(self, rule: OptimizerVersion) -> None:
+    def add(self, settings: OptimizerVersion) -> None:
         """Add a version."""
-        self._rules.append(rule)
-        del self._rules[:-_KEPT]
+        self._versions.append(settings)
+        del self._versions[:-_KEPT]
 
     def all(self) -> list[OptimizerVersion]:
         """Return all versions, oldest first."""
-        return list(self._rules)
+        return list(self._versions)
 
     def described(self) -> list[dict[str, Any]]:
         """Return all versions, fit for JSON."""
         return [
-            {"version": rule.version, "era": rule.era, "text": rule.text, "base": rule.base}
-            for rule in self._rules
+            {
+                "version": settings.version,
+                "era": settings.generation,
+                "text": settings.text,
+                "base": settings.base,
+            }
+            for settings in self._versions
         ]
 
     @classmethod
     def from_description(cls, described: list[dict[str, Any]]) -> OptimizerVersions:
         """Make again what `described` told of."""
-        rules = cls()
-        rules._rules = [
+        versions = cls()
+        versions._versions = [
             OptimizerVersion(
                 int(one["version"]), int(one["era"]), _built(one["text"]), one["text"], int(one["base"])
             )
             for one in described
         ]
-        return rules
+        return versions
 
 
 def _next(last: OptimizerVersion, version: int, kind: str, text: str) -> OptimizerVersion:
     if kind == "none":
-        return OptimizerVersion(version, last.era + 1, None, "", 0)
+        return OptimizerVersion(version, last.generation + 1, None, "", 0)
     if kind == "clock":
         return last._replace(version=version, base=_whole_number(text))
     optimizer = _built(text)
     if optimizer is None:
         raise ConfigError("settings of an optimizer without a name")
     if kind == "optimizer":
-        return OptimizerVersion(version, last.era + 1, optimizer, text, optimizer.begin_num_update)
+        return OptimizerVersion(version, last.generation + 1, optimizer, text, optimizer.begin_num_update)
     if type(optimizer) is not type(last.optimizer):
         raise ConfigError(f"settings of {type(optimizer).__name__}, where {_name(last.optimizer)} is set")
     return last._replace(version=version, optimizer=optimizer, text=text)
@@ -137,34 +143,39 @@ def _name(optimizer: Optimizer | None) -> str:
 class State:
     """An optimizer's state of a slice, or of a whole key."""
 
-    __slots__ = ("era", "num_update", "updater", "updates")
+    __slots__ = ("generation", "num_update", "updater", "updates")
 
     def __init__(self) -> None:
-        self.era = 0
+        self.generation = 0
         self.updater: Updater | None = None
-        #: How many updates there were in this era.
+        #: How many updates there were in this generation.
         self.updates = 0
         #: The schedule's time of the last of them.
         self.num_update = 0
 
-    def follow(self, rule: OptimizerVersion) -> Updater:
-        """Return the updater, with the rule's optimizer; another era begins with fresh states."""
-        assert rule.optimizer is not None
-        if self.updater is None or self.era != rule.era:
-            self.updater, self.era, self.updates, self.num_update = Updater(rule.optimizer), rule.era, 0, 0
-        self.updater.optimizer = rule.optimizer
+    def follow(self, settings: OptimizerVersion) -> Updater:
+        """Return the updater, with these settings; states of another generation are fresh."""
+        assert settings.optimizer is not None
+        if self.updater is None or self.generation != settings.generation:
+            self.updater, self.generation, self.updates, self.num_update = (
+                Updater(settings.optimizer),
+                settings.generation,
+                0,
+                0,
+            )
+        self.updater.optimizer = settings.optimizer
         return self.updater
 
-    def current(self, rule: OptimizerVersion) -> Updater | None:
-        """Return the updater if it belongs to the rule's era."""
-        return self.updater if self.era == rule.era else None
+    def current(self, settings: OptimizerVersion) -> Updater | None:
+        """Return the updater if it belongs to their generation."""
+        return self.updater if self.generation == settings.generation else None
 
-    def begin(self, rule: OptimizerVersion, key: Key, clock: int) -> Updater:
+    def begin(self, settings: OptimizerVersion, key: Key, clock: int) -> Updater:
         """Return the updater, with the optimizer's counts set to those of this state."""
-        updater = self.follow(rule)
+        updater = self.follow(settings)
         optimizer = updater.optimizer
         optimizer._index_update_count = {key: self.updates} if self.updates else {}
-        optimizer.num_update = rule.base + clock
+        optimizer.num_update = settings.base + clock
         return updater
 
     def counted(self, key: Key) -> tuple[int, int]:
@@ -178,9 +189,9 @@ class State:
         self.updates, self.num_update = counts
 
     @contextmanager
-    def counting(self, rule: OptimizerVersion, key: Key, clock: int) -> Iterator[Updater]:
+    def counting(self, settings: OptimizerVersion, key: Key, clock: int) -> Iterator[Updater]:
         """Lend the updater for one update, which counts if the body succeeds."""
-        updater = self.begin(rule, key, clock)
+        updater = self.begin(settings, key, clock)
         yield updater
         self.keep(self.counted(key))
 
@@ -204,19 +215,21 @@ def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
     )
 
 
-def check_dtype(rule: OptimizerVersion, key: Key, dtype: np.dtype[Any]) -> None:
+def check_dtype(settings: OptimizerVersion, key: Key, dtype: np.dtype[Any]) -> None:
     """Raise DTypeError for an optimizer on integers, which have no gradient."""
-    if rule.optimizer is not None and dtype.kind in "iu":
+    if settings.optimizer is not None and dtype.kind in "iu":
         raise DTypeError(
-            f"key {key!r} holds {dtype}; {_name(rule.optimizer)} updates floating-point weights only"
+            f"key {key!r} holds {dtype}; {_name(settings.optimizer)} updates floating-point weights only"
         )
 
 
-def explained(error: Exception, rule: OptimizerVersion, key: Key, server: int) -> Exception:
+def explained(error: Exception, settings: OptimizerVersion, key: Key, server: int) -> Exception:
     """Return what to tell workers of an error in an update."""
     if isinstance(error, (KVStoreError, MemoryError)):
         return error
     kind = type(error).__name__
-    told = UpdaterError(f"{_name(rule.optimizer)} raised {kind} on key {key!r} (server {server}): {error}")
+    told = UpdaterError(
+        f"{_name(settings.optimizer)} raised {kind} on key {key!r} (server {server}): {error}"
+    )
     told.__cause__ = error
     return told

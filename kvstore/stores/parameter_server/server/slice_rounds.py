@@ -146,10 +146,10 @@ class SliceRounds:
         """Return the last round that a worker is in, all of which have waited for it."""
         return max([self.round, *(number for number, parts in self.parts.items() if rank in parts)])
 
-    def leave(self, seat: WorkerSession) -> None:
-        """Let a worker that is gone wait no more: what is owed to its rank is owed to the next who has it."""
-        self.pulls = [one for one in self.pulls if one[0] is not seat]
-        self.held = [one for one in self.held if one[0] is not seat]
+    def leave(self, session: WorkerSession) -> None:
+        """Let a worker that is gone wait no more; what failed is told to the next who has its rank."""
+        self.pulls = [one for one in self.pulls if one[0] is not session]
+        self.held = [one for one in self.held if one[0] is not session]
 
     def base(self) -> int:
         """Round after which a worker that comes now begins."""

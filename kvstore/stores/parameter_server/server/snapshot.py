@@ -67,7 +67,7 @@ class Manifest(msgspec.Struct):
 
 
 class Folder:
-    """Where the snapshots of one shelf are."""
+    """Where the snapshots of one shard are."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -187,7 +187,7 @@ def _state(state: State, key: Any, name: str, tensors: Tensors) -> dict[str, Any
         return None
     known = key in state.updater.states
     outline = _outline(state.updater.states[key], name, tensors) if known else None
-    counts = {"era": state.era, "updates": state.updates, "num_update": state.num_update}
+    counts = {"era": state.generation, "updates": state.updates, "num_update": state.num_update}
     return {**counts, "known": known, "outline": outline}
 
 
@@ -205,15 +205,17 @@ def _bits(array: Array) -> Array:
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def taken_back(held: Held, said: dict[str, Any], tensors: Tensors, rules: Iterable[OptimizerVersion]) -> None:
+def taken_back(
+    held: Held, said: dict[str, Any], tensors: Tensors, versions: Iterable[OptimizerVersion]
+) -> None:
     """Give a slice what `described` told of it."""
-    by_era = {rule.era: rule for rule in rules}
+    by_generation = {settings.generation: settings for settings in versions}
     if isinstance(held, DenseSlice):
-        _take_state(held.state, held.of.key, said["state"], "state", tensors, by_era)
+        _take_state(held.state, held.of.key, said["state"], "state", tensors, by_generation)
         if "whole" in said:
-            _take_state(held.of.state, held.of.key, said["whole"], "whole", tensors, by_era)
+            _take_state(held.of.state, held.of.key, said["whole"], "whole", tensors, by_generation)
         return
-    _take_state(held.state, held.key, said["state"], "state", tensors, by_era)
+    _take_state(held.state, held.key, said["state"], "state", tensors, by_generation)
     blank = _rebuilt(said["blank"], "blank-state", tensors) if "blank" in said else None
     rows = typed(tensors["rows"], held.dtype)
     held.take_back(tensors.get("ids"), rows, typed(tensors["blank"], held.dtype), blank)
@@ -225,12 +227,12 @@ def _take_state(
     said: dict[str, Any] | None,
     name: str,
     tensors: Tensors,
-    rules: dict[int, OptimizerVersion],
+    versions: dict[int, OptimizerVersion],
 ) -> None:
-    rule = None if said is None else rules.get(said["era"])
-    if said is None or rule is None or rule.optimizer is None:
+    settings = None if said is None else versions.get(said["era"])
+    if said is None or settings is None or settings.optimizer is None:
         return  # of settings that no round will ask for again
-    state.updater, state.era = Updater(rule.optimizer), rule.era
+    state.updater, state.generation = Updater(settings.optimizer), settings.generation
     state.keep((said["updates"], said["num_update"]))
     if said["known"]:
         state.updater.states[key] = _rebuilt(said["outline"], name, tensors)

@@ -79,7 +79,7 @@ class Table:
         #: What an absent row is.
         self.blank: Array = np.zeros((1, *shape[1:]), dtype)
         self.blank_tree: Tree = None
-        self._blank_era = 0
+        self._blank_generation = 0
         self._block: Array = np.empty((0, *shape[1:]), dtype)
         self._rooms: list[Array] = []
         self._keeps = -1  # round before the one that is being done, if what it left is to be kept
@@ -233,10 +233,10 @@ class Table:
         assert self.state.updater is not None
         self.state.updater.states[self.key] = tree
 
-    def part_state(self, rule: OptimizerVersion) -> PartState:
-        """Return the state of this era."""
+    def part_state(self, settings: OptimizerVersion) -> PartState:
+        """Return the state of this generation."""
         state = self.state
-        updater = state.current(rule)
+        updater = state.current(settings)
         if updater is None or self.key not in updater.states:
             return NOTHING
         tree, counts = updater.states[self.key], (state.updates, state.num_update)
@@ -252,15 +252,15 @@ class Table:
         lying[where] = ids
         return lying
 
-    def put_state(self, given: PartState, rule: OptimizerVersion) -> None:
-        """Take over the state of an era; every row that it is of is held from now on."""
-        state, optimizer = self.state, rule.optimizer
+    def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
+        """Take over the state of a generation; every row that it is of is held from now on."""
+        state, optimizer = self.state, settings.optimizer
         assert optimizer is not None
         if given.known and given.ids is not None and not cpu.ascending_ids(np.sort(given.ids), self.shape[0]):
             raise StateFileError(f"the state of key {self.key!r} is of rows that its slice does not have")
         if given.known:
             self._check_state(given, optimizer)
-        state.updater, state.era = Updater(optimizer), rule.era
+        state.updater, state.generation = Updater(optimizer), settings.generation
         state.keep((given.updates, given.num_update))
         if not given.known:
             return
@@ -270,7 +270,7 @@ class Table:
             return
         order = np.argsort(given.ids)
         positions = self._hold(given.ids[order])
-        self.blank_tree, self._blank_era = given.blank, rule.era
+        self.blank_tree, self._blank_generation = given.blank, settings.generation
         made = _mapped(lambda _, blank: np.repeat(blank, self.count, axis=0), given.tree, given.blank)
         for there, part in zip(leaves(made), leaves(given.tree), strict=True):
             there[positions] = part[order]
@@ -284,14 +284,18 @@ class Table:
             check_form(self.key, given.blank, one, 1)
 
     def has_blank_tree(self) -> bool:
-        """Whether absent rows have a state of the present era."""
-        return self.index is not None and self.tree() is not None and self._blank_era == self.state.era
+        """Whether absent rows have a state of the present generation."""
+        return (
+            self.index is not None
+            and self.tree() is not None
+            and self._blank_generation == self.state.generation
+        )
 
     def take_back(self, ids: Ids | None, rows: Array, blank: Array, blank_tree: Tree) -> None:
         """Become what a snapshot told of; `ids` are those of `rows`, as they lie."""
         self._block, self.count = pages.copy(rows), len(rows)
         np.copyto(self.blank, blank)
-        self.blank_tree, self._blank_era = blank_tree, self.state.era
+        self.blank_tree, self._blank_generation = blank_tree, self.state.generation
         if ids is None:
             self.index = None
             return
@@ -312,9 +316,9 @@ class Table:
             blank.follow(self.key, self.blank)
 
     def _blank_for(self, optimizer: Optimizer) -> None:
-        if self._blank_era != self.state.era:
+        if self._blank_generation != self.state.generation:
             self.blank_tree = optimizer.create_state_multi_precision(self.key, self.blank)
-            self._blank_era = self.state.era
+            self._blank_generation = self.state.generation
 
     def _plan(self, updater: Updater) -> Plan:
         """Plan an update of the rows held."""
@@ -327,25 +331,25 @@ class Table:
     # ------------------------------------------------------------------------------------------ rounds
 
     def apply(
-        self, sources: list[RowSparseArray | Array], rule: OptimizerVersion, clock: int, keeps: int = -1
+        self, sources: list[RowSparseArray | Array], settings: OptimizerVersion, clock: int, keeps: int = -1
     ) -> None:
         """Replace by the sum of sources, or update with it; if that fails the table is as before.
 
         `keeps` is the round before this one, if what it left is to be kept for `past`.
         """
         self._keeps = keeps
-        by_rows = rule.optimizer is not None and rule.optimizer.fused and _lazy(rule.optimizer)
+        by_rows = settings.optimizer is not None and settings.optimizer.fused and _lazy(settings.optimizer)
         if not by_rows or not all(isinstance(source, RowSparseArray) for source in sources):
             self._keep(None)
         sparse = [source for source in sources if isinstance(source, RowSparseArray)]
         if len(sparse) < len(sources):
-            self._apply_dense([_as_dense(source) for source in sources], rule, clock)
-        elif rule.optimizer is None:
+            self._apply_dense([_as_dense(source) for source in sources], settings, clock)
+        elif settings.optimizer is None:
             self._replace(sparse)
-        elif not rule.optimizer.fused:
-            self._call(merged(sparse), rule, clock)
+        elif not settings.optimizer.fused:
+            self._call(merged(sparse), settings, clock)
         else:
-            self._update(sparse, rule, clock)
+            self._update(sparse, settings, clock)
 
     def _replace(self, sources: list[RowSparseArray]) -> None:
         ids, maps, datas = merge(sources)
@@ -355,22 +359,22 @@ class Table:
         self._take_over(ids, room)
         self.state.updater = None
 
-    def _update(self, sources: list[RowSparseArray], rule: OptimizerVersion, clock: int) -> None:
-        assert rule.optimizer is not None
-        if isinstance(rule.optimizer, SGLD):
+    def _update(self, sources: list[RowSparseArray], settings: OptimizerVersion, clock: int) -> None:
+        assert settings.optimizer is not None
+        if isinstance(settings.optimizer, SGLD):
             self.fill()  # every element has its own noise
-        if not _lazy(rule.optimizer):
-            self._update_all(merged(sources), rule, clock)
+        if not _lazy(settings.optimizer):
+            self._update_all(merged(sources), settings, clock)
             return
         ids, maps, datas = merge(sources)
         self._keep(ids)
-        with self._unless_it_fails(), self.state.counting(rule, self.key, clock) as updater:
+        with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
             positions = self._hold(ids)
             kind, params, master, states = self._plan(updater)
             cpu.update_rows(kind, params, datas, maps, positions, self.held, master, states)
 
-    def _update_all(self, gradient: RowSparseArray, rule: OptimizerVersion, clock: int) -> None:
-        with self._unless_it_fails(), self.state.counting(rule, self.key, clock) as updater:
+    def _update_all(self, gradient: RowSparseArray, settings: OptimizerVersion, clock: int) -> None:
+        with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
             positions = self._hold(gradient.indices)
             spread = np.zeros(self.held.shape, self.dtype)
             spread[positions] = gradient.data
@@ -386,26 +390,26 @@ class Table:
         nothing = np.zeros_like(self.blank)
         return kind, params, [nothing], self.blank, master, tuple(leaves(inner)), []
 
-    def _apply_dense(self, sources: list[Array], rule: OptimizerVersion, clock: int) -> None:
+    def _apply_dense(self, sources: list[Array], settings: OptimizerVersion, clock: int) -> None:
         self.fill()
-        if rule.optimizer is None:
+        if settings.optimizer is None:
             cpu.reduce([(sources, self.held, [])])
-        elif rule.optimizer.fused:
-            with self.state.counting(rule, self.key, clock) as updater:
+        elif settings.optimizer.fused:
+            with self.state.counting(settings, self.key, clock) as updater:
                 kind, params, master, states = self._plan(updater)
                 cpu.update([(kind, params, sources, self.held, master, states, [])])
         else:
             total = pages.empty(self.shape, self.dtype)
             cpu.reduce([(sources, total, [])])
-            self._call(total, rule, clock)
+            self._call(total, settings, clock)
 
-    def _call(self, gradient: Array | RowSparseArray, rule: OptimizerVersion, clock: int) -> None:
+    def _call(self, gradient: Array | RowSparseArray, settings: OptimizerVersion, clock: int) -> None:
         """Let a rule in Python work on the whole table, or, where it needs no more, on the rows held."""
-        if not works_by_rows(rule.optimizer):
+        if not works_by_rows(settings.optimizer):
             if not self.whole:
-                refuse_parts(rule.optimizer, self.key)
+                refuse_parts(settings.optimizer, self.key)
             self.fill()
-        with self._unless_it_fails(), self.state.counting(rule, self.key, clock) as updater:
+        with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
             rows = None
             if isinstance(gradient, RowSparseArray):
                 rows = self._hold(gradient.indices)
@@ -413,7 +417,7 @@ class Table:
             if self.index is not None:
                 self._blank_for(updater.optimizer)
             changes = [self.held, *leaves(self.tree())]
-            with undone(changes, rows if works_by_rows(rule.optimizer) else None):
+            with undone(changes, rows if works_by_rows(settings.optimizer) else None):
                 updater(self.key, gradient, self.held)
 
 

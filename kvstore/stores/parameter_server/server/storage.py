@@ -18,8 +18,8 @@ from ..protocol import events
 from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Kind, PayloadLocation, Record
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
-from .payload import not_kept
-from .store_shard import Payload, SliceUpdate, StoreShard
+from .payload import Payload, SliceUpdate, not_kept
+from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
 
@@ -31,31 +31,31 @@ class ServerStorage:
 
     def __init__(self, server: int, config: PsConfig) -> None:
         self._server, self._config = server, config
-        self._shelves: dict[int, StoreShard] = {}
+        self._shards: dict[int, StoreShard] = {}
         self._values: dict[int, Values] = {}
-        self._inboxes: dict[tuple[int, int], PeerBuffers] = {}
+        self._worker_buffers: dict[tuple[int, int], PeerBuffers] = {}
         #: By store and slice, whose requests (rank and sequence) the last round has answered in their memory.
         self._in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
         if config.threads:
             cpu.set_threads(config.threads)
 
-    def shelf(self, store: int) -> StoreShard:
-        """Return the shelf of a store, made when first needed."""
-        found = self._shelves.get(store)
+    def shard(self, store: int) -> StoreShard:
+        """Return the shard of a store, made when first needed."""
+        found = self._shards.get(store)
         if found is None:
             memory = self._values[store] = Values()
-            found = self._shelves[store] = StoreShard(store, self._server, memory)
+            found = self._shards[store] = StoreShard(store, self._server, memory)
         return found
 
     # ------------------------------------------------------------------------------------------- rounds
 
     def apply(self, action: events.Apply) -> events.Applied | None:
         """Sum and update."""
-        shelf = self.shelf(action.store)
-        ready = shelf.gather([self._job(action.store, job, shelf) for job in action.jobs])
-        errors = shelf.apply(ready)
+        shard = self.shard(action.store)
+        ready = shard.rounds.gather([self._job(action.store, job, shard) for job in action.jobs])
+        errors = shard.rounds.apply(ready)
         for job, error in zip(ready, errors, strict=True):
-            if error is not None or job.slice not in shelf.written:
+            if error is not None or job.slice not in shard.rounds.written:
                 self._in_place.pop((action.store, job.slice), None)
         done = [
             (job.slice, None if error is None else _failure(error))
@@ -65,14 +65,14 @@ class ServerStorage:
 
     def abort(self, action: events.Abort) -> events.Applied:
         """Give up rounds of whole keys, some slices of which have none."""
-        return events.Applied(action.store, [], self.shelf(action.store).abort())
+        return events.Applied(action.store, [], self.shard(action.store).rounds.abort())
 
-    def _job(self, store: int, job: events.SliceRound, shelf: StoreShard) -> SliceUpdate:
+    def _job(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
         parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
         outs: list[Any] = []
         written = set()
         for (rank, payload), (_, record, _) in zip(parts, job.parts, strict=True):
-            if record.stamp == IN_PLACE and shelf.writes_to(job.slice, payload):
+            if record.stamp == IN_PLACE and shard.writes_to(job.slice, payload):
                 outs.append(payload.data)
                 written.add((rank, record.sequence))
         self._in_place[store, job.slice] = written
@@ -89,19 +89,19 @@ class ServerStorage:
 
     def reach(self, batch: Batch) -> None:
         """Map the segments that requests lie in; what is wrong with one is said when it is read."""
-        inbox = self._inboxes.get((batch.store, batch.rank))
-        if inbox is None:
+        buffers = self._worker_buffers.get((batch.store, batch.rank))
+        if buffers is None:
             return
         for segment in {record.frame for record in batch.records if record.place == PayloadLocation.SHARED}:
             with contextlib.suppress(ProtocolError):
-                inbox.view(segment, 0, 0)
+                buffers.view(segment, 0, 0)
 
     def _shared(self, store: int, rank: int, record: Record) -> Any:
-        inbox = self._inboxes.get((store, rank))
-        if inbox is None:
+        buffers = self._worker_buffers.get((store, rank))
+        if buffers is None:
             return ProtocolError(f"worker {rank} speaks of memory that this server cannot read")
         try:
-            return inbox.view(record.frame, record.offset, record.nbytes)
+            return buffers.view(record.frame, record.offset, record.nbytes)
         except ProtocolError as error:
             return error
 
@@ -109,14 +109,14 @@ class ServerStorage:
 
     def write(self, action: events.Write) -> events.Applied:
         """Set a value, or a state."""
-        shelf, record = self.shelf(action.store), action.record
+        shard, record = self.shard(action.store), action.record
         failure = None
         try:
             payload = self._payload(action.store, action.rank, record, action.frames)
             if record.kind == Kind.PUT_STATE:
-                shelf.put_state(action.slice, bytes(payload.data))
+                shard.put_state(action.slice, bytes(payload.data))
             else:
-                shelf.write(action.slice, payload, record.kind == Kind.INIT)
+                shard.write(action.slice, payload, record.kind == Kind.INIT)
         except (KVStoreError, MemoryError) as error:
             failure = _failure(error)
         return events.Applied(action.store, [(action.slice, failure)])
@@ -125,22 +125,22 @@ class ServerStorage:
         self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool = False
     ) -> tuple[Record, list[Any]]:
         """Find what is asked for."""
-        shelf = self.shelf(store)
+        shard = self.shard(store)
         if request.stamp == IN_PLACE and self._was_written(store, rank, request):
             return _READ._replace(stamp=IN_PLACE), []
         if past:
-            return self._past(shelf, request, frames)
+            return self._past(shard, request, frames)
         if request.kind == Kind.FETCH_STATE:
-            state = shelf.fetch_state(request.slice)
+            state = shard.fetch_state(request.slice)
             return _READ._replace(place=PayloadLocation.FRAME, nbytes=len(state)), [state]
-        if request.kind == Kind.PULL_ROWS or shelf.is_table(request.slice):
-            return self._rows(shelf, request, frames)
-        if request.stamp not in (BY_FRAME, OF_ROUND) and (store, rank) in self._inboxes:
-            place = shelf.place(request.slice)
+        if request.kind == Kind.PULL_ROWS or shard.is_table(request.slice):
+            return self._rows(shard, request, frames)
+        if request.stamp not in (BY_FRAME, OF_ROUND) and (store, rank) in self._worker_buffers:
+            place = shard.place(request.slice)
             if place is not None and place.nbytes >= SHARED_BYTES:
                 found = _READ._replace(place=PayloadLocation.SHARED, frame=place.segment, offset=place.offset)
                 return found._replace(nbytes=place.nbytes, stamp=place.stamp), []
-        value = shelf.read(request.slice)
+        value = shard.read(request.slice)
         if not steady:
             value = value.copy()
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=value.nbytes), [as_bytes(value)]
@@ -152,44 +152,44 @@ class ServerStorage:
         written.discard((rank, request.sequence))
         return there
 
-    def _past(self, shelf: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+    def _past(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
         """Find what was there after a round that is not the last."""
         if request.kind == Kind.FETCH_STATE:
             raise not_kept(f"slice {request.slice}", request.round)
-        found = shelf.past(request.slice, request.round, _ids(request, frames))
+        found = shard.past(request.slice, request.round, _ids(request, frames))
         if isinstance(found, tuple):
-            return _told(*found)
+            return _rows_found(*found)
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
-    def _rows(self, shelf: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
-        return _told(*shelf.rows(request.slice, _ids(request, frames)))
+    def _rows(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+        return _rows_found(*shard.rows(request.slice, _ids(request, frames)))
 
     # --------------------------------------------------------------------------------------------- rest
 
-    def seated(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Learn which server this is."""
         self._server = rank
 
     def define(self, action: events.Define) -> None:
         """Expect slices."""
-        self.shelf(action.store).define(action.keys)
+        self.shard(action.store).define(action.keys)
 
     def forget(self, action: events.Forget) -> None:
         """Drop slices, or a store."""
         if action.slices is not None:
-            self.shelf(action.store).forget(action.slices)
+            self.shard(action.store).forget(action.slices)
             for slice_ in action.slices:
                 self._in_place.pop((action.store, slice_), None)
             return
         self._in_place = {key: one for key, one in self._in_place.items() if key[0] != action.store}
-        shelf = self._shelves.pop(action.store, None)
-        if shelf is not None:
-            shelf.close()
+        shard = self._shards.pop(action.store, None)
+        if shard is not None:
+            shard.close()
         values = self._values.pop(action.store, None)
         if values is not None:
             values.close()
-        for store, rank in [key for key in self._inboxes if key[0] == action.store]:
-            self._inboxes.pop((store, rank)).close()
+        for store, rank in [key for key in self._worker_buffers if key[0] == action.store]:
+            self._worker_buffers.pop((store, rank)).close()
         if self._config.snapshot:
             shutil.rmtree(self._folder(action.store), ignore_errors=True)
 
@@ -200,7 +200,7 @@ class ServerStorage:
             log.info("command %d: %s", install.head, install.text)
             return None
         try:
-            self.shelf(install.store).install(install.version, install.kind, install.text)
+            self.shard(install.store).install(install.version, install.kind, install.text)
         except KVStoreError as error:
             return _failure(error)
         return None
@@ -208,20 +208,20 @@ class ServerStorage:
     def attach(self, action: events.Attachment) -> str:
         """Open a worker's memory; where that goes, it may read the values here."""
         key = action.store, action.rank
-        old = self._inboxes.pop(key, None)
+        old = self._worker_buffers.pop(key, None)
         if old is not None:
             old.close()
-        inbox = PeerBuffers.open(action.memory, writes=True) if action.memory else None
-        if inbox is None:
+        buffers = PeerBuffers.open(action.memory, writes=True) if action.memory else None
+        if buffers is None:
             return ""
-        self._inboxes[key] = inbox
-        self.shelf(action.store)
+        self._worker_buffers[key] = buffers
+        self.shard(action.store)
         return self._values[action.store].offer()
 
     def save(self, machine: dict[str, Any]) -> Callable[[], None]:
-        """Note each shelf as it is, with what the machine knows of the store; return what writes it all."""
+        """Note each shard as it is, with what the machine knows of the store; return what writes it all."""
         writes = [
-            self.shelf(state["store"]).capture(self._folder(state["store"]), state)
+            self.shard(state["store"]).capture(self._folder(state["store"]), state)
             for state in machine["stores"]
         ]
 
@@ -242,9 +242,9 @@ class ServerStorage:
         states = []
         for folder in sorted(self._root.glob("store-*")):
             memory = Values()
-            shelf, state = StoreShard.restore(folder, memory)
+            shard, state = StoreShard.restore(folder, memory)
             store = int(state["store"])
-            self._values[store], self._shelves[store] = memory, shelf
+            self._values[store], self._shards[store] = memory, shard
             states.append(state)
         return {"stores": states}
 
@@ -257,15 +257,15 @@ class ServerStorage:
 
     def close(self) -> None:
         """Let everything go."""
-        for shelf in self._shelves.values():
-            shelf.close()
+        for shard in self._shards.values():
+            shard.close()
         for memory in self._values.values():
             memory.close()
-        for inbox in self._inboxes.values():
-            inbox.close()
-        self._shelves.clear()
+        for buffers in self._worker_buffers.values():
+            buffers.close()
+        self._shards.clear()
         self._values.clear()
-        self._inboxes.clear()
+        self._worker_buffers.clear()
 
 
 def _failure(error: BaseException) -> Failure:
@@ -281,7 +281,7 @@ def _ids(request: Record, frames: Sequence[Any]) -> Any:
     return data.copy().view(np.int64)
 
 
-def _told(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
+def _rows_found(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
     record = _READ._replace(place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + rows.nbytes)
     return record, [as_bytes(ids), as_bytes(rows)]
 

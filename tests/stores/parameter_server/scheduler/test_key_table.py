@@ -15,7 +15,7 @@ def spec(key: Any) -> m.KeySpec:
 
 def table(*ready: Any) -> KeyTable:
     made = KeyTable(1 << 20, [0, 0], False)
-    made.found(0, 1, tuple(map(spec, ready)), 0)
+    made.create(0, 1, tuple(map(spec, ready)), 0)
     made.ready(ready)
     return made
 
@@ -24,7 +24,7 @@ def test_who_asks_for_keys_waits_for_all_of_them() -> None:
     keys = table("a")
     assert keys.lookup(1, 5, ("a", "b", "c"), wait=True) is None
     assert keys.waits(1)
-    keys.found(0, 2, (spec("b"), spec("c")), 0)
+    keys.create(0, 2, (spec("b"), spec("c")), 0)
     assert keys.ready(("b",)) == []
     [(rank, answer)] = keys.ready(("c",))
     assert (rank, answer.request, [one.spec.key for one in answer.entries]) == (1, 5, ["a", "b", "c"])
@@ -34,24 +34,24 @@ def test_who_asks_for_keys_waits_for_all_of_them() -> None:
 def test_a_key_that_is_dropped_is_waited_for_again() -> None:
     keys = table()
     assert keys.lookup(1, 5, ("a", "b"), wait=True) is None
-    keys.found(0, 1, (spec("a"), spec("b")), 0)
+    keys.create(0, 1, (spec("a"), spec("b")), 0)
     assert keys.ready(("a",)) == []
     keys.drop(("a",))
     assert keys.ready(("b",)) == []
-    keys.found(0, 2, (spec("a"),), 0)
+    keys.create(0, 2, (spec("a"),), 0)
     [(_, answer)] = keys.ready(("a",))
     assert all(one.ready for one in answer.entries)
 
 
 def test_all_keys_are_of_one_kind() -> None:
     for keys, specs in ((table("a"), (spec(1),)), (table(), (spec(1), spec("a")))):
-        answer, new = keys.found(0, 1, specs, 0)
+        answer, new = keys.create(0, 1, specs, 0)
         assert answer is not None
         assert answer.error is not None
         assert (answer.error.error, new) == ("KeyKindError", ())
     keys = table("a")
     keys.drop(("a",))
-    answer, _ = keys.found(0, 1, (spec(1),), 0)
+    answer, _ = keys.create(0, 1, (spec(1),), 0)
     assert answer is not None
     assert answer.error is None
 
@@ -77,7 +77,7 @@ def test_keys_one_by_one_are_no_more_work_than_all_at_once() -> None:
     keys.entries = entries = Entries()
     assert keys.lookup(1, 1, tuple(names), wait=True) is None
     for at, name in enumerate(names):
-        keys.found(0, at, (spec(name),), 0)
+        keys.create(0, at, (spec(name),), 0)
         keys.ready((name,))
     assert not keys.waits(1)
     assert entries.looks < 10 * len(names)

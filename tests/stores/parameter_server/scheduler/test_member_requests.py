@@ -21,7 +21,7 @@ def test_a_barrier_waits_for_all_but_those_that_rest() -> None:
     assert job.last("w1", m.View).resting == (2,)
 
 
-def test_the_founder_fills_and_the_others_wait() -> None:
+def test_the_initializer_fills_and_the_others_wait() -> None:
     job = Job()
     job.start()
     job.say("w1", m.CreateKeys(5, 0, (SPEC,)))
@@ -33,7 +33,7 @@ def test_the_founder_fills_and_the_others_wait() -> None:
     assert [one.ready for one in job.last("w1", m.Answer).entries] == [True]
 
 
-def test_the_next_founder_fills_when_the_first_is_lost() -> None:
+def test_the_next_initializer_fills_when_the_first_is_lost() -> None:
     job = Job()
     job.start(on_peer_loss="continue")
     job.say("w0", m.CreateKeys(1, 0, (SPEC,)))

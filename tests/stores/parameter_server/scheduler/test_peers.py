@@ -8,12 +8,12 @@ from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
 from kvstore.stores.parameter_server.scheduler.peers import Outgoing, Peer, Process
 
 
-def test_letters_come_again_until_they_are_acknowledged_but_not_those_aside() -> None:
+def test_messages_come_again_until_they_are_acknowledged_but_not_unreliable_ones() -> None:
     peer = Peer("w0", ReliableLink(1.0), 0.0)
-    mail = Outgoing(0.0)
-    mail.write(peer, m.Pong(1))
-    mail.aside(peer, m.Pong(2))
-    assert [one.message.number for one in mail.actions if isinstance(one, e.Send)] == [1, 0]
+    outgoing = Outgoing(0.0)
+    outgoing.write(peer, m.Pong(1))
+    outgoing.send_unreliable(peer, m.Pong(2))
+    assert [one.message.number for one in outgoing.actions if isinstance(one, e.Send)] == [1, 0]
     again = Outgoing(1.5)
     again.repeat(peer)
     assert again.actions == [e.Send("w0", m.ReliableMessage(1, 0, m.Pong(1)))]
@@ -26,21 +26,21 @@ def test_letters_come_again_until_they_are_acknowledged_but_not_those_aside() ->
 def test_what_has_come_is_acknowledged_once() -> None:
     peer = Peer("w0", ReliableLink(1.0), 0.0)
     peer.link.read(m.ReliableMessage(1, 0, m.Ping(1)), 0.0)
-    mail = Outgoing(0.0)
-    mail.aside(peer, m.Pong(1))
-    mail.acknowledge(peer)
-    assert mail.actions == [e.Send("w0", m.ReliableMessage(0, 1, m.Pong(1)))]
+    outgoing = Outgoing(0.0)
+    outgoing.send_unreliable(peer, m.Pong(1))
+    outgoing.acknowledge(peer)
+    assert outgoing.actions == [e.Send("w0", m.ReliableMessage(0, 1, m.Pong(1)))]
     peer.link.read(m.ReliableMessage(2, 0, m.Ping(2)), 0.0)
-    mail = Outgoing(0.0)
-    mail.acknowledge(peer)
-    assert mail.actions == [e.Send("w0", m.ReliableMessage(0, 2, None))]
+    outgoing = Outgoing(0.0)
+    outgoing.acknowledge(peer)
+    assert outgoing.actions == [e.Send("w0", m.ReliableMessage(0, 2, None))]
 
 
 def test_a_refusal_says_who_is_lost() -> None:
-    mail = Outgoing(0.0)
-    mail.refuse(Peer("w0", ReliableLink(1.0), 0.0), m.Failure("PeerLostError", "gone", "server", 1, 2.5))
+    outgoing = Outgoing(0.0)
+    outgoing.refuse(Peer("w0", ReliableLink(1.0), 0.0), m.Failure("PeerLostError", "gone", "server", 1, 2.5))
     refused = m.Refused("PeerLostError", "gone", "server", 1, 2.5)
-    assert mail.actions == [e.Send("w0", m.ReliableMessage(1, 0, refused))]
+    assert outgoing.actions == [e.Send("w0", m.ReliableMessage(1, 0, refused))]
 
 
 def test_a_peer_has_the_rank_of_its_process() -> None:

@@ -47,29 +47,29 @@ def test_a_server_that_comes_back_is_not_away_any_more() -> None:
 def test_only_servers_that_are_there_are_written_to_in_the_order_of_ranks() -> None:
     all_ = servers(4, 3, 0, 1)
     all_.leave(1)
-    mail = Outgoing(0.0)
-    all_.tell_all(m.Over(), mail)
-    all_.tell(1, m.Over(), mail)
-    assert [one.peer for one in mail.actions if isinstance(one, e.Send)] == ["server0.1", "server3.1"]
+    outgoing = Outgoing(0.0)
+    all_.tell_all(m.Over(), outgoing)
+    all_.tell(1, m.Over(), outgoing)
+    assert [one.peer for one in outgoing.actions if isinstance(one, e.Send)] == ["server0.1", "server3.1"]
 
 
 def test_an_older_process_of_a_rank_does_not_hold_it() -> None:
-    roster = RankAssignment(2, 1)
+    assignment = RankAssignment(2, 1)
     store = Membership(0, ("default", 0), {}, [0])
     old, new = process("worker", 0, 1), process("worker", 0, 2)
-    roster.workers[0] = old
-    assert roster.holds(old.peers[0], store)
-    roster.workers[0] = new
-    assert not roster.holds(old.peers[0], store)
-    assert roster.peer(store, 0) is new.peers[0]
-    assert roster.peer(Membership(1, ("default", 1), {}, [0]), 0) is None
-    assert roster.peer(store, 1) is None
+    assignment.workers[0] = old
+    assert assignment.holds(old.peers[0], store)
+    assignment.workers[0] = new
+    assert not assignment.holds(old.peers[0], store)
+    assert assignment.peer(store, 0) is new.peers[0]
+    assert assignment.peer(Membership(1, ("default", 1), {}, [0]), 0) is None
+    assert assignment.peer(store, 1) is None
 
 
 def test_ranks_by_state_and_those_that_are_missing() -> None:
-    roster = RankAssignment(4, 1)
+    assignment = RankAssignment(4, 1)
     for rank, state in ((2, State.LOST), (0, State.HERE), (1, State.LOST)):
-        roster.workers[rank] = process("worker", rank)
-        roster.workers[rank].state = state
-    assert sorted(roster.ranks(State.LOST)) == [1, 2]
-    assert roster.missing == [3]
+        assignment.workers[rank] = process("worker", rank)
+        assignment.workers[rank].state = state
+    assert sorted(assignment.ranks(State.LOST)) == [1, 2]
+    assert assignment.missing == [3]

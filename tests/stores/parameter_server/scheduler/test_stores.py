@@ -86,7 +86,7 @@ def test_one_begins_at_a_time_and_at_once_if_there_is_nobody_else() -> None:
     assert job.last(second, m.View).begun == 1
 
 
-def test_nobody_waits_at_a_barrier_or_an_init_for_one_that_is_late() -> None:
+def test_nobody_waits_at_a_barrier_or_an_init_for_one_that_rejoins() -> None:
     job = Job(3)
     job.start(on_peer_loss="continue")
     again = back(job, 0)

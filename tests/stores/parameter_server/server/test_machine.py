@@ -25,24 +25,24 @@ class Machine:
         self.machine = Server(hello, ServerOptions(report=1, **more), snapshot)
         self.actions: list[e.Action] = []
         self.numbers: dict[int, int] = {}
-        self.letters = 0
+        self.messages = 0
         self.members = {rank: 100 + rank for rank in range(workers)}
-        self.letter(m.Welcome(-1, 0, 1, 0, (), ()))
-        self.letter(m.Slices(0, (ENTRY,)))
+        self.from_scheduler(m.Welcome(-1, 0, 1, 0, (), ()))
+        self.from_scheduler(m.Slices(0, (ENTRY,)))
         self.view(1)
 
     def step(self, event: e.Event) -> list[e.Action]:
         self.actions = self.machine.step(event, 0.0)
         return self.actions
 
-    def letter(self, body: Any) -> None:
-        self.letters += 1
-        self.step(e.Received("scheduler", m.ReliableMessage(self.letters, 0, body)))
+    def from_scheduler(self, body: Any) -> None:
+        self.messages += 1
+        self.step(e.Received("scheduler", m.ReliableMessage(self.messages, 0, body)))
 
     def view(self, epoch: int, resting: tuple[int, ...] = (), **more: Any) -> None:
         members = tuple(m.Member(rank, one) for rank, one in sorted(self.members.items()))
         more.setdefault("losses", ())
-        self.letter(m.View(0, epoch, members, resting, servers=(), mode=self.mode, **more))
+        self.from_scheduler(m.View(0, epoch, members, resting, servers=(), mode=self.mode, **more))
 
     def attach(self, rank: int, epoch: int = 1, **more: Any) -> m.Attached | None:
         self.step(e.Received(rank, m.Attach(0, rank, self.members[rank], epoch, "job", **more)))
@@ -84,8 +84,8 @@ class Machine:
                     found.setdefault(action.peer, []).append(detail.text)  # type: ignore[union-attr]
         return found
 
-    def slot(self) -> SliceRounds:
-        return self.machine._stores[0].slots[0]
+    def rounds(self) -> SliceRounds:
+        return self.machine._stores[0].requests.slices[0]
 
     def jobs(self) -> list[tuple[int, list[str]]]:
         """Round and payloads of what is to be summed."""
@@ -109,7 +109,7 @@ def test_a_round_is_summed_in_rank_order_when_all_have_pushed() -> None:
 def test_what_is_not_in_the_protocol_is_answered_as_often_as_it_comes(ready: bool) -> None:
     server = Machine()
     server.start()
-    server.slot().ready = ready
+    server.rounds().ready = ready
     for forgotten in (False, True):
         for _ in range(2):
             server.ask(0, K.BAD, 1, sequence=2, place=m.PayloadLocation.NONE, nbytes=0)
@@ -117,8 +117,8 @@ def test_what_is_not_in_the_protocol_is_answered_as_often_as_it_comes(ready: boo
             assert "worker 0, slice 0" in server.failures()[0][0]
         if forgotten or not ready:
             break
-        server.machine._stores[0].seats[0].failures.clear()
-    server.slot().ready = True
+        server.machine._stores[0].sessions.by_rank[0].failures.clear()
+    server.rounds().ready = True
     server.ask(0, K.PULL, sequence=3)
     assert server.answers() == {0: [(K.VALUE, 3)]}
 
@@ -198,7 +198,7 @@ def test_every_failed_round_is_told_once_to_each_who_pushed_into_it() -> None:
             assert server.failures() == {rank: [text]}, round_
         server.ask(rank, K.PULL, 3)
         assert server.answers() == {rank: [(K.VALUE, server.numbers[rank])]}
-    assert server.slot().failures == {}
+    assert server.rounds().failures == {}
 
 
 def test_a_pull_is_not_told_of_later_rounds_nor_of_rounds_of_others() -> None:
@@ -229,15 +229,15 @@ def test_failed_rounds_are_forgotten_with_those_who_leave_and_are_never_too_many
         for rank in (0, 1):
             server.ask(rank, K.PUSH, round_)
         server.applied(m.Failure("UpdaterError", str(round_)))
-    assert list(server.slot().failures) == list(range(37, 101))
+    assert list(server.rounds().failures) == list(range(37, 101))
     for round_ in range(37, 100):
         server.ask(0, K.PULL, round_)
         assert server.failures() == {0: [str(round_)]}
     del server.members[1]
     server.view(2)
-    assert list(server.slot().failures) == [100]
+    assert list(server.rounds().failures) == [100]
     server.ask(0, K.PULL, 100)
-    assert server.slot().failures == {}
+    assert server.rounds().failures == {}
 
 
 def test_a_failed_round_is_told_to_who_has_the_rank_and_not_to_who_had_it() -> None:
@@ -322,7 +322,7 @@ def test_an_old_process_is_fenced() -> None:
     assert isinstance(server.attach(1, 2), m.Fenced)
 
 
-def test_whoever_comes_back_reads_at_once_and_is_waited_for_when_it_has_begun() -> None:
+def test_whoever_comes_back_reads_at_once_and_is_waited_for_from_its_join_point_on() -> None:
     server = Machine()
     server.start()
     server.ask(0, K.PUSH, 1)
@@ -381,12 +381,12 @@ def test_whoever_begins_with_nobody_to_meet_follows_the_rounds_of_the_server() -
     assert attached.bases == ((0, 1),)
 
 
-def test_a_server_that_comes_back_asks_one_that_has_begun_for_its_rounds() -> None:
+def test_a_server_that_comes_back_asks_one_that_has_rejoined_for_its_rounds() -> None:
     first = Machine(2)
     first.start()
     server = Machine(2, restarted=True, snapshot=first.machine.snapshot())
     assert server.attach(0, accepted=((0, 3),), met=True) is None
-    assert server.attach(1, late=True) is None  # it does not know yet that it has begun
+    assert server.attach(1, late=True) is None  # it does not know its join point yet
     assert server.attach(0, accepted=((0, 3),), met=True) is None
     attached = server.attach(1, accepted=((0, 2),))
     assert isinstance(attached, m.Attached)
@@ -458,10 +458,10 @@ def test_who_is_missing() -> None:
 
 def test_settings_are_installed_once_and_acknowledged() -> None:
     server = Machine()
-    server.letter(m.Install(0, 4, "optimizer", "sgd"))
+    server.from_scheduler(m.Install(0, 4, "optimizer", "sgd"))
     assert any(isinstance(one, e.Configure) for one in server.actions)
     server.step(e.Configured(0, 4))
-    server.letter(m.Install(0, 4, "optimizer", "sgd"))
+    server.from_scheduler(m.Install(0, 4, "optimizer", "sgd"))
     assert not any(isinstance(one, e.Configure) for one in server.actions)
 
 
@@ -481,10 +481,10 @@ def test_forgotten_slices_fail_whoever_waits() -> None:
     server = Machine()
     server.start()
     server.ask(0, K.PUSHPULL, 1)
-    server.letter(m.Install(0, 0, "drop", "0"))
+    server.from_scheduler(m.Install(0, 0, "drop", "0"))
     assert server.answers() == {0: [(K.FAILED, 2)]}
     assert e.Forget(0, (0,)) in server.actions
-    server.letter(m.Install(0, 0, "drop", ""))
+    server.from_scheduler(m.Install(0, 0, "drop", ""))
     assert e.Forget(0, None) in server.actions
     assert server.machine.stores() == []
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from shelves import Beside, Shelves
+from shards import Beside, StoreShards
 
 import kvstore as kv
 from kvstore.optimizer import Updater, create, states
 from kvstore.stores.parameter_server.protocol.optimizer_states import join_states, split_states
-from kvstore.stores.parameter_server.server.store_shard import Payload, StoreShard
+from kvstore.stores.parameter_server.server.payload import Payload
+from kvstore.stores.parameter_server.server.store_shard import StoreShard
 from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
 Array = npt.NDArray[Any]
@@ -86,7 +87,7 @@ def test_servers_write_the_file_that_one_process_writes(
     pair.set_optimizer(optimizer)
     train(pair, name, range(3))
     pair.local.save_optimizer_states(str(tmp_path / "local"), dump_optimizer=dump)
-    ours = join_states(pair.shelves.entries.values(), pair.shelves.states(), optimizer)
+    ours = join_states(pair.shards.entries.values(), pair.shards.states(), optimizer)
     ours.save(tmp_path / "ours", dump)
     assert_same_file(tmp_path / "ours", tmp_path / "local")
     assert optimizer.num_update == 0
@@ -98,12 +99,12 @@ def test_servers_write_the_file_that_one_process_writes(
         for key in (*keys_of(name), "t"):
             value = pair.local.view(key)
             there.local._backend.assign([(key, [value])])
-            there.shelves.write(key, value)
+            there.shards.write(key, value)
         there.local.load_optimizer_states(str(tmp_path / path))
         loaded = Updater(create(name, **settings))
         loaded.load(tmp_path / path, there.local._backend.key_templates())
-        there.shelves.put_states(split_states(there.shelves.entries.values(), loaded))
-        there.shelves.install("clock", str(loaded.optimizer.num_update))
+        there.shards.put_states(split_states(there.shards.entries.values(), loaded))
+        there.shards.install("clock", str(loaded.optimizer.num_update))
         train(there, name, range(3, 5))
 
 
@@ -134,38 +135,38 @@ def assert_same_state(one: Any, other: Any) -> None:
 def test_states_before_the_first_update() -> None:
     pair = started("adam", 2)
     optimizer = create("adam", begin_num_update=3)
-    assert pair.shelves.states() == dict.fromkeys((p.id for p in pair.shelves.pieces()), b"")
+    assert pair.shards.states() == dict.fromkeys((p.id for p in pair.shards.pieces()), b"")
     pair.set_optimizer(optimizer)
-    ours = join_states(pair.shelves.entries.values(), pair.shelves.states(), optimizer)
+    ours = join_states(pair.shards.entries.values(), pair.shards.states(), optimizer)
     assert ours.states == {}
     assert ours.optimizer.num_update == 3
-    pair.shelves.put_states(split_states(pair.shelves.entries.values(), ours))
+    pair.shards.put_states(split_states(pair.shards.entries.values(), ours))
     train(pair, "adam", range(2))
 
 
 def test_states_of_which_one_half_is_there() -> None:
-    shelves = Shelves(2)
-    shelves.init("w", np.zeros(3000, np.float32), (1024,))
+    shards = StoreShards(2)
+    shards.init("w", np.zeros(3000, np.float32), (1024,))
     optimizer = create("adam")
-    shelves.set_optimizer(optimizer)
-    parts = shelves.states()
-    shelves.push(("w", [np.ones(3000, np.float32)]))
-    low, high = shelves.entries["w"].slices
-    mixed = {low.id: shelves.states()[low.id], high.id: parts[high.id]}
+    shards.set_optimizer(optimizer)
+    parts = shards.states()
+    shards.push(("w", [np.ones(3000, np.float32)]))
+    low, high = shards.entries["w"].slices
+    mixed = {low.id: shards.states()[low.id], high.id: parts[high.id]}
     with pytest.raises(kv.KVStoreError, match="save when all rounds are complete"):
-        join_states(shelves.entries.values(), mixed, optimizer)
+        join_states(shards.entries.values(), mixed, optimizer)
 
 
 def test_states_that_do_not_fit() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(3000, np.float32), (1024,))
-    shelves.init("t", rows(9, 1), (17,))
-    shelves.set_optimizer(create("adam"))
-    shelves.push(("w", [np.ones(3000, np.float32)]), ("t", [rows(4, 2)]))
-    parts = shelves.states()
-    low, high = shelves.entries["w"].slices
-    first, second = shelves.entries["t"].slices
-    shelf = shelves.shelves[0]
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(3000, np.float32), (1024,))
+    shards.init("t", rows(9, 1), (17,))
+    shards.set_optimizer(create("adam"))
+    shards.push(("w", [np.ones(3000, np.float32)]), ("t", [rows(4, 2)]))
+    parts = shards.states()
+    low, high = shards.entries["w"].slices
+    first, second = shards.entries["t"].slices
+    shard = shards.shards[0]
     for piece, data in (
         (low, parts[high.id]),
         (low, parts[first.id]),
@@ -175,75 +176,75 @@ def test_states_that_do_not_fit() -> None:
         (first, b"\x80\x04pickle"),
     ):
         with pytest.raises(kv.StateFileError):
-            shelf.put_state(piece.id, data)
-    shelf.put_state(low.id, parts[low.id])
-    shelf.put_state(second.id, parts[second.id])
-    shelves.set_optimizer(create("sgd", momentum=0.9))
+            shard.put_state(piece.id, data)
+    shard.put_state(low.id, parts[low.id])
+    shard.put_state(second.id, parts[second.id])
+    shards.set_optimizer(create("sgd", momentum=0.9))
     with pytest.raises(kv.StateFileError, match="'adam', and the store's is 'sgd'"):
-        shelf.put_state(low.id, parts[low.id])
-    shelves.install("none", "")
+        shard.put_state(low.id, parts[low.id])
+    shards.install("none", "")
     with pytest.raises(kv.StateFileError, match="set the optimizer first"):
-        shelf.put_state(low.id, parts[low.id])
+        shard.put_state(low.id, parts[low.id])
 
 
 @pytest.mark.parametrize("lazy", [True, False])
 def test_states_of_rows_go_to_another_server(lazy: bool) -> None:
-    shelves, others = Shelves(1), Shelves(1)
-    for one in (shelves, others):
+    shards, others = StoreShards(1), StoreShards(1)
+    for one in (shards, others):
         one.init("t", rows(9, 1), (17,))
         one.set_optimizer(create("adam", lazy_update=lazy, wd=0.01))
     for seed in range(3):
-        shelves.push(("t", [rows(3, seed)]))
-    others.put_states(shelves.states())
-    for piece in shelves.entries["t"].slices:
-        ids, found = shelves.shelves[0].rows(piece.id)
+        shards.push(("t", [rows(3, seed)]))
+    others.put_states(shards.states())
+    for piece in shards.entries["t"].slices:
+        ids, found = shards.shards[0].rows(piece.id)
         payload = Payload((ids, np.ascontiguousarray(found)), rows=len(ids))
-        others.shelves[0].write(piece.id, payload, first=False)
-    others.pushes = dict(shelves.pushes)
+        others.shards[0].write(piece.id, payload, first=False)
+    others.pushes = dict(shards.pushes)
     for seed in range(3, 6):
-        for one in (shelves, others):
+        for one in (shards, others):
             assert set(one.push(("t", [rows(3, seed)]))) == {None}
-        np.testing.assert_array_equal(others.pull("t"), shelves.pull("t"))
+        np.testing.assert_array_equal(others.pull("t"), shards.pull("t"))
 
 
 def test_states_of_rows_that_are_not_there() -> None:
-    shelves = Shelves(1)
-    shelves.init("t", rows(9, 1))
+    shards = StoreShards(1)
+    shards.init("t", rows(9, 1))
     optimizer = create("adam")
-    shelves.set_optimizer(optimizer)
-    shelves.push(("t", [rows(4, 2)]))
-    slice = shelves.entries["t"].slices[0].id
-    content = states.unpack(shelves.states()[slice])
+    shards.set_optimizer(optimizer)
+    shards.push(("t", [rows(4, 2)]))
+    slice = shards.entries["t"].slices[0].id
+    content = states.unpack(shards.states()[slice])
     ids, blank, tree = content.states["t"]  # type: ignore[misc]
     for wrong in (ids + 40, ids[:1], -ids, np.zeros_like(ids)):
         data = states.pack({"t": (wrong, blank, tree)}, optimizer, False)
         with pytest.raises(kv.StateFileError):
-            shelves.shelves[0].put_state(slice, data)
+            shards.shards[0].put_state(slice, data)
 
 
 def test_states_of_a_table_that_no_process_could_hold() -> None:
-    shelves = Shelves(1)
+    shards = StoreShards(1)
     shape = (10**13, 8)
-    shelves.init("t", kv.RowSparseArray.zeros(shape))
+    shards.init("t", kv.RowSparseArray.zeros(shape))
     optimizer = create("adam")
-    shelves.set_optimizer(optimizer)
-    shelves.push(("t", [kv.RowSparseArray(np.ones((2, 8), np.float32), [5, 10**12], shape)]))
+    shards.set_optimizer(optimizer)
+    shards.push(("t", [kv.RowSparseArray(np.ones((2, 8), np.float32), [5, 10**12], shape)]))
     with pytest.raises(kv.KVStoreError, match="do not fit the memory"):
-        join_states(shelves.entries.values(), shelves.states(), optimizer)
+        join_states(shards.entries.values(), shards.states(), optimizer)
 
 
 # --------------------------------------------------------------------------------------------- snapshots
 
 
 def restored(pair: Beside, folder: Path, memory: Values | None = None) -> list[dict[str, Any]]:
-    found = [StoreShard.restore(folder / str(shelf.server), memory) for shelf in pair.shelves.shelves]
-    pair.shelves.shelves = [shelf for shelf, _ in found]
+    found = [StoreShard.restore(folder / str(shard.server), memory) for shard in pair.shards.shards]
+    pair.shards.shards = [shard for shard, _ in found]
     return [rounds for _, rounds in found]
 
 
 def snapshot(pair: Beside, folder: Path, rounds: dict[str, Any]) -> None:
-    for shelf in pair.shelves.shelves:
-        shelf.snapshot(folder / str(shelf.server), rounds)
+    for shard in pair.shards.shards:
+        shard.snapshot(folder / str(shard.server), rounds)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -263,8 +264,8 @@ def test_a_server_goes_on_from_its_snapshot(
         for key in (*keys_of(name), "t"):
             pair.check(key)
     train(pair, name, range(6, 8))
-    shelf = pair.shelves.shelves[0]
-    places = [shelf.place(p.id) for p in pair.shelves.entries["a"].slices if p.server == 0]
+    shard = pair.shards.shards[0]
+    places = [shard.place(p.id) for p in pair.shards.entries["a"].slices if p.server == 0]
     assert all((place is not None) == shared for place in places)
 
 
@@ -286,35 +287,35 @@ def test_bfloat16_in_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
-    shelves = Shelves(1)
-    shelves.init("large", np.ones(100_000, np.float32), (1024,))
-    shelves.init("small", np.zeros(3, np.float32))
-    shelf = shelves.shelves[0]
-    shelf.snapshot(tmp_path, {})
+    shards = StoreShards(1)
+    shards.init("large", np.ones(100_000, np.float32), (1024,))
+    shards.init("small", np.zeros(3, np.float32))
+    shard = shards.shards[0]
+    shard.snapshot(tmp_path, {})
     (first,) = tmp_path.glob("*.safetensors")
     for _ in range(3):
-        shelves.push(("small", [np.ones(3, np.float32)]))
-        shelf.snapshot(tmp_path, {})
+        shards.push(("small", [np.ones(3, np.float32)]))
+        shard.snapshot(tmp_path, {})
         sizes = sorted(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
         assert len(sizes) == 2
         assert sizes[0] < 2000
         assert first.exists()
-    shelf.snapshot(tmp_path, {"round": 9})  # nothing but the manifest
+    shard.snapshot(tmp_path, {"round": 9})  # nothing but the manifest
     assert len(list(tmp_path.iterdir())) == 3
-    shelf.forget([piece.id for piece in shelves.entries["large"].slices])
-    shelf.snapshot(tmp_path, {})
+    shard.forget([piece.id for piece in shards.entries["large"].slices])
+    shard.snapshot(tmp_path, {})
     assert not first.exists()
     again, _ = StoreShard.restore(tmp_path)
-    assert set(again.placement()) == {shelves.entries["small"].slices[0].id}
+    assert set(again.placement()) == {shards.entries["small"].slices[0].id}
 
 
 def test_another_folder_gets_everything(tmp_path: Path) -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.ones(10, np.float32))
-    shelves.shelves[0].snapshot(tmp_path / "one", {})
-    shelves.shelves[0].snapshot(tmp_path / "two", {})
+    shards = StoreShards(1)
+    shards.init("w", np.ones(10, np.float32))
+    shards.shards[0].snapshot(tmp_path / "one", {})
+    shards.shards[0].snapshot(tmp_path / "two", {})
     again, _ = StoreShard.restore(tmp_path / "two")
-    assert (again.read(shelves.entries["w"].slices[0].id) == 1).all()
+    assert (again.read(shards.entries["w"].slices[0].id) == 1).all()
 
 
 def test_settings_of_rounds_to_come_are_in_a_snapshot(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_settings_of_rounds_to_come_are_in_a_snapshot(tmp_path: Path) -> None:
     train(pair, "adam", range(3))
     rule.configure(wd=0.5)
     pair.local.update_optimizer(wd=0.5)
-    pair.shelves.install("configure", json.dumps(rule.describe()))
+    pair.shards.install("configure", json.dumps(rule.describe()))
     snapshot(pair, tmp_path, {})
     restored(pair, tmp_path)
     train(pair, "adam", range(3, 6))
@@ -337,7 +338,7 @@ def folder(tmp_path: Path) -> Path:
     train(pair, "adam", range(1))
     snapshot(pair, tmp_path, {})
     train(pair, "adam", range(1, 2))
-    pair.shelves.init("later", np.ones(3, np.float32))
+    pair.shards.init("later", np.ones(3, np.float32))
     snapshot(pair, tmp_path, {})
     return tmp_path / "0"
 
@@ -388,13 +389,13 @@ def test_a_foreign_manifest(folder: Path, change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("step", ["write", "replace"])
 def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.ones(100, np.float32), (50,))
-    shelf, slice = shelves.shelves[0], shelves.entries["w"].slices[0].id
-    shelf.snapshot(tmp_path, {"round": 1})
+    shards = StoreShards(1)
+    shards.init("w", np.ones(100, np.float32), (50,))
+    shard, slice = shards.shards[0], shards.entries["w"].slices[0].id
+    shard.snapshot(tmp_path, {"round": 1})
     pid = os.fork()
     if pid == 0:
-        shelves.push(("w", [np.full(100, 2, np.float32)]))
+        shards.push(("w", [np.full(100, 2, np.float32)]))
         replace, calls = os.replace, iter(range(10))
 
         def killed(*paths: Any) -> None:
@@ -403,7 +404,7 @@ def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> N
             replace(*paths)
 
         os.replace = killed
-        shelf.snapshot(tmp_path, {"round": 2})
+        shard.snapshot(tmp_path, {"round": 2})
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) > 2
@@ -416,11 +417,11 @@ def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> N
 
 
 def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.ones(100, np.float32))
-    shelf = shelves.shelves[0]
-    shelf.snapshot(tmp_path, {"round": 1})
-    shelves.push(("w", [np.full(100, 2, np.float32)]))
+    shards = StoreShards(1)
+    shards.init("w", np.ones(100, np.float32))
+    shard = shards.shards[0]
+    shard.snapshot(tmp_path, {"round": 1})
+    shards.push(("w", [np.full(100, 2, np.float32)]))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -428,33 +429,33 @@ def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
-            shelf.snapshot(tmp_path, {"round": 2})
+            shard.snapshot(tmp_path, {"round": 2})
     assert StoreShard.restore(tmp_path)[1] == {"round": 1}
-    shelf.snapshot(tmp_path, {"round": 3})
+    shard.snapshot(tmp_path, {"round": 3})
     again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 3}
-    assert math.fsum(again.read(shelves.entries["w"].slices[0].id)) == 200
+    assert math.fsum(again.read(shards.entries["w"].slices[0].id)) == 200
 
 
 def test_a_snapshot_that_is_written_while_training_goes_on(tmp_path: Path) -> None:
     pair = started("adam", 1)
     pair.set_optimizer(create("adam"))
     train(pair, "adam", range(2))
-    shelf = pair.shelves.shelves[0]
-    write = shelf.capture(tmp_path, {"round": 2})
-    before = {key: pair.shelves.pull(key) for key in (*keys_of("adam"), "t")}
+    shard = pair.shards.shards[0]
+    write = shard.capture(tmp_path, {"round": 2})
+    before = {key: pair.shards.pull(key) for key in (*keys_of("adam"), "t")}
     train(pair, "adam", range(2, 4))
     write()
-    pair.shelves.shelves[0], rounds = StoreShard.restore(tmp_path)
+    pair.shards.shards[0], rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 2}
     for key, value in before.items():
-        np.testing.assert_array_equal(pair.shelves.pull(key), value)
-    shelf.snapshot(tmp_path, {"round": 4})  # what has changed since then
-    pair.shelves.shelves[0], _ = StoreShard.restore(tmp_path)
+        np.testing.assert_array_equal(pair.shards.pull(key), value)
+    shard.snapshot(tmp_path, {"round": 4})  # what has changed since then
+    pair.shards.shards[0], _ = StoreShard.restore(tmp_path)
     train(pair, "adam", range(4, 5))
 
 
 def test_a_folder_that_was_moved(folder: Path, tmp_path: Path) -> None:
     shutil.move(folder, tmp_path / "elsewhere")
-    shelf, _ = StoreShard.restore(tmp_path / "elsewhere")
-    assert len(shelf.placement()) > 3
+    shard, _ = StoreShard.restore(tmp_path / "elsewhere")
+    assert len(shard.placement()) > 3

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from references import DTYPES, dtype_of
-from shelves import Beside, Shelves, payload_of
+from shards import Beside, StoreShards, payload_of
 
 import kvstore as kv
 from kvstore.kernels import cpu
 from kvstore.optimizer import Optimizer, create, registry
 from kvstore.stores.parameter_server.protocol.optimizer_states import needs_whole_keys
-from kvstore.stores.parameter_server.server import row_index, store_shard
+from kvstore.stores.parameter_server.server import round_updates, row_index
+from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate
 from kvstore.stores.parameter_server.server.row_index import NONE, RowIndex
-from kvstore.stores.parameter_server.server.store_shard import Payload, SliceUpdate
 from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, Values
 
 Array = npt.NDArray[Any]
@@ -139,24 +139,24 @@ def test_a_schedule_goes_by_the_clock(servers: int, cuts: tuple[int, ...]) -> No
 
 def test_the_base_of_the_schedules_time() -> None:
     schedule = kv.optimizer.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(3, np.float32))
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(3, np.float32))
     for _ in range(5):
-        shelves.push(("w", [np.zeros(3, np.float32)]))
-    shelves.set_optimizer(create("test", lr_scheduler=schedule))
-    shelves.install("clock", "-5")  # the pushes before there was an optimizer
-    shelves.push(("w", [np.ones(3, np.float32)]))
-    assert (shelves.pull("w") == -1).all()
-    shelves.push(("w", [np.ones(3, np.float32)]))
-    assert (shelves.pull("w") == -1.5).all()
+        shards.push(("w", [np.zeros(3, np.float32)]))
+    shards.set_optimizer(create("test", lr_scheduler=schedule))
+    shards.install("clock", "-5")  # the pushes before there was an optimizer
+    shards.push(("w", [np.ones(3, np.float32)]))
+    assert (shards.pull("w") == -1).all()
+    shards.push(("w", [np.ones(3, np.float32)]))
+    assert (shards.pull("w") == -1.5).all()
 
 
 def test_slices_apart_give_what_they_give_together() -> None:
     rule = create("adam", lr_scheduler=kv.optimizer.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1))
-    together, apart = Shelves(1), Shelves(1)
-    for shelves in (together, apart):
-        shelves.init("w", numbers((4500,)), (1024, 2048))
-        shelves.set_optimizer(rule)
+    together, apart = StoreShards(1), StoreShards(1)
+    for shards in (together, apart):
+        shards.init("w", numbers((4500,)), (1024, 2048))
+        shards.set_optimizer(rule)
     late: list[SliceUpdate] = []
     for step in range(4):
         values = [numbers((4500,), seed=10 * step + r) for r in range(2)]
@@ -173,12 +173,12 @@ def test_slices_apart_give_what_they_give_together() -> None:
 
 
 def test_an_init_counts_once_and_an_assign_always() -> None:
-    shelves = Shelves(2)
-    shelves.init("w", np.full(10, 1, np.float32), (5,))
-    shelves.write("w", np.full(10, 2, np.float32), first=True)
-    assert (shelves.pull("w") == 1).all()
-    shelves.write("w", np.full(10, 3, np.float32))
-    assert (shelves.pull("w") == 3).all()
+    shards = StoreShards(2)
+    shards.init("w", np.full(10, 1, np.float32), (5,))
+    shards.write("w", np.full(10, 2, np.float32), first=True)
+    assert (shards.pull("w") == 1).all()
+    shards.write("w", np.full(10, 3, np.float32))
+    assert (shards.pull("w") == 3).all()
 
 
 @pytest.mark.parametrize("name", ["sgd", "lamb"])
@@ -189,17 +189,17 @@ def test_copies_of_16_bit_weights_follow_an_assign(name: str) -> None:
     pair.set_optimizer(create(name, multi_precision=True))
     pair.push(("w", [numbers((40, 50), "float16", 2)]))
     pair.local._backend.assign([("w", [new])])
-    pair.shelves.write("w", new)
+    pair.shards.write("w", new)
     pair.push(("w", [numbers((40, 50), "float16", 3)]))
     pair.check("w")
 
 
 def test_a_round_without_parts_changes_nothing() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.ones(4, np.float32))
-    shelves.set_optimizer(create("adam"))
-    assert shelves.push(("w", [])) == [None]
-    assert (shelves.pull("w") == 1).all()
+    shards = StoreShards(1)
+    shards.init("w", np.ones(4, np.float32))
+    shards.set_optimizer(create("adam"))
+    assert shards.push(("w", [])) == [None]
+    assert (shards.pull("w") == 1).all()
 
 
 # -------------------------------------------------------------------------------------- packed gradients
@@ -221,12 +221,12 @@ def test_packed_gradients(code: str, optimizer: str | None) -> None:
         decoded.append(np.empty(size, np.float32))
         cpu.decode(coding, threshold, [words], decoded[-1])
     pair.local.push("w", decoded)
-    low, high = pair.shelves.entries["w"].slices
+    low, high = pair.shards.entries["w"].slices
     at = cpu.encoded_bytes(coding, cut)
     for piece, part in ((low, slice(0, at)), (high, slice(at, None))):
         parts = [(r, Payload(bytes(words[part]), coding, threshold)) for r, words in enumerate(packed)]
         job = SliceUpdate(piece.id, 1, parts, 1, 1)
-        assert pair.shelves.shelves[piece.server].apply([job]) == [None]
+        assert pair.shards.shards[piece.server].rounds.apply([job]) == [None]
     pair.check("w")
 
 
@@ -247,8 +247,8 @@ def test_workers_that_pack_in_different_ways() -> None:
         decoded.append(np.where(values[rank] >= threshold, threshold, 0).astype(np.float32))
         decoded[-1][values[rank] <= -threshold] = -threshold
     pair.local.push("w", decoded)
-    piece = pair.shelves.entries["w"].slices[0]
-    assert pair.shelves.shelves[0].apply([SliceUpdate(piece.id, 1, parts)]) == [None]
+    piece = pair.shards.entries["w"].slices[0]
+    assert pair.shards.shards[0].rounds.apply([SliceUpdate(piece.id, 1, parts)]) == [None]
     pair.check("w")
 
 
@@ -323,30 +323,28 @@ def test_rows_pushed_into_a_dense_key(name: str | None, settings: dict[str, Any]
 
 
 def test_rows_into_slices_that_cut_rows_are_refused() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", numbers((40, 6)), (61,))
-    results = shelves.apply(
-        [[SliceUpdate(shelves.entries["w"].slices[0].id, 1, [(0, Payload(b"", rows=0))])]]
-    )
+    shards = StoreShards(1)
+    shards.init("w", numbers((40, 6)), (61,))
+    results = shards.apply([[SliceUpdate(shards.entries["w"].slices[0].id, 1, [(0, Payload(b"", rows=0))])]])
     assert isinstance(results[0], kv.ShapeError)
     assert "rows of 6" in str(results[0])
 
 
 def test_a_huge_table_costs_the_rows_that_are_touched() -> None:
     shape, width = (10**9, 8), 8 * 4
-    shelves = Shelves(2)
-    shelves.init("t", kv.RowSparseArray.zeros(shape), (5 * 10**8,))
-    shelves.set_optimizer(create("adam", wd=0.01))  # absent rows have a part in each update
+    shards = StoreShards(2)
+    shards.init("t", kv.RowSparseArray.zeros(shape), (5 * 10**8,))
+    shards.set_optimizer(create("adam", wd=0.01))  # absent rows have a part in each update
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for step in range(4):
         ids = np.arange(step, 10**9, 20_000, dtype=np.int64)
-        shelves.push(("t", [kv.RowSparseArray(numbers((len(ids), 8), seed=step), ids, shape)]))
+        shards.push(("t", [kv.RowSparseArray(numbers((len(ids), 8), seed=step), ids, shape)]))
     held = 4 * 50_000
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 20 * held * width  # weight and two states, what they grew out of, gradients, ids
-    assert sum(shelves.shelves[0].placement().values()) < 4 * held * width
-    piece = shelves.entries["t"].slices[1]
-    ids, rows = shelves.shelves[piece.server].rows(piece.id)
+    assert sum(shards.shards[0].placement().values()) < 4 * held * width
+    piece = shards.entries["t"].slices[1]
+    ids, rows = shards.shards[piece.server].rows(piece.id)
     assert len(ids) == held // 2
     assert ids[0] >= piece.start
     assert rows.shape == (held // 2, 8)
@@ -382,7 +380,7 @@ def test_an_assigned_table_keeps_its_states(lazy: bool) -> None:
     for seed, n in ((3, 12), (4, 40)):
         new = some_rows(shape, n, seed, "float16")
         pair.local._backend.assign([("t", [new])])
-        pair.shelves.write("t", new)
+        pair.shards.write("t", new)
         pair.check("t")
         pair.push(("t", [some_rows(shape, 5, 10 + seed, "float16")]))
         pair.check("t")
@@ -424,73 +422,71 @@ def test_an_own_rule_sees_whole_keys(own_rule: Callable[..., Optimizer]) -> None
 
 
 def test_an_own_rule_that_raises_changes_nothing(own_rule: Callable[..., Optimizer]) -> None:
-    shelves = Shelves(1)
+    shards = StoreShards(1)
     start = numbers((13, 40))
-    shelves.init("w", start, (100, 300))
-    shelves.init("t", some_rows((13, 4), 5, 1))
-    shelves.init("good", np.zeros(3, np.float32))
-    shelves.set_optimizer(own_rule(learning_rate=0.1))
-    table = shelves.pull("t")
+    shards.init("w", start, (100, 300))
+    shards.init("t", some_rows((13, 4), 5, 1))
+    shards.init("good", np.zeros(3, np.float32))
+    shards.set_optimizer(own_rule(learning_rate=0.1))
+    table = shards.pull("t")
     for _ in range(2):
-        results = shelves.push(
+        results = shards.push(
             ("w", [np.ones_like(start)]),
             ("good", [np.ones(3, np.float32)]),
             ("t", [some_rows((13, 4), 4, 2)]),
         )
         assert [type(error) for error in results] == [kv.UpdaterError] * 3 + [type(None), kv.UpdaterError]
         assert "Oldest raised RuntimeError on key 'w' (server 0): thirteen" in str(results[0])
-        np.testing.assert_array_equal(shelves.pull("w"), start)
-        np.testing.assert_array_equal(shelves.pull("t"), table)
-    assert (shelves.pull("good") != 0).all()
+        np.testing.assert_array_equal(shards.pull("w"), start)
+        np.testing.assert_array_equal(shards.pull("t"), table)
+    assert (shards.pull("good") != 0).all()
 
 
 def test_a_whole_key_waits_for_all_its_slices() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", numbers((3000,)), (1024, 2048))
-    shelves.init("v", numbers((30,)))
-    shelf = shelves.shelves[0]
+    shards = StoreShards(1)
+    shards.init("w", numbers((3000,)), (1024, 2048))
+    shards.init("v", numbers((30,)))
+    shard = shards.shards[0]
     value = np.ones(3000, np.float32)
     jobs = [
-        SliceUpdate(p.id, 1, [(0, payload_of(value, p, False))], 1, 1) for p in shelves.entries["w"].slices
+        SliceUpdate(p.id, 1, [(0, payload_of(value, p, False))], 1, 1) for p in shards.entries["w"].slices
     ]
-    assert shelf.gather(jobs) == jobs  # nothing but sums
-    shelves.set_optimizer(create("lamb"))
-    assert shelf.gather(jobs[:1]) == []
-    other = SliceUpdate(shelves.entries["v"].slices[0].id, 1, [(0, Payload(np.ones(30, np.float32)))], 1, 1)
-    assert shelf.gather([jobs[2], other]) == [other]
-    assert sorted(job.slice for job in shelf.gather([jobs[1]])) == [job.slice for job in jobs]
+    assert shard.rounds.gather(jobs) == jobs  # nothing but sums
+    shards.set_optimizer(create("lamb"))
+    assert shard.rounds.gather(jobs[:1]) == []
+    other = SliceUpdate(shards.entries["v"].slices[0].id, 1, [(0, Payload(np.ones(30, np.float32)))], 1, 1)
+    assert shard.rounds.gather([jobs[2], other]) == [other]
+    assert sorted(job.slice for job in shard.rounds.gather([jobs[1]])) == [job.slice for job in jobs]
 
 
 def test_a_payload_that_cannot_be_read_fails_the_whole_key() -> None:
-    shelves = Shelves(1)
+    shards = StoreShards(1)
     start = numbers((3000,))
-    shelves.init("w", start, (1024, 2048))
-    shelves.set_optimizer(create("lamb"))
+    shards.init("w", start, (1024, 2048))
+    shards.set_optimizer(create("lamb"))
     good = np.ones(3000, np.float32)
-    jobs = [
-        SliceUpdate(p.id, 1, [(0, payload_of(good, p, False))], 1, 1) for p in shelves.entries["w"].slices
-    ]
+    jobs = [SliceUpdate(p.id, 1, [(0, payload_of(good, p, False))], 1, 1) for p in shards.entries["w"].slices]
     jobs[1] = jobs[1]._replace(parts=[(0, Payload(kv.ProtocolError("gone")))])
-    assert [str(error) for error in shelves.apply([jobs])] == ["gone"] * 3
-    np.testing.assert_array_equal(shelves.pull("w"), start)
-    assert set(shelves.push(("w", [good]))) == {None}
+    assert [str(error) for error in shards.apply([jobs])] == ["gone"] * 3
+    np.testing.assert_array_equal(shards.pull("w"), start)
+    assert set(shards.push(("w", [good]))) == {None}
 
 
 @pytest.mark.parametrize("key", "wt")
 def test_a_rule_for_whole_keys_and_a_key_in_parts(key: str) -> None:
     start = numbers((3000,)) if key == "w" else some_rows((40, 3), 5, 1)
-    shelves, cuts = Shelves(2), (20,)
-    shelves.init(key, start, cuts)
+    shards, cuts = StoreShards(2), (20,)
+    shards.init(key, start, cuts)
     with pytest.raises(kv.ConfigError, match=rf"LAMB needs whole tensors, and key '{key}' is spread"):
-        shelves.set_optimizer(create("lamb"))
-    before = shelves.pull(key)
-    shelves = Shelves(2)
-    shelves.set_optimizer(create("lamb"))
-    shelves.init(key, start, cuts)
-    results = shelves.push((key, [start]))
+        shards.set_optimizer(create("lamb"))
+    before = shards.pull(key)
+    shards = StoreShards(2)
+    shards.set_optimizer(create("lamb"))
+    shards.init(key, start, cuts)
+    results = shards.push((key, [start]))
     assert [type(error) for error in results] == [kv.ConfigError] * 2
-    np.testing.assert_array_equal(shelves.pull(key), before)
-    one = Shelves(1)
+    np.testing.assert_array_equal(shards.pull(key), before)
+    one = StoreShards(1)
     one.init("w", numbers((3000,)), (1024,))
     one.set_optimizer(create("lamb"))
 
@@ -510,25 +506,27 @@ def test_a_rule_for_whole_keys_and_a_key_in_parts(key: str) -> None:
     ],
 )
 def test_a_wrong_payload_spoils_its_own_round_only(payload: Payload, error: type[Exception]) -> None:
-    shelves = Shelves(1)
+    shards = StoreShards(1)
     for key in "ab":
-        shelves.init(key, np.zeros(10, np.float32))
-    (a,), (b,) = shelves.entries["a"].slices, shelves.entries["b"].slices
+        shards.init(key, np.zeros(10, np.float32))
+    (a,), (b,) = shards.entries["a"].slices, shards.entries["b"].slices
     good = Payload(np.ones(10, np.float32))
-    results = shelves.shelves[0].apply(
+    results = shards.shards[0].rounds.apply(
         [SliceUpdate(a.id, 1, [(0, good), (1, payload)]), SliceUpdate(b.id, 1, [(0, good)])]
     )
     assert isinstance(results[0], error)
     assert results[1] is None
-    assert (shelves.pull("a") == 0).all()
-    assert (shelves.pull("b") == 1).all()
+    assert (shards.pull("a") == 0).all()
+    assert (shards.pull("b") == 1).all()
 
 
 def test_packed_values_of_other_types_are_refused() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(32, np.float64))
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(32, np.float64))
     payload = Payload(bytes(8), cpu.coding("two_bit"), 0.5)
-    results = shelves.shelves[0].apply([SliceUpdate(shelves.entries["w"].slices[0].id, 1, [(0, payload)])])
+    results = shards.shards[0].rounds.apply(
+        [SliceUpdate(shards.entries["w"].slices[0].id, 1, [(0, payload)])]
+    )
     assert isinstance(results[0], kv.DTypeError)
 
 
@@ -546,27 +544,27 @@ def test_packed_values_of_other_types_are_refused() -> None:
 )
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
 def test_wrong_rows(ids: list[int], nbytes: int, error: type[Exception], optimizer: str | None) -> None:
-    shelves = Shelves(2)
-    shelves.init("t", some_rows((40, 3), 5, 1), (20,))
+    shards = StoreShards(2)
+    shards.init("t", some_rows((40, 3), 5, 1), (20,))
     if optimizer:
-        shelves.set_optimizer(create(optimizer))
-    piece = shelves.entries["t"].slices[1]
-    before = shelves.pull("t")
+        shards.set_optimizer(create(optimizer))
+    piece = shards.entries["t"].slices[1]
+    before = shards.pull("t")
     payload = Payload((np.array(ids, np.int64), bytes(nbytes)), rows=2)
-    (found,) = shelves.shelves[1].apply([SliceUpdate(piece.id, 1, [(0, payload)], 1, 1)])
+    (found,) = shards.shards[1].rounds.apply([SliceUpdate(piece.id, 1, [(0, payload)], 1, 1)])
     assert isinstance(found, error)
-    np.testing.assert_array_equal(shelves.pull("t"), before)
+    np.testing.assert_array_equal(shards.pull("t"), before)
     if nbytes:
         with pytest.raises(kv.RowIndexError, match=r"\[20, 40\)"):
-            shelves.shelves[1].rows(piece.id, np.array(ids, np.int64))
+            shards.shards[1].rows(piece.id, np.array(ids, np.int64))
 
 
 def test_integers_have_no_gradient() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(10, np.int32))
-    shelves.init("t", some_rows((40, 3), 5, 1, "int64"))
-    shelves.set_optimizer(create("sgd"))
-    results = shelves.push(("w", [np.ones(10, np.int32)]), ("t", [some_rows((40, 3), 5, 1, "int64")]))
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(10, np.int32))
+    shards.init("t", some_rows((40, 3), 5, 1, "int64"))
+    shards.set_optimizer(create("sgd"))
+    results = shards.push(("w", [np.ones(10, np.int32)]), ("t", [some_rows((40, 3), 5, 1, "int64")]))
     assert [str(error) for error in results] == [
         f"key {key!r} holds {kind}; SGD updates floating-point weights only"
         for key, kind in (("w", "int32"), ("t", "int64"))
@@ -585,78 +583,80 @@ class Stops(kv.optimizer.lr_scheduler.LRScheduler):
 
 def test_a_schedule_that_raises_counts_no_update() -> None:
     kv.optimizer.lr_scheduler.register(Stops)
-    shelves, other = Shelves(1), Shelves(1)
-    for one in (shelves, other):
+    shards, other = StoreShards(1), StoreShards(1)
+    for one in (shards, other):
         one.init("w", np.zeros(10, np.float32))
         one.init("t", kv.RowSparseArray.zeros((40, 3)))
-    shelves.set_optimizer(create("adam", lr_scheduler=Stops(base_lr=0.1)))
+    shards.set_optimizer(create("adam", lr_scheduler=Stops(base_lr=0.1)))
     other.set_optimizer(create("adam", learning_rate=0.1))
     for step in range(4):
         pushed = [("w", [np.ones(10, np.float32)]), ("t", [some_rows((40, 3), 5, step)])]
-        results = shelves.push(*pushed)
+        results = shards.push(*pushed)
         if step == 2:
             assert all(isinstance(error, kv.UpdaterError) for error in results)
             assert "Adam raised ZeroDivisionError on key 'w' (server 0): no rate" in str(results[0])
-            piece = shelves.entries["t"].slices[0]
-            assert len(shelves.shelves[0].rows(piece.id)[0]) == len(other.shelves[0].rows(piece.id)[0])
+            piece = shards.entries["t"].slices[0]
+            assert len(shards.shards[0].rows(piece.id)[0]) == len(other.shards[0].rows(piece.id)[0])
         else:
             other.push(*pushed)
         for key in "wt":
-            np.testing.assert_array_equal(shelves.pull(key), other.pull(key))
+            np.testing.assert_array_equal(shards.pull(key), other.pull(key))
 
 
 def test_what_is_not_here() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(10, np.float32))
-    shelves.init("t", kv.RowSparseArray.zeros((40, 3)))
-    shelf = shelves.shelves[0]
-    dense, table = (shelves.entries[key].slices[0].id for key in "wt")
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(10, np.float32))
+    shards.init("t", kv.RowSparseArray.zeros((40, 3)))
+    shard = shards.shards[0]
+    dense, table = (shards.entries[key].slices[0].id for key in "wt")
     with pytest.raises(kv.KeyNotFoundError, match="no slice 7 of store 0"):
-        shelf.read(7)
-    assert isinstance(shelf.apply([SliceUpdate(7, 1, [(0, Payload(b""))])])[0], kv.KeyNotFoundError)
+        shard.read(7)
+    assert isinstance(shard.rounds.apply([SliceUpdate(7, 1, [(0, Payload(b""))])])[0], kv.KeyNotFoundError)
     with pytest.raises(kv.DTypeError, match="read by rows"):
-        shelf.read(table)
+        shard.read(table)
     with pytest.raises(kv.DTypeError, match="is dense"):
-        shelf.rows(dense)
+        shard.rows(dense)
     with pytest.raises(kv.DTypeError, match="cannot be set by rows"):
-        shelf.write(dense, Payload(bytes(48), rows=2), first=False)
+        shard.write(dense, Payload(bytes(48), rows=2), first=False)
     with pytest.raises(kv.ShapeError):
-        shelf.write(dense, Payload(bytes(41)), first=False)
+        shard.write(dense, Payload(bytes(41)), first=False)
 
 
 def test_no_rows_of_a_table() -> None:
-    shelves = Shelves(1)
-    shelves.init("t", kv.RowSparseArray.zeros((40, 2, 3)))
-    slice = shelves.entries["t"].slices[0].id
+    shards = StoreShards(1)
+    shards.init("t", kv.RowSparseArray.zeros((40, 2, 3)))
+    slice = shards.entries["t"].slices[0].id
     for wanted in (None, np.empty(0, np.int64)):
-        ids, found = shelves.shelves[0].rows(slice, wanted)
+        ids, found = shards.shards[0].rows(slice, wanted)
         assert len(ids) == 0
         assert found.shape == (0, 6)
 
 
 @pytest.mark.parametrize("name", ["adam", "lamb"])
 def test_a_state_of_a_slice_without_a_value(name: str) -> None:
-    shelves = Shelves(1)
-    shelves.init("v", np.zeros(4, np.float32))
-    shelves.set_optimizer(create(name))
-    shelves.push(("v", [np.ones(4, np.float32)]))
-    state = shelves.states()[shelves.entries["v"].slices[0].id]
-    shelf = shelves.shelves[0]
-    shelf.forget([shelves.entries["v"].slices[0].id])
-    shelf.define([kv_entry("v", 50)])
+    shards = StoreShards(1)
+    shards.init("v", np.zeros(4, np.float32))
+    shards.set_optimizer(create(name))
+    shards.push(("v", [np.ones(4, np.float32)]))
+    state = shards.states()[shards.entries["v"].slices[0].id]
+    shard = shards.shards[0]
+    shard.forget([shards.entries["v"].slices[0].id])
+    shard.define([kv_entry("v", 50)])
     with pytest.raises(kv.KeyNotFoundError, match="no value yet"):
-        shelf.put_state(50, state)
+        shard.put_state(50, state)
 
 
 def test_a_slice_without_a_value() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(10, np.float32))
-    shelf = shelves.shelves[0]
-    shelf.define([kv_entry("v", 50)])
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(10, np.float32))
+    shard = shards.shards[0]
+    shard.define([kv_entry("v", 50)])
     with pytest.raises(kv.KeyNotFoundError, match="no value yet"):
-        shelf.read(50)
-    assert isinstance(shelf.apply([SliceUpdate(50, 1, [(0, Payload(bytes(16)))])])[0], kv.KeyNotFoundError)
-    assert set(shelf.placement()) == {shelves.entries["w"].slices[0].id}
+        shard.read(50)
+    assert isinstance(
+        shard.rounds.apply([SliceUpdate(50, 1, [(0, Payload(bytes(16)))])])[0], kv.KeyNotFoundError
+    )
+    assert set(shard.placement()) == {shards.entries["w"].slices[0].id}
 
 
 def kv_entry(key: str, slice: int) -> Any:
@@ -669,19 +669,19 @@ def kv_entry(key: str, slice: int) -> Any:
 
 
 def test_a_round_has_the_settings_of_its_pushes() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(4, np.float32))
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(4, np.float32))
     rule = create("test", learning_rate=1.0)
-    shelves.set_optimizer(rule)
+    shards.set_optimizer(rule)
     rule.set_learning_rate(10.0)
-    shelves.install("configure", json.dumps(rule.describe()))
-    shelf, slice = shelves.shelves[0], shelves.entries["w"].slices[0].id
+    shards.install("configure", json.dumps(rule.describe()))
+    shard, slice = shards.shards[0], shards.entries["w"].slices[0].id
     one = [(0, Payload(np.ones(4, np.float32)))]
     for version, value in ((0, 1), (1, 0), (2, -10), (1, -20), (9, -30)):  # never back to older ones
-        assert shelf.apply([SliceUpdate(slice, 1, one, version, 1)]) == [None]
-        assert (shelf.read(slice) == value).all(), version
-    assert shelf.apply([SliceUpdate(slice, 1, one, 0, 1)]) == [None]
-    assert (shelf.read(slice) == -40).all()
+        assert shard.rounds.apply([SliceUpdate(slice, 1, one, version, 1)]) == [None]
+        assert (shard.read(slice) == value).all(), version
+    assert shard.rounds.apply([SliceUpdate(slice, 1, one, 0, 1)]) == [None]
+    assert (shard.read(slice) == -40).all()
 
 
 def test_other_settings_keep_states_and_another_optimizer_does_not() -> None:
@@ -700,24 +700,24 @@ def test_other_settings_keep_states_and_another_optimizer_does_not() -> None:
         push(step)
         rule.configure(learning_rate=0.1 / (step + 1), wd=0.01)
         pair.local.update_optimizer(learning_rate=0.1 / (step + 1), wd=0.01)
-        pair.shelves.install("configure", json.dumps(rule.describe()))
+        pair.shards.install("configure", json.dumps(rule.describe()))
     pair.set_optimizer(rule)
-    pair.shelves.pushes.clear()
+    pair.shards.pushes.clear()
     for step in range(3, 5):
         push(step)
     pair.local.set_updater(None)
-    pair.shelves.install("none", "")
+    pair.shards.install("none", "")
     push(5)
 
 
 def test_a_version_counts_once() -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(4, np.float32))
-    shelves.set_optimizer(create("adam"))
-    shelves.push(("w", [np.ones(4, np.float32)]))
-    shelf = shelves.shelves[0]
-    shelf.install(1, "none", "")
-    assert shelf.fetch_state(shelves.entries["w"].slices[0].id) != b""
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(4, np.float32))
+    shards.set_optimizer(create("adam"))
+    shards.push(("w", [np.ones(4, np.float32)]))
+    shard = shards.shards[0]
+    shard.install(1, "none", "")
+    assert shard.fetch_state(shards.entries["w"].slices[0].id) != b""
 
 
 @pytest.mark.parametrize(
@@ -735,22 +735,22 @@ def test_a_version_counts_once() -> None:
     ],
 )
 def test_settings_that_are_none(kind: str, text: str, words: str) -> None:
-    shelves = Shelves(1)
-    shelves.init("w", np.zeros(4, np.float32))
-    shelves.set_optimizer(create("sgd", learning_rate=1.0))
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(4, np.float32))
+    shards.set_optimizer(create("sgd", learning_rate=1.0))
     with pytest.raises(kv.ConfigError, match=words):
-        shelves.install(kind, text)
-    shelves.push(("w", [np.ones(4, np.float32)]))
-    assert (shelves.pull("w") == -1).all()
+        shards.install(kind, text)
+    shards.push(("w", [np.ones(4, np.float32)]))
+    assert (shards.pull("w") == -1).all()
 
 
 def test_settings_that_change_all_the_time_do_not_pile_up() -> None:
-    shelves = Shelves(1)
+    shards = StoreShards(1)
     rule = create("sgd")
-    shelves.set_optimizer(rule)
+    shards.set_optimizer(rule)
     for i in range(3000):
-        shelves.install("clock", str(i))
-    assert len(shelves.shelves[0]._rules.all()) == 1024
+        shards.install("clock", str(i))
+    assert len(shards.shards[0]._optimizers.all()) == 1024
 
 
 # ------------------------------------------------------------------------------------------ shared memory
@@ -765,50 +765,50 @@ def test_values_that_workers_of_this_machine_read(name: str) -> None:
     pair.set_optimizer(create(name))
     inbox = PeerBuffers.open(memory.offer())
     assert inbox is not None
-    shelf = pair.shelves.shelves[0]
+    shard = pair.shards.shards[0]
     old = None
     for step in range(3):
         pair.push(("w", [numbers((300, 100), seed=step)]))
         found = []
-        for piece in pair.shelves.entries["w"].slices:
-            place = shelf.place(piece.id)
+        for piece in pair.shards.entries["w"].slices:
+            place = shard.place(piece.id)
             assert place is not None
             out = np.empty(place.nbytes // 4, np.float32)
             assert inbox.copy(*place[:3], place.stamp, out)
             if old is not None:
                 assert not inbox.copy(*place[:3], old[piece.id], out)
             found.append(out)
-        old = {p.id: shelf.place(p.id).stamp for p in pair.shelves.entries["w"].slices}
+        old = {p.id: shard.place(p.id).stamp for p in pair.shards.entries["w"].slices}
         np.testing.assert_array_equal(np.concatenate(found), pair.local.view("w").reshape(-1))
-    assert shelf.place(pair.shelves.entries["t"].slices[0].id) is None
+    assert shard.place(pair.shards.entries["t"].slices[0].id) is None
     used = memory.nbytes
     for _ in range(5):  # what is forgotten makes room
-        shelf.forget([piece.id for piece in pair.shelves.entries.pop("w").slices])
-        pair.shelves.init("w", numbers((300, 100)), (8192, 16384))
+        shard.forget([piece.id for piece in pair.shards.entries.pop("w").slices])
+        pair.shards.init("w", numbers((300, 100)), (8192, 16384))
     assert memory.nbytes == used
 
 
 def test_without_room_for_others_values_are_private() -> None:
-    shelves = Shelves(1, Values(limit=2**22))
-    shelves.init("small", np.zeros(1000, np.float32))
-    shelves.init("large", np.ones(2**21, np.float32))
-    shelf = shelves.shelves[0]
-    small, large = (shelves.entries[key].slices[0].id for key in ("small", "large"))
-    assert shelf.place(small) is not None
-    assert shelf.place(large) is None
-    assert math.fsum(shelf.read(large)) == 2**21
+    shards = StoreShards(1, Values(limit=2**22))
+    shards.init("small", np.zeros(1000, np.float32))
+    shards.init("large", np.ones(2**21, np.float32))
+    shard = shards.shards[0]
+    small, large = (shards.entries[key].slices[0].id for key in ("small", "large"))
+    assert shard.place(small) is not None
+    assert shard.place(large) is None
+    assert math.fsum(shard.read(large)) == 2**21
 
 
 def test_forgotten_slices_are_gone() -> None:
-    shelves = Shelves(2)
-    shelves.init("w", np.zeros(3000, np.float32), (1024,))
-    shelves.init("t", some_rows((40, 3), 5, 1), (20,))
-    for shelf in shelves.shelves:
-        shelf.forget([piece.id for piece in shelves.pieces()] + [12345])
-        assert shelf.placement() == {}
-        shelf.close()
+    shards = StoreShards(2)
+    shards.init("w", np.zeros(3000, np.float32), (1024,))
+    shards.init("t", some_rows((40, 3), 5, 1), (20,))
+    for shard in shards.shards:
+        shard.forget([piece.id for piece in shards.pieces()] + [12345])
+        assert shard.placement() == {}
+        shard.close()
     with pytest.raises(kv.KeyNotFoundError):
-        shelves.pull("w")
+        shards.pull("w")
 
 
 @quiet_about_halves
@@ -822,13 +822,13 @@ def test_what_was_there_a_round_ago_is_kept(
         cuts = ()
     if name in WHOLE:
         servers = 1
-    shelves, n = Shelves(servers), 50
+    shards, n = StoreShards(servers), 50
     first = kv.RowSparseArray(numbers((5, 80)), np.arange(0, n, 10), (n, 80)) if sparse else numbers((n, 80))
-    shelves.init("w", first, cuts)
+    shards.init("w", first, cuts)
     if name:
-        shelves.set_optimizer(create(name, **settings))
+        shards.set_optimizer(create(name, **settings))
     for round_ in range(1, 5):
-        before = shelves.pull("w")
+        before = shards.pull("w")
         ids = [np.arange(rank, n, 7 + round_) for rank in range(2)]
         parts = [
             kv.RowSparseArray(numbers((len(one), 80), seed=round_), one, (n, 80))
@@ -836,27 +836,27 @@ def test_what_was_there_a_round_ago_is_kept(
             else numbers((n, 80), seed=round_)
             for one in ids
         ]
-        assert not any(shelves.push(("w", parts)))
-        assert not np.array_equal(before, shelves.pull("w"))
-        assert np.array_equal(before, past(shelves, "w", round_ - 1))
+        assert not any(shards.push(("w", parts)))
+        assert not np.array_equal(before, shards.pull("w"))
+        assert np.array_equal(before, past(shards, "w", round_ - 1))
         with pytest.raises(kv.KVStoreError, match=f"after round {round_ + 1} is not kept"):
-            past(shelves, "w", round_ + 1)
-    assert not any(shelves.push(("w", parts[:1])))  # nobody else is there who could be lost
+            past(shards, "w", round_ + 1)
+    assert not any(shards.push(("w", parts[:1])))  # nobody else is there who could be lost
     with pytest.raises(kv.KVStoreError, match="is not kept"):
-        past(shelves, "w", 4)
+        past(shards, "w", 4)
 
 
-def past(shelves: Shelves, key: str, round_: int) -> Array:
+def past(shards: StoreShards, key: str, round_: int) -> Array:
     """Return a key as it was after a round; of a table also its rows, asked for all together."""
-    spec, found = shelves.entries[key].spec, []
-    for piece in shelves.entries[key].slices:
-        shelf = shelves.shelves[piece.server]
+    spec, found = shards.entries[key].spec, []
+    for piece in shards.entries[key].slices:
+        shard = shards.shards[piece.server]
         if not spec.sparse:
-            found.append(shelf.past(piece.id, round_))
+            found.append(shard.past(piece.id, round_))
             continue
         every = np.arange(piece.start, piece.stop, dtype=np.int64)
-        rows = shelf.past(piece.id, round_, every)[1]
-        ids, some = shelf.past(piece.id, round_)
+        rows = shard.past(piece.id, round_, every)[1]
+        ids, some = shard.past(piece.id, round_)
         assert np.array_equal(rows[ids - piece.start], some)
         found.append(rows)
     return np.concatenate(found).reshape(spec.shape)
@@ -869,23 +869,23 @@ def test_sums_and_rules_in_turn_give_the_same_with_what_was_there_kept(
     found = []
     for keeps in (True, False):
         memory = Values() if shared else None
-        shelves = Shelves(1, memory)
+        shards = StoreShards(1, memory)
         if not keeps:
-            monkeypatch.setattr(store_shard, "_may_be_undone", lambda job: False)
-        shelves.init("w", numbers((50, 80)), (7, 1024))
+            monkeypatch.setattr(round_updates, "_may_be_undone", lambda job: False)
+        shards.init("w", numbers((50, 80)), (7, 1024))
         for turn, rule in enumerate(("", "lamb", "none", "sgd", "none", "lamb")):
             if rule == "none":
-                shelves.install("none", "")
+                shards.install("none", "")
             elif rule:
-                shelves.set_optimizer(create(rule))
+                shards.set_optimizer(create(rule))
             for round_ in range(3):
-                before = shelves.pull("w")
+                before = shards.pull("w")
                 parts = [numbers((50, 80), seed=10 * turn + round_ + rank) for rank in range(2)]
-                assert not any(shelves.push(("w", parts)))
-                assert not keeps or np.array_equal(before, past(shelves, "w", shelves.pushes["w"] - 1))
-                found.append(shelves.pull("w"))
-        for shelf in shelves.shelves:
-            shelf.close()
+                assert not any(shards.push(("w", parts)))
+                assert not keeps or np.array_equal(before, past(shards, "w", shards.pushes["w"] - 1))
+                found.append(shards.pull("w"))
+        for shard in shards.shards:
+            shard.close()
         if memory is not None:
             memory.close()
     assert all(map(np.array_equal, found[: len(found) // 2], found[len(found) // 2 :]))

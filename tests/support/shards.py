@@ -1,4 +1,4 @@
-"""Servers' shelves beside a local store: the same pushes, cut into slices and spread over servers."""
+"""Servers' shards beside a local store: the same pushes, cut into slices and spread over servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import kvstore as kv
 from kvstore.optimizer import Optimizer
 from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
-from kvstore.stores.parameter_server.server.store_shard import Payload, SliceUpdate, StoreShard
+from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate
+from kvstore.stores.parameter_server.server.store_shard import StoreShard
 from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
 Array = npt.NDArray[Any]
@@ -55,39 +56,39 @@ def at_odd_address(data: bytes) -> memoryview:
     return memoryview(room)[start : start + len(data)]
 
 
-class Shelves:
+class StoreShards:
     """The servers of one store."""
 
     def __init__(self, servers: int, memory: Values | None = None) -> None:
-        self.shelves = [StoreShard(0, server, memory) for server in range(servers)]
+        self.shards = [StoreShard(0, server, memory) for server in range(servers)]
         self.entries: dict[int | str, KeyEntry] = {}
         self._ids = iter(range(100, 10_000))
         self._version = 0
         self.pushes: dict[int | str, int] = {}
 
     def init(self, key: int | str, value: Value, cuts: Sequence[int] = ()) -> None:
-        entry = entry_of(key, value, cuts, len(self.shelves), len(self.entries), self._ids)
+        entry = entry_of(key, value, cuts, len(self.shards), len(self.entries), self._ids)
         self.entries[key] = entry
-        for shelf in self.shelves:
-            shelf.define([entry])
+        for shard in self.shards:
+            shard.define([entry])
         self.write(key, value, first=True)
 
     def write(self, key: int | str, value: Value, first: bool = False) -> None:
         entry = self.entries[key]
         for piece in entry.slices:
-            self.shelves[piece.server].write(piece.id, payload_of(value, piece, entry.spec.sparse), first)
+            self.shards[piece.server].write(piece.id, payload_of(value, piece, entry.spec.sparse), first)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self.install("optimizer", json.dumps(optimizer.describe()))
 
     def install(self, kind: str, text: str) -> None:
         self._version += 1
-        for shelf in self.shelves:
-            shelf.install(self._version, kind, text)
+        for shard in self.shards:
+            shard.install(self._version, kind, text)
 
     def push(self, *pushed: tuple[int | str, Sequence[Value]]) -> list[Exception | None]:
         """Complete one round of each key, with one part for each worker; the keys in one call."""
-        jobs: list[list[SliceUpdate]] = [[] for _ in self.shelves]
+        jobs: list[list[SliceUpdate]] = [[] for _ in self.shards]
         for key, values in pushed:
             self.pushes[key] = self.pushes.get(key, 0) + 1
             clock, entry = max(self.pushes.values()), self.entries[key]
@@ -100,10 +101,10 @@ class Shelves:
 
     def apply(self, jobs: list[list[SliceUpdate]]) -> list[Exception | None]:
         results: list[Exception | None] = []
-        for shelf, its in zip(self.shelves, jobs, strict=True):
-            ready = shelf.gather(its)
+        for shard, its in zip(self.shards, jobs, strict=True):
+            ready = shard.rounds.gather(its)
             assert len(ready) == len(its)
-            results += shelf.apply(ready)
+            results += shard.rounds.apply(ready)
         return results
 
     def pull(self, key: int | str) -> Array:
@@ -111,47 +112,47 @@ class Shelves:
         spec, pieces = self.entries[key].spec, self.entries[key].slices
         if spec.sparse:
             every = (np.arange(piece.start, piece.stop, dtype=np.int64) for piece in pieces)
-            found = [self.shelves[p.server].rows(p.id, ids)[1] for p, ids in zip(pieces, every, strict=True)]
+            found = [self.shards[p.server].rows(p.id, ids)[1] for p, ids in zip(pieces, every, strict=True)]
         else:
-            found = [self.shelves[piece.server].read(piece.id) for piece in pieces]
+            found = [self.shards[piece.server].read(piece.id) for piece in pieces]
         return np.concatenate(found).reshape(spec.shape)
 
     def states(self) -> dict[int, bytes]:
-        return {p.id: self.shelves[p.server].fetch_state(p.id) for p in self.pieces()}
+        return {p.id: self.shards[p.server].fetch_state(p.id) for p in self.pieces()}
 
     def put_states(self, parts: dict[int, bytes]) -> None:
         for piece in self.pieces():
-            self.shelves[piece.server].put_state(piece.id, parts[piece.id])
+            self.shards[piece.server].put_state(piece.id, parts[piece.id])
 
     def pieces(self) -> Iterable[Slice]:
         return [piece for entry in self.entries.values() for piece in entry.slices]
 
 
 class Beside:
-    """A local store and shelves, which get the same and must have the same bits."""
+    """A local store and shards, which get the same and must have the same bits."""
 
     def __init__(self, servers: int, memory: Values | None = None) -> None:
         self.local = kv.create("local")
-        self.shelves = Shelves(servers, memory)
+        self.shards = StoreShards(servers, memory)
 
     def init(self, key: int | str, value: Value, cuts: Sequence[int] = ()) -> None:
         self.local.init(key, value)
-        self.shelves.init(key, value, cuts)
+        self.shards.init(key, value, cuts)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self.local.set_optimizer(Optimizer.from_config(**optimizer.describe()))
-        self.shelves.set_optimizer(optimizer)
+        self.shards.set_optimizer(optimizer)
 
     def push(self, *pushed: tuple[int | str, Sequence[Value]]) -> None:
         for key, values in pushed:
             self.local.push(key, list(values))
-        assert self.shelves.push(*pushed) == [None] * sum(
-            len(self.shelves.entries[key].slices) for key, _ in pushed
+        assert self.shards.push(*pushed) == [None] * sum(
+            len(self.shards.entries[key].slices) for key, _ in pushed
         )
 
     def check(self, key: int | str) -> None:
         value = self.local.view(key)
         dense = value.todense() if isinstance(value, kv.RowSparseArray) else value
-        ours = self.shelves.pull(key)
+        ours = self.shards.pull(key)
         np.testing.assert_array_equal(ours, dense)
         assert ours.tobytes() == np.ascontiguousarray(dense).tobytes()

@@ -1,0 +1,103 @@
+"""Who takes part in the rounds of one store, as the scheduler's last view tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..protocol.messages import Attach, Failure, View
+from .slice_rounds import SliceRounds
+
+
+class RoundMembers:
+    """The members of one store: for whom rounds wait, who rejoins, and from which round on each takes part.
+
+    `restarted`: this server has taken the place of one that ended, and members have to attach again.
+    """
+
+    def __init__(self, restarted: bool) -> None:
+        self.restarted = restarted
+        self.epoch = 0
+        self.sync = True
+        self.incarnations: dict[int, int] = {}  # by rank
+        self.needed: frozenset[int] = frozenset()  # members for whose pushes rounds wait
+        self.rejoining: frozenset[int] = frozenset()  # members that came back, and no round waits for
+        self.collecting_join_point = False  # for one of them: `View.begin`
+        self.broken: Failure | None = None
+        #: Of a server that has come back: what the members said of themselves, until all have.
+        self.returning: dict[int, Attach] | None = {} if restarted else None
+        #: Of workers that came back: (slice, round), the last rounds that go on without them.
+        self._join_points: dict[int, tuple[tuple[int, int], ...]] = {}
+        #: Who has left without having joined: the last round of each slice that it was in.
+        self.left: dict[int, dict[int, int]] = {}
+
+    def update(self, view: View, slices: Iterable[SliceRounds]) -> set[int]:
+        """Take a newer view; return ranks whose parts of rounds that are not complete are lost."""
+        self.epoch, self.sync = view.epoch, view.mode == "sync"
+        members = {member.rank: member.incarnation for member in view.members}
+        dead = {loss.rank for loss in view.losses if loss.role == "worker"}
+        replaced = {rank for rank, old in self.incarnations.items() if members.get(rank, old) != old}
+        if self.sync:
+            self._note_left(members.keys() | dead, slices)
+        for rank in [rank for rank in self._join_points if self.incarnations.get(rank) != members.get(rank)]:
+            del self._join_points[rank]
+        self.incarnations, self.rejoining = members, frozenset(view.late)
+        self.needed = frozenset(members.keys() - set(view.resting) - self.rejoining)
+        self.collecting_join_point = view.begin >= 0
+        return dead | replaced
+
+    def missing(self, rounds: SliceRounds | None, number: int) -> list[int]:
+        """Ranks for which a round of a slice waits."""
+        if self.returning is not None:
+            return sorted(self.incarnations.keys() - self.returning.keys())
+        return rounds.missing(number, self.needed) if rounds is not None and number > rounds.round else []
+
+    # ------------------------------------------------------------------------------------ those who came back
+
+    def join_point(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """Return (slice, round): the last rounds that go on without this worker, if it came back."""
+        return self._join_points.get(rank, ())
+
+    def set_join_point(self, rank: int, after: Mapping[int, int], slices: Iterable[SliceRounds]) -> None:
+        """Let a worker that came back take part after these rounds; in those before nobody waits for it."""
+        point: dict[int, int] = {}
+        for rounds in slices:
+            last = point[rounds.id] = max(after.get(rounds.id, 0), rounds.base())
+            rounds.lose({rank}, last)  # what the one before it had pushed, ahead of all others
+            if last > rounds.round:
+                rounds.skip[rank] = last
+        self._join_points[rank] = tuple((slice_, last) for slice_, last in point.items() if last)
+
+    def all_returned(self, slices: Mapping[int, SliceRounds]) -> bool:
+        """Whether, since the last call, all members have attached to a server that has come back.
+
+        What they had pushed, and it has not, is lost: rounds pass over it.
+        """
+        if self.returning is None or not self.incarnations.keys() <= self.returning.keys():
+            return False
+        attaches, self.returning = self.returning, None
+        for rank, attach in attaches.items():
+            if not attach.met and self.sync and rank not in self.rejoining and rank not in self._join_points:
+                self.set_join_point(rank, dict(attach.accepted), slices.values())
+                continue
+            for slice_, round_ in attach.accepted:
+                rounds = slices.get(slice_)
+                if rounds is not None and round_ > rounds.round:
+                    rounds.skip[rank] = round_
+        return True
+
+    # ----------------------------------------------------------------------------------------- those who left
+
+    def _note_left(self, others: Iterable[int], slices: Iterable[SliceRounds]) -> None:
+        """Note who of those that rounds have waited for is gone, and is none of these."""
+        for rank in self.needed.difference(others):
+            after = dict(self.join_point(rank))
+            last = ((rounds.id, rounds.last(rank)) for rounds in slices)
+            self.left[rank] = {slice_: round_ for slice_, round_ in last if round_ > after.get(slice_, 0)}
+
+    def left_out(self, slice_: int, round_: int) -> list[tuple[int, int]]:
+        """Return, once, who was in rounds of this slice and is not in this one: rank, and its last round."""
+        gone = [(rank, rounds[slice_]) for rank, rounds in self.left.items() if slice_ in rounds]
+        gone = [(rank, last) for rank, last in gone if last < round_]
+        for rank, _ in gone:
+            del self.left[rank]
+        return gone

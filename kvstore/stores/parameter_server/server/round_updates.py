@@ -1,0 +1,161 @@
+"""Complete rounds of a store's slices: parts are summed, and update or replace the values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ....arrays.sparse import RowSparseArray
+from ...entry import Array
+from ..protocol.optimizer_states import needs_whole_keys
+from .dense import Batch, DenseKey, DenseSlice, update_whole
+from .optimizer import OptimizerVersion, OptimizerVersions, check_dtype, explained
+from .payload import SliceUpdate, plain, some_rows
+from .shard_slices import ShardSlices
+from .sparse import Table
+
+
+class RoundUpdates:
+    """Applies the rounds of one store's slices, each with the settings that its workers had agreed to."""
+
+    def __init__(self, slices: ShardSlices, optimizers: OptimizerVersions) -> None:
+        self._slices = slices
+        self._optimizers = optimizers
+        #: By slice, the newest version of the settings that a round of it has had.
+        self.versions: dict[int, int] = {}
+        #: Slices whose last `apply` has written its outs.
+        self.written: set[int] = set()
+        self._waiting: dict[DenseKey, dict[int, SliceUpdate]] = {}
+
+    def gather(self, jobs: Sequence[SliceUpdate]) -> list[SliceUpdate]:
+        """Return the jobs that can be applied now.
+
+        Most come back at once. A rule that needs whole tensors gets all slices of a key together: jobs of
+        such keys are kept until the last one of their round is there. Payloads must stay good meanwhile.
+        """
+        now: list[SliceUpdate] = []
+        for job in jobs:
+            held = self._slices.held.get(job.slice)
+            if not isinstance(held, DenseSlice) or not self._waits_for_others(held, job):
+                now.append(job)
+                continue
+            waiting = self._waiting.setdefault(held.of, {})
+            waiting[job.slice] = job
+            if len(waiting) == len(held.of.slices):
+                now += self._waiting.pop(held.of).values()
+        return now
+
+    def abort(self) -> list[int]:
+        """Drop the jobs that `gather` has kept; return their slices."""
+        slices = [slice for jobs in self._waiting.values() for slice in jobs]
+        self._waiting.clear()
+        return slices
+
+    def forget(self, slices: Iterable[int]) -> None:
+        """Drop what is kept of slices, while they are still there."""
+        for slice in slices:
+            held = self._slices.held.get(slice)
+            if isinstance(held, DenseSlice):
+                self._waiting.pop(held.of, None)
+            self.versions.pop(slice, None)
+
+    def _waits_for_others(self, part: DenseSlice, job: SliceUpdate) -> bool:
+        return part.of.whole and len(part.of.slices) > 1 and needs_whole_keys(self._settings(job).optimizer)
+
+    def apply(self, jobs: Sequence[SliceUpdate]) -> list[Exception | None]:
+        """Sum the parts of each job, and update or replace the slice's value.
+
+        Many small slices take one call of the kernels. Numbers are those of the `local` store, bit by bit,
+        for one push with the parts as the list of values, however the key is cut.
+
+        Returns
+        -------
+        list
+            For each job None, or what went wrong: an UpdaterError, ShapeError, DTypeError ... Its slice is as
+            it was, the others are through.
+        """
+        results: list[Exception | None] = [None] * len(jobs)
+        self.written.clear()
+        memory = self._slices.memory
+        batch = Batch(memory)
+        together: dict[int, tuple[int, OptimizerVersion, Any]] = {}
+        whole: dict[tuple[DenseKey, int], list[int]] = {}
+        for number, job in enumerate(jobs):
+            try:
+                settings, held = self._settings(job), self._slices.find(job.slice)
+                if not job.parts:
+                    continue
+                if isinstance(held, Table):
+                    _apply_table(held, job, settings)
+                elif needs_whole_keys(settings.optimizer):
+                    whole.setdefault((held.of, job.round), []).append(number)
+                else:
+                    if job.slice in together:  # its next round
+                        self._run(batch, together, results)
+                        batch, together = Batch(memory), {}
+                    check_dtype(settings, held.of.key, held.of.dtype)
+                    keeps = _may_be_undone(job)
+                    if keeps and settings.optimizer is not None:
+                        held.keep(job.round)
+                    if batch.add(held, job, settings, keeps) and job.outs:
+                        self.written.add(job.slice)
+                    together[job.slice] = (number, settings, held.of.key)
+            except Exception as error:
+                results[number] = self._explained(error, job)
+        self._run(batch, together, results)
+        for numbers in whole.values():
+            self._apply_whole([jobs[number] for number in numbers], numbers, results)
+        self._slices.changed.update(job.slice for job in jobs)
+        return results
+
+    def _run(self, batch: Batch, together: dict[int, Any], results: list[Exception | None]) -> None:
+        try:
+            batch.run()
+        except Exception as error:  # no memory for the call itself; nothing was written
+            for number, settings, key in together.values():
+                results[number] = explained(error, settings, key, self._slices.server)
+
+    def _apply_whole(
+        self, jobs: list[SliceUpdate], numbers: list[int], results: list[Exception | None]
+    ) -> None:
+        parts = [(self._slices.held[job.slice], job) for job in jobs]
+        settings = max((self._settings(job) for job in jobs), key=lambda one: one.version)
+        try:
+            dense = [(part, job) for part, job in parts if isinstance(part, DenseSlice)]
+            check_dtype(settings, dense[0][0].of.key, dense[0][0].of.dtype)
+            for part, job in dense:
+                if _may_be_undone(job):
+                    part.keep(job.round)
+            update_whole(dense, settings, self._slices.memory)
+        except Exception as error:
+            for number, job in zip(numbers, jobs, strict=True):
+                results[number] = self._explained(error, job)
+
+    def _settings(self, job: SliceUpdate) -> OptimizerVersion:
+        """Return the settings for a job; those of a slice never go back."""
+        version = max(job.version, self.versions.get(job.slice, 0))
+        self.versions[job.slice] = version
+        return self._optimizers.at(version)
+
+    def _explained(self, error: Exception, job: SliceUpdate) -> Exception:
+        held = self._slices.held.get(job.slice)
+        if held is None:
+            return error
+        return explained(error, self._settings(job), held.key, self._slices.server)
+
+
+def _apply_table(table: Table, job: SliceUpdate, settings: OptimizerVersion) -> None:
+    check_dtype(settings, table.key, table.dtype)
+    sources: list[RowSparseArray | Array] = [
+        some_rows(payload, table.dtype, table.start, table.shape)
+        if payload.rows >= 0
+        else plain(payload, table.dtype, math.prod(table.shape)).reshape(table.shape)
+        for _, payload in job.parts
+    ]
+    table.apply(sources, settings, job.clock, job.round - 1 if _may_be_undone(job) else -1)
+
+
+def _may_be_undone(job: SliceUpdate) -> bool:
+    """Whether a worker may be lost of which other slices never get their part."""
+    return len(job.parts) > 1

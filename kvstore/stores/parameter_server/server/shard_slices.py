@@ -1,0 +1,86 @@
+"""The slices of one store on one server: what was defined, what has a value, and what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ....arrays.host import dtype_named
+from ....errors import KeyNotFoundError
+from ..protocol.messages import KeyEntry, Slice
+from ..transport.shared_buffers import Values
+from .dense import DenseKey, DenseSlice
+from .sparse import Table
+
+
+class ShardSlices:
+    """Slices by their numbers.
+
+    `memory` is where dense values are put, so that workers of this machine can read them.
+    """
+
+    def __init__(self, store: int, server: int, memory: Values | None) -> None:
+        self.store, self.server, self.memory = store, server, memory
+        self.entries: dict[int, KeyEntry] = {}  # by the number of the key's first slice
+        self.held: dict[int, DenseSlice | Table] = {}
+        self.ready: set[int] = set()
+        #: Slices that are not as in the last snapshot.
+        self.changed: set[int] = set()
+
+    def define(self, entries: Sequence[KeyEntry]) -> None:
+        """Take note of slices that will come; known ones stay."""
+        for entry in entries:
+            mine = [piece for piece in entry.slices if piece.server == self.server]
+            if mine and mine[0].id not in self.held:
+                self.entries[mine[0].id] = entry
+                make = self._make_tables if entry.spec.sparse else self._make_dense
+                make(entry, mine)
+
+    def _make_dense(self, entry: KeyEntry, mine: list[Slice]) -> None:
+        spec = entry.spec
+        whole = len(mine) == len(entry.slices)
+        key = DenseKey(spec.key, tuple(spec.shape), dtype_named(spec.dtype), whole)
+        key.slices = [DenseSlice(piece.id, key, piece.start, piece.stop) for piece in mine]
+        self.held.update({part.id: part for part in key.slices})
+
+    def _make_tables(self, entry: KeyEntry, mine: list[Slice]) -> None:
+        spec = entry.spec
+        dtype = dtype_named(spec.dtype)
+        for piece in mine:
+            shape = (piece.stop - piece.start, *spec.shape[1:])
+            self.held[piece.id] = Table(spec.key, piece.start, shape, dtype, len(entry.slices) == 1)
+
+    def find(self, slice: int) -> DenseSlice | Table:
+        """Return a slice.
+
+        Raises
+        ------
+        KeyNotFoundError
+            No such slice here.
+        """
+        try:
+            return self.held[slice]
+        except KeyError:
+            raise KeyNotFoundError(
+                f"server {self.server} has no slice {slice} of store {self.store}; was its key forgotten?"
+            ) from None
+
+    def set_ready(self, slice: int) -> None:
+        """Note that a slice has a value that was set from outside."""
+        self.ready.add(slice)
+        self.changed.add(slice)
+
+    def forget(self, slices: Iterable[int]) -> None:
+        """Drop slices; unknown ones are no error."""
+        for slice in slices:
+            held = self.held.pop(slice, None)
+            if isinstance(held, DenseSlice):
+                self._give_back(held)
+            self.entries.pop(slice, None)
+            self.ready.discard(slice)
+            self.changed.discard(slice)
+
+    def _give_back(self, part: DenseSlice) -> None:
+        part.of.slices.remove(part)
+        if self.memory is not None:
+            part.let_go(self.memory)
+        part.value, part.block = None, None
