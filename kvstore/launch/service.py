@@ -14,6 +14,7 @@ from kvstore.errors import ConfigError
 from kvstore.settings import addresses, roles
 from kvstore.settings.keys import Keys
 from kvstore.settings.parameter_server import ps_config
+from kvstore.settings.table import LAUNCHERS
 from kvstore.settings.variables import process_variables, text_of
 
 from .certificates import Certificates, written
@@ -21,7 +22,7 @@ from .child_process import ProcessRole
 from .hosts.remote_hosts import Hosts
 
 #: Variables that give a process its place among the workers: a server must not take itself for one.
-_PLACE = ("KVSTORE_RANK", "KVSTORE_SIZE", "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE")
+_PLACE = LAUNCHERS[0].signs
 #: glibc maps the memory of each large message anew, and gives it back, unless told otherwise: a third of the
 #: time that a worker spends on receiving.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}

@@ -150,7 +150,7 @@ class _Mpich(_Launcher):
 
     def absent(self, env: Mapping[str, str]) -> str | None:
         """Leave the processes of ``srun --mpi=pmi2`` to Slurm: they have PMI_RANK, but no local rank."""
-        if _SLURM.absent(env) is None and not _first(env, self.row.local_rank):
+        if _LAUNCHERS["slurm"].absent(env) is None and not _first(env, self.row.local_rank):
             return "PMI_RANK, if set, comes from srun: there is no MPI_LOCALRANKID"
         return super().absent(env)
 
@@ -210,9 +210,15 @@ class _Slurm(_Launcher):
         raise ConfigError(f"{name}={text!r} has no entry for SLURM_NODEID={env['SLURM_NODEID']}: correct it")
 
 
-_KINDS = (_Own, _Torchrun, _OpenMpi, _Mpich, _Horovodrun, _Slurm)
-_LAUNCHERS = tuple(kind(row) for kind, row in zip(_KINDS, LAUNCHERS, strict=True))
-_SLURM = _LAUNCHERS[-1]
+_KINDS: dict[str, type[_Launcher]] = {
+    "kvstore": _Own,
+    "torchrun": _Torchrun,
+    "openmpi": _OpenMpi,
+    "mpich": _Mpich,
+    "horovodrun": _Horovodrun,
+    "slurm": _Slurm,
+}
+_LAUNCHERS = {row.name: _KINDS[row.name](row) for row in LAUNCHERS}
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Placement:
@@ -237,7 +243,7 @@ def detect(environment: Mapping[str, str] | None = None) -> Placement:
         The launcher's variables are incomplete, contradict each other, or do not name the job.
     """
     env = process_variables() if environment is None else environment
-    for launcher in _LAUNCHERS:
+    for launcher in _LAUNCHERS.values():
         if launcher.absent(env) is None:
             return launcher.read(env)
     # A process on its own has a name of its own too: two of them must not meet.
@@ -258,9 +264,7 @@ def alternatives(environment: Mapping[str, str] | None = None) -> list[tuple[str
         winner = detect(env).launcher
     except ConfigError:
         winner = None
-    return [
-        (launcher.row.name, _verdict(launcher, env)) for launcher in _LAUNCHERS if launcher.row.name != winner
-    ]
+    return [(name, _verdict(launcher, env)) for name, launcher in _LAUNCHERS.items() if name != winner]
 
 
 def _verdict(launcher: _Launcher, env: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 from . import addresses, launchers
 from .keys import Keys
-from .table import IGNORED_ON_SERVERS, SETTINGS
+from .table import DEFAULTS, IGNORED_ON_SERVERS, SETTINGS
 from .variables import process_variables
 
 log = logging.getLogger("kvstore.roles")
@@ -144,7 +144,7 @@ def signs(environment: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _role(env: Mapping[str, str]) -> str:
-    name, role = _agreed(env, _ROLE) or ("", "worker")
+    name, role = _agreed(env, _ROLE) or ("", DEFAULTS["role"])
     if role not in ROLES:
         raise ConfigError(f"{name}={role!r} is no role: set it to {', '.join(ROLES[:2])} or {ROLES[2]}")
     return role
