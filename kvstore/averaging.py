@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from .errors import ArgumentError, CapabilityError, ConfigError
 from .settings import launchers
+from .settings.variables import text_of
 from .store import KVStore
 from .store_kinds import is_synchronous
 
@@ -86,7 +86,7 @@ def has_optimizer(store: KVStore) -> bool:
 
 def check_not_late(store: KVStore) -> None:
     """Raise CapabilityError in a worker that came back: there is nothing that could tell it the weights."""
-    again = os.environ.get("KVSTORE_RESTART", "0") not in ("", "0")
+    again = text_of("restart") != "0"
     if again and store._config.on_peer_loss == "continue":
         raise CapabilityError(
             f"worker {store.rank} was started again, and the store has gradients to offer, not weights: let "

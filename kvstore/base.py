@@ -6,7 +6,6 @@ import difflib
 import functools
 import importlib
 import logging
-import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, overload
@@ -231,7 +230,9 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
 
 def _by_van(literal: str, kind: StoreKind) -> StoreKind:
     """MXNet makes its stores on servers P3 by a variable."""
-    van = os.environ.get("DMLC_PS_VAN_TYPE") or "zmq"
+    from .settings.variables import text_of
+
+    van = text_of("van")
     if van not in ("zmq", "p3"):
         raise ConfigError(f"DMLC_PS_VAN_TYPE={van!r}: there are zmq and p3; unset it")
     if van == "p3" and not kind.synchronous:

@@ -34,6 +34,7 @@ from .launch.service import variables_of
 from .settings import addresses
 from .settings.keys import Keys
 from .settings.roles import LOOPBACK
+from .settings.variables import process_variables, set_variables
 
 try:
     import ray as _ray
@@ -525,7 +526,7 @@ class _Scheduler:
     def _serve(self, found: Mapping[str, str], keys: bytes) -> None:
         try:
             with _keys(keys) as descriptor:
-                serve.scheduler({**os.environ, **found, **descriptor}, self._report)
+                serve.scheduler({**process_variables(), **found, **descriptor}, self._report)
         except BaseException as error:
             self._error = error
         finally:
@@ -553,7 +554,7 @@ class _Server:
         restart = _ray.get(scheduler.started.remote("server", rank))
         own = {"KVSTORE_HOST": _host(alone), "KVSTORE_RESTART": str(restart)}
         with _keys(keys) as descriptor:
-            serve.server({**os.environ, **common, **own, **descriptor}, imports)
+            serve.server({**process_variables(), **common, **own, **descriptor}, imports)
 
 
 class _Worker:
@@ -577,7 +578,7 @@ class _Worker:
         restart = _ray.get(scheduler.started.remote("worker", rank))
         with _keys(keys) as descriptor:
             own = variables(common["KVSTORE_JOB"], rank, size, restart, local)
-            os.environ.update({**common, **own, **descriptor})
+            set_variables({**common, **own, **descriptor})
             return function(*args)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -34,8 +34,10 @@ from .errors import (
 from .files import name_of
 from .optimizer import Optimizer, Updater
 from .plan import Plan
-from .settings.options import StoreConfig
 from .stores.protocol import Backend
+
+if TYPE_CHECKING:
+    from .settings.options import StoreConfig
 
 PathLike = str | os.PathLike[str]
 

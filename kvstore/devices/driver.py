@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import ArrayError, KVStoreError, MissingBackendError
+from ..settings.variables import text_of
 
 log = logging.getLogger("kvstore.device")
 
@@ -322,7 +323,7 @@ class Driver:
         return context
 
     def _open_way(self, device: int, other: int) -> bool:
-        if os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
+        if text_of("gpu_p2p") == "0":
             return False
         if not self._call("cuDeviceCanAccessPeer", device, other):
             log.info("cuda:%d cannot reach the memory of cuda:%d; values are copied", device, other)

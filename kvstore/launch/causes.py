@@ -8,14 +8,14 @@ still about to end nobody is held responsible.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from kvstore.settings.options import StoreConfig
+from kvstore.settings.table import DEFAULTS
+from kvstore.settings.variables import text_of
 
 from .child_process import ProcessRole
 
@@ -56,9 +56,9 @@ def misses(part: ProcessRole, tail: Sequence[bytes], other: ProcessRole) -> bool
 def patience() -> float:
     """Seconds that a process which is about to end is waited for: as long as a store waits for anything."""
     try:
-        return float(os.environ.get("KVSTORE_TIMEOUT") or StoreConfig.timeout)
+        return float(text_of("timeout"))
     except ValueError:
-        return StoreConfig.timeout
+        return float(DEFAULTS["timeout"])
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kvstore.errors import KVStoreError
+from kvstore.settings.table import DEFAULTS
 
 
 class _Commands(click.Group):
@@ -33,7 +34,7 @@ _interval = click.option(
     "--snapshot-interval",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="Seconds between two snapshots.  [default: 30]",
+    help=f"Seconds between two snapshots.  [default: {DEFAULTS['snapshot_interval']:g}]",
 )
 _keys = click.option("--keys", metavar="FILE", help="Keys of this process, as `kvstore keys` made them.")
 _insecure = click.option(
@@ -204,16 +205,15 @@ def role(
     one machine that is all. Ranks of several hosts must know where to meet: say --meet or --scheduler, or use
     Slurm, which names its first host.
     """
-    import os
-
     from kvstore.launch.rendezvous import meeting
     from kvstore.launch.role import Company, placed
     from kvstore.launch.role import run as start
     from kvstore.launch.run import command_of
+    from kvstore.settings.variables import process_variables, text_of
 
     place = placed()
-    insecure = insecure or os.environ.get("KVSTORE_INSECURE") == "1"
-    where = meeting(place, os.environ, scheduler, meet, keys, insecure)
+    insecure = insecure or text_of("insecure") == "1"
+    where = meeting(place, process_variables(), scheduler, meet, keys, insecure)
     command = command_of(program, arguments, module)
     raise SystemExit(start(Company(place, servers, where, imports), command))
 
@@ -240,22 +240,21 @@ def scheduler(
     What no option says is read from the variables KVSTORE_* and DMLC_*. `kvstore run -s` does all of this on
     one machine.
     """
-    import os
-
     from kvstore.launch.serve import address_option, environment_with, reporter
     from kvstore.launch.serve import scheduler as serve
+    from kvstore.settings.variables import process_variables
 
     options = {
         "KVSTORE_ROLE": "scheduler",
         "KVSTORE_NUM_WORKERS": workers,
         "KVSTORE_NUM_SERVERS": servers,
-        "KVSTORE_SCHEDULER": address_option(host, port, os.environ),
+        "KVSTORE_SCHEDULER": address_option(host, port, process_variables()),
         "KVSTORE_HOST": host,
         "KVSTORE_KEYS_FILE": keys,
         "KVSTORE_INSECURE": 1 if insecure else None,
     }
     report = reporter(report_fd, click.echo)
-    serve(environment_with(options, os.environ), report, launched=report_fd is not None)
+    serve(environment_with(options, process_variables()), report, launched=report_fd is not None)
 
 
 @main.command()
@@ -287,10 +286,9 @@ def server(
 
     What no option says is read from the variables KVSTORE_* and DMLC_*.
     """
-    import os
-
     from kvstore.launch.serve import environment_with
     from kvstore.launch.serve import server as serve
+    from kvstore.settings.variables import process_variables
 
     options = {
         "KVSTORE_ROLE": "server",
@@ -303,7 +301,7 @@ def server(
         "KVSTORE_SNAPSHOT": snapshot,
         "KVSTORE_SNAPSHOT_INTERVAL": snapshot_interval,
     }
-    serve(environment_with(options, os.environ), imports)
+    serve(environment_with(options, process_variables()), imports)
 
 
 @main.command()

@@ -17,7 +17,7 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
     Parameters
     ----------
     environment : mapping, optional
-        The variables; ``os.environ`` where None.
+        The variables; those of this process where None.
 
     Returns
     -------

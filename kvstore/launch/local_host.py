@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.settings.keys import Keys
+from kvstore.settings.variables import process_variables
 
 from .certificates import written
 from .child_process import Member, ProcessRole
@@ -40,7 +41,7 @@ class Here:
     @property
     def variables(self) -> Mapping[str, str]:
         """What processes find in their environment, unless told otherwise."""
-        return os.environ
+        return process_variables()
 
     def local(self, rank: int) -> tuple[int, int] | None:
         """Say that all workers are on this machine."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from kvstore.errors import ConfigError, TimeoutError
 from kvstore.settings import addresses, roles
 from kvstore.settings.launchers import Placement
+from kvstore.settings.table import SETTINGS
 from kvstore.waiting import WaitClock
 
 from .certificates import Certificates
@@ -219,7 +220,7 @@ def _of_slurm(place: Placement, environment: Mapping[str, str]) -> str:
 
 def _host(environment: Mapping[str, str]) -> str:
     """Address at which other hosts find a scheduler of this machine."""
-    for name in ("KVSTORE_HOST", "DMLC_NODE_HOST"):
+    for name in SETTINGS["host"].names():
         if environment.get(name):
             return environment[name]
     prefix = environment.get("DMLC_INTERFACE", "")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from kvstore.errors import ConfigError
 from kvstore.settings import launchers
 from kvstore.settings.launchers import Placement
+from kvstore.settings.variables import process_variables
 
 from .causes import misses, patience
 from .child_process import Member, ProcessRole
@@ -117,7 +118,7 @@ def run(company: Company, command: Sequence[str]) -> int:
         with contextlib.closing(Keeper()) as keeper:
             return _Rank(company, command, keeper).run()
     part = ProcessRole("worker", company.place.rank)
-    environment = company.environment(part, os.environ, company.meeting.told())
+    environment = company.environment(part, process_variables(), company.meeting.told())
     try:
         os.execvpe(command[0], list(command), environment)
     except OSError as error:
@@ -175,12 +176,12 @@ class _Rank:
             if part not in there:
                 self._start(part, address)
         environment = self._company.environment(
-            ProcessRole("worker", self._company.place.rank), os.environ, address
+            ProcessRole("worker", self._company.place.rank), process_variables(), address
         )
         self._worker = _program(self._command, environment)
 
     def _start(self, part: ProcessRole, address: str, tell: Callable[[str], None] | None = None) -> None:
-        environment = self._company.environment(part, os.environ, address)
+        environment = self._company.environment(part, process_variables(), address)
         told = tell or _nothing if part.role == "scheduler" else None
         member = self._here.start(part, self._company.command(part), environment, told=told)
         self._services.append(member)

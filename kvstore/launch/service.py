@@ -14,13 +14,15 @@ from kvstore.errors import ConfigError
 from kvstore.settings import addresses, roles
 from kvstore.settings.keys import Keys
 from kvstore.settings.parameter_server import ps_config
+from kvstore.settings.table import LAUNCHERS
+from kvstore.settings.variables import process_variables, text_of
 
 from .certificates import Certificates, written
 from .child_process import ProcessRole
 from .hosts.remote_hosts import Hosts
 
 #: Variables that give a process its place among the workers: a server must not take itself for one.
-_PLACE = ("KVSTORE_RANK", "KVSTORE_SIZE", "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE")
+_PLACE = LAUNCHERS[0].signs
 #: glibc maps the memory of each large message anew, and gives it back, unless told otherwise: a third of the
 #: time that a worker spends on receiving.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
@@ -147,7 +149,7 @@ class Cast:
     def _check(self) -> None:
         """Find what is wrong before anything is started, with the eyes of the scheduler."""
         part = ProcessRole("scheduler", 0)
-        environment = self.environment(part, os.environ)
+        environment = self.environment(part, process_variables())
         ps_config(environment)
         if self._address_of is not None:  # the scheduler runs elsewhere, and looks for itself
             return
@@ -242,7 +244,7 @@ def wanted(
     if hosts is not None:
         given |= _on_hosts(given, hosts)
     given["restarts"] = given.pop("server_restarts", 0)
-    if os.environ.get("KVSTORE_INSECURE") == "1" and not given.get("secure"):
+    if text_of("insecure") == "1" and not given.get("secure"):
         given["insecure"] = True
     if program.endswith(".py"):
         given["import_path"] = str(Path(program).absolute().parent)

@@ -10,7 +10,6 @@ import operator
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
+from kvstore.settings.variables import changed_variables
 
 from .causes import Causes
 from .child_process import ProcessRole
@@ -27,8 +27,6 @@ from .signals import deferred
 
 _LONGEST = 32_000  # characters of a traceback: less than a pipe holds, so that a worker never waits to tell
 _LOOK = 0.05  # seconds between two looks at a process that is about to end
-
-_environment = threading.Lock()
 
 
 class _Worker:
@@ -45,8 +43,9 @@ class _Worker:
         self._process: SpawnProcess = context.Process(
             target=_body, args=(fn, tuple(args), telling, os.getpid()), name=f"kvstore-worker-{rank}"
         )
-        # Ctrl-C reaches it when `_body` can tell what to make of it, and not in the middle of an import.
-        with telling, _set(job), _without_ctrl_c():
+        # It has the variables before it imports anything. Ctrl-C reaches it when `_body` can tell what to
+        # make of it, and not in the middle of an import.
+        with telling, changed_variables(job), _without_ctrl_c():
             self._process.start()
 
     @property
@@ -176,22 +175,6 @@ def _signal(workers: list[_Worker], number: int) -> None:
     while waiting and (left := until - time.monotonic()) > 0:
         ready = connection.wait(waiting, left)
         waiting = [sentinel for sentinel in waiting if sentinel not in ready]
-
-
-@contextlib.contextmanager
-def _set(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a process that starts meanwhile: it has them before it imports anything."""
-    with _environment:
-        before = {name: os.environ.get(name) for name in changes}
-        os.environ.update(changes)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 from typing import Any
 
 import numpy as np
 
 from ..errors import MissingBackendError
+from ..settings.variables import changed_variables
 
 #: Names that NumPy had when MXNet was last released.
 _GONE = {"bool": bool, "int": int, "float": float, "object": object}
@@ -23,9 +23,9 @@ def _imported() -> Any:
     missing = {name: kind for name, kind in _GONE.items() if name not in vars(np)}
     for name, kind in missing.items():
         setattr(np, name, kind)
-    role = os.environ.pop("DMLC_ROLE", None)
     try:
-        return importlib.import_module("mxnet")
+        with changed_variables({"DMLC_ROLE": None}):
+            return importlib.import_module("mxnet")
     except (ImportError, AttributeError, OSError) as error:
         for name in missing:
             delattr(np, name)
@@ -33,9 +33,6 @@ def _imported() -> Any:
             f"MXNet 1.9.1 cannot be imported ({error}); it needs NumPy before 2: "
             "pip install 'mxnet==1.9.1' 'numpy<2'"
         ) from error
-    finally:
-        if role is not None:
-            os.environ["DMLC_ROLE"] = role
 
 
 mx = _imported()

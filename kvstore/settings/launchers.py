@@ -1,8 +1,8 @@
 """Where this process stands in its job, read from the variables that launchers set.
 
-Each launcher has one class, which says when its variables count and how it names the job. The tables were
-recorded from torchrun 2.x, Open MPI 5 (4 and older: their documentation), MPICH 5, Intel MPI 2021 and
-horovodrun 0.28; those of Slurm come from its manual.
+Each launcher has one class, which says when its variables count and how it names the job. They stand in
+`kvstore.settings.table`, as recorded from torchrun 2.x, Open MPI 5 (4 and older: their documentation), MPICH
+5, Intel MPI 2021 and horovodrun 0.28; those of Slurm come from its manual.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from ..errors import ConfigError
+from .table import LAUNCHERS, LauncherRow
+from .variables import process_variables
 
 #: Steps that Slurm itself makes (batch script, interactive shell, extern) are numbered from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -48,20 +50,16 @@ class Placement:
 
 
 class _Launcher:
-    """What one launcher sets. `signs` are variables of which any one says that it was at work."""
+    """What one launcher sets."""
 
-    name: str
-    signs: tuple[str, ...]
-    rank: tuple[str, ...]
-    size: tuple[str, ...]
-    local_rank: tuple[str, ...]
-    local_size: tuple[str, ...]
+    def __init__(self, row: LauncherRow) -> None:
+        self.row = row
 
     def absent(self, env: Mapping[str, str]) -> str | None:
         """Say why this launcher did not start the process; None if it seems to have."""
-        if any(env.get(sign) for sign in self.signs):
+        if any(env.get(sign) for sign in self.row.signs):
             return None
-        return f"{' and '.join(self.signs)} are not set"
+        return f"{' and '.join(self.row.signs)} are not set"
 
     def read(self, env: Mapping[str, str]) -> Placement:
         """Make the placement.
@@ -71,9 +69,9 @@ class _Launcher:
         ConfigError
             A variable is missing, is no number, or contradicts another.
         """
-        size, rank = self._number(env, self.size), self._number(env, self.rank)
+        size, rank = self._number(env, self.row.size), self._number(env, self.row.rank)
         local_size = self._local_size(env)
-        local_rank = self._number(env, self.local_rank)
+        local_rank = self._number(env, self.row.local_rank)
         for number, count in ((rank, size), (local_rank, local_size)):
             if number[1] >= count[1]:
                 raise _contradiction(number, count, "ranks go from 0 to the size less one")
@@ -81,22 +79,22 @@ class _Launcher:
             raise _contradiction(local_size, size, "the job is smaller than its part on this machine")
         job = env.get("KVSTORE_JOB") or self._job(env, size[1] == local_size[1])
         why = f"{rank[0]}={rank[1]} and {size[0]}={size[1]} are set"
-        return Placement(self.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
+        return Placement(self.row.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
         """Name the job; `alone` if all of it runs on this machine."""
         raise NotImplementedError
 
     def _local_size(self, env: Mapping[str, str]) -> tuple[str, int]:
-        return self._number(env, self.local_size)
+        return self._number(env, self.row.local_size)
 
     def _number(self, env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, int]:
         """First of the variables that is set, and its value."""
-        found = next((name for name in names if env.get(name)), None)
+        found = _first(env, names)
         if found is None:
-            there = next(f"{sign}={env[sign]}" for sign in self.signs if env.get(sign))
+            there = next(f"{sign}={env[sign]}" for sign in self.row.signs if env.get(sign))
             text = f"{there} is set and {' or '.join(names)} is not"
-            raise ConfigError(f"{text}: set it as {self.name} does, or unset {there}")
+            raise ConfigError(f"{text}: set it as {self.row.name} does, or unset {there}")
         if not re.fullmatch(r"[0-9]{1,10}", env[found]):
             raise ConfigError(f"{found}={env[found]!r} is no whole number from 0 on: correct or unset it")
         return found, int(env[found])
@@ -104,11 +102,6 @@ class _Launcher:
 
 class _Own(_Launcher):
     """``kvstore run`` and ``kvstore.spawn``."""
-
-    name = "kvstore"
-    signs = ("KVSTORE_RANK", "KVSTORE_SIZE", "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE")
-    rank, size = ("KVSTORE_RANK",), ("KVSTORE_SIZE",)
-    local_rank, local_size = ("KVSTORE_LOCAL_RANK",), ("KVSTORE_LOCAL_SIZE",)
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
         raise ConfigError(
@@ -126,14 +119,8 @@ class _Torchrun(_Launcher):
     and the address of the master have to do.
     """
 
-    name = "torchrun"
-    signs = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-    rank, size = ("RANK",), ("WORLD_SIZE",)
-    local_rank, local_size = ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)
-
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
-        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-        parts = [env.get(name, "") for name in names]
+        parts = [env.get(name, "") for name in self.row.job]
         if not any(parts[:3]):
             raise ConfigError(
                 "RANK and WORLD_SIZE are set, but nothing that names the job: set TORCHELASTIC_RUN_ID, "
@@ -148,14 +135,9 @@ class _Torchrun(_Launcher):
 class _OpenMpi(_Launcher):
     """The namespace is made from host and pid of mpirun; every process has it, spawned ones another."""
 
-    name = "openmpi"
-    signs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    rank, size = ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",)
-    local_rank, local_size = ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",)
-
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
-        if found := env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid"):
-            return f"openmpi:{found}"
+        if found := _first(env, self.row.job):
+            return f"openmpi:{env[found]}"
         raise _nameless("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "mpirun -x KVSTORE_JOB=...")
 
 
@@ -166,20 +148,15 @@ class _Mpich(_Launcher):
     processes are children of the same proxy, so its pid serves: unique while any of them lives.
     """
 
-    name = "mpich"
-    signs = ("PMI_RANK", "PMI_SIZE")
-    rank, size = ("PMI_RANK",), ("PMI_SIZE",)
-    local_rank, local_size = ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
-
     def absent(self, env: Mapping[str, str]) -> str | None:
         """Leave the processes of ``srun --mpi=pmi2`` to Slurm: they have PMI_RANK, but no local rank."""
-        if _Slurm().absent(env) is None and not any(env.get(name) for name in self.local_rank):
+        if _LAUNCHERS["slurm"].absent(env) is None and not _first(env, self.row.local_rank):
             return "PMI_RANK, if set, comes from srun: there is no MPI_LOCALRANKID"
         return super().absent(env)
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
-        if found := env.get("I_MPI_HYDRA_UUID") or env.get("PMI_JOBID"):
-            return f"mpich:{found}"
+        if found := _first(env, self.row.job):
+            return f"mpich:{env[found]}"
         if alone:
             return f"mpich:parent-{os.getppid()}"
         raise _nameless("PMI_RANK", "I_MPI_HYDRA_UUID", "mpiexec -genv KVSTORE_JOB ...")
@@ -191,13 +168,8 @@ class _Horovodrun(_Launcher):
     The server where the processes meet is the launcher's own, so its address is no other job's meanwhile.
     """
 
-    name = "horovodrun"
-    signs = ("HOROVOD_RANK", "HOROVOD_SIZE")
-    rank, size = ("HOROVOD_RANK",), ("HOROVOD_SIZE",)
-    local_rank, local_size = ("HOROVOD_LOCAL_RANK",), ("HOROVOD_LOCAL_SIZE",)
-
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
-        address, port = (env.get(f"HOROVOD_GLOO_RENDEZVOUS_{what}") for what in ("ADDR", "PORT"))
+        address, port = (env.get(name) for name in self.row.job)
         if address and port:
             return f"horovodrun:{address}:{port}"
         raise _nameless("HOROVOD_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "KVSTORE_JOB=... horovodrun")
@@ -210,17 +182,11 @@ class _Slurm(_Launcher):
     whole allocation. They have no SLURM_STEP_ID, or one of the numbers that Slurm keeps for itself.
     """
 
-    name = "slurm"
-    signs = ("SLURM_STEP_ID",)
-    rank, size = ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    local_rank = ("SLURM_LOCALID",)
-    local_size = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
-
     def absent(self, env: Mapping[str, str]) -> str | None:
         if not env.get("SLURM_STEP_ID"):
             inside = " (an allocation without srun)" if env.get("SLURM_JOB_ID") else ""
             return f"SLURM_STEP_ID is not set{inside}"
-        if self._number(env, self.signs)[1] >= _FIRST_SPECIAL_STEP:
+        if self._number(env, self.row.signs)[1] >= _FIRST_SPECIAL_STEP:
             return "SLURM_STEP_ID is that of a batch script or an interactive shell, which srun did not start"
         return None
 
@@ -232,7 +198,7 @@ class _Slurm(_Launcher):
 
     def _local_size(self, env: Mapping[str, str]) -> tuple[str, int]:
         """Tasks on this node, from a list such as ``4(x2),1`` with one entry a node."""
-        name = next((name for name in self.local_size if env.get(name)), self.local_size[0])
+        name = _first(env, self.row.local_size) or self.row.local_size[0]
         text = env.get(name, "")
         if re.fullmatch(r"[0-9]+", text):
             return self._number(env, (name,))
@@ -244,7 +210,15 @@ class _Slurm(_Launcher):
         raise ConfigError(f"{name}={text!r} has no entry for SLURM_NODEID={env['SLURM_NODEID']}: correct it")
 
 
-_LAUNCHERS: tuple[_Launcher, ...] = (_Own(), _Torchrun(), _OpenMpi(), _Mpich(), _Horovodrun(), _Slurm())
+_KINDS: dict[str, type[_Launcher]] = {
+    "kvstore": _Own,
+    "torchrun": _Torchrun,
+    "openmpi": _OpenMpi,
+    "mpich": _Mpich,
+    "horovodrun": _Horovodrun,
+    "slurm": _Slurm,
+}
+_LAUNCHERS = {row.name: _KINDS[row.name](row) for row in LAUNCHERS}
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Placement:
@@ -256,7 +230,7 @@ def detect(environment: Mapping[str, str] | None = None) -> Placement:
     Parameters
     ----------
     environment : mapping, optional
-        The variables; ``os.environ`` where None.
+        The variables; those of this process where None.
 
     Returns
     -------
@@ -268,8 +242,8 @@ def detect(environment: Mapping[str, str] | None = None) -> Placement:
     ConfigError
         The launcher's variables are incomplete, contradict each other, or do not name the job.
     """
-    env = os.environ if environment is None else environment
-    for launcher in _LAUNCHERS:
+    env = process_variables() if environment is None else environment
+    for launcher in _LAUNCHERS.values():
         if launcher.absent(env) is None:
             return launcher.read(env)
     # A process on its own has a name of its own too: two of them must not meet.
@@ -283,14 +257,14 @@ def alternatives(environment: Mapping[str, str] | None = None) -> list[tuple[str
     Parameters
     ----------
     environment : mapping, optional
-        The variables; ``os.environ`` where None.
+        The variables; those of this process where None.
     """
-    env = os.environ if environment is None else environment
+    env = process_variables() if environment is None else environment
     try:
         winner = detect(env).launcher
     except ConfigError:
         winner = None
-    return [(launcher.name, _verdict(launcher, env)) for launcher in _LAUNCHERS if launcher.name != winner]
+    return [(name, _verdict(launcher, env)) for name, launcher in _LAUNCHERS.items() if name != winner]
 
 
 def _verdict(launcher: _Launcher, env: Mapping[str, str]) -> str:
@@ -301,6 +275,11 @@ def _verdict(launcher: _Launcher, env: Mapping[str, str]) -> str:
     except ConfigError as error:
         return str(error)
     return f"says rank {found.rank} of {found.size}, but comes later in the order"
+
+
+def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    """Name the first of the variables that is set."""
+    return next((name for name in names if env.get(name)), None)
 
 
 def _entries(name: str, text: str) -> Iterator[tuple[int, int]]:

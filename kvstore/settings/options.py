@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import ArgumentError, ConfigError, nearest
+from .table import DEFAULTS, IGNORED, SETTINGS, WORKER
+from .variables import process_variables
 
 log = logging.getLogger("kvstore.config")
-
-#: Variables of MXNet that mean nothing here, and why.
-_WITHOUT_MEANING = {
-    "MXNET_KVSTORE_USETREE": "device sums do not run over trees",
-    "MXNET_KVSTORE_LOGTREE": "device sums do not run over trees",
-    "MXNET_KVSTORE_TREE_ARRAY_BOUND": "device sums do not run over trees",
-    "MXNET_KVSTORE_TREE_BACKTRACK": "device sums do not run over trees",
-    "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY": "device sums do not run over trees",
-    "MXNET_KVSTORE_SERIAL_PUSH": "row-sparse sums give the same bits on any number of threads",
-    "MXNET_KVSTORE_BIGARRAY_BOUND": "large keys are cut by their bytes, see the option slice_bytes",
-    "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "use the logger 'kvstore' instead",
-}
-
 
 _MOST_THREADS = 4096
 
@@ -63,16 +51,16 @@ class StoreConfig:
         that works. KVSTORE_CUDA_IPC.
     """
 
-    timeout: float = 300.0
-    threads: int = 0
-    group: str = "default"
-    processes: int = 0
-    on_peer_loss: str = "raise"
-    spin: float = 50e-6
-    slice_bytes: int = 0
-    credit_bytes: int = 32 << 20
-    same_host_shm: bool = True
-    cuda_ipc: int = 1
+    timeout: float = DEFAULTS["timeout"]
+    threads: int = DEFAULTS["threads"]
+    group: str = DEFAULTS["group"]
+    processes: int = DEFAULTS["processes"]
+    on_peer_loss: str = DEFAULTS["on_peer_loss"]
+    spin: float = DEFAULTS["spin"]
+    slice_bytes: int = DEFAULTS["slice_bytes"]
+    credit_bytes: int = DEFAULTS["credit_bytes"]
+    same_host_shm: bool = DEFAULTS["same_host_shm"]
+    cuda_ipc: int = DEFAULTS["cuda_ipc"]
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= threading.TIMEOUT_MAX:
@@ -93,29 +81,6 @@ class StoreConfig:
             raise ConfigError(f"on_peer_loss must be 'raise' or 'continue', got {self.on_peer_loss!r}")
 
 
-_VARIABLES: dict[str, tuple[str, ...]] = {
-    "timeout": ("KVSTORE_TIMEOUT",),
-    "threads": ("KVSTORE_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
-    "spin": ("KVSTORE_SPIN",),
-    "slice_bytes": ("KVSTORE_SLICE_BYTES",),
-    "credit_bytes": ("KVSTORE_CREDIT_BYTES",),
-    "same_host_shm": ("KVSTORE_SAME_HOST_SHM",),
-    "cuda_ipc": ("KVSTORE_CUDA_IPC",),
-}
-_TYPES: dict[str, Callable[[Any], Any]] = {
-    "timeout": float,
-    "threads": int,
-    "group": str,
-    "processes": int,
-    "on_peer_loss": str,
-    "spin": float,
-    "slice_bytes": int,
-    "credit_bytes": int,
-    "same_host_shm": bool,
-    "cuda_ipc": int,
-}
-
-
 def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> StoreConfig:
     """Make the options of a store from arguments and environment.
 
@@ -126,7 +91,7 @@ def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | No
     ArgumentError
         A value of the wrong type.
     """
-    env = os.environ if environment is None else environment
+    env = process_variables() if environment is None else environment
     known = [field.name for field in fields(StoreConfig)]
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -139,16 +104,16 @@ def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | No
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     found = {}
-    for name, variables in _VARIABLES.items():
-        for variable in variables:
+    for field in fields(StoreConfig):
+        for variable in SETTINGS[field.name].names(WORKER):
             if env.get(variable):
-                found[name] = (env[variable], variable)
+                found[field.name] = (env[variable], variable)
                 break
     return found
 
 
 def _typed(name: str, value: Any, source: str) -> Any:
-    wanted = _TYPES[name]
+    wanted = SETTINGS[name].kind
     if wanted is str and not isinstance(value, str):
         raise ArgumentError(f"{source} must be a str, not {value!r}")
     if wanted is bool:
@@ -170,8 +135,8 @@ def slice_threshold(environment: Mapping[str, str] | None = None) -> int:
     ConfigError
         It is no positive whole number.
     """
-    env = os.environ if environment is None else environment
-    text = env.get("MXNET_KVSTORE_SLICE_THRESHOLD") or "40000"
+    env = process_variables() if environment is None else environment
+    text = env.get("MXNET_KVSTORE_SLICE_THRESHOLD") or str(DEFAULTS["slice_elements"])
     if not text.isdecimal() or not 1024 <= int(text) <= 1 << 28:
         raise ConfigError(
             f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is no whole number from 1024 to 2**28: unset it"
@@ -187,6 +152,6 @@ def _flag(value: Any, source: str) -> bool:
 
 
 def _warn_of_meaningless(env: Mapping[str, str]) -> None:
-    for variable, reason in _WITHOUT_MEANING.items():
+    for variable, reason in IGNORED.items():
         if variable in env:
             log.warning("%s is set and has no effect here: %s", variable, reason)

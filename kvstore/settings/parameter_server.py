@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kvstore.errors import ConfigError
+
+from .table import DEFAULTS, SETTINGS
+from .variables import process_variables
 
 log = logging.getLogger("kvstore.ps.config")
 
@@ -41,14 +43,14 @@ class PsConfig:
         How many lost servers the launcher starts again, in all; KVSTORE_SERVER_RESTARTS.
     """
 
-    timeout: float = 300.0
-    threads: int = 0
-    heartbeat: float = 0.5
-    dead_after: float = 5.0
-    resend: float = 5.0
-    snapshot: str = ""
-    snapshot_interval: float = 30.0
-    server_restarts: int = 0
+    timeout: float = DEFAULTS["timeout"]
+    threads: int = DEFAULTS["threads"]
+    heartbeat: float = DEFAULTS["heartbeat"]
+    dead_after: float = DEFAULTS["dead_after"]
+    resend: float = DEFAULTS["resend"]
+    snapshot: str = DEFAULTS["snapshot"]
+    snapshot_interval: float = DEFAULTS["snapshot_interval"]
+    server_restarts: int = DEFAULTS["server_restarts"]
 
     def __post_init__(self) -> None:
         for name in ("timeout", "heartbeat", "dead_after", "resend", "snapshot_interval"):
@@ -70,20 +72,6 @@ class PsConfig:
             )
 
 
-_VARIABLES: dict[str, tuple[str, ...]] = {
-    "timeout": ("KVSTORE_TIMEOUT",),
-    "threads": ("KVSTORE_NUM_THREADS",),
-    "heartbeat": ("KVSTORE_HEARTBEAT", "PS_HEARTBEAT_INTERVAL"),
-    "dead_after": ("KVSTORE_DEAD_AFTER", "PS_HEARTBEAT_TIMEOUT"),
-    "resend": ("KVSTORE_RESEND", "PS_RESEND_TIMEOUT"),
-    "snapshot": ("KVSTORE_SNAPSHOT",),
-    "snapshot_interval": ("KVSTORE_SNAPSHOT_INTERVAL",),
-    "server_restarts": ("KVSTORE_SERVER_RESTARTS",),
-}
-_WHOLE = ("threads", "server_restarts")
-_MILLISECONDS = "PS_RESEND_TIMEOUT"
-
-
 def ps_config(environment: Mapping[str, str] | None = None, **options: Any) -> PsConfig:
     """Make the options from the environment; `options` beat it.
 
@@ -94,29 +82,32 @@ def ps_config(environment: Mapping[str, str] | None = None, **options: Any) -> P
     ConfigError
         A value is no number, or out of range.
     """
-    env = os.environ if environment is None else environment
-    found = {name: _value(env, name, _of(env, variables)) for name, variables in _VARIABLES.items()}
+    env = process_variables() if environment is None else environment
+    found = {field.name: _value(env, field.name) for field in fields(PsConfig)}
     return PsConfig(**{name: value for name, value in found.items() if value is not None} | options)
 
 
-def _of(env: Mapping[str, str], variables: tuple[str, ...]) -> str | None:
+def _value(env: Mapping[str, str], name: str) -> Any:
+    row = SETTINGS[name]
+    variable = _first_set(env, row.names())
+    if variable is None or row.kind is str:
+        return env[variable] if variable else None
+    try:
+        value: float = row.kind(env[variable])
+    except ValueError:
+        kind = "whole number" if row.kind is int else "number"
+        raise ConfigError(f"{variable}={env[variable]!r} is no {kind}: correct or unset it") from None
+    unit = {alias.variable: alias.unit for alias in row.aliases}.get(variable)
+    return value / 1000 if unit == "milliseconds" else value
+
+
+def _first_set(env: Mapping[str, str], variables: tuple[str, ...]) -> str | None:
     for variable in variables:
         if env.get(variable) == "0" and variable.startswith("PS_"):
             _warn(variable)
         elif env.get(variable):
             return variable
     return None
-
-
-def _value(env: Mapping[str, str], name: str, variable: str | None) -> Any:
-    if variable is None or name == "snapshot":
-        return env[variable] if variable else None
-    try:
-        value: float = (int if name in _WHOLE else float)(env[variable])
-    except ValueError:
-        kind = "whole number" if name in _WHOLE else "number"
-        raise ConfigError(f"{variable}={env[variable]!r} is no {kind}: correct or unset it") from None
-    return value / 1000 if variable == _MILLISECONDS else value
 
 
 @functools.cache

@@ -17,26 +17,18 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 from . import addresses, launchers
 from .keys import Keys
+from .table import DEFAULTS, IGNORED_ON_SERVERS, SETTINGS
+from .variables import process_variables
 
 log = logging.getLogger("kvstore.roles")
 
 ROLES = ("worker", "server", "scheduler")
 LOOPBACK = "127.0.0.1"
 
-_ROLE = ("KVSTORE_ROLE", "DMLC_ROLE")
-_WORKERS = ("KVSTORE_NUM_WORKERS", "DMLC_NUM_WORKER")
-_SERVERS = ("KVSTORE_NUM_SERVERS", "DMLC_NUM_SERVER")
+_ROLE, _WORKERS, _SERVERS = (SETTINGS[name].names() for name in ("role", "num_workers", "num_servers"))
 _ROOT = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 #: Any of these says that there is a parameter server.
 SIGNS = (*_ROLE, "KVSTORE_SCHEDULER", *_WORKERS, *_SERVERS, *_ROOT)
-
-#: Variables of ps-lite that mean nothing here, and why.
-_WITHOUT_MEANING = {
-    "PS_VERBOSE": "use the loggers 'kvstore.ps' and 'kvstore.wire' instead",
-    "PS_DROP_MSG": "lost messages are for the tests, which simulate a whole job",
-    "PS_RESEND": "what is not answered is always sent again",
-    "DMLC_PS_WATER_MARK": "credit limits what is under way",
-}
 
 _MOST = 1 << 16  # processes of a role
 
@@ -105,7 +97,7 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
     Parameters
     ----------
     environment : mapping, optional
-        The variables; ``os.environ`` where None.
+        The variables; those of this process where None.
 
     Returns
     -------
@@ -118,7 +110,7 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
         A variable is missing, wrong, or contradicts another; or other machines could reach this process, and
         there are no keys to tell them apart.
     """
-    env = os.environ if environment is None else environment
+    env = process_variables() if environment is None else environment
     if not signs(env):
         return None
     _warn_of_meaningless(env)
@@ -147,12 +139,12 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
 
 def signs(environment: Mapping[str, str] | None = None) -> list[str]:
     """List the variables that say that there is a parameter server, with their values."""
-    env = os.environ if environment is None else environment
+    env = process_variables() if environment is None else environment
     return [f"{name}={env[name]}" for name in SIGNS if env.get(name)]
 
 
 def _role(env: Mapping[str, str]) -> str:
-    name, role = _agreed(env, _ROLE) or ("", "worker")
+    name, role = _agreed(env, _ROLE) or ("", DEFAULTS["role"])
     if role not in ROLES:
         raise ConfigError(f"{name}={role!r} is no role: set it to {', '.join(ROLES[:2])} or {ROLES[2]}")
     return role
@@ -224,10 +216,10 @@ def _rank(
         return 0
     if place:
         return place.rank
-    names = ("DMLC_WORKER_ID",) if role == "worker" else ("KVSTORE_SERVER_RANK", "DMLC_SERVER_ID")
+    names = SETTINGS["worker_rank" if role == "worker" else "server_rank"].names()
     count = workers if role == "worker" else servers
-    if _said(env, (*names, "DMLC_RANK")):
-        name, rank = _number(env, (*names, "DMLC_RANK"), 0)
+    if _said(env, names):
+        name, rank = _number(env, names, 0)
     elif _said(env, ("DMLC_TASK_ID",)):
         # dmlc's tracker counts the workers first, and goes on with the servers.
         name, rank = _number(env, ("DMLC_TASK_ID",), 0)
@@ -268,7 +260,7 @@ def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
 
 def _told_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str, str | None]:
     """Variable that says to which address to bind, and its value."""
-    for name in ("KVSTORE_HOST", "DMLC_NODE_HOST"):
+    for name in SETTINGS["host"].names():
         if env.get(name):
             return name, env[name]
     if role == "scheduler" and _flag(env, "DMLC_USE_KUBERNETES"):
@@ -317,7 +309,7 @@ def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
     if role == "scheduler":
         return addresses.split(scheduler)[1]
     # PORT belongs to many programs: it is ours only where MXNet's variables are.
-    names = ("KVSTORE_PORT", "PORT") if env.get("DMLC_ROLE") else ("KVSTORE_PORT",)
+    names = SETTINGS["port"].names() if env.get("DMLC_ROLE") else ("KVSTORE_PORT",)
     if role == "worker" or not _said(env, names):
         return 0
     name, port = _number(env, names, 0)
@@ -403,7 +395,7 @@ def _contradiction(one: tuple[str, str], other: tuple[str, str]) -> ConfigError:
 
 
 def _warn_of_meaningless(env: Mapping[str, str]) -> None:
-    for variable in _WITHOUT_MEANING:
+    for variable in IGNORED_ON_SERVERS:
         if env.get(variable, "0") != "0":
             _warn(variable)
 
@@ -411,4 +403,4 @@ def _warn_of_meaningless(env: Mapping[str, str]) -> None:
 @functools.cache
 def _warn(variable: str) -> None:
     """Warn once in a process."""
-    log.warning("%s is set and has no effect here: %s", variable, _WITHOUT_MEANING[variable])
+    log.warning("%s is set and has no effect here: %s", variable, IGNORED_ON_SERVERS[variable])

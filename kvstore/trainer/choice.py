@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from ..arrays.sparse import RowSparseArray
 from ..base import KVStoreBase, TestStore, create, has_peers, warn_if_apart
 from ..errors import ArgumentError, CapabilityError, ConfigError
+from ..settings.variables import text_of
 from ..store import KVStore
 from ..store_kinds import STORES, is_on_servers, is_synchronous
 from .parameter import Trainable
@@ -139,7 +139,7 @@ def _by_default(store: Any, kvstore: Any, params: Sequence[Trainable]) -> bool:
 
 
 def _wanted_by_environment() -> bool:
-    text = os.environ.get("MXNET_UPDATE_ON_KVSTORE") or "1"
+    text = text_of("update_on_kvstore")
     if not text.isdecimal():
         raise ConfigError(f"MXNET_UPDATE_ON_KVSTORE={text!r} must be 1 or 0")
     return bool(int(text))

@@ -13,9 +13,10 @@ import pytest
 
 import kvstore as kv
 from kvstore import errors
-from kvstore.settings import options
+from kvstore.settings import options, page
 
 ROOT = Path(__file__).parents[2]
+SETTINGS = ROOT / "docs/reference/settings.md"
 README, STORES, FROM_MXNET = (ROOT / name for name in ("README.md", "docs/stores.md", "docs/from-mxnet.md"))
 
 
@@ -130,12 +131,19 @@ def test_the_methods_that_mxnet_has_are_here() -> None:
 
 def test_the_options_are_those_of_create() -> None:
     defaults = {field.name: field.default for field in fields(options.StoreConfig)}
-    table = {code(row[0])[0]: ast.literal_eval(row[2].strip("`")) for row in rows(STORES, "Options")}
+    told = [row for row in rows(SETTINGS, "Stores") if row[1] != "-"]
+    table = {code(row[1])[0]: ast.literal_eval(row[4].strip("`")) for row in told}
     assert table == defaults
+
+
+def test_the_page_of_settings_is_made_from_the_table() -> None:
+    again = f"python -m kvstore.settings.page {SETTINGS.relative_to(ROOT)}"
+    assert SETTINGS.read_text() == page.page(), again
 
 
 def test_every_variable_that_is_read_is_documented() -> None:
     source = "".join(path.read_text() for path in ROOT.glob("kvstore/**/*.py"))
     variables = set(re.findall(r"\"((?:KVSTORE|MXNET|DMLC|PS)_[A-Z_0-9]+)\"", source))
-    documented = "".join(page.read_text() for page in (STORES, FROM_MXNET, *ROOT.glob("docs/how-to/*.md")))
+    pages = (STORES, FROM_MXNET, SETTINGS, *ROOT.glob("docs/how-to/*.md"))
+    documented = "".join(page.read_text() for page in pages)
     assert {name for name in variables if f"`{name}`" not in documented} == set()

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvstore.errors import KVStoreError, ProtocolError
 from kvstore.settings.keys import Keys
+from kvstore.settings.variables import process_variables
 
 from ..child_process import Member, ProcessRole
 from ..local_host import Here
@@ -181,7 +182,7 @@ def _environment(variables: dict[bytes, bytes]) -> dict[str, str]:
 
     Programs that stand beside this Python are found first, as where its environment is activated.
     """
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_BEHIND)}
+    ours = {name: value for name, value in process_variables().items() if not name.startswith(_LEFT_BEHIND)}
     ours["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), ours.get("PATH", os.defpath)])
     return ours | {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
 

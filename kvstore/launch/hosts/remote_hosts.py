@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shlex
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.settings.keys import Keys
+from kvstore.settings.variables import process_variables, text_of
 
 from ..child_process import ProcessRole
 from ..orphan_reaper import Keeper
@@ -148,12 +148,11 @@ def wanted(
     if listed is not None and file is not None:
         raise ConfigError("--hosts and --hostfile contradict each other: give one of them")
     hosts: tuple[Host, ...] = of_list(listed) if listed is not None else of_file(file or "")
-    variables = carried(os.environ, exports)
     return Hosts(
         Layout(hosts, workers, servers),
         ssh_command(ssh),
         python or sys.executable,
-        variables,
+        carried(process_variables(), exports),
         str(Path.cwd()),
     )
 
@@ -166,7 +165,7 @@ def ssh_command(option: str | None) -> tuple[str, ...]:
     ConfigError
         There is nothing in it, or a quote is not closed.
     """
-    text = option or os.environ.get("KVSTORE_SSH") or "ssh"
+    text = option or text_of("ssh")
     try:
         words = shlex.split(text)
     except ValueError as error:

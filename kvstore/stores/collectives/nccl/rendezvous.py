@@ -24,6 +24,8 @@ import msgspec
 from ....errors import ConfigError, TimeoutError
 from ....settings import addresses, launchers, roles
 from ....settings.options import StoreConfig
+from ....settings.table import SETTINGS
+from ....settings.variables import process_variables
 from ....waiting import WaitClock
 from ...parameter_server.transport.channel import Dealer, NotSentError, Router
 from ...parameter_server.transport.context import Context
@@ -89,7 +91,7 @@ def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
     ConfigError
         The job is on several machines, and nothing says where they meet, or that the network is trusted.
     """
-    env = os.environ if environment is None else environment
+    env = process_variables() if environment is None else environment
     found = launchers.detect(env)
     if found.launcher == "none" and roles.signs(env):
         return _of_workers(env)
@@ -103,7 +105,7 @@ def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
 
 def _of_workers(env: Mapping[str, str]) -> JobPlacement:
     """Read DMLC_* and KVSTORE_* of a worker: where the scheduler would be, worker 0 is."""
-    no_servers = ("DMLC_NUM_SERVER", "KVSTORE_NUM_SERVERS")
+    no_servers = SETTINGS["num_servers"].names()
     env = {name: text for name, text in env.items() if name not in no_servers or text != "0"}
     found = roles.find(env)
     if found is None or found.role != "worker" or found.num_workers < 2:
@@ -115,7 +117,8 @@ def _of_workers(env: Mapping[str, str]) -> JobPlacement:
         )
     near = found.ipc or bool(env.get("DMLC_LOCAL"))
     address = _near(found.job) if near else _trusted(_said(env) or found.scheduler, env)
-    local = env.get("BYTEPS_LOCAL_RANK") or env.get("LOCAL_RANK") or ("" if not near else str(found.rank))
+    told = next((text for name in SETTINGS["local_rank"].names() if (text := env.get(name))), "")
+    local = told or ("" if not near else str(found.rank))
     return JobPlacement(
         found.rank, found.num_workers, int(local) if local.isdecimal() else 0, found.job, address
     )

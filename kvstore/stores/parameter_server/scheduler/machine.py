@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from ....settings.table import DEFAULTS
 from ..protocol.events import Action, Event, Heard, Received, Tick
 from ..protocol.messages import (
     Barrier,
@@ -75,9 +76,9 @@ class SchedulerOptions:
     num_workers: int
     num_servers: int
     resend_after: float = 1.0
-    dead_after: float = 5.0
+    dead_after: float = DEFAULTS["dead_after"]
     server_grace: float = 0.0
-    timeout: float = 300.0
+    timeout: float = DEFAULTS["timeout"]
 
 
 class Scheduler:

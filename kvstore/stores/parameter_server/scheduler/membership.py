@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ....settings.table import USUAL_SLICE_BYTES
 from ..protocol.losses import lost
 from ..protocol.messages import Failure, Loss, Member, View
 from .barrier import Barrier
 from .key_table import KeyTable
 from .rejoins import JoinPoint, RejoinCoordinator
 from .settings import SettingsTable
-
-_SLICE_BYTES = 1 << 20
 
 
 class Membership:
@@ -33,7 +32,7 @@ class Membership:
         self.barrier = Barrier()
         self.rejoins = RejoinCoordinator()
         asked = options.get("slice_bytes")
-        slice_bytes = asked if isinstance(asked, int) and asked > 0 else _SLICE_BYTES
+        slice_bytes = asked if isinstance(asked, int) and asked > 0 else USUAL_SLICE_BYTES
         self.keys = KeyTable(slice_bytes, loads, bool(options.get("whole_keys", False)))
         self.settings = SettingsTable(number)
         self._servers = len(loads)  # of the job

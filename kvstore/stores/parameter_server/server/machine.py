@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from ....settings.table import DEFAULTS
 from ..protocol.events import (
     ECHO,
     Action,
@@ -80,7 +81,7 @@ class ServerOptions:
     """
 
     resend_after: float = 1.0
-    dead_after: float = 5.0
+    dead_after: float = DEFAULTS["dead_after"]
     report: int = 1 << 20
     saves: bool = False
     start: float = 0.0

@@ -26,6 +26,7 @@ from ....errors import ArrayError, CapabilityError, ConfigError, DTypeError, Key
 from ....kernels import cpu
 from ....optimizer import Optimizer, Updater
 from ....settings.options import StoreConfig, slice_threshold
+from ....settings.table import USUAL_SLICE_BYTES
 from ....waiting import WaitClock
 from ...entry import (
     Array,
@@ -77,7 +78,7 @@ class DistBackend:
     @staticmethod
     def usual_slice_bytes() -> int:
         """Size of slices where nobody has said one: below, messages cost more; above, page faults do."""
-        return 1 << 20
+        return USUAL_SLICE_BYTES
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ....settings.table import DEFAULTS
 from ..protocol.events import (
     ECHO,
     Action,
@@ -94,11 +95,11 @@ class WorkerOptions:
         Whether `ECHO` can be reached before the scheduler has said where: another store knows it.
     """
 
-    credit: int = 32 << 20
+    credit: int = DEFAULTS["credit_bytes"]
     batch_bytes: int = 1 << 20
-    resend: float = 5.0
+    resend: float = DEFAULTS["resend"]
     letter: float = 1.0
-    dead_after: float = 5.0
+    dead_after: float = DEFAULTS["dead_after"]
     start: float = 0.0
     echoes: bool = False
 

@@ -16,6 +16,7 @@ from ....errors import ConfigError
 from ....settings import launchers, roles
 from ....settings.parameter_server import ps_config
 from ....settings.roles import Roles
+from ....settings.variables import process_variables
 from ..protocol import messages as m
 from ..transport.heartbeats import HeartbeatResponder
 from .machine import WorkerOptions
@@ -66,7 +67,7 @@ class Process:
 
     def place(self, rank: int, size: int) -> tuple[int, int]:
         """Rank and size on this machine, as far as the launcher tells."""
-        found = launchers.detect({**os.environ, "KVSTORE_JOB": self.roles.job or "job"})
+        found = launchers.detect({**process_variables(), "KVSTORE_JOB": self.roles.job or "job"})
         return (rank, size) if found.launcher == "none" else (found.local_rank, found.local_size)
 
     def met(self, met: m.Met) -> None:
