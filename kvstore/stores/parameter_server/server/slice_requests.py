@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,14 +11,13 @@ from .refusals import no_value, not_in_protocol, out_of_order
 from .round_members import RoundMembers
 from .sessions import StepEffects, StoreSessions, WorkerSession
 from .slice_reads import SliceReads
-from .slice_rounds import OPEN, SliceActivity, SliceRounds
+from .slice_rounds import OPEN, WRITES, SliceActivity, SliceRounds
 
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
 _DONE, _VALUE, _UNKNOWN, _LAST_ROUND = Kind.DONE, Kind.VALUE, Kind.UNKNOWN, Kind.LAST_ROUND
 _PUSHES = frozenset((_PUSH, _PUSHPULL))
 _READS = frozenset((_PULL, Kind.PULL_ROWS, Kind.FETCH_STATE, _LAST_ROUND))
 _VALUES = frozenset((_INIT, Kind.ASSIGN))
-_WRITES = _VALUES | {Kind.PUT_STATE, Kind.FORGET}
 _FREE, _ROUND, _WRITE = SliceActivity.NOTHING, SliceActivity.ROUND, SliceActivity.WRITE
 
 #: Rounds ahead of the complete one in which a worker that keeps to the rules can never push.
@@ -74,7 +72,7 @@ class SliceRequests:
                 self._push_at_once(session, rounds, record, frames, effects)
         elif kind in _READS:
             self._reads.pull(session, rounds, record, frames if kind != _PULL else (), effects)
-        elif kind in _WRITES:
+        elif kind in WRITES:
             self._write(session, rounds, record, frames, effects)
         else:
             effects.fail(session, record, 0, not_in_protocol(self._store, session.rank, record))
@@ -89,7 +87,7 @@ class SliceRequests:
             effects.report(session)
         elif sequence in session.failures:
             effects.fail(session, record, rounds.round if rounds else 0, session.failures[sequence])
-        elif kind == _PUSH or kind in _WRITES:
+        elif kind == _PUSH or kind in WRITES:
             effects.answer(session, _DONE, record, rounds.round if rounds else 0)
         elif kind == Kind.BAD or rounds is None or not rounds.ready:
             self._without_value(session, rounds, record, frames, effects)
@@ -298,17 +296,8 @@ class SliceRequests:
         Writes are still done, and who asks for the last round is answered.
         """
         for rounds in list(self.slices.values()):
-            for session, record in rounds.held:
+            for session, record in rounds.abandon():
                 effects.fail(session, record, rounds.round, failure)
-            asked = [one for one in rounds.pulls if one[1].kind == _LAST_ROUND]
-            writes = [one for one in rounds.queue if one[1].kind in _WRITES]
-            for session, record, _ in (*rounds.pulls, *rounds.queue):
-                if record.kind != _LAST_ROUND and record.kind not in _WRITES:
-                    effects.fail(session, record, rounds.round, failure)
-            rounds.held.clear()
-            rounds.pulls = asked
-            rounds.queue = deque(writes)
-            rounds.parts.clear()
             self._settle(rounds, effects)
         effects.work.append(Abort(self._store))
 

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..protocol.events import SliceRound
-from ..protocol.messages import Failure, Record
+from ..protocol.messages import Failure, Kind, Record
 from .sessions import WorkerSession
 
 #: Rounds after the complete one whose parts are accepted; a push into a later one waits.
 OPEN = 2
+
+#: Requests that set what a slice is, or drop it: done between rounds, in a broken store too.
+WRITES = frozenset((Kind.INIT, Kind.ASSIGN, Kind.PUT_STATE, Kind.FORGET))
 
 #: Failed rounds of a slice that are kept for workers which have not been told; the oldest are dropped.
 _FAILED = 64
@@ -150,6 +153,20 @@ class SliceRounds:
         """Let a worker that is gone wait no more; what failed is told to the next who has its rank."""
         self.pulls = [one for one in self.pulls if one[0] is not session]
         self.held = [one for one in self.held if one[0] is not session]
+
+    def abandon(self) -> list[tuple[WorkerSession, Record]]:
+        """Drop all parts, since no round will be complete any more; return what waited for one.
+
+        Writes are still to be done, and who asks for the last round is to be told.
+        """
+        waiting = [*self.held]
+        waiting += [(one[0], one[1]) for one in self.pulls if one[1].kind != Kind.LAST_ROUND]
+        waiting += [(one[0], one[1]) for one in self.queue if one[1].kind not in WRITES]
+        self.held.clear()
+        self.pulls = [one for one in self.pulls if one[1].kind == Kind.LAST_ROUND]
+        self.queue = deque(one for one in self.queue if one[1].kind in WRITES)
+        self.parts.clear()
+        return waiting
 
     def base(self) -> int:
         """Round after which a worker that comes now begins."""

@@ -24,6 +24,7 @@ from ....optimizer import Updater
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ..protocol.messages import KeyEntry
+from ..transport.shared_buffers import Values
 from .dense import DenseSlice
 from .optimizer import OptimizerVersion, State
 from .sparse import Table
@@ -206,19 +207,30 @@ def _bits(array: Array) -> Array:
 
 
 def taken_back(
-    held: Held, said: dict[str, Any], tensors: Tensors, versions: Iterable[OptimizerVersion]
+    held: Held,
+    said: dict[str, Any],
+    tensors: Tensors,
+    versions: Iterable[OptimizerVersion],
+    memory: Values | None,
 ) -> None:
-    """Give a slice what `described` told of it."""
+    """Give a slice what `described` told of it; `memory` is where dense values are put."""
     by_generation = {settings.generation: settings for settings in versions}
     if isinstance(held, DenseSlice):
+        _take_value(held, _typed(tensors["value"], held.of.dtype), memory)
         _take_state(held.state, held.of.key, said["state"], "state", tensors, by_generation)
         if "whole" in said:
             _take_state(held.of.state, held.of.key, said["whole"], "whole", tensors, by_generation)
         return
     _take_state(held.state, held.key, said["state"], "state", tensors, by_generation)
     blank = _rebuilt(said["blank"], "blank-state", tensors) if "blank" in said else None
-    rows = typed(tensors["rows"], held.dtype)
-    held.take_back(tensors.get("ids"), rows, typed(tensors["blank"], held.dtype), blank)
+    rows = _typed(tensors["rows"], held.dtype)
+    held.take_back(tensors.get("ids"), rows, _typed(tensors["blank"], held.dtype), blank)
+
+
+def _take_value(held: DenseSlice, value: Array, memory: Values | None) -> None:
+    if value.shape != (held.size,):
+        raise StateFileError(f"slice {held.id} of a snapshot has {value.size} elements, not {held.size}")
+    np.copyto(held.ensure(memory), value)
 
 
 def _take_state(
@@ -241,10 +253,10 @@ def _take_state(
 def _rebuilt(outline: Any, name: str, tensors: Tensors) -> Tree:
     if isinstance(outline, list):
         return tuple(_rebuilt(part, f"{name}.{i}", tensors) for i, part in enumerate(outline))
-    return None if outline is None else typed(tensors[name], dtype_named(outline)).copy()
+    return None if outline is None else _typed(tensors[name], dtype_named(outline)).copy()
 
 
-def typed(array: Array, dtype: np.dtype[Any]) -> Array:
+def _typed(array: Array, dtype: np.dtype[Any]) -> Array:
     """View stored bits as what they are."""
     same = array.view(dtype) if dtype.name == "bfloat16" else array
     if same.dtype != dtype:

@@ -25,7 +25,7 @@ from .optimizer import OptimizerVersions, refuse_parts
 from .payload import Payload, SharedLocation, plain, some_rows
 from .round_updates import RoundUpdates
 from .shard_slices import ShardSlices
-from .snapshot import Folder, Manifest, described, taken_back, typed
+from .snapshot import Folder, Manifest, described, taken_back
 from .sparse import Table
 
 
@@ -322,21 +322,11 @@ class StoreShard:
         shard = cls(manifest.store, manifest.server, memory, optimizers)
         shard.rounds.versions = manifest.versions
         shard.define(manifest.entries)
+        versions = optimizers.all()
         for slice, (_, said) in manifest.slices.items():
-            shard._take_back(slice, said, tensors[slice])
+            taken_back(shard._slices.find(slice), said, tensors[slice], versions, memory)
+        shard._slices.ready.update(manifest.slices)
         return shard
-
-    def _take_back(self, slice: int, said: dict[str, Any], tensors: dict[str, Array]) -> None:
-        held = self._slices.find(slice)
-        if isinstance(held, DenseSlice):
-            value = typed(tensors["value"], held.of.dtype)
-            if value.shape != (held.size,):
-                raise StateFileError(
-                    f"slice {slice} of a snapshot has {value.size} elements, not {held.size}"
-                )
-            np.copyto(held.ensure(self._memory), value)
-        taken_back(held, said, tensors, self._optimizers.all())
-        self._slices.ready.add(slice)
 
 
 def _write_table(table: Table, payload: Payload) -> None:
