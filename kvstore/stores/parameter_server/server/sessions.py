@@ -72,9 +72,9 @@ class StoreSessions:
         """Return the session of a worker, made if it has none."""
         session = self.by_rank.get(attach.rank)
         if session is None:
-            known = self.restored.pop(attach.rank, None)
-            same = known is not None and known[0] == attach.incarnation
-            duplicates = known[1] if known is not None and same else DuplicateFilter()
+            incarnation, duplicates = self.restored.pop(attach.rank, (-1, DuplicateFilter()))
+            if incarnation != attach.incarnation:
+                duplicates = DuplicateFilter()
             session = WorkerSession(self._store, attach.rank, attach.incarnation, peer, duplicates)
             self.by_rank[attach.rank] = session
             effects.actions.append(Attachment(self._store, attach.rank, attach.incarnation, attach.memory))
