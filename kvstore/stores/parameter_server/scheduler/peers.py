@@ -69,7 +69,7 @@ class Outgoing:
 
     def aside(self, peer: Peer, body: Any) -> None:
         """Send a letter that may be lost."""
-        self.actions.append(Send(peer.name, peer.link.aside(body)))
+        self.actions.append(Send(peer.name, peer.link.send_unreliable(body)))
 
     def fence(self, peer: Peer, text: str) -> None:
         """Tell a peer that it is no part of the job any more, or never was."""
@@ -81,7 +81,7 @@ class Outgoing:
 
     def acknowledge(self, peer: Peer) -> None:
         """Say which letters have come, if none of this step has said it."""
-        owed = peer.link.owed()
+        owed = peer.link.pending_ack()
         if owed is not None:
             self.actions.append(Send(peer.name, owed))
 

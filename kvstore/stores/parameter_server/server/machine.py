@@ -238,7 +238,7 @@ class Server:
             handler = self._handlers.get(type(body))
             if handler is not None:
                 handler(body, now, turn)
-        owed = self._link.owed()
+        owed = self._link.pending_ack()
         if owed is not None:
             turn.actions.append(Send(SCHEDULER, owed))
 
@@ -318,7 +318,7 @@ class Server:
             turn.work.append(End(failure))
 
     def _ping(self, message: Ping, now: float, turn: StepEffects) -> None:
-        turn.actions.append(Send(SCHEDULER, self._link.aside(Pong(message.number))))
+        turn.actions.append(Send(SCHEDULER, self._link.send_unreliable(Pong(message.number))))
 
     # --------------------------------------------------------------------------------------------------- time
 
@@ -338,4 +338,4 @@ class Server:
             if self._echoes:
                 turn.actions.append(Send(ECHO, Ping(0)))
             if not self._echoes or self._silence.is_long(now):  # another may be at its address
-                turn.actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))
+                turn.actions.append(Send(SCHEDULER, self._link.send_unreliable(Ping(0))))

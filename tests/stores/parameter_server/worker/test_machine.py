@@ -8,7 +8,7 @@ import msgspec
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.worker.machine import Worker, WorkerOptions
+from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine, WorkerOptions
 
 K = m.Kind
 MEMBERS = (m.Member(0, 100), m.Member(1, 101))
@@ -20,7 +20,7 @@ class Store:
 
     def __init__(self, attach: bool = True) -> None:
         hello = m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL)
-        self.machine = Worker(hello, WorkerOptions(resend=1.0, letter=0.5, dead_after=5.0))
+        self.machine = WorkerMachine(hello, WorkerOptions(resend=1.0, control_resend=0.5, dead_after=5.0))
         self.now = 0.0
         self.letters = 0
         self.actions: list[e.Action] = []
@@ -135,7 +135,7 @@ def test_a_value_is_asked_for_again_in_a_frame() -> None:
     store.reply(0, (K.VALUE, 1))
     store.step(e.RetrySlice("a", 0, e.SliceRequest(0, m.Record(K.PUSHPULL, 0, 0), "payload")))
     [batch] = store.sent(0)
-    assert [(one.kind, one.round, one.stamp) for one in batch.records] == [(K.PULL, 1, m.BY_FRAME)]
+    assert [(one.kind, one.round, one.flags) for one in batch.records] == [(K.PULL, 1, m.BY_FRAME)]
     store.reply(0, (K.VALUE, 2))
     assert [type(one) for one in store.actions] == [e.SliceReceived, e.Done]
 
@@ -218,7 +218,9 @@ def test_it_says_where_it_is_when_it_reaches_the_slice_that_somebody_begins_with
 def returned() -> Store:
     """A worker that took the place of a lost one."""
     store = Store.__new__(Store)
-    store.machine = Worker(m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL), WorkerOptions(letter=0.5))
+    store.machine = WorkerMachine(
+        m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL), WorkerOptions(control_resend=0.5)
+    )
     store.now, store.letters, store.actions = 0.0, 0, []
     store.step(e.Start())
     store.letter(m.Welcome(3, 0, 2, 4, MEMBERS, SERVERS, True, late=(0,)))
