@@ -16,7 +16,7 @@ from kvstore import waiting
 from kvstore.engine import Work
 from kvstore.errors import TimeoutError
 from kvstore.stores.parameter_server.protocol.messages import Missing
-from kvstore.stores.parameter_server.worker.client import Client
+from kvstore.stores.parameter_server.worker.driver import MachineDriver
 from kvstore.waiting import WaitClock
 
 
@@ -67,14 +67,15 @@ def test_what_holds_a_process_up_in_a_test_comes_after_the_reading(
     assert wait.read() == 30.0
 
 
-class StoppedClient(Client):
+class StoppedDriver(MachineDriver):
     """A worker that is stopped in its turn at the sockets, until long after what it waits for has come."""
 
     def __init__(self, clock: Clock) -> None:
-        self._config: Any = SimpleNamespace(timeout=20.0)
+        self.timeout = 20.0
         self._lock = threading.Lock()
         self._waiters = deque()
-        self._machine: Any = SimpleNamespace(missing=None, met=True, welcome=SimpleNamespace(rank=3))
+        member = SimpleNamespace(welcome=SimpleNamespace(rank=3))
+        self._machine: Any = SimpleNamespace(missing=None, met=True, member=member)
         self._clock = clock
         self.ready = self.inquired = False
 
@@ -92,38 +93,38 @@ class StoppedClient(Client):
 def test_what_comes_in_the_turn_in_which_the_deadline_passes_is_not_late(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = StoppedClient(clock)
-    client._wait(lambda: client.ready, "the others")
-    assert not client.inquired
+    driver = StoppedDriver(clock)
+    driver.wait(lambda: driver.ready, "the others")
+    assert not driver.inquired
     assert not caplog.records
 
 
 def test_a_wait_for_the_job_to_start_knows_its_rank_before_the_store_does(clock: Clock) -> None:
-    client = StoppedClient(clock)
-    assert client._waiting("the others", 10.0) == "worker 3 has waited 10 s for the others"
+    driver = StoppedDriver(clock)
+    assert driver._waiting("the others", 10.0) == "worker 3 has waited 10 s for the others"
 
 
 def test_what_really_is_late_is_told(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    client = StoppedClient(clock)
+    driver = StoppedDriver(clock)
     with pytest.raises(TimeoutError, match=r"worker 3 has waited 120 s for the others$"):
-        client._wait(lambda: False, "the others")
-    assert client.inquired
+        driver.wait(lambda: False, "the others")
+    assert driver.inquired
     assert len(caplog.records) == 1
 
 
 def test_a_wait_that_ends_hears_for_whom_it_was_though_it_stood_still(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = StoppedClient(clock)
+    driver = StoppedDriver(clock)
 
     def drive() -> None:
         clock.now += 60.0
-        if client.inquired:
-            client._machine.missing = Missing(-1, -1, 0, ranks=(1,))
+        if driver.inquired:
+            driver._machine.missing = Missing(-1, -1, 0, ranks=(1,))
 
-    monkeypatch.setattr(client, "_drive", drive)
+    monkeypatch.setattr(driver, "_drive", drive)
     with pytest.raises(TimeoutError, match=r"for the others; missing: worker 1$"):
-        client._wait(lambda: False, "the others")
+        driver.wait(lambda: False, "the others")
 
 
 class LateEvent(threading.Event):

@@ -60,14 +60,15 @@ def copy(array: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> npt.NDA
     return new
 
 
-def _next_colour() -> int:
+def next_page_offset() -> int:
+    """Where in its page a large array is to begin; another place at each call."""
     global _colour
     _colour = (_colour + 1) % len(_PLACES)
     return _PLACES[_colour]
 
 
 def _own_pages(nbytes: int) -> tuple[mmap.mmap, int]:
-    offset = _next_colour()
+    offset = next_page_offset()
     return _map(nbytes + offset), offset
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import os
 import random
 import time
@@ -117,15 +116,15 @@ def _deadline(backend: Any, seconds: float) -> Iterator[None]:
         yield
         backend._waits._timeout = usual
     else:
-        config, client._config = client._config, dataclasses.replace(client._config, timeout=seconds)
+        usual, client.driver.timeout = client.driver.timeout, seconds
         yield
-        client._config = config
+        client.driver.timeout = usual
 
 
 def _nobody_is_late_who_is_ready() -> None:
-    from kvstore.stores.parameter_server.worker.client import Client
+    from kvstore.stores.parameter_server.worker.driver import MachineDriver
 
-    wait = Client._wait
+    wait = MachineDriver.wait
 
     def checked(self: Any, ready: Any, *arguments: Any) -> None:
         try:
@@ -134,4 +133,4 @@ def _nobody_is_late_who_is_ready() -> None:
             assert not ready(), "it was ready, and was called late"
             raise
 
-    Client._wait = checked  # type: ignore[method-assign]
+    MachineDriver.wait = checked  # type: ignore[method-assign]

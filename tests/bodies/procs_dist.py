@@ -214,14 +214,14 @@ def refused_by_a_server() -> None:
     """A request with numbers that are none fails at once; what goes with it or follows does not."""
     with create() as store:
         store.init(["w", "x"], [np.ones(3, F)] * 2)
-        cut = store._backend._sources._cut
+        cut = store._backend._slices._cut
 
         def wrong(key: Any, *arguments: Any) -> Any:
             for one in cut(key, *arguments):
                 bad = one.record._replace(threshold=float("nan"))
                 yield one._replace(record=bad) if key.key == "w" else one
 
-        store._backend._sources._cut = wrong
+        store._backend._slices._cut = wrong
         start = time.monotonic()
         with pytest.raises(kv.ProtocolError, match="was not carried out"):
             store.pushpull(["w", "x"], [np.full(3, 5, F), np.full(3, 7, F)])

@@ -716,7 +716,7 @@ def interrupted(where: str, goes_on: bool) -> float:
             while True:  # the third waits
                 store.push("large", np.ones(size, F))
     at = time.monotonic()
-    assert not store._backend._client._operations  # nothing is left of what was given up
+    assert not store._backend._client._operations.open  # nothing is left of what was given up
     tell("interrupted")
     if where == "pushpull" and goes_on:
         try:  # it can go on if what it pushed lies in shared memory, and else says that it cannot

@@ -29,7 +29,7 @@ def fills(sizes: list[int]) -> None:
         assert block is not None
         block.array[:] = number + 1
         places.append([block.segment, block.offset, block.array.nbytes])
-    tell(outbox.offer())
+    tell(outbox.handle())
     tell(json.dumps(places))
     hear()
 
@@ -37,7 +37,7 @@ def fills(sizes: list[int]) -> None:
 def grows_on() -> None:
     """Take a block of 3 MiB for each line that is heard, and say where it is."""
     outbox = SharedBufferPool()
-    tell(outbox.offer())
+    tell(outbox.handle())
     for number in range(1, 100):
         if hear() == "end":
             return
@@ -47,9 +47,9 @@ def grows_on() -> None:
         tell(f"{number} {block.segment} {block.offset}")
 
 
-def reads(offer: str, places: list[list[int]]) -> list[int]:
+def reads(handle: str, places: list[list[int]]) -> list[int]:
     """Read the first byte of blocks, after the test has spoken."""
-    inbox = PeerBuffers.open(offer)
+    inbox = PeerBuffers.open(handle)
     assert inbox is not None
     views = [inbox.view(*place) for place in places]
     tell("reading")
@@ -63,8 +63,8 @@ def truncates() -> list[str]:
     block = outbox.take(MIB)
     assert block is not None
     block.array[:] = 7
-    tell(outbox.offer())
-    fd = json.loads(outbox.offer())["fd"]
+    tell(outbox.handle())
+    fd = json.loads(outbox.handle())["fd"]
     attempts = {
         "truncate": lambda: os.ftruncate(fd, 4096),
         "open and truncate": lambda: os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_TRUNC)),
@@ -83,7 +83,7 @@ def writes_on(nbytes: int, rounds: int) -> int:
     assert block is not None
     place = block.segment, block.offset
     block.array[:] = 0
-    tell(values.offer())
+    tell(values.handle())
     tell(json.dumps([*place, nbytes]))
     for number in range(rounds):
         with values.writing([place]):
@@ -91,23 +91,23 @@ def writes_on(nbytes: int, rounds: int) -> int:
         time.sleep(0 if number % 3 else 0.0002)
     tell("done")
     hear()
-    return values.stamp(*place)
+    return values.seqlock(*place)
 
 
-def copies_on(offer: str, place: list[int], seconds: float, most: float) -> dict[str, int]:
+def copies_on(handle: str, place: list[int], seconds: float, most: float) -> dict[str, int]:
     """Copy a value while it is overwritten; every copy that counts must be of one piece.
 
     For so many seconds, and on to `most` of them until some copies were and some were not.
     """
-    inbox = PeerBuffers.open(offer)
+    inbox = PeerBuffers.open(handle)
     assert inbox is not None
     out = np.empty(place[2], np.uint8)
     good = torn = 0
     start = time.monotonic()
     tell("copying")
     while time.monotonic() < start + (seconds if good and torn else most):
-        stamp = stamp_of(inbox, place)
-        if inbox.copy(*place, stamp, out):
+        seqlock = seqlock_of(inbox, place)
+        if inbox.copy(*place, seqlock, out):
             assert (out == out[0]).all()
             good += 1
         else:
@@ -115,8 +115,8 @@ def copies_on(offer: str, place: list[int], seconds: float, most: float) -> dict
     return {"good": good, "torn": torn}
 
 
-def stamp_of(inbox: PeerBuffers, place: list[int]) -> int:
-    """The stamp as a reply would tell it."""
+def seqlock_of(inbox: PeerBuffers, place: list[int]) -> int:
+    """The seqlock as a reply would tell it."""
     segment = inbox.view(place[0], 0, 8 * (place[1] // 4096 + 1))
     return int(segment.view(np.uint64)[place[1] // 4096])
 

@@ -101,6 +101,41 @@ def test_stores_and_roles_know_nothing_of_each_other(path: Path) -> None:
                 assert here == there, f"{path}:{line}: {here} imports {there}"
 
 
+# Events and the time go in, actions come out: the simulator could not repeat a seed otherwise.
+_SERVERS = Path("kvstore/stores/parameter_server")
+MACHINES = ["scheduler/machine.py", "server/machine.py", "worker/state_machine/machine.py"]
+PURE = {"__future__", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math"}
+PURE |= {"msgspec", "numpy", "typing"}
+
+
+def source(dotted: list[str]) -> Path:
+    """File of a module below `kvstore`, or of the one that has this name in it."""
+    paths = (Path("kvstore", *dotted[:n]).with_suffix(".py") for n in range(len(dotted), 0, -1))
+    return next(path for path in paths if path in SOURCES)
+
+
+def reached(path: Path) -> set[Path]:
+    """A module of ours, and all that it needs."""
+    found, left = set(), {path}
+    while left:
+        found |= left
+        left = {source(target) for one in left for _, target in imported(one)} - found
+    return found
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_state_machines_have_no_clock_no_socket_and_no_chance(machine: str) -> None:
+    rooms = {_SERVERS / machine.partition("/")[0], _SERVERS / "protocol"}
+    for path in reached(_SERVERS / machine):
+        assert rooms & set(path.parents), f"{machine} needs {path}, which is no part of it"
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            for name in names:
+                assert name.partition(".")[0] in PURE, f"{path} imports {name}; {machine} must not"
+
+
 def test_every_room_has_a_floor() -> None:
     for path in SOURCES:
         first = module(path)[0] or "kvstore"

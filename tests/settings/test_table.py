@@ -18,7 +18,7 @@ from kvstore.settings.parameter_server import PsConfig
 from kvstore.settings.table import DEFAULTS, SETTINGS
 from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions
 from kvstore.stores.parameter_server.server.machine import ServerOptions
-from kvstore.stores.parameter_server.worker.machine import WorkerOptions
+from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 
 ROOT = Path(__file__).parents[2]
 FILES = {

@@ -32,8 +32,9 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
 from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
-from kvstore.stores.parameter_server.worker.consistent_rounds import Calls, behind
-from kvstore.stores.parameter_server.worker.machine import Worker, WorkerOptions
+from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
+from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
+from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 
 TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
 TOGETHER = 8.0  # seconds for slices to come to one round
@@ -424,7 +425,7 @@ class ServerHost(Host):
                 self.job.check(at not in self.busy, f"{at} is read while it is written")
                 place, nbytes = m.PayloadLocation.FRAME, 1
                 value = self.values[at]
-                if request.stamp == m.OF_ROUND and request.round < round_:
+                if request.flags == m.OF_ROUND and request.round < round_:
                     value, round_ = self._past(value, request.round), request.round
                 frames.append(value)
                 self._check_told(action.batch, request)
@@ -500,7 +501,7 @@ class Store:
         self.over = False
         self.error: m.Failure | None = None
         self.epoch = 0
-        self.pushed = Calls()
+        self.pushed = PushCalls()
         self.shrunk: set[int] = set()  # workers without which rounds go on, as this one was told
         self.rounds: dict[Hashable, dict[int, int]] = {}  # of values that came, by operation and part
         self.connections: dict[int, int] = {}
@@ -518,7 +519,7 @@ class Store:
             options={"mode": plan.mode, "on_peer_loss": plan.on_peer_loss, "slice_bytes": 4096},
         )
         options = WorkerOptions(plan.credit, plan.batch, RESEND, LETTER, DEAD, start=10 * DEAD)
-        self.machine = Worker(hello, options)
+        self.machine = WorkerMachine(hello, options)
 
     @property
     def leaves(self) -> bool:
@@ -528,7 +529,7 @@ class Store:
     @property
     def number(self) -> int:
         """The store's number."""
-        return self.machine.welcome.store if self.machine.welcome else -1
+        return self.machine.member.welcome.store if self.machine.member.welcome else -1
 
     def take(self, event: e.Event) -> None:
         """Step, and carry out what comes of it."""
@@ -570,7 +571,7 @@ class Store:
             self.take(e.Received(where[0], message))
             if isinstance(message, m.Attached):
                 who = (self.host.rank, self.host.incarnation, self.number)
-                bases = self.machine._servers[where[0]].requests.bases
+                bases = self.machine._servers[where[0]].requests.first_rounds
                 self.job.bases.update({(*who, slice_): base for slice_, base in bases.items()})
 
     def _send(self, action: e.Send) -> None:
@@ -694,7 +695,7 @@ class Store:
         self.submit(m.Kind.PUSH, keys, self._next)
 
     def _pull(self, keys: tuple[str, ...]) -> None:
-        if self.job.plan.mode == "sync" and (self.resting or self.machine.late):
+        if self.job.plan.mode == "sync" and (self.resting or self.machine.member.rejoining):
             parts = [self._part(m.Kind.PULL, one) for key in keys for one in self.entries[key].slices]
             self._read_together(keys, parts, {}, self.job.now + TOGETHER)
         else:
@@ -752,7 +753,7 @@ class Store:
 
     def _reread(self) -> None:
         """After a loss: learn where all slices are, then read each key as of the last whole round."""
-        view = self.machine.view
+        view = self.machine.member.view
         if view is None or not view.broken:
             if self.host.alive and not self.over:
                 self.job.at(self.job.now + 0.1, self._reread)
@@ -781,7 +782,7 @@ class Store:
             for one in slices[key]:
                 part = self._part(m.Kind.PULL, one)
                 if last[one.id] > whole:
-                    part = part._replace(record=part.record._replace(round=whole, stamp=m.OF_ROUND))
+                    part = part._replace(record=part.record._replace(round=whole, flags=m.OF_ROUND))
                 parts.append(part)
                 wanted[one.id] = whole
         self.send_parts(("*",), parts, lambda done: self._known(keys, wanted, done))
@@ -932,11 +933,11 @@ class Store:
         if self.job.plan.mode == "sync" and not self.job.restarted:
             seen = self.job.seen.setdefault((self.number, slice_, value.round), value)
             check(seen is value, f"slice {slice_} has two values of round {value.round}")
-        excused = self.job.restarted or (self.machine.view is not None and self.machine.view.broken)
+        excused = self.job.restarted or self.machine.member.broken
         told = f"slice {slice_}"
         if not excused:
             check(mine == wanted, f"{self} pulled {told} with {sorted(mine)} and not {sorted(wanted)}")
-        counts = self.job.plan.mode == "sync" and not self.resting and not self.machine._late
+        counts = self.job.plan.mode == "sync" and not self.resting and not self.machine.member.rejoining
         if counts and not excused and not self.job.plan.faults.bad:
             base = self.job.bases.get((self.host.rank, self.host.incarnation, self.number, slice_), 0)
             promised = len(sent) + base
@@ -981,7 +982,9 @@ class WorkerHost(Host):
         if self.saying_bye or not all(store.over for store in self.stores):
             return
         self.saying_bye = True
-        able = [store for store in self.stores if store.machine.failure is None and store.machine.welcome]
+        able = [
+            store for store in self.stores if store.machine.failure is None and store.machine.member.welcome
+        ]
         if not able:
             self.die()
             return
@@ -1225,7 +1228,8 @@ class Job:
     def _keep_busy(self, name: str) -> None:
         """Have a process take no step for some time, once all know where the echo is."""
         stores = [store.machine for worker in self.workers for store in worker.stores]
-        if not all(one._echoes for one in (*stores, *(server.machine for server in self.servers))):
+        known = [*(one._scheduler.echoes for one in stores), *(one.machine._echoes for one in self.servers)]
+        if not all(known):
             self.at(self.now + 0.1, self._keep_busy, name)
             return
         self.hosts[name].engaged = self.last_fault = self.now + self.plan.faults.busy
@@ -1321,7 +1325,7 @@ class Job:
     def came_back(self, store: int, incarnation: int) -> bool:
         """Whether a worker took the place of a lost one, or is not even welcomed yet."""
         worker = next(one for one in self.incarnations if one.incarnation == incarnation)
-        stores = [one.machine.welcome for one in worker.stores if one.number == store]
+        stores = [one.machine.member.welcome for one in worker.stores if one.number == store]
         return not stores or (stores[0] is not None and stores[0].returned)
 
     def has_left(self, store: int, incarnation: int) -> bool:

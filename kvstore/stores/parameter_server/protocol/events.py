@@ -41,7 +41,7 @@ class Received(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """Scheduler: a process, by the name in its `Hello`, has echoed a pulse."""
+    """Scheduler: a process, by the name in its `Hello`, has echoed a heartbeat."""
 
     process: str
 
@@ -273,7 +273,7 @@ class Reply(NamedTuple):
     `answers` are (kind, request, complete round, detail). The reply's record has that kind and round and the
     request's slice and sequence. VALUE: read the slice as `request.kind` says (PULL and PUSHPULL: the value;
     PULL_ROWS: rows; FETCH_STATE: state); detail is the request's frames; if reading fails, answer FAILED.
-    With ``request.stamp == BY_FRAME`` the value goes into a frame. With OF_ROUND, too, and if `request.round`
+    With ``request.flags == BY_FRAME`` the value goes into a frame. With OF_ROUND, too, and if `request.round`
     is not the complete one, the value is the one that it was then. FAILED: detail is the `Failure`.
     DONE, UNKNOWN: nothing more. `batch` has the head of the message; its records and frames are empty.
     """
@@ -308,7 +308,7 @@ class Save(NamedTuple):
 
 
 class Attachment(NamedTuple):
-    """Server: a worker is there (`memory`: its offer of shared memory), or with None gone.
+    """Server: a worker is there (`memory`: the handle of its shared memory), or with None gone.
 
     The loop fills in `memory` of the `Attached` that is sent to it later.
     """

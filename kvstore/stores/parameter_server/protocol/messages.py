@@ -8,7 +8,7 @@ the loops use these types as they are.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -81,19 +81,34 @@ class Record(NamedTuple):
     frame: int = 0
     offset: int = 0
     nbytes: int = 0
-    #: Replies in shared memory: what the slice's stamp says while this value stands. Requests: BY_FRAME,
-    #: PROBE or OF_ROUND.
-    stamp: int = 0
+    #: One of BY_FRAME, PROBE, IN_PLACE and OF_ROUND, or 0; of a reply in shared memory its `seqlock`.
+    flags: int = 0
+
+    @property
+    def seqlock(self) -> int:
+        """Of a reply in shared memory: what the slice's seqlock says while this value stands."""
+        return self.flags
 
 
-#: `Record.stamp` of a request whose answer must not lie in shared memory.
+#: Where some of a record's fields stand, for loops in which access by name costs too much.
+KIND: Final = 0
+SLICE: Final = 1
+SEQUENCE: Final = 2
+ROUND: Final = 3
+VERSION: Final = 4
+CLOCK: Final = 5
+PLACE: Final = 9
+NBYTES: Final = 12
+FLAGS: Final = 13
+
+#: `Record.flags` of a request whose answer must not lie in shared memory.
 BY_FRAME = 1
-#: `Record.stamp` of a request sent again without its payload, to learn whether it came.
+#: `Record.flags` of a request sent again without its payload, to learn whether it came.
 PROBE = 2
-#: `Record.stamp` of a PUSHPULL in shared memory whose value may be written over what was pushed, and of an
+#: `Record.flags` of a PUSHPULL in shared memory whose value may be written over what was pushed, and of an
 #: answer that has no payload because it was.
 IN_PLACE = 3
-#: `Record.stamp` of a read that wants the value as it was after round `round`, last or not.
+#: `Record.flags` of a read that wants the value as it was after round `round`, last or not.
 OF_ROUND = 4
 
 
@@ -150,7 +165,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeySpec(msgspec.Struct, frozen=True, array_like=True):
-    """A key as its founder describes it."""
+    """A key as its initializer describes it."""
 
     key: Key
     shape: Shape
@@ -181,7 +196,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """-1: give me one."""
     incarnation: int
     process: str
-    """Names the process; the pulse and `Bye` carry it too."""
+    """Names the process; heartbeats and `Bye` carry it too."""
     job: str
     protocol: int
     address: str = ""
@@ -243,7 +258,7 @@ class Barrier(msgspec.Struct, frozen=True, tag=True):
 
 
 class CreateKeys(msgspec.Struct, frozen=True, tag="Found"):
-    """The founder wants these keys placed."""
+    """The initializer wants these keys placed."""
 
     request: int
     store: int
@@ -405,7 +420,7 @@ class Install(msgspec.Struct, frozen=True, tag=True):
 
 
 class Slices(msgspec.Struct, frozen=True, tag=True):
-    """To servers: what the slices are that will come; before the founder knows of them."""
+    """To servers: what the slices are that will come; before the initializer knows of them."""
 
     store: int
     keys: tuple[KeyEntry, ...]
@@ -524,7 +539,7 @@ class ReliableMessage(msgspec.Struct, frozen=True, tag="Letter"):
     number: int
     """From 1; 0: only to say what has come, or `Fenced` to somebody who is no longer known."""
     seen: int
-    """All letters of the other side up to this one have come."""
+    """All messages of the other side up to this one have come."""
     body: ToScheduler | FromScheduler | Fenced | Who | Missing | None = None
 
 

@@ -1,4 +1,4 @@
-"""Letters between the scheduler and one other: each is handled once, in order, however often it is sent."""
+"""Messages between the scheduler and one other: each is handled once, in order, however often it is sent."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from .messages import ReliableMessage
 
-_AHEAD = 1024  # letters that came before their turn and are kept
-_BURST = 64  # letters that are sent again at once
+_AHEAD = 1024  # messages that came before their turn and are kept
+_BURST = 64  # messages that are sent again at once
 _SLOWEST = 8  # times the first pause: who is only slow must not be buried under repetitions
 
 
 class ReliableLink:
     """One side of the exchange."""
 
-    __slots__ = ("_early", "_last", "_number", "_out", "_owes", "_pause", "resend", "seen")
+    __slots__ = ("_ack_pending", "_early", "_last", "_number", "_out", "_pause", "resend", "seen")
 
     def __init__(self, resend: float) -> None:
         self.resend = resend
@@ -25,51 +25,51 @@ class ReliableLink:
         self._out: deque[tuple[int, Any]] = deque()
         self._last = 0.0
         self._pause = resend
-        self._owes = False
+        self._ack_pending = False
 
     @property
     def number(self) -> int:
-        """Of the last letter written."""
+        """Of the last message written."""
         return self._number
 
     @property
     def acknowledged(self) -> int:
-        """All letters up to this one have come."""
+        """All messages up to this one have come."""
         return self._out[0][0] - 1 if self._out else self._number
 
     def write(self, body: Any, now: float) -> ReliableMessage:
-        """Make the next letter."""
+        """Make the next message."""
         if not self._out:
             self._last, self._pause = now, self.resend
         self._number += 1
         self._out.append((self._number, body))
-        self._owes = False
+        self._ack_pending = False
         return ReliableMessage(self._number, self.seen, body)
 
-    def aside(self, body: Any) -> ReliableMessage:
-        """Make a letter that may be lost."""
-        self._owes = False
+    def send_unreliable(self, body: Any) -> ReliableMessage:
+        """Make a message that may be lost."""
+        self._ack_pending = False
         return ReliableMessage(0, self.seen, body)
 
-    def read(self, letter: ReliableMessage, now: float) -> list[Any]:
-        """Take a letter; return what is to be handled now, in order."""
-        if self._out and letter.seen >= self._out[0][0]:
+    def read(self, message: ReliableMessage, now: float) -> list[Any]:
+        """Take a message; return what is to be handled now, in order."""
+        if self._out and message.seen >= self._out[0][0]:
             self._last, self._pause = now, self.resend
-            while self._out and letter.seen >= self._out[0][0]:
+            while self._out and message.seen >= self._out[0][0]:
                 self._out.popleft()
-        if not letter.number:
-            return [] if letter.body is None else [letter.body]
-        self._owes = True
-        if self.seen < letter.number <= self.seen + _AHEAD:
-            self._early[letter.number] = letter.body
+        if not message.number:
+            return [] if message.body is None else [message.body]
+        self._ack_pending = True
+        if self.seen < message.number <= self.seen + _AHEAD:
+            self._early[message.number] = message.body
         return self._in_turn()
 
-    def owed(self) -> ReliableMessage | None:
-        """Say what has come, if no other letter has said it meanwhile."""
-        return self.aside(None) if self._owes else None
+    def pending_ack(self) -> ReliableMessage | None:
+        """Say what has come, if no other message has said it meanwhile."""
+        return self.send_unreliable(None) if self._ack_pending else None
 
     def again(self, now: float) -> list[ReliableMessage]:
-        """Make again the letters that have had no acknowledgement for too long; each time later."""
+        """Make again the messages that have had no acknowledgement for too long; each time later."""
         if not self._out or now - self._last < self._pause:
             return []
         self._last, self._pause = now, min(2 * self._pause, _SLOWEST * self.resend)

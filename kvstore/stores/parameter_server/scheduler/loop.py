@@ -113,5 +113,5 @@ class _Loop:
     def _addressed(self, message: Any) -> Any:
         """Tell others where signs of life are wanted, and given."""
         if type(message) is ReliableMessage and type(message.body) is Met:
-            return msgspec.structs.replace(message, body=Met(self._sockets.pulse, self._sockets.echo))
+            return msgspec.structs.replace(message, body=Met(self._sockets.heartbeats, self._sockets.echo))
         return message

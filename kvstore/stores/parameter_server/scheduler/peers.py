@@ -69,7 +69,7 @@ class Outgoing:
 
     def send_unreliable(self, peer: Peer, body: Any) -> None:
         """Send a message that may be lost."""
-        self.actions.append(Send(peer.name, peer.link.aside(body)))
+        self.actions.append(Send(peer.name, peer.link.send_unreliable(body)))
 
     def fence(self, peer: Peer, text: str) -> None:
         """Tell a peer that it is no part of the job any more, or never was."""
@@ -81,7 +81,7 @@ class Outgoing:
 
     def acknowledge(self, peer: Peer) -> None:
         """Say which messages have come, if none of this step has said it."""
-        acknowledgement = peer.link.owed()
+        acknowledgement = peer.link.pending_ack()
         if acknowledgement is not None:
             self.actions.append(Send(peer.name, acknowledgement))
 

@@ -272,7 +272,7 @@ class ServerLoop:
             return record, ()
         try:
             steady = self._machine.waits_for(store, rank)
-            past = request.stamp == m.OF_ROUND and request.round < round
+            past = request.flags == m.OF_ROUND and request.round < round
             found, buffers = self._storage.read(store, rank, request, detail, steady, past)
             round = request.round if past else round
         except KVStoreError as error:

@@ -238,7 +238,7 @@ class Server:
             handler = self._handlers.get(type(body))
             if handler is not None:
                 handler(body, now, effects)
-        acknowledgement = self._link.owed()
+        acknowledgement = self._link.pending_ack()
         if acknowledgement is not None:
             effects.actions.append(Send(SCHEDULER, acknowledgement))
 
@@ -317,7 +317,7 @@ class Server:
             effects.work.append(End(failure))
 
     def _ping(self, message: Ping, now: float, effects: StepEffects) -> None:
-        effects.actions.append(Send(SCHEDULER, self._link.aside(Pong(message.number))))
+        effects.actions.append(Send(SCHEDULER, self._link.send_unreliable(Pong(message.number))))
 
     # --------------------------------------------------------------------------------------------------- time
 
@@ -337,4 +337,4 @@ class Server:
             if self._echoes:
                 effects.actions.append(Send(ECHO, Ping(0)))
             if not self._echoes or self._silence.is_long(now):  # another may be at its address
-                effects.actions.append(Send(SCHEDULER, self._link.aside(Ping(0))))
+                effects.actions.append(Send(SCHEDULER, self._link.send_unreliable(Ping(0))))

@@ -44,12 +44,12 @@ class SliceUpdate(NamedTuple):
 
 
 class SharedLocation(NamedTuple):
-    """Where a value lies in the server's shared memory, and its stamp; see `transport.shared_buffers`."""
+    """Where a value lies in the server's shared memory, and its seqlock; see `transport.shared_buffers`."""
 
     segment: int
     offset: int
     nbytes: int
-    stamp: int
+    seqlock: int
 
 
 def not_kept(key: Key, round: int) -> KVStoreError:

@@ -72,7 +72,7 @@ class ServerStorage:
         outs: list[Any] = []
         written = set()
         for (rank, payload), (_, record, _) in zip(parts, job.parts, strict=True):
-            if record.stamp == IN_PLACE and shard.writes_to(job.slice, payload):
+            if record.flags == IN_PLACE and shard.writes_to(job.slice, payload):
                 outs.append(payload.data)
                 written.add((rank, record.sequence))
         self._in_place[store, job.slice] = written
@@ -126,8 +126,8 @@ class ServerStorage:
     ) -> tuple[Record, list[Any]]:
         """Find what is asked for."""
         shard = self.shard(store)
-        if request.stamp == IN_PLACE and self._was_written(store, rank, request):
-            return _READ._replace(stamp=IN_PLACE), []
+        if request.flags == IN_PLACE and self._was_written(store, rank, request):
+            return _READ._replace(flags=IN_PLACE), []
         if past:
             return self._past(shard, request, frames)
         if request.kind == Kind.FETCH_STATE:
@@ -135,11 +135,11 @@ class ServerStorage:
             return _READ._replace(place=PayloadLocation.FRAME, nbytes=len(state)), [state]
         if request.kind == Kind.PULL_ROWS or shard.is_table(request.slice):
             return self._rows(shard, request, frames)
-        if request.stamp not in (BY_FRAME, OF_ROUND) and (store, rank) in self._worker_buffers:
+        if request.flags not in (BY_FRAME, OF_ROUND) and (store, rank) in self._worker_buffers:
             place = shard.place(request.slice)
             if place is not None and place.nbytes >= SHARED_BYTES:
                 found = _READ._replace(place=PayloadLocation.SHARED, frame=place.segment, offset=place.offset)
-                return found._replace(nbytes=place.nbytes, stamp=place.stamp), []
+                return found._replace(nbytes=place.nbytes, flags=place.seqlock), []
         value = shard.read(request.slice)
         if not steady:
             value = value.copy()
@@ -216,7 +216,7 @@ class ServerStorage:
             return ""
         self._worker_buffers[key] = buffers
         self.shard(action.store)
-        return self._values[action.store].offer()
+        return self._values[action.store].handle()
 
     def save(self, machine: dict[str, Any]) -> Callable[[], None]:
         """Note each shard as it is, with what the machine knows of the store; return what writes it all."""

@@ -185,7 +185,7 @@ class StoreShard:
         held = self._slices.find(slice)
         if isinstance(held, Table) or held.place is None or self._memory is None:
             return None
-        return SharedLocation(*held.place, held.live().nbytes, self._memory.stamp(*held.place))
+        return SharedLocation(*held.place, held.live().nbytes, self._memory.seqlock(*held.place))
 
     def placement(self) -> dict[int, int]:
         """Bytes of value that each slice takes."""

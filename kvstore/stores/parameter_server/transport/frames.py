@@ -235,7 +235,7 @@ def _records(body: memoryview, sizes: list[int], marks: bool) -> list[Record]:
         except ProtocolError:
             if not marks:
                 raise
-            records.append(Record(Kind.BAD, number[1], number[2], number[3], stamp=number[13]))
+            records.append(Record(Kind.BAD, number[1], number[2], number[3], flags=number[13]))
             continue
         records.append(new(Record, (kinds[kind], *number[1:9], places[place], *number[10:])))
     return records

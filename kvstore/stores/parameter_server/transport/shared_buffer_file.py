@@ -1,7 +1,7 @@
 """A memfd that grows by segments, with a first page that says where they are; and how a peer opens it.
 
-The first page, as words of 64 bits: a magic number, whether there are stamps, two of a token that only an
-offer tells, how many segments there are, and from the eighth on, begin and length of each.
+The first page, as words of 64 bits: a magic number, whether there are seqlocks, two of a token that
+only a handle tells, how many segments there are, and from the eighth on, begin and length of each.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Words = npt.NDArray[np.uint64]
 PAGE = 4096
 
 _MAGIC = int.from_bytes(b"kvstore1", "little")
-_STAMPED, _TOKEN, _COUNT, _FIRST = 1, 2, 4, 8
+_HAS_SEQLOCKS, _TOKEN, _COUNT, _FIRST = 1, 2, 4, 8
 _MOST_SEGMENTS = (PAGE // 8 - _FIRST) // 2
-_MOST_OFFER = 4096
+_MOST_HANDLE = 4096
 # In fcntl and mmap since some Python, on some builds, only.
 _F_ADD_SEALS, _F_GET_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1034, 1, 2
 _MAP_POPULATE, _MADV_POPULATE_WRITE = 0x8000, 23
@@ -44,7 +44,7 @@ class SharedFile:
         The system has no memfd, no descriptor, or not a page of memory.
     """
 
-    def __init__(self, stamped: bool) -> None:
+    def __init__(self, has_seqlocks: bool) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memory without a name")
         self._fd = os.memfd_create("kvstore-outbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -56,7 +56,7 @@ class SharedFile:
         except BaseException:
             self.close()
             raise
-        self._head[_STAMPED] = stamped
+        self._head[_HAS_SEQLOCKS] = has_seqlocks
         self._head[_TOKEN : _TOKEN + 2] = np.frombuffer(self._token, np.uint64)
         self._head[0] = _MAGIC
 
@@ -84,7 +84,7 @@ class SharedFile:
             memory.madvise(_MADV_POPULATE_WRITE)
         return np.frombuffer(memory, np.uint8)
 
-    def offer(self) -> str:
+    def handle(self) -> str:
         """Say where this memory is."""
         return json.dumps({**_here(), "pid": os.getpid(), "fd": self._fd, "token": self._token.hex()})
 
@@ -105,14 +105,14 @@ class PeerFile:
     Raises
     ------
     OSError, ValueError
-        It cannot be reached, or is not what the offer says.
+        It cannot be reached, or is not what the handle says.
     """
 
-    def __init__(self, offer: str, writes: bool = False) -> None:
+    def __init__(self, handle: str, writes: bool = False) -> None:
         self._writes = writes
-        if len(offer) > _MOST_OFFER:
+        if len(handle) > _MOST_HANDLE:
             raise ValueError("an offer of that length")
-        told: Any = json.loads(offer)
+        told: Any = json.loads(handle)
         if not isinstance(told, dict) or any(told.get(name) != value for name, value in _here().items()):
             raise ValueError("another machine, or other processes than can be seen from here")
         self._path = Path(f"/proc/{_number(told.get('pid'))}/fd/{_number(told.get('fd'))}")
@@ -125,7 +125,7 @@ class PeerFile:
         token = bytes.fromhex(str(told.get("token")))
         if int(self._head[0]) != _MAGIC or not hmac.compare_digest(token, self._its_token()):
             raise ValueError("no memory of a store, or of another one")
-        self.stamped = bool(self._head[_STAMPED])
+        self.has_seqlocks = bool(self._head[_HAS_SEQLOCKS])
 
     def _its_token(self) -> bytes:
         return self._head[_TOKEN : _TOKEN + 2].tobytes()

@@ -1,7 +1,7 @@
 """Memory that one process fills and others of the same machine read: payloads and values without a wire.
 
 The memory is a memfd without a name, which grows by segments, is reserved before it is touched and sealed
-against shrinking, so that a full machine is an answer and never a signal. Its owner says in an offer where it
+against shrinking, so that a full machine is an answer and never a signal. Its owner says in a handle where it
 is; who reads opens it by /proc, which lets in the same user on the same machine and nobody else.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ....arrays.pages import _next_colour as next_place
+from ....arrays.pages import next_page_offset
 from ....errors import ProtocolError
 from ....kernels import cpu
 from .shared_buffer_file import PAGE, Bytes, PeerFile, SharedFile, Words
@@ -25,7 +25,7 @@ from .shared_buffer_file import PAGE, Bytes, PeerFile, SharedFile, Words
 _LINE = 64
 _FIRST_BYTES = 4 * 1024 * 1024
 _GROWTH = 4  # a new segment has at least a fourth of what there is
-# A stamp says what it says only where reads and writes are seen in their order.
+# A seqlock says what it says only where reads and writes are seen in their order.
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
@@ -46,7 +46,7 @@ class SharedBufferPool:
         Most bytes that it grows to. None: what the machine has left.
     """
 
-    _stamped = False
+    _has_seqlocks = False
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
@@ -82,15 +82,15 @@ class SharedBufferPool:
         if self._usable():
             self._free[_rounded(block.array.nbytes)].append((block.segment, block.offset))
 
-    def offer(self) -> str:
+    def handle(self) -> str:
         """Say where the memory is, for `PeerBuffers.open` in another process; "" where there is none.
 
         Stays true as long as the process lives, however much it grows.
         """
-        if not self._usable() or (self._stamped and not _ORDERED):
+        if not self._usable() or (self._has_seqlocks and not _ORDERED):
             return ""
         try:
-            return self._opened().offer()
+            return self._opened().handle()
         except OSError:
             return ""
 
@@ -108,7 +108,7 @@ class SharedBufferPool:
 
     def _opened(self) -> SharedFile:
         if self._file is None:
-            self._file = SharedFile(self._stamped)
+            self._file = SharedFile(self._has_seqlocks)
         return self._file
 
     def _new(self, size: int) -> tuple[int, int] | None:
@@ -144,17 +144,17 @@ class SharedBufferPool:
 
 
 class Values(SharedBufferPool):
-    """A server's memory for values: beside each stands a stamp, odd while the value is written.
+    """A server's memory for values: beside each stands a seqlock, odd while the value is written.
 
-    There is one stamp for each page, at the beginning of the segment; that of the page in which a value
+    There is one seqlock for each page, at the beginning of the segment; that of the page in which a value
     begins is the value's. Small values of one page share it.
     """
 
-    _stamped = True
+    _has_seqlocks = True
 
-    def stamp(self, segment: int, offset: int) -> int:
-        """Return the stamp of what begins at `offset`."""
-        return int(_stamps(self._segments[segment])[offset // PAGE])
+    def seqlock(self, segment: int, offset: int) -> int:
+        """Return the seqlock of what begins at `offset`."""
+        return int(_seqlocks(self._segments[segment])[offset // PAGE])
 
     @contextmanager
     def writing(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
@@ -162,7 +162,7 @@ class Values(SharedBufferPool):
         # Large sums write past the cache, and so past these words, were it not that they give up the
         # interpreter's lock first, which is a barrier.
         pages = {(segment, offset // PAGE) for segment, offset in places}
-        words = [_stamps(self._segments[segment])[page : page + 1] for segment, page in pages]
+        words = [_seqlocks(self._segments[segment])[page : page + 1] for segment, page in pages]
         for word in words:
             word += np.uint64(1)
         try:
@@ -183,13 +183,13 @@ class PeerBuffers:
         self._segments: dict[int, Bytes] = {}
 
     @classmethod
-    def open(cls, offer: str, writes: bool = False) -> PeerBuffers | None:
-        """Open what a process offers, to read it, or to write as well.
+    def open(cls, handle: str, writes: bool = False) -> PeerBuffers | None:
+        """Open the memory of a handle, to read it, or to write as well.
 
         None where it is out of reach: another machine, user, container ...
         """
         try:
-            return cls(PeerFile(offer, writes))
+            return cls(PeerFile(handle, writes))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
@@ -219,13 +219,13 @@ class PeerBuffers:
             raise ProtocolError(f"shared segment {number} of a peer cannot be read: {error}") from error
         return memory
 
-    def copy(self, segment: int, offset: int, nbytes: int, stamp: int, out: npt.NDArray[Any]) -> bool:
+    def copy(self, segment: int, offset: int, nbytes: int, seqlock: int, out: npt.NDArray[Any]) -> bool:
         """Copy a block of `Values` to a contiguous array of as many bytes.
 
         Returns
         -------
         bool
-            False if the value was written since it had this stamp: what is in `out` means nothing then.
+            False if the value was written since its seqlock was this: what is in `out` means nothing then.
 
         Raises
         ------
@@ -233,14 +233,14 @@ class PeerBuffers:
             There is no such place.
         """
         source = self.view(segment, offset, nbytes)
-        if self._file is None or not self._file.stamped:
+        if self._file is None or not self._file.has_seqlocks:
             raise ProtocolError("shared memory of a peer that has no stamps")
-        words = _stamps(self._segments[segment])
+        words = _seqlocks(self._segments[segment])
         page = offset // PAGE
-        if stamp % 2 or int(words[page]) != stamp:
+        if seqlock % 2 or int(words[page]) != seqlock:
             return False
         cpu.reduce([([source], None, [out.reshape(-1).view(np.uint8)])])
-        return int(words[page]) == stamp
+        return int(words[page]) == seqlock
 
     def close(self) -> None:
         """Let the memory go, as soon as nobody looks at it."""
@@ -250,10 +250,10 @@ class PeerBuffers:
 
 def _place(used: int, size: int) -> int:
     """Where the next block begins: large ones at the places in a page that suit sums best."""
-    return _up(used, PAGE) + next_place() if size >= PAGE else _up(used, _LINE)
+    return _up(used, PAGE) + next_page_offset() if size >= PAGE else _up(used, _LINE)
 
 
-def _stamps(segment: Bytes) -> Words:
+def _seqlocks(segment: Bytes) -> Words:
     return segment[: segment.nbytes // PAGE * 8].view(np.uint64)
 
 

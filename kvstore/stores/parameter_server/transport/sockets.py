@@ -206,15 +206,19 @@ class SchedulerSockets:
         self.closed = False
         try:
             self._all = Router(self._context, _bound(roles))
-            self._pulses = HeartbeatMonitor(self._context, _address(roles, roles.scheduler + "/pulse/"))
+            self._heartbeats = HeartbeatMonitor(self._context, _address(roles, roles.scheduler + "/pulse/"))
             self._echo = Echo(self._context, _address(roles, roles.scheduler + "/echo/"))
             self._poller.add(self._all)
-            self._poller.add(self._pulses.router)
+            self._poller.add(self._heartbeats.router)
         except BaseException:
             self.close()
             raise
         #: Where others find the scheduler, where it listens for signs of life, and where it gives its own.
-        self.address, self.pulse, self.echo = self._all.address, self._pulses.address, self._echo.address
+        self.address, self.heartbeats, self.echo = (
+            self._all.address,
+            self._heartbeats.address,
+            self._echo.address,
+        )
         #: Its port; 0 of a unix socket.
         self.port = 0 if roles.ipc else int(self.address.rpartition(":")[2])
         self._context.job = roles.bound(self.port).job
@@ -240,11 +244,11 @@ class SchedulerSockets:
 
     def ping(self) -> None:
         """Ask all processes for a sign of life."""
-        self._pulses.ping()
+        self._heartbeats.ping()
 
     def heard(self) -> list[str]:
         """Names of the processes that have given one since the last call."""
-        return self._pulses.heard()
+        return self._heartbeats.heard()
 
     def close(self) -> None:
         """Close all. A second call does nothing."""

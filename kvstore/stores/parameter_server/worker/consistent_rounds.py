@@ -13,7 +13,7 @@ from typing import Any
 _CALLS = 4  # of each key; servers keep values for less long
 
 
-class Calls:
+class PushCalls:
     """The last calls of this worker that pushed into each key."""
 
     def __init__(self) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....arrays.grouping import Key, other_kind
+from ....arrays.grouping import Group, Key, other_kind
 from ....arrays.host import dtype_named
 from ....arrays.sparse import RowSparseArray
-from ....errors import ArrayError, DTypeError, KeyKindError, ShapeError
+from ....errors import ArrayError, DTypeError, KeyKindError, KeyNotFoundError, ShapeError
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.messages import KeyEntry, KeySpec
+from .client import Client
 
 
 class KeySlice(NamedTuple):
@@ -59,15 +61,21 @@ class DistKey:
         width = self.row_size
         return bool(self.shape) and self.size > 0 and not any(part.start % width for part in self.parts)
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether its slices are on several servers."""
+        return len({part.server for part in self.parts}) > 1
+
     def part_bytes(self, part: KeySlice) -> int:
         """Bytes of a slice; of a table, with all its rows."""
         return (part.stop - part.start) * self.dtype.itemsize * (self.row_size if self.sparse else 1)
 
 
-class Keys:
-    """All keys that this worker has met."""
+class KeyDirectory:
+    """All keys that this worker has met; it asks the scheduler for others."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._known: dict[Key, DistKey] = {}
         #: Keys that this worker has initialised.
         self.initialised: set[Key] = set()
@@ -75,6 +83,53 @@ class Keys:
     def get(self, key: Key) -> DistKey | None:
         """Return a key that is known here."""
         return self._known.get(key)
+
+    def find(self, key: Key) -> DistKey | None:
+        """Return a key, also one that other workers have made; None if there is none."""
+        known = self._known.get(key)
+        if known is None:
+            self.check_kind(key)
+            answer = self._client.request(partial(m.Lookup, keys=(key,), wait=False), f"key {key!r}")
+            self.learn(answer.entries)
+            known = self._known.get(key)
+        return known
+
+    def find_or_raise(self, key: Key) -> DistKey:
+        """Return a key, also one that other workers have made."""
+        found = self._known.get(key) or self.find(key)
+        if found is None:
+            raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
+        return found
+
+    def in_order(self, groups: list[Group]) -> list[tuple[DistKey, list[Any]]]:
+        """Find keys; int keys ascend, str keys follow the order of their init, as updates do."""
+        pairs = [(self.find_or_raise(key), arrays) for key, arrays in groups]
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
+        return pairs
+
+    def all(self) -> list[DistKey]:
+        """All keys of the store that are ready, in the order of their init."""
+        answer = self._client.request(partial(m.Lookup, keys=(), wait=False), "the list of keys")
+        self.learn(answer.entries)
+        return list(self)
+
+    def wait_for(self, keys: tuple[Key, ...]) -> None:
+        """Wait until keys are there; in vain, if this worker comes to be the one that makes them."""
+        what = f"the init of {keys[0]!r}" if len(keys) == 1 else f"the init of {len(keys)} keys"
+        lookup = partial(m.Lookup, keys=keys)
+        answer = self._client.request_or_none(lookup, what, until=self._client.member.is_initializer)
+        if answer is not None:
+            self.learn(answer.entries)
+
+    def homes(self) -> dict[int, DistKey]:
+        """Key of each slice."""
+        return {part.slice: key for key in self for part in key.parts}
+
+    def name_of(self, slice_: int) -> str:
+        """Say for an error which key a slice is of."""
+        key = self.homes().get(slice_)
+        return "a key" if key is None else f"key {key.key!r}"
 
     def learn(self, entries: Iterable[KeyEntry]) -> None:
         """Take over keys from the scheduler."""
@@ -111,13 +166,6 @@ def _check_text(key: str) -> None:
         raise KeyKindError(
             f"key {key[:40]!r}... has {size} bytes as UTF-8; stores on servers take up to {m.KEY_BYTES}"
         )
-
-
-def by_order(pairs: list[tuple[DistKey, list[object]]]) -> list[tuple[DistKey, list[object]]]:
-    """Return in the order of updates: int keys ascend, str keys follow the order of their init."""
-    if len(pairs) > 1:
-        pairs.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
-    return pairs
 
 
 def spec_of(key: Key, value: Array | RowSparseArray, whole: bool) -> KeySpec:

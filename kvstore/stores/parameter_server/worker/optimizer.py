@@ -18,10 +18,10 @@ from ..protocol import messages as m
 from ..protocol.optimizer_states import join_states, needs_whole_keys, split_states
 from .client import Client
 from .key_directory import DistKey
-from .replies import States
+from .replies import CollectStates
 
 
-class Settings:
+class WorkerOptimizer:
     """Optimizer and versions of one worker's store."""
 
     def __init__(self, client: Client) -> None:
@@ -38,13 +38,13 @@ class Settings:
 
     def install(self, optimizer: Optimizer) -> None:
         """Have the servers update, with fresh states; the first of equals does, and others change nothing."""
-        answer = self._ask("optimizer", _described(optimizer), self._set + 1)
+        answer = self._agree("optimizer", _described(optimizer), self._set + 1)
         self._set += 1
         self._adopt(answer, optimizer)
 
     def unset(self) -> None:
         """Go back to plain sums."""
-        answer = self._ask("none", "", self._set + 1)
+        answer = self._agree("none", "", self._set + 1)
         self._set += 1
         self.updater, self.version = None, answer.version
 
@@ -53,10 +53,10 @@ class Settings:
         assert self.updater is not None
         own = Optimizer.from_config(**self.updater.optimizer.describe())
         change(own)
-        self._adopt(self._ask("configure", _described(own), self._set), own)
+        self._adopt(self._agree("configure", _described(own), self._set), own)
 
-    def _ask(self, kind: str, text: str, ordinal: int) -> m.Answer:
-        return self._client.told(
+    def _agree(self, kind: str, text: str, ordinal: int) -> m.Answer:
+        return self._client.request(
             partial(m.Settings, kind=kind, ordinal=ordinal, text=text), f"the settings of {kind}"
         )
 
@@ -66,7 +66,7 @@ class Settings:
         self.updater = Updater(Optimizer.from_config(described["name"], described["config"]))
         self.version = answer.version
 
-    def save(self, path: str, dump_optimizer: bool, found: States) -> None:
+    def save(self, path: str, dump_optimizer: bool, found: CollectStates) -> None:
         """Write states that have come from the servers as the file that a store of one process writes."""
         assert self.updater is not None
         entries = [key.entry for key in found.keys]
@@ -83,8 +83,8 @@ class Settings:
         loaded = Updater(Optimizer.from_config(**self.updater.optimizer.describe()))
         loaded.load(path, key_templates)
         if loaded.optimizer.describe() != self.updater.optimizer.describe():
-            self._adopt(self._ask("configure", _described(loaded.optimizer), self._set), loaded.optimizer)
-        answer = self._ask("clock", str(loaded.optimizer.num_update - clock), self._set)
+            self._adopt(self._agree("configure", _described(loaded.optimizer), self._set), loaded.optimizer)
+        answer = self._agree("clock", str(loaded.optimizer.num_update - clock), self._set)
         self.version = answer.version
         return split_states([key.entry for key in keys], loaded)
 

@@ -19,13 +19,14 @@ from ....settings.roles import Roles
 from ....settings.variables import process_variables
 from ..protocol import messages as m
 from ..transport.heartbeats import HeartbeatResponder
-from .machine import WorkerOptions
+from .state_machine.options import WorkerOptions
 
 if TYPE_CHECKING:
     from .client import Client
+    from .driver import MachineDriver
 
 
-class Process:
+class WorkerProcess:
     """A worker process of one job: this one."""
 
     def __init__(self, found: Roles) -> None:
@@ -36,7 +37,7 @@ class Process:
         self._ordinals: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._open: list[Client] = []
         self._last: Client | None = None  # closed, and kept for the farewell
-        self._pulse: HeartbeatResponder | None = None
+        self._heartbeats: HeartbeatResponder | None = None
         #: Where the scheduler's echo is, as soon as a store knows.
         self.echo = ""
         #: What the first store says that finds the scheduler lost.
@@ -59,11 +60,13 @@ class Process:
     def worker_options(self, credit: int, slice_bytes: int) -> WorkerOptions:
         """Say how patient a worker's machine is to be."""
         config = self.config
-        letter = min(1.0, config.dead_after / 4)
+        control_resend = min(1.0, config.dead_after / 4)
         # Before this process has met the scheduler only the store's own deadline counts, which comes first.
-        start = threading.TIMEOUT_MAX if self._pulse is None else config.dead_after
+        start = threading.TIMEOUT_MAX if self._heartbeats is None else config.dead_after
         echoes = bool(self.echo)
-        return WorkerOptions(credit, slice_bytes, config.resend, letter, config.dead_after, start, echoes)
+        return WorkerOptions(
+            credit, slice_bytes, config.resend, control_resend, config.dead_after, start, echoes
+        )
 
     def place(self, rank: int, size: int) -> tuple[int, int]:
         """Rank and size on this machine, as far as the launcher tells."""
@@ -73,18 +76,18 @@ class Process:
     def met(self, met: m.Met) -> None:
         """Give signs of life to the scheduler, which knows this process now."""
         self.echo = met.echo
-        if self._pulse is None:
-            self._pulse = HeartbeatResponder(met.pulse, self.name, self.roles.keys, self.roles.job)
+        if self._heartbeats is None:
+            self._heartbeats = HeartbeatResponder(met.pulse, self.name, self.roles.keys, self.roles.job)
 
     def opened(self, client: Client) -> None:
         """Note a store that has its place in the job."""
         self._open.append(client)
 
-    def look_after_others(self, waiting: Client) -> None:
+    def look_after_others(self, waiting: MachineDriver) -> None:
         """Handle what has come for all stores but one, whose caller waits."""
         for client in list(self._open):
-            if client is not waiting:
-                client.glance()
+            if client.driver is not waiting:
+                client.driver.glance()
 
     def keeps(self, client: Client) -> bool:
         """Note a store that is closed; True: its link to the scheduler is kept for the farewell."""
@@ -103,9 +106,9 @@ class Process:
             client.close(lost=failed)
         if self._last is not None:
             self._last.say_bye(lost=failed)
-        pulse, self._pulse = self._pulse, None
-        if pulse is not None:
-            pulse.close()
+        heartbeats, self._heartbeats = self._heartbeats, None
+        if heartbeats is not None:
+            heartbeats.close()
 
 
 def worker_roles() -> Roles:
@@ -127,16 +130,16 @@ def worker_roles() -> Roles:
     return found
 
 
-def this_process(found: Roles) -> Process:
+def this_process(found: Roles) -> WorkerProcess:
     """Return what stands for this process in its job."""
     key = (found.job, found.scheduler)
     known = _processes.get(key)
     if known is None or known.pid != os.getpid():
-        known = _processes[key] = Process(found)
+        known = _processes[key] = WorkerProcess(found)
     return known
 
 
-_processes: dict[tuple[str, str], Process] = {}
+_processes: dict[tuple[str, str], WorkerProcess] = {}
 
 
 def _leave_at_exit() -> None:

@@ -1,155 +1,163 @@
-"""What is pushed to parameter servers: values of one key, summed, packed if so set, and cut into slices."""
+"""What one worker pushes: checked before anything changes, counted, and sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
-import numpy as np
-
-from ....arrays import pages
+from ....arrays.grouping import Group
 from ....arrays.sparse import RowSparseArray
 from ....compression import Feedback
+from ....devices.arrays import any_on_device
+from ....errors import DTypeError
 from ....kernels import cpu
-from ...entry import Array
-from ...rows import merged
-from ...update import summands
-from ..protocol.messages import IN_PLACE, Kind, PayloadLocation, Record
-from ..protocol.payloads import as_bytes
-from .client import Request, Take
-from .key_directory import DistKey, KeySlice
-from .replies import Fill
-from .shared_payloads import Home, Memory
+from ...entry import Array, dense_source, sparse_source
+from ...rows import with_all_rows
+from ..protocol.messages import Kind
+from ..protocol.payloads import SHARED_BYTES
+from .client import Client
+from .consistent_rounds import PushCalls
+from .gpu_on_demand import GpuOnDemand
+from .key_directory import DistKey, KeyDirectory
+from .operations import Request
+from .optimizer import WorkerOptimizer
+from .replies import FillOuts
+from .slice_requests import PushHeader, SliceRequests
 
-_BITS = {"two_bit": 2, "one_bit": 1, "half": 16, "bfloat": 16}
+#: Ends an operation that was begun.
+Finish = Callable[[], None]
+DensePushes = list[tuple[DistKey, list[Array]]]
+SparsePushes = list[tuple[DistKey, list[RowSparseArray]]]
+
+_OPEN = 2  # rounds of a key into which a worker may have pushed and which are not complete
 
 
-class Stamp:
-    """What all records of one push have in common."""
+class Pushes:
+    """Checks and sends the pushes of one worker.
 
-    __slots__ = ("clock", "kind", "version")
+    Parameters
+    ----------
+    client : Client
+    keys : KeyDirectory
+    slices : SliceRequests
+        Makes the requests.
+    optimizer : WorkerOptimizer
+        Its version goes with every push.
+    gpus : GpuOnDemand
+    """
 
-    def __init__(self, kind: Kind, version: int = 0, clock: int = 0) -> None:
-        self.kind, self.version, self.clock = kind, version, clock
-
-
-class Sources:
-    """Makes requests of values."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        #: Bits of an element, by code.
-        self._bits = {cpu.coding(name): bits for name, bits in _BITS.items()}
-
-    def dense(self, key: DistKey, values: list[Array], stamp: Stamp, take: Fill | None) -> Iterator[Request]:
-        """Send the sum of values; they stay as they are until all is answered."""
-        home = self._memory.home(key, values)
-        data = None
-        if home is None:
-            data = as_bytes(_summed(key, values))
-        yield from self._cut(key, data, key.dtype.itemsize * 8, stamp, take, home)
-
-    def packed(
-        self, key: DistKey, values: list[Array], stamp: Stamp, take: Fill | None, feedback: Feedback
-    ) -> Iterator[Request]:
-        """Send the sum of values as the codec packs it; one without kernels packs and unpacks it here."""
-        compiled = feedback.codec.compiled
-        if compiled is None:
-            pushed = feedback.total(key.key, values)
-            restored = summands(pushed)
-            assert isinstance(restored, list)
-            pushed.keep()
-            yield from self.dense(key, restored, stamp, take)
-            return
-        code, threshold = compiled
-        words = np.empty(cpu.encoded_bytes(code, key.size), np.uint8)
-        feedback.pack(key.key, values, words)
-        yield from self._cut(key, as_bytes(words), self._bits[code], stamp, take, None, code, threshold)
-
-    def _cut(
+    def __init__(
         self,
-        key: DistKey,
-        data: memoryview | None,
-        bits: int,
-        stamp: Stamp,
-        take: Fill | None,
-        home: Home | None,
-        coding: int = 0,
-        threshold: float = 0.0,
-    ) -> Iterator[Request]:
-        """Cut bytes, `bits` bits an element, at the key's slices; they are sent, or lie at `home`."""
-        nbytes = key.nbytes if data is None else len(data)
-        last = len(key.parts) - 1
-        lease = None if home is None else home.lease
-        flag = IN_PLACE if home is not None and home.own and take is not None and take.in_place else 0
-        for index, part in enumerate(key.parts):
-            start = part.start * bits // 8
-            stop = nbytes if index == last else part.stop * bits // 8
-            place, frame, offset = PayloadLocation.FRAME, 0, 0
-            if home is not None:
-                place, frame, offset = PayloadLocation.SHARED, home.segment, home.offset + start
-            record = Record(
-                stamp.kind, part.slice, 0, 0, stamp.version, stamp.clock, coding, threshold, -1,
-                place, frame, offset, stop - start, flag,
-            )  # fmt: skip
-            payload = (lease,) if data is None else (data[start:stop],)
-            yield Request(part.server, record, payload, take, part)
+        client: Client,
+        keys: KeyDirectory,
+        slices: SliceRequests,
+        optimizer: WorkerOptimizer,
+        gpus: GpuOnDemand,
+    ) -> None:
+        self._client, self._keys, self._slices = client, keys, slices
+        self._optimizer, self._gpus = optimizer, gpus
+        #: Codec and residuals, where pushes are packed.
+        self.feedback: Feedback | None = None
+        #: The highest number of pushes into any key; the schedule's time.
+        self.clock = 0
+        #: What was pushed together.
+        self.calls = PushCalls()
 
-    def rows(
-        self, key: DistKey, values: Sequence[RowSparseArray], stamp: Stamp, take: Fill | None = None
-    ) -> Iterator[Request]:
-        """Send the sum of row-sparse values; every slice hears of it, also of no rows."""
-        total = values[0] if len(values) == 1 else merged(list(values))
-        ids = np.ascontiguousarray(total.indices)
-        data = np.ascontiguousarray(total.data).reshape(len(ids), key.row_size)
-        for part, low, high in split_rows(key, ids):
-            nbytes = (high - low) * (8 + key.row_size * key.dtype.itemsize)
-            record = Record(
-                stamp.kind, part.slice, 0, 0, stamp.version, stamp.clock,
-                rows=high - low, place=PayloadLocation.FRAME, nbytes=nbytes,
-            )  # fmt: skip
-            payload = (as_bytes(ids[low:high]), as_bytes(data[low:high]))
-            yield Request(part.server, record, payload, take, part)
+    def start(self, groups: list[Group], priority: int = 0) -> Finish:
+        """Send; what is left to do is to see it accepted."""
+        dense, sparse = self.checked(groups)
+        self._client.check_writing()
+        operation = self._client.submit(self._requests(dense, sparse), priority)
+        return partial(self._client.finish, operation, "a push")
+
+    def start_plain(self, groups: list[Group]) -> Finish:
+        """Send; small pushes are waited for by nobody, unless it is a third one that has to wait."""
+        dense, sparse = self.checked(groups)
+        self._client.check_writing()
+        small = not sparse and sum(key.nbytes for key, _ in dense) < SHARED_BYTES
+        if small:  # nobody waits until it has been sent
+            dense = [(key, [value.copy() for value in values]) for key, values in dense]
+        operation = self._client.submit(self._requests(dense, sparse))
+        if small and all(key.pushes - self._client.complete(key.parts) <= _OPEN for key, _ in dense):
+            self._client.let_go(operation)
+            return _nothing
+        return partial(self._client.finish, operation, "a push")
+
+    def pushpull_requests(self, fills: Sequence[tuple[DistKey, list[Array], FillOuts]]) -> list[Request]:
+        """Make the requests of a pushpull of dense keys, which `checked` has passed."""
+        self._client.check_writing()
+        requests = [r for key, values, outs in fills for r in self._dense(key, values, Kind.PUSHPULL, outs)]
+        self.calls.note({key.key: key.pushes for key, _, _ in fills})
+        return requests
+
+    def _requests(self, dense: DensePushes, sparse: SparsePushes) -> list[Request]:
+        requests = [r for key, values in dense for r in self._dense(key, values, Kind.PUSH, None)]
+        for key, rows in sparse:
+            requests += self._slices.rows(key, rows, self._header(key, Kind.PUSH))
+        self.calls.note({key.key: key.pushes for key, _ in (*dense, *sparse)})
+        return requests
+
+    def _dense(
+        self, key: DistKey, values: list[Array], kind: Kind, outs: FillOuts | None
+    ) -> Iterable[Request]:
+        head = self._header(key, kind)
+        if self.feedback is not None:
+            return self._slices.packed(key, values, head, outs, self.feedback)
+        return self._slices.dense(key, values, head, outs)
+
+    def _header(self, key: DistKey, kind: Kind) -> PushHeader:
+        """Count a push."""
+        key.pushes += 1
+        self.clock = max(self.clock, key.pushes)
+        return PushHeader(kind, self._optimizer.version, self.clock)
+
+    # ----------------------------------------------------------------------------------------------- checks
+
+    def checked(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
+        """Check everything that is pushed, before anything changes."""
+        dense: DensePushes = []
+        sparse: SparsePushes = []
+        for key, values in self._keys.in_order(groups):
+            self._check_updatable(key)
+            if not values:
+                continue
+            if key.sparse or all(isinstance(value, RowSparseArray) for value in values):
+                self._check_rows(key, values, dense, sparse)
+            elif cpu.first_misfit(values, key.like) < 0:
+                dense.append((key, values))
+            elif any_on_device(values):
+                dense.append((key, [self._gpus.get().total(key, values)]))
+            else:
+                dense.append((key, [dense_source(key, value) for value in values]))
+        if self.feedback is not None:
+            for key, arrays in dense:
+                self.feedback.check(key.key, arrays, key.dtype)
+            for key, rows in sparse:
+                self.feedback.check(key.key, rows, key.dtype)
+        return dense, sparse
+
+    def _check_rows(self, key: DistKey, values: list[Any], dense: DensePushes, sparse: SparsePushes) -> None:
+        """Check what is pushed to a table, or rows that are pushed to a dense key."""
+        if key.sparse:
+            sparse.append((key, [_row_source(key, value) for value in values]))
+        elif key.cut_by_rows and self.feedback is None:  # a lazy rule leaves the other rows alone
+            sparse.append((key, [sparse_source(key, value) for value in values]))
+        else:
+            dense.append((key, [dense_source(key, value) for value in values]))
+
+    def _check_updatable(self, key: DistKey) -> None:
+        updater = self._optimizer.updater
+        if updater is not None and key.dtype.kind in "iu":
+            rule = type(updater.optimizer).__name__
+            raise DTypeError(f"key {key.key!r} holds {key.dtype}; {rule} updates floating-point weights only")
 
 
-def _summed(key: DistKey, values: list[Array]) -> Array:
-    """Return the sum of values; a single one itself."""
-    if len(values) == 1:
-        return values[0]
-    total = pages.empty(key.shape, key.dtype)
-    cpu.reduce([(values, total, [])])
-    return total
+def _row_source(key: DistKey, value: Any) -> RowSparseArray:
+    if isinstance(value, RowSparseArray):
+        return sparse_source(key, value)
+    return with_all_rows(dense_source(key, value))
 
 
-def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[KeySlice, int, int]]:
-    """For each slice, which of sorted row ids are its; a dense key must be `cut_by_rows`."""
-    unit = 1 if key.sparse else key.row_size
-    bounds = np.searchsorted(ids, [part.stop // unit for part in key.parts])
-    low = 0
-    for part, high in zip(key.parts, bounds.tolist(), strict=True):
-        yield part, low, high
-        low = high
-
-
-def asked(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
-    """Ask every slice of a key for its value or its state, after the rounds that were pushed into."""
-    for part in key.parts:
-        yield Request(part.server, Record(kind, part.slice, 0), (), take, part)
-
-
-def put_states(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
-    """Bring optimizer states to the slices of a key."""
-    for part in key.parts:
-        state = states[part.slice]
-        record = Record(Kind.PUT_STATE, part.slice, 0, place=PayloadLocation.FRAME, nbytes=len(state))
-        yield Request(part.server, record, (state,), None, part)
-
-
-def asked_rows(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
-    """Ask for rows by their sorted ids; slices that have none of them are not asked."""
-    for part, low, high in split_rows(key, ids):
-        if high > low:
-            record = Record(
-                Kind.PULL_ROWS, part.slice, 0,
-                rows=high - low, place=PayloadLocation.FRAME, nbytes=(high - low) * 8,
-            )  # fmt: skip
-            yield Request(part.server, record, (as_bytes(ids[low:high]),), take, part)
+def _nothing() -> None:
+    """Nothing is left to do."""

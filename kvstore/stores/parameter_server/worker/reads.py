@@ -14,29 +14,28 @@ from collections.abc import Callable, Iterable, Mapping
 from ....arrays.grouping import Key
 from ....errors import KVStoreError, TimeoutError
 from ..protocol.messages import OF_ROUND, Kind, Record
-from .client import Client, Operation, Request
-from .consistent_rounds import Calls, behind
-from .key_directory import DistKey, Keys
+from .client import Client
+from .consistent_rounds import PushCalls, behind
+from .key_directory import DistKey, KeyDirectory
+from .operations import PendingOperation, Request
 
 
-class Reads:
+class ConsistentReads:
     """Starts and finishes reads of one worker.
 
     Parameters
     ----------
+    calls : PushCalls
+        What this worker has pushed together.
     timeout : float
         Seconds that slices have to come to one round.
     """
 
-    def __init__(self, client: Client, keys: Keys, timeout: float) -> None:
+    def __init__(self, client: Client, keys: KeyDirectory, calls: PushCalls, timeout: float) -> None:
         self._client, self._keys, self._timeout = client, keys, timeout
-        self._calls = Calls()
+        self._calls = calls
         #: After a loss: the last round of each slice; it stays.
         self._last: dict[int, int] = {}
-
-    def pushed(self, keys: Iterable[DistKey]) -> None:
-        """Note the keys of a push."""
-        self._calls.note({key.key: key.pushes for key in keys})
 
     def start(self, requests: list[Request], what: str, priority: int) -> Callable[[], None]:
         """Send; what is left is to wait.
@@ -46,7 +45,7 @@ class Reads:
         PeerLostError
             After a loss: a key has no whole round that its servers have kept.
         """
-        broken = self._client.broken
+        broken = self._client.member.broken
         if broken:
             requests = self._as_of_whole(requests)
         operation = self._client.submit(requests, priority)
@@ -59,14 +58,10 @@ class Reads:
 
         return finish
 
-    def _homes(self) -> dict[int, DistKey]:
-        """Key of each slice."""
-        return {part.slice: key for key in self._keys for part in key.parts}
-
     # ------------------------------------------------------------------------------------------ after a loss
 
     def _as_of_whole(self, requests: list[Request]) -> list[Request]:
-        homes = self._homes()
+        homes = self._keys.homes()
         keys = list({homes[one.part.slice].key: None for one in requests})
         self._learn(self._calls.together(keys))
         rounds = {key.key: self._rounds(key) for key in self._keys}
@@ -75,11 +70,11 @@ class Reads:
 
     def _learn(self, names: Iterable[Key]) -> None:
         """Ask for the last rounds of slices, but those on servers that are lost."""
-        lost = self._client.lost_servers()
+        lost = self._client.member.lost_servers()
         keys = [key for name in names if (key := self._keys.get(name)) is not None]
         new = [p for key in keys for p in key.parts if p.slice not in self._last and p.server not in lost]
         ask = [Request(part.server, Record(Kind.LAST_ROUND, part.slice, 0), (), None, part) for part in new]
-        self._client.finish(self._client.submit(ask), "the last rounds of keys")
+        self._client.perform(ask, "the last rounds of keys")
         self._last.update({part.slice: self._client.complete([part]) for part in new})
 
     def _rounds(self, key: DistKey) -> list[int]:
@@ -92,16 +87,16 @@ class Reads:
             return request
         if last != wanted + 1 or request.record.kind == Kind.FETCH_STATE:
             raise self._apart(key, wanted, request.record.kind)
-        return request._replace(record=request.record._replace(round=wanted, stamp=OF_ROUND))
+        return request._replace(record=request.record._replace(round=wanted, flags=OF_ROUND))
 
-    def _finish_past(self, requests: list[Request], operation: Operation, what: str) -> None:
+    def _finish_past(self, requests: list[Request], operation: PendingOperation, what: str) -> None:
         try:
             self._client.finish(operation, what)
         except KVStoreError as error:
-            if type(error) is not KVStoreError or not any(one.record.stamp == OF_ROUND for one in requests):
+            if type(error) is not KVStoreError or not any(one.record.flags == OF_ROUND for one in requests):
                 raise
-            past = next(one for one in requests if one.record.stamp == OF_ROUND)
-            key = self._homes()[past.part.slice]
+            past = next(one for one in requests if one.record.flags == OF_ROUND)
+            key = self._keys.homes()[past.part.slice]
             raise self._apart(key, past.record.round, past.record.kind) from error
 
     def _apart(self, key: DistKey, wanted: int, kind: Kind) -> KVStoreError:
@@ -115,11 +110,11 @@ class Reads:
 
     # ------------------------------------------------------------------------------------ beside other rounds
 
-    def _finish_together(self, requests: list[Request], operation: Operation, what: str) -> None:
+    def _finish_together(self, requests: list[Request], operation: PendingOperation, what: str) -> None:
         """Wait, and ask again for slices that are behind, until the slices of each key are of one round."""
         end = time.monotonic() + self._timeout
         self._client.finish(operation, what)
-        homes = self._homes()
+        homes = self._keys.homes()
         rounds: dict[int, int] = {}
         asked = requests
         while True:

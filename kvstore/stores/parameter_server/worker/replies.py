@@ -15,17 +15,19 @@ from ..protocol.messages import IN_PLACE, PayloadLocation, Record
 from .key_directory import DistKey, KeySlice
 
 if TYPE_CHECKING:
-    from .shared_payloads import Memory
+    from .shared_payloads import SharedPayloads
 
 Frames = Sequence[Any]
 
 
-class Fill:
+class FillOuts:
     """Writes a dense key's value to outs of its type."""
 
     __slots__ = ("_flat", "_key", "_memory", "in_place")
 
-    def __init__(self, key: DistKey, outs: list[Array], memory: Memory, in_place: bool = False) -> None:
+    def __init__(
+        self, key: DistKey, outs: list[Array], memory: SharedPayloads, in_place: bool = False
+    ) -> None:
         self._key, self._memory = key, memory
         #: Whether the only out is the array that is pushed.
         self.in_place = in_place
@@ -33,7 +35,7 @@ class Fill:
 
     def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
         """Copy one slice; False: it changed meanwhile in the server's memory, and must be asked for again."""
-        if record.stamp == IN_PLACE and record.place == PayloadLocation.NONE:
+        if record.flags == IN_PLACE and record.place == PayloadLocation.NONE:
             return True
         targets = [flat[part.start : part.stop] for flat in self._flat]
         if record.place == PayloadLocation.SHARED:
@@ -44,7 +46,7 @@ class Fill:
         return True
 
 
-class Rows:
+class CollectRows:
     """Takes in the rows that were asked for, in the order of their ids."""
 
     def __init__(self, key: DistKey, out: RowSparseArray, ids: Ids) -> None:
@@ -63,7 +65,7 @@ class Rows:
         hand_over(self._out, self._rows, self.ids)
 
 
-class Table:
+class CollectTable:
     """Takes in a whole table, for dense and row-sparse outs."""
 
     def __init__(self, key: DistKey, dense: list[Array], sparse: list[RowSparseArray]) -> None:
@@ -88,7 +90,7 @@ class Table:
             hand_over(sparse, data, ids)
 
 
-class States:
+class CollectStates:
     """Takes in the optimizer's states of all keys, slice by slice."""
 
     def __init__(self, keys: Sequence[DistKey]) -> None:

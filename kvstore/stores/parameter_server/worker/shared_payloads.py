@@ -19,23 +19,23 @@ from .client import Client
 from .key_directory import DistKey
 
 
-class Lease:
+class BlockLease:
     """A block that goes back with the last reference to this, or to an array that NumPy makes of it."""
 
-    __slots__ = ("__weakref__", "_outbox", "block")
+    __slots__ = ("__weakref__", "_pool", "block")
 
-    def __init__(self, outbox: SharedBufferPool, block: Block) -> None:
-        self._outbox, self.block = outbox, block
+    def __init__(self, pool: SharedBufferPool, block: Block) -> None:
+        self._pool, self.block = pool, block
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return self.block.array.__array_interface__
 
     def __del__(self) -> None:
-        self._outbox.give(self.block)
+        self._pool.give(self.block)
 
 
-class Home(NamedTuple):
+class SharedPayload(NamedTuple):
     """Where a whole value lies in shared memory."""
 
     segment: int
@@ -43,10 +43,10 @@ class Home(NamedTuple):
     #: Whether it is an array of the caller's, from `empty`.
     own: bool = False
     #: What must live until the push is answered.
-    lease: Lease | None = None
+    lease: BlockLease | None = None
 
 
-class Memory:
+class SharedPayloads:
     """What one worker's store shares.
 
     A sum that is pushed stays where it is until its round is complete: servers read it only then. So each
@@ -56,30 +56,30 @@ class Memory:
 
     def __init__(self, client: Client, synchronous: bool) -> None:
         self._client, self._synchronous = client, synchronous
-        self._outbox: SharedBufferPool | None = client.outbox
+        self._pool: SharedBufferPool | None = client.pool
         self._lent: dict[int | str, deque[tuple[int, Block]]] = {}
         #: Memory of the arrays that `empty` made and that are still there, by address.
-        self._handed_out: WeakValueDictionary[int, Lease] = WeakValueDictionary()
+        self._handed_out: WeakValueDictionary[int, BlockLease] = WeakValueDictionary()
         #: Such arrays that were pushed in rounds which are not known to be complete: they stay, if dropped.
-        self._pushed: dict[int | str, deque[tuple[int, Lease]]] = {}
+        self._pushed: dict[int | str, deque[tuple[int, BlockLease]]] = {}
 
-    def home(self, key: DistKey, values: list[Array]) -> Home | None:
+    def put(self, key: DistKey, values: list[Array]) -> SharedPayload | None:
         """Put the sum of values where all servers can read it, as the key's next push; None: send it."""
-        if self._outbox is None or key.nbytes < SHARED_BYTES or not self._client.all_read_here:
+        if self._pool is None or key.nbytes < SHARED_BYTES or not self._client.all_read_here:
             return None
         if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
             if self._synchronous:
                 self._keep(key, there)
-            return Home(there.block.segment, there.block.offset, own=True, lease=there)
-        block = self._block(key) if self._synchronous else self._outbox.take(key.nbytes)
+            return SharedPayload(there.block.segment, there.block.offset, own=True, lease=there)
+        block = self._block(key) if self._synchronous else self._pool.take(key.nbytes)
         if block is None:
             return None
         target = block.array[: key.nbytes].view(key.dtype).reshape(key.shape)
         cpu.reduce([(values, target, [])])
-        lease = None if self._synchronous else Lease(self._outbox, block)
-        return Home(block.segment, block.offset, lease=lease)
+        lease = None if self._synchronous else BlockLease(self._pool, block)
+        return SharedPayload(block.segment, block.offset, lease=lease)
 
-    def _keep(self, key: DistKey, lease: Lease) -> None:
+    def _keep(self, key: DistKey, lease: BlockLease) -> None:
         pushed = self._pushed.setdefault(key.key, deque())
         complete = self._client.complete(key.parts)
         while pushed and pushed[0][0] <= complete:
@@ -88,12 +88,12 @@ class Memory:
 
     def _block(self, key: DistKey) -> Block | None:
         """Memory for the key's next push: that of a round which is complete, or new."""
-        assert self._outbox is not None
+        assert self._pool is not None
         lent = self._lent.setdefault(key.key, deque())
         if lent and lent[0][0] <= self._client.complete(key.parts):
             _, block = lent.popleft()
         else:
-            taken = self._outbox.take(key.nbytes)
+            taken = self._pool.take(key.nbytes)
             if taken is None:
                 return None
             block = taken
@@ -102,10 +102,10 @@ class Memory:
 
     def copy(self, server: int, record: Record, targets: list[Array]) -> bool:
         """Copy a value from a server's memory; False: it has changed meanwhile."""
-        inbox = self._client.inbox(server)
+        buffers = self._client.server_memory(server)
         first = targets[0]
-        if inbox is None or not inbox.copy(
-            record.frame, record.offset, record.nbytes, record.stamp, first.view(np.uint8)
+        if buffers is None or not buffers.copy(
+            record.frame, record.offset, record.nbytes, record.seqlock, first.view(np.uint8)
         ):
             return False
         if len(targets) > 1:
@@ -115,11 +115,11 @@ class Memory:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array that is pushed without a copy, where servers read this process's memory."""
         nbytes = math.prod(shape) * dtype.itemsize
-        block = self._outbox.take(nbytes) if self._outbox is not None and nbytes else None
+        block = self._pool.take(nbytes) if self._pool is not None and nbytes else None
         if block is None:
             return pages.empty(shape, dtype)
-        assert self._outbox is not None
-        lease = Lease(self._outbox, block)
+        assert self._pool is not None
+        lease = BlockLease(self._pool, block)
         array = np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
         self._handed_out[array.ctypes.data] = lease
         return array
@@ -128,5 +128,5 @@ class Memory:
         """Let the memory go with the last array that lies in it."""
         self._lent.clear()
         self._pushed.clear()
-        if self._outbox is not None:
-            self._outbox.close()
+        if self._pool is not None:
+            self._pool.close()

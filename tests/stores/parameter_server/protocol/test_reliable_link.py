@@ -22,20 +22,20 @@ def test_once_and_in_order(seed: int, count: int) -> None:
         now += 1
         rng.shuffle(wire)
         coming, wire = wire, []
-        for link, letter in coming:
+        for link, message in coming:
             for _ in range(rng.choice((0, 1, 1, 2))):
-                come += link.read(letter, now)
-            owed = link.owed()
-            if owed is not None:
-                wire.append((here if link is there else there, owed))
-        wire += [(there, letter) for letter in here.again(now)]
+                come += link.read(message, now)
+            pending = link.pending_ack()
+            if pending is not None:
+                wire.append((here if link is there else there, pending))
+        wire += [(there, message) for message in here.again(now)]
     assert come == list(range(count))
 
 
 def test_a_letter_aside_is_handled_at_once_and_never_again() -> None:
     link = ReliableLink(1.0)
     assert link.read(ReliableMessage(0, 0, Pong(1)), 0.0) == [Pong(1)]
-    assert link.owed() is None
+    assert link.pending_ack() is None
     assert link.again(10.0) == []
 
 
@@ -44,9 +44,9 @@ def test_early_letters_wait_for_their_turn() -> None:
     assert link.read(ReliableMessage(2, 0, "b"), 0.0) == []  # type: ignore[arg-type]
     assert link.read(ReliableMessage(1, 0, "a"), 0.0) == ["a", "b"]  # type: ignore[arg-type]
     assert link.read(ReliableMessage(1, 0, "a"), 0.0) == []  # type: ignore[arg-type]
-    owed = link.owed()
-    assert owed is not None
-    assert owed.seen == 2
+    pending = link.pending_ack()
+    assert pending is not None
+    assert pending.seen == 2
 
 
 def test_what_is_far_ahead_is_not_kept() -> None:

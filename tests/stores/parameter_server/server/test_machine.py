@@ -158,10 +158,10 @@ def test_a_repeated_request_is_answered_again_and_never_done_again() -> None:
 def test_a_probe_tells_what_never_came() -> None:
     server = Machine()
     server.start()
-    server.ask(0, K.PUSHPULL, 1, stamp=m.PROBE, place=m.PayloadLocation.NONE, nbytes=0)
+    server.ask(0, K.PUSHPULL, 1, flags=m.PROBE, place=m.PayloadLocation.NONE, nbytes=0)
     assert server.answers() == {0: [(K.UNKNOWN, 2)]}
     server.ask(0, K.PUSHPULL, 1, sequence=2)
-    server.ask(0, K.PUSHPULL, 1, sequence=2, stamp=m.PROBE, place=m.PayloadLocation.NONE, nbytes=0)
+    server.ask(0, K.PUSHPULL, 1, sequence=2, flags=m.PROBE, place=m.PayloadLocation.NONE, nbytes=0)
     assert server.answers() == {}
     assert any(isinstance(one, e.Reply) and one.batch.received == 8 for one in server.actions)
 

@@ -763,7 +763,7 @@ def test_values_that_workers_of_this_machine_read(name: str) -> None:
     pair.init("w", numbers((300, 100)), (8192, 16384))
     pair.init("t", some_rows((40, 3), 5, 1))
     pair.set_optimizer(create(name))
-    inbox = PeerBuffers.open(memory.offer())
+    inbox = PeerBuffers.open(memory.handle())
     assert inbox is not None
     shard = pair.shards.shards[0]
     old = None
@@ -774,11 +774,11 @@ def test_values_that_workers_of_this_machine_read(name: str) -> None:
             place = shard.place(piece.id)
             assert place is not None
             out = np.empty(place.nbytes // 4, np.float32)
-            assert inbox.copy(*place[:3], place.stamp, out)
+            assert inbox.copy(*place[:3], place.seqlock, out)
             if old is not None:
                 assert not inbox.copy(*place[:3], old[piece.id], out)
             found.append(out)
-        old = {p.id: shard.place(p.id).stamp for p in pair.shards.entries["w"].slices}
+        old = {p.id: shard.place(p.id).seqlock for p in pair.shards.entries["w"].slices}
         np.testing.assert_array_equal(np.concatenate(found), pair.local.view("w").reshape(-1))
     assert shard.place(pair.shards.entries["t"].slices[0].id) is None
     used = memory.nbytes

@@ -54,7 +54,7 @@ records = st.builds(
     frame=unsigned32,
     offset=unsigned64,
     nbytes=unsigned64,
-    stamp=unsigned64,
+    flags=unsigned64,
 )
 
 

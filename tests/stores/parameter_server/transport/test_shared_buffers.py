@@ -16,7 +16,7 @@ import numpy as np
 import pace
 import pytest
 from jobs import Job, Worker
-from procs_outbox import MIB, stamp_of
+from procs_outbox import MIB, seqlock_of
 
 import kvstore as kv
 from kvstore.stores.parameter_server.transport import shared_buffers as module
@@ -28,8 +28,8 @@ SIZES = [1, 63, 64, 4095, 4096, 4097, MIB, 5 * MIB + 1]
 MakeJob = Callable[..., Job]
 
 
-def opened(offer: str) -> PeerBuffers:
-    inbox = PeerBuffers.open(offer)
+def opened(handle: str) -> PeerBuffers:
+    inbox = PeerBuffers.open(handle)
     assert inbox is not None
     return inbox
 
@@ -49,7 +49,7 @@ def test_blocks_do_not_overlap_and_come_back() -> None:
         assert block is not None
         assert block.array.ctypes.data % 64 == 0
         block.array[:] = number
-    inbox = opened(outbox.offer())
+    inbox = opened(outbox.handle())
     for number, block in enumerate(blocks):
         assert block is not None
         assert (inbox.view(block.segment, block.offset, block.array.nbytes) == number).all()
@@ -111,11 +111,11 @@ def test_what_is_closed() -> None:
     block = outbox.take(MIB)
     assert block is not None
     block.array[:] = 3
-    inbox = opened(outbox.offer())
+    inbox = opened(outbox.handle())
     view = inbox.view(block.segment, block.offset, MIB)
     outbox.close()
     assert outbox.take(1) is None
-    assert outbox.offer() == ""
+    assert outbox.handle() == ""
     outbox.give(block)
     assert (view == 3).all()  # what is in use stays
     inbox.close()
@@ -133,7 +133,7 @@ def test_the_child_of_a_fork_has_none() -> None:
     pid = os.fork()
     if pid == 0:
         outbox.give(block)
-        ok = outbox.take(100) is None and outbox.offer() == ""
+        ok = outbox.take(100) is None and outbox.handle() == ""
         os._exit(0 if ok else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert outbox.take(100) is not None
@@ -155,7 +155,7 @@ def test_the_child_of_a_fork_has_none() -> None:
 def test_places_that_are_not_there(segment: int, offset: int, nbytes: int) -> None:
     outbox = SharedBufferPool()
     assert outbox.take(100) is not None
-    inbox = opened(outbox.offer())
+    inbox = opened(outbox.handle())
     with pytest.raises(kv.ProtocolError):
         inbox.view(segment, offset, nbytes)
 
@@ -163,12 +163,12 @@ def test_places_that_are_not_there(segment: int, offset: int, nbytes: int) -> No
 def test_a_reader_cannot_write() -> None:
     outbox = SharedBufferPool()
     assert outbox.take(100) is not None
-    view = opened(outbox.offer()).view(0, 0, 100)
+    view = opened(outbox.handle()).view(0, 0, 100)
     with pytest.raises(ValueError, match="read-only"):
         view[:] = 1
 
 
-# ----------------------------------------------------------------------------------------------- stamps
+# ----------------------------------------------------------------------------------------------- seqlocks
 
 
 def test_a_copy_counts_only_while_its_stamp_stands() -> None:
@@ -177,18 +177,18 @@ def test_a_copy_counts_only_while_its_stamp_stands() -> None:
     assert first is not None
     assert second is not None
     first.array[:], second.array[:] = 5, 6
-    inbox = opened(values.offer())
+    inbox = opened(values.handle())
     place = first.segment, first.offset
-    stamp, out = values.stamp(*place), np.empty(MIB // 4, np.float32)
-    assert inbox.copy(*place, MIB, stamp, out)
+    seqlock, out = values.seqlock(*place), np.empty(MIB // 4, np.float32)
+    assert inbox.copy(*place, MIB, seqlock, out)
     assert (out.view(np.uint8) == 5).all()
     with values.writing([place]):
-        assert values.stamp(*place) % 2
-        assert not inbox.copy(*place, MIB, stamp, out)
-        assert not inbox.copy(*place, MIB, values.stamp(*place), out)
-    assert not inbox.copy(*place, MIB, stamp, out)
-    assert inbox.copy(*place, MIB, values.stamp(*place), out)
-    assert values.stamp(second.segment, second.offset) == 0
+        assert values.seqlock(*place) % 2
+        assert not inbox.copy(*place, MIB, seqlock, out)
+        assert not inbox.copy(*place, MIB, values.seqlock(*place), out)
+    assert not inbox.copy(*place, MIB, seqlock, out)
+    assert inbox.copy(*place, MIB, values.seqlock(*place), out)
+    assert values.seqlock(second.segment, second.offset) == 0
 
 
 def test_values_that_share_a_page_are_marked_once() -> None:
@@ -196,43 +196,43 @@ def test_values_that_share_a_page_are_marked_once() -> None:
     blocks = [values.take(64) for _ in range(4)]
     places = [(block.segment, block.offset) for block in blocks if block is not None]
     with pytest.raises(RuntimeError), values.writing(places):
-        assert values.stamp(*places[3]) == 1
+        assert values.seqlock(*places[3]) == 1
         raise RuntimeError
-    assert values.stamp(*places[0]) == 2
+    assert values.seqlock(*places[0]) == 2
 
 
-def test_a_slice_within_a_block_has_a_stamp_of_its_own() -> None:
+def test_a_slice_within_a_block_has_a_seqlock_of_its_own() -> None:
     values = Values()
     block = values.take(4 * MIB)
     assert block is not None
     places = [(block.segment, block.offset + at) for at in range(0, 4 * MIB, MIB)]
     with values.writing(places[1:2]):
-        assert [values.stamp(*place) for place in places] == [0, 1, 0, 0]
+        assert [values.seqlock(*place) for place in places] == [0, 1, 0, 0]
 
 
 def test_an_outbox_has_no_stamps() -> None:
     outbox = SharedBufferPool()
     assert outbox.take(100) is not None
     with pytest.raises(kv.ProtocolError, match="no stamps"):
-        opened(outbox.offer()).copy(0, 0, 100, 0, np.empty(100, np.uint8))
+        opened(outbox.handle()).copy(0, 0, 100, 0, np.empty(100, np.uint8))
 
 
-def test_values_are_not_offered_where_stamps_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_not_offered_where_seqlocks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ORDERED", False)
     values = Values()
     assert values.take(100) is not None
-    assert values.offer() == ""
-    assert SharedBufferPool().offer() != ""
+    assert values.handle() == ""
+    assert SharedBufferPool().handle() != ""
 
 
-# ---------------------------------------------------------------------------------------------- offers
+# --------------------------------------------------------------------------------------------- handles
 
 
 @pytest.fixture
-def offer() -> Any:
+def handle() -> Any:
     outbox = SharedBufferPool()
     assert outbox.take(100) is not None
-    yield json.loads(outbox.offer())
+    yield json.loads(outbox.handle())
     outbox.close()
 
 
@@ -256,21 +256,21 @@ def offer() -> Any:
         {"fd": "../../../../etc/passwd"},
     ],
 )
-def test_a_forged_offer(offer: dict[str, Any], change: dict[str, Any]) -> None:
-    assert PeerBuffers.open(json.dumps(offer)) is not None
+def test_a_forged_handle(handle: dict[str, Any], change: dict[str, Any]) -> None:
+    assert PeerBuffers.open(json.dumps(handle)) is not None
     before = descriptors()
-    assert PeerBuffers.open(json.dumps({**offer, **change})) is None
+    assert PeerBuffers.open(json.dumps({**handle, **change})) is None
     assert descriptors() == before
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "1", '"x"', "[" * 100_000, "{}", '{"boot": 1}', "x" * 10**6]
 )
-def test_an_offer_that_is_none(text: str) -> None:
+def test_a_handle_that_is_none(text: str) -> None:
     assert PeerBuffers.open(text) is None
 
 
-def test_an_offer_of_something_else(offer: dict[str, Any], tmp_path: Path) -> None:
+def test_a_handle_of_something_else(handle: dict[str, Any], tmp_path: Path) -> None:
     """A file, memory that can be cut, a folder, a pipe whose other end is silent, a device, a socket."""
     (tmp_path / "file").write_bytes(bytes(8192))
     os.mkfifo(tmp_path / "fifo")
@@ -282,7 +282,7 @@ def test_an_offer_of_something_else(offer: dict[str, Any], tmp_path: Path) -> No
     with socket.socket() as sock:
         for fd in (*paths, unsealed, read, write, sock.fileno()):
             start = time.monotonic()
-            assert PeerBuffers.open(json.dumps({**offer, "fd": fd})) is None
+            assert PeerBuffers.open(json.dumps({**handle, "fd": fd})) is None
             assert time.monotonic() - start < pace.seconds(5)
     for fd in (*paths, unsealed, read, write):
         os.close(fd)
@@ -299,7 +299,7 @@ def test_a_system_without_memfd(monkeypatch: pytest.MonkeyPatch, known: bool) ->
         monkeypatch.delattr(os, "memfd_create")
     outbox = SharedBufferPool()
     assert outbox.take(100) is None
-    assert outbox.offer() == ""
+    assert outbox.handle() == ""
 
 
 # ------------------------------------------------------------------------------------- several processes
@@ -312,23 +312,23 @@ def heard(worker: Worker, start: str = "[") -> Any:
 def test_a_reader_outlives_the_process_that_is_read(job: MakeJob) -> None:
     made = job(2)
     filling = made.start(BODIES, "fills", SIZES, rank=0)
-    offer, places = filling.expect_some("{"), heard(filling)
-    reading = made.start(BODIES, "reads", offer, places, rank=1)
+    handle, places = filling.expect_some("{"), heard(filling)
+    reading = made.start(BODIES, "reads", handle, places, rank=1)
     reading.expect("reading")
     filling.signal(signal.SIGKILL)
     filling.finish(pace.deadline(10))
     reading.say("go on")
     reading.finish(pace.deadline(10))
     assert reading.result() == list(range(1, len(SIZES) + 1))
-    assert PeerBuffers.open(offer) is None
+    assert PeerBuffers.open(handle) is None
 
 
 def test_a_reader_that_is_killed_harms_nobody(job: MakeJob) -> None:
     made = job(2)
     filling = made.start(BODIES, "fills", SIZES, rank=0)
-    offer, places = filling.expect_some("{"), heard(filling)
+    handle, places = filling.expect_some("{"), heard(filling)
     for _ in range(3):
-        reading = made.start(BODIES, "reads", offer, places, rank=1)
+        reading = made.start(BODIES, "reads", handle, places, rank=1)
         reading.expect("reading")
         reading.signal(signal.SIGKILL)
         assert reading.finish(pace.deadline(10)) == -signal.SIGKILL
@@ -375,8 +375,8 @@ def test_memory_cannot_be_pulled_away(job: MakeJob) -> None:
 def test_a_copy_is_of_one_piece_or_none(job: MakeJob) -> None:
     made = job(2)
     writing = made.start(BODIES, "writes_on", 300_000, 10**8, rank=0)
-    offer, place = writing.expect_some("{"), heard(writing)
-    copying = made.start(BODIES, "copies_on", offer, place, 1.5, 40, rank=1)
+    handle, place = writing.expect_some("{"), heard(writing)
+    copying = made.start(BODIES, "copies_on", handle, place, 1.5, 40, rank=1)
     copying.finish(pace.deadline(60))
     counts = copying.result()
     assert counts["good"] > 0
@@ -389,15 +389,15 @@ def test_a_writer_that_dies_while_it_writes_leaves_no_value(job: MakeJob) -> Non
     writing = made.start(BODIES, "writes_on", 20 * MIB, 10**6, rank=0)
     inbox, place = opened(writing.expect_some("{")), heard(writing)
     end = pace.deadline(20)
-    while stamp_of(inbox, place) % 2 == 0 and time.monotonic() < end:
+    while seqlock_of(inbox, place) % 2 == 0 and time.monotonic() < end:
         pass
     writing.signal(signal.SIGSTOP)
     time.sleep(0.05)
-    stamp, out = stamp_of(inbox, place), np.empty(place[2], np.uint8)
-    assert inbox.copy(*place, stamp, out) == (stamp % 2 == 0)
+    seqlock, out = seqlock_of(inbox, place), np.empty(place[2], np.uint8)
+    assert inbox.copy(*place, seqlock, out) == (seqlock % 2 == 0)
     writing.signal(signal.SIGKILL)
     writing.finish(pace.deadline(10))
-    assert stamp_of(inbox, place) == stamp
+    assert seqlock_of(inbox, place) == seqlock
 
 
 @pytest.mark.parametrize(

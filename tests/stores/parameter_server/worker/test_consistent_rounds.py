@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kvstore.stores.parameter_server.worker.consistent_rounds import Calls, behind
+from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
 
 
 def test_the_last_round_of_a_key_that_nobody_pushed_is_that_of_all_slices() -> None:
-    assert Calls().whole("w", {"w": [3, 5, 4]}) == 3
+    assert PushCalls().whole("w", {"w": [3, 5, 4]}) == 3
 
 
 def test_a_round_is_whole_in_all_keys_of_its_call() -> None:
-    calls = Calls()
+    calls = PushCalls()
     for count in (1, 2, 3):
         calls.note({"a": count, "b": count})
     calls.note({"c": 1})
@@ -25,7 +25,7 @@ def test_a_round_is_whole_in_all_keys_of_its_call() -> None:
 
 
 def test_a_key_that_was_pushed_alone_too_goes_back_by_its_own_calls() -> None:
-    calls = Calls()
+    calls = PushCalls()
     calls.note({"b": 1})
     calls.note({"b": 2})
     calls.note({"a": 1, "b": 3})
@@ -35,7 +35,7 @@ def test_a_key_that_was_pushed_alone_too_goes_back_by_its_own_calls() -> None:
 
 
 def test_keys_whose_servers_are_lost_do_not_count() -> None:
-    calls = Calls()
+    calls = PushCalls()
     calls.note({"a": 1, "b": 1})
     assert calls.whole("a", {"a": [1], "b": []}) == 1
 

@@ -9,26 +9,30 @@ from hypothesis import strategies as st
 
 from kvstore.stores.parameter_server.protocol.duplicate_filter import SPAN
 from kvstore.stores.parameter_server.protocol.messages import PROBE, Batch, Kind, PayloadLocation, Record
-from kvstore.stores.parameter_server.worker.request_table import Operation, Request, Requests
+from kvstore.stores.parameter_server.worker.state_machine.request_table import (
+    OperationProgress,
+    RequestInFlight,
+    RequestTable,
+)
 
 BIG = 100_000
 
 
-def table(credit: int = 1 << 30, batch: int = 1 << 30) -> Requests:
-    return Requests(credit, batch, resend=1.0)
+def table(credit: int = 1 << 30, batch: int = 1 << 30) -> RequestTable:
+    return RequestTable(credit, batch, resend=1.0)
 
 
 def add(
-    requests: Requests, slice_: int, nbytes: int = 0, priority: int = 0, kind: Kind = Kind.PUSH
-) -> Request:
+    requests: RequestTable, slice_: int, nbytes: int = 0, priority: int = 0, kind: Kind = Kind.PUSH
+) -> RequestInFlight:
     place = PayloadLocation.FRAME if nbytes else PayloadLocation.NONE
     record = Record(kind, slice_, 0, 1, place=place, nbytes=nbytes)
-    request = Request(Operation(slice_, 1), 0, record, f"payload {slice_}")
+    request = RequestInFlight(OperationProgress(slice_, 1), 0, record, f"payload {slice_}")
     requests.add(request, priority)
     return request
 
 
-def pump(requests: Requests, now: float = 0.0) -> list[Record]:
+def pump(requests: RequestTable, now: float = 0.0) -> list[Record]:
     return [record for records, _ in requests.pump(now) for record in records]
 
 
@@ -128,13 +132,13 @@ def test_large_requests_are_probed_and_small_ones_repeated() -> None:
     add(requests, 0, BIG)
     add(requests, 1, 8)
     pump(requests)
-    assert requests.late(0.5) == []
-    late = requests.late(1.0)
-    [(records, frames)] = requests.probes(late)
-    assert [(one.stamp, one.nbytes) for one in records] == [(PROBE, 0), (0, 8)]
+    assert requests.overdue(0.5) == []
+    overdue = requests.overdue(1.0)
+    [(records, frames)] = requests.probes(overdue)
+    assert [(one.flags, one.nbytes) for one in records] == [(PROBE, 0), (0, 8)]
     assert frames == ["payload 1"]
-    assert requests.late(1.5) == []
-    assert len(requests.late(2.5)) == 2
+    assert requests.overdue(1.5) == []
+    assert len(requests.overdue(2.5)) == 2
 
 
 def test_a_slow_server_is_not_buried_under_repetitions_and_a_lost_batch_is_found_at_once() -> None:
@@ -142,15 +146,15 @@ def test_a_slow_server_is_not_buried_under_repetitions_and_a_lost_batch_is_found
     for at in range(20_000):
         add(requests, at, 8)
     pump(requests)
-    late = requests.late(1.0)
-    assert 256 < len(late) <= 512
-    assert all(len(frames) == 0 for _, frames in requests.probes(late))
-    numbers = [one.sequence for one in late]
+    overdue = requests.overdue(1.0)
+    assert 256 < len(overdue) <= 512
+    assert all(len(frames) == 0 for _, frames in requests.probes(overdue))
+    numbers = [one.sequence for one in overdue]
     assert max(b - a for a, b in itertools.pairwise(numbers)) < 100  # no lost batch lies between two of them
-    others = requests.late(1.5)
+    others = requests.overdue(1.5)
     assert not {one.sequence for one in others} & set(numbers)
     requests.answered(reply(numbers[3], kind=Kind.UNKNOWN), 1.6)
-    assert len(requests.late(1.9)) == 20_000 - len(late) - len(others)
+    assert len(requests.overdue(1.9)) == 20_000 - len(overdue) - len(others)
 
 
 def test_lost_answers_are_found_in_a_few_looks() -> None:
@@ -162,11 +166,11 @@ def test_lost_answers_are_found_in_a_few_looks() -> None:
     while len(requests):
         now += 0.25
         looks += 1
-        requests.answered(reply(*(one.sequence for one in requests.late(now))), now)
+        requests.answered(reply(*(one.sequence for one in requests.overdue(now))), now)
     assert looks <= 8
     add(requests, 0, 8)
     pump(requests, now)
-    assert len(requests.late(now + 1.0)) == 1
+    assert len(requests.overdue(now + 1.0)) == 1
 
 
 def test_a_server_that_answers_nothing_is_asked_no_more_often() -> None:
@@ -174,7 +178,7 @@ def test_a_server_that_answers_nothing_is_asked_no_more_often() -> None:
     for at in range(20_000):
         add(requests, at, 8)
     pump(requests)
-    assert max(len(requests.late(1.0 + look / 4)) for look in range(20)) <= 512
+    assert max(len(requests.overdue(1.0 + look / 4)) for look in range(20)) <= 512
 
 
 def test_what_the_server_does_not_know_is_sent_whole() -> None:
@@ -206,7 +210,7 @@ def test_a_new_server_gets_what_is_open_first_and_with_its_numbers() -> None:
 
 def test_whoever_came_back_counts_from_his_base() -> None:
     requests = table()
-    requests.bases[0] = 7
+    requests.first_rounds[0] = 7
     requests.pushes[0] = 1
     add(requests, 0, 8)
     [record] = pump(requests)
@@ -224,8 +228,8 @@ def test_given_up_requests_still_get_their_answers_but_do_no_harm() -> None:
     operations = requests.disown()
     assert sorted(one.name for one in operations) == [0, 1]  # type: ignore[type-var]
     assert pump(requests) == []
-    [(records, frames)] = requests.probes(requests.late(5.0))
-    assert [(one.kind, one.sequence, one.nbytes, one.stamp) for one in records] == [(Kind.PULL, 1, 0, 0)]
+    [(records, frames)] = requests.probes(requests.overdue(5.0))
+    assert [(one.kind, one.sequence, one.nbytes, one.flags) for one in records] == [(Kind.PULL, 1, 0, 0)]
     assert frames == []
     requests.answered(reply(1), 5.0)
     assert len(requests) == 0
@@ -252,4 +256,4 @@ def test_a_lost_server_is_asked_nothing() -> None:
     pump(requests)
     add(requests, 1, 8)
     assert len(requests.drop()) == 2
-    assert (len(requests), pump(requests), requests.late(9.0)) == (0, [], [])
+    assert (len(requests), pump(requests), requests.overdue(9.0)) == (0, [], [])

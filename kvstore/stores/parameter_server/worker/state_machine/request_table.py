@@ -10,14 +10,28 @@ import heapq
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from ..protocol.duplicate_filter import SPAN
-from ..protocol.messages import COPIED, PROBE, Batch, Kind, PayloadLocation, Record
+from ...protocol.duplicate_filter import SPAN
+from ...protocol.messages import (
+    COPIED,
+    FLAGS,
+    KIND,
+    NBYTES,
+    PLACE,
+    PROBE,
+    ROUND,
+    SEQUENCE,
+    SLICE,
+    Batch,
+    Kind,
+    PayloadLocation,
+    Record,
+)
 
 _MANY = 4096  # records of a batch
 _PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds
 _FEW = 64  # requests that may be repeated instead of asked for
 _SMALL = 4096  # bytes that cost no more than asking whether they have come
-_SAMPLE = 512  # late requests that are asked for at first, as long as none is known to be lost
+_SAMPLE = 512  # overdue requests that are asked for at first, as long as none is known to be lost
 
 _FIRST = -(1 << 62)  # before any priority
 
@@ -25,8 +39,11 @@ _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
 _FRAME = PayloadLocation.FRAME
 _new = tuple.__new__
 
+#: Records of one message, and their payloads.
+RecordBatch = tuple[list[Record], list[Any]]
 
-class Operation:
+
+class OperationProgress:
     """A call of the store: requests to one or more servers."""
 
     __slots__ = ("error", "left", "name")
@@ -37,20 +54,20 @@ class Operation:
         self.error: Any = None
 
 
-class Request:
+class RequestInFlight:
     """One record on its way; `operation` is None when nobody waits for it any more."""
 
     __slots__ = ("asked", "index", "operation", "payload", "record", "sent", "sequence", "size")
 
-    def __init__(self, operation: Operation, index: int, record: Record, payload: Any) -> None:
-        self.operation: Operation | None = operation
+    def __init__(self, operation: OperationProgress, index: int, record: Record, payload: Any) -> None:
+        self.operation: OperationProgress | None = operation
         self.index = index
         self.record = record
         self.payload = payload
-        self.size = record[12] if record[9] == _FRAME else 0
+        self.size = record[NBYTES] if record[PLACE] == _FRAME else 0
         self.sequence = 0
         self.sent = 0.0
-        self.asked = False  # its answer was late
+        self.asked = False  # its answer was overdue
 
     def disown(self) -> None:
         """Nobody waits for it, and its payload is gone; what is left is harmless, and is still answered."""
@@ -60,26 +77,26 @@ class Request:
         self.size = 0
 
 
-class Requests:
-    """Table of requests to one server."""
+class RequestTable:
+    """Requests to one server."""
 
     def __init__(self, credit: int, batch_bytes: int, resend: float) -> None:
         self.credit = credit
         self.batch_bytes = batch_bytes
         self.resend = resend
-        #: Slices that had complete rounds before this worker came; its own rounds are counted from there.
-        self.bases: dict[int, int] = {}
+        #: By slice, the round before this worker's first; its own rounds are counted from there.
+        self.first_rounds: dict[int, int] = {}
         #: How many pushes into each slice there are.
         self.pushes: dict[int, int] = {}
         #: Last push into each slice that was answered, as a round of the server.
         self.accepted: dict[int, int] = {}
         #: Last round of each slice that is known to be complete, as the server counts.
         self.complete: dict[int, int] = {}
-        self._queue: list[tuple[int, int, Request]] = []
+        self._queue: list[tuple[int, int, RequestInFlight]] = []
         self._order = 0
         self._flying: dict[int, int] = {}  # by slice: pushes that are sent and not answered
-        self._held: dict[int, list[tuple[int, int, Request]]] = {}  # by slice: pushes that wait for those
-        self._open: dict[int, Request] = {}  # by sequence: sent and not answered
+        self._held: dict[int, list[tuple[int, int, RequestInFlight]]] = {}  # pushes that wait for those
+        self._open: dict[int, RequestInFlight] = {}  # by sequence: sent and not answered
         self._oldest = 1  # nothing below is open
         self._next = 1
         self._sent = 0  # bytes, since the server began to count
@@ -93,21 +110,21 @@ class Requests:
     def __len__(self) -> int:
         return len(self._queue) + len(self._open) + sum(map(len, self._held.values()))
 
-    def add(self, request: Request, priority: int) -> None:
+    def add(self, request: RequestInFlight, priority: int) -> None:
         """Queue a request."""
         self._order += 1
         heapq.heappush(self._queue, (-priority, self._order, request))
 
     def pushed(self) -> tuple[tuple[int, int], ...]:
         """Last push into each slice, as a round of the server; where there is none, the round before."""
-        own = {slice_: count + self.bases.get(slice_, 0) for slice_, count in self.pushes.items()}
-        return tuple((self.bases | own).items())
+        own = {slice_: count + self.first_rounds.get(slice_, 0) for slice_, count in self.pushes.items()}
+        return tuple((self.first_rounds | own).items())
 
     def outstanding(self) -> int:
         """Bytes that have been sent and may still be on the way."""
         return max(0, self._sent - max(self._received, self._answered))
 
-    def pump(self, now: float) -> list[tuple[list[Record], list[Any]]]:
+    def pump(self, now: float) -> list[RecordBatch]:
         """Take from the queue what may be sent now: records and payloads of each batch."""
         batches = []
         records: list[Record] = []
@@ -117,7 +134,7 @@ class Requests:
         queue = self._queue
         while queue:
             request = queue[0][2]
-            slice_, is_push = request.record[1], request.record[0] in _PUSHES
+            slice_, is_push = request.record[SLICE], request.record[KIND] in _PUSHES
             if is_push and self._flying.get(slice_, 0) >= _PUSHED:
                 self._held.setdefault(slice_, []).append(heapq.heappop(queue))
                 continue
@@ -140,34 +157,36 @@ class Requests:
             batches.append((records, frames))
         return batches
 
-    def answered(self, batch: Batch, now: float) -> tuple[list[tuple[Request, Record]], list[Request]]:
+    def answered(
+        self, batch: Batch, now: float
+    ) -> tuple[list[tuple[RequestInFlight, Record]], list[RequestInFlight]]:
         """Take replies: requests that are answered now, and those that the server never got."""
         if batch.received > self._received:
             self._received = batch.received
         done = []
         unknown = []
         for record in batch.records:
-            request = self._open.get(record[2])
+            request = self._open.get(record[SEQUENCE])
             if request is None:
                 continue
-            if record[0] == Kind.UNKNOWN:
+            if record[KIND] == Kind.UNKNOWN:
                 unknown.append(request)
                 request.sent = now
                 self._lossy = True
                 continue
-            del self._open[record[2]]
+            del self._open[record[SEQUENCE]]
             self._helped = self._helped or request.asked
             self._answered += request.size
-            self.complete[record[1]] = record[3]
-            if request.record[0] in _PUSHES:
+            self.complete[record[SLICE]] = record[ROUND]
+            if request.record[KIND] in _PUSHES:
                 asked = request.record
-                self.accepted[asked[1]] = asked[3] + self.bases.get(asked[1], 0)
-                self._flying[asked[1]] -= 1
-                self._release(asked[1])
+                self.accepted[asked[SLICE]] = asked[ROUND] + self.first_rounds.get(asked[SLICE], 0)
+                self._flying[asked[SLICE]] -= 1
+                self._release(asked[SLICE])
             done.append((request, record))
         return done, unknown
 
-    def late(self, now: float) -> list[Request]:
+    def overdue(self, now: float) -> list[RequestInFlight]:
         """Return requests that have waited too long for an answer; they count as sent now.
 
         Of very many only every so many-th, until one of these turns out to be lost: a server that is only
@@ -177,22 +196,22 @@ class Requests:
         if now - self._looked < self.resend / 4:
             return []
         self._looked = now
-        late = [request for request in self._open.values() if now - request.sent >= self.resend]
-        self._sample = 2 * self._sample if late and self._helped else _SAMPLE
+        overdue = [request for request in self._open.values() if now - request.sent >= self.resend]
+        self._sample = 2 * self._sample if overdue and self._helped else _SAMPLE
         self._helped = False
         if self._lossy:
             self._lossy = False
-        elif len(late) > self._sample:
-            late = late[:: -(-len(late) // self._sample)]
-        for request in late:
+        elif len(overdue) > self._sample:
+            overdue = overdue[:: -(-len(overdue) // self._sample)]
+        for request in overdue:
             request.sent, request.asked = now, True
-        return late
+        return overdue
 
-    def probes(self, requests: Sequence[Request]) -> list[tuple[list[Record], list[Any]]]:
+    def probes(self, requests: Sequence[RequestInFlight]) -> list[RecordBatch]:
         """Ask for the answers again: a few small requests are repeated, of others only the heads are."""
         return self._batches(requests, probe=True)
 
-    def repeats(self, requests: Sequence[Request]) -> list[tuple[list[Record], list[Any]]]:
+    def repeats(self, requests: Sequence[RequestInFlight]) -> list[RecordBatch]:
         """Repeat requests with their payloads."""
         return self._batches(requests, probe=False)
 
@@ -207,7 +226,7 @@ class Requests:
         for slice_ in list(self._held):
             self._release(slice_)
 
-    def disown(self) -> list[Operation]:
+    def disown(self) -> list[OperationProgress]:
         """Give up all requests: those sent stay until they are answered, since the server counts on them."""
         operations = {id(one): one for one in map(_operation, self._all()) if one is not None}
         self._held.clear()
@@ -220,7 +239,7 @@ class Requests:
         heapq.heapify(self._queue)
         return list(operations.values())
 
-    def drop(self) -> list[Operation]:
+    def drop(self) -> list[OperationProgress]:
         """Give up all requests: the server is lost."""
         operations = self.disown()
         self._queue.clear()
@@ -241,10 +260,10 @@ class Requests:
             if one.size:
                 one.payload = tuple(bytes(part) for part in one.payload)
 
-    def _of(self, operation: Hashable) -> list[Request]:
+    def _of(self, operation: Hashable) -> list[RequestInFlight]:
         return [one for one in self._all() if one.operation is not None and one.operation.name == operation]
 
-    def _all(self) -> list[Request]:
+    def _all(self) -> list[RequestInFlight]:
         held = (one[2] for several in self._held.values() for one in several)
         return [*self._open.values(), *(one[2] for one in self._queue), *held]
 
@@ -253,7 +272,7 @@ class Requests:
         for one in self._held.pop(slice_, ()):
             heapq.heappush(self._queue, one)
 
-    def _numbered(self, request: Request) -> bool:
+    def _numbered(self, request: RequestInFlight) -> bool:
         """Give the request its sequence, unless the server could not take it yet."""
         if request.sequence:
             return True
@@ -265,16 +284,16 @@ class Requests:
         self._next += 1
         return True
 
-    def _written(self, request: Request, frames: list[Any]) -> Record:
+    def _written(self, request: RequestInFlight, frames: list[Any]) -> Record:
         record = request.record
-        round_ = record[3] + self.bases[record[1]] if record[1] in self.bases else record[3]
-        if record[9] != _FRAME:
-            return _new(Record, (record[0], record[1], request.sequence, round_, *record[4:]))
+        round_ = record[ROUND] + self.first_rounds.get(record[SLICE], 0)
+        if record[PLACE] != _FRAME:
+            return _new(Record, (record[KIND], record[SLICE], request.sequence, round_, *record[4:]))
         frames.append(request.payload)
-        where = (_FRAME, len(frames) - 1, 0, record[12], record[13])
-        return _new(Record, (record[0], record[1], request.sequence, round_, *record[4:9], *where))
+        where = (_FRAME, len(frames) - 1, 0, record[NBYTES], record[FLAGS])
+        return _new(Record, (record[KIND], record[SLICE], request.sequence, round_, *record[4:9], *where))
 
-    def _batches(self, requests: Sequence[Request], probe: bool) -> list[tuple[list[Record], list[Any]]]:
+    def _batches(self, requests: Sequence[RequestInFlight], probe: bool) -> list[RecordBatch]:
         batches = []
         records: list[Record] = []
         frames: list[Any] = []
@@ -290,10 +309,10 @@ class Requests:
             batches.append((records, frames))
         return batches
 
-    def _head(self, request: Request) -> Record:
+    def _head(self, request: RequestInFlight) -> Record:
         record = self._written(request, [])
-        return record._replace(place=PayloadLocation.NONE, frame=0, nbytes=0, stamp=PROBE)
+        return record._replace(place=PayloadLocation.NONE, frame=0, nbytes=0, flags=PROBE)
 
 
-def _operation(request: Request) -> Operation | None:
+def _operation(request: RequestInFlight) -> OperationProgress | None:
     return request.operation

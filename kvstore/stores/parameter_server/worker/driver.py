@@ -1,0 +1,315 @@
+"""Drives a worker's state machine: the sockets and the clock, in the hands of whoever waits.
+
+There is no thread for it. Whoever calls the store takes the sockets, sends, and drives the worker's machine
+until what it waits for is there; another thread that wants them is let in between two steps. Signs of life
+are the heartbeats' business, which need no thread of Python's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ....errors import ClosedError, KVStoreError, TimeoutError
+from ....waiting import WaitClock
+from ..protocol import events
+from ..protocol import messages as m
+from ..protocol.failures import raised
+from ..protocol.messages import Failure
+from ..transport.sockets import WorkerSockets
+from .operations import OperationTable, PendingOperation
+from .process import WorkerProcess
+from .server_memory import ServerMemory
+from .state_machine.machine import WorkerMachine
+
+log = logging.getLogger("kvstore.ps")
+
+_ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
+_TICK = 0.1  # seconds between two looks at the clock
+
+
+class MachineDriver:
+    """Steps one store's machine, and carries out what it says.
+
+    Parameters
+    ----------
+    machine : WorkerMachine
+    sockets : WorkerSockets
+    process : WorkerProcess
+        Whose store it is.
+    operations : OperationTable
+        What the machine is asked, by the store's calls.
+    memory : ServerMemory
+        Where values of servers on this machine lie.
+    timeout : float
+        Seconds that a wait may last.
+    """
+
+    def __init__(
+        self,
+        machine: WorkerMachine,
+        sockets: WorkerSockets,
+        process: WorkerProcess,
+        operations: OperationTable,
+        memory: ServerMemory,
+        timeout: float,
+    ) -> None:
+        self._machine, self._sockets, self._process = machine, sockets, process
+        self._operations, self._memory = operations, memory
+        self.timeout = timeout
+        self.closed = False
+        #: Why this worker is out, if it is.
+        self.failure: Failure | None = None
+        #: Says which key a slice is of.
+        self.name_of: Callable[[int], str] = "slice {}".format
+        self._lock = threading.Lock()
+        self._waiters: deque[None] = deque()  # threads that want the sockets
+        self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
+        self._ticked = 0.0
+        self._standstill = StandstillDetector(process.config.dead_after)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            events.Done: operations.end,
+            events.Connect: self._connect,
+            events.MetScheduler: self._met,
+            events.Failed: self._failed,
+            events.ViewChanged: _tell_losses,
+            events.Shrunk: self._warn,
+        }
+
+    def check_alive(self) -> None:
+        """Raise once this worker has no part in the job any more."""
+        if os.getpid() != self._process.pid:
+            raise KVStoreError(
+                "this process is a fork of a worker and has no part in its job; use the store in the process "
+                "that created it, or start workers with `kvstore run`"
+            )
+        if self.failure is not None:
+            raise raised(self.failure)
+        if self.closed:
+            raise ClosedError("this store is closed; create a new one")
+
+    # --------------------------------------------------------------------------------------------- by callers
+
+    def step(self, event: events.Event) -> None:
+        """Give the machine an event."""
+        self.check_alive()
+        with self._turn():
+            self._carry_out(self._machine.step(event, time.monotonic()))
+
+    def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:
+        """Drive until it is ready.
+
+        Raises
+        ------
+        TimeoutError
+            The deadline passes before; it says for whom this worker has waited.
+        """
+        clock = WaitClock(self.timeout)
+        asked, last = False, None
+        while True:
+            clock.read()
+            if self._driven(ready):
+                return
+            if clock.near_notice(_ANSWERED) and not asked:
+                asked = True
+                self._inquire(operation)
+            if clock.tells():
+                log.warning("%s", self._waiting(what, clock.waited))
+            if clock.over:
+                last = last or WaitClock(_ANSWERED)  # a machine that stood still has still to hear for whom
+                last.read()
+                if self._machine.missing is not None or last.over:
+                    raise TimeoutError(self._waiting(what, clock.waited))
+            if self._waiters:
+                time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
+
+    def glance(self) -> None:
+        """Handle what has come, while this process waits in another store, unless somebody does it already.
+
+        Others may wait for a word of this store's: a server that has come back does, until it has heard of
+        every member.
+        """
+        if self.closed or self.failure is not None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(KVStoreError):  # the next call here raises it again
+                self._tick()
+                self._handle(0.0)
+        finally:
+            self._lock.release()
+
+    def forget(self, operation: PendingOperation) -> bool:
+        """Write to none of an operation's arrays any more; False: they are being sent."""
+        names = self._operations.names(operation)
+        with self._turn():
+            for name in names:
+                del self._operations.open[name]
+            return all(self._machine.keep(name) for name in names)
+
+    def fail(self, failure: Failure) -> None:
+        """Go no further: what is under way must not be read any more."""
+        with self._turn():
+            self.failure = self.failure or failure
+            self._sockets.close()
+
+    # --------------------------------------------------------------------------------------- at the sockets
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the machine and the sockets."""
+        if not self._lock.acquire(blocking=False):
+            self._waiters.append(None)
+            try:
+                self._sockets.wake()
+                if not self._lock.acquire(timeout=self.timeout):
+                    raise TimeoutError("another thread has held this store's sockets until the deadline")
+            finally:
+                self._waiters.pop()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _driven(self, ready: Callable[[], bool]) -> bool:
+        """Take one turn at the sockets, if it is not ready yet; whether it is then."""
+        with self._turn():
+            if ready():
+                return True
+            self.check_alive()
+            self._drive()
+            return ready()
+
+    def _drive(self) -> None:
+        """Wait a little for messages, and handle them."""
+        if self._tick():
+            self._process.look_after_others(self)
+        self._handle(_TICK)
+
+    def _tick(self) -> bool:
+        """Let the machine look at the clock, if it is time."""
+        now = time.monotonic()
+        if now - self._ticked < _TICK:
+            return False
+        self._ticked = now
+        if (stopped := self._standstill.stopped_for(now)) is not None:
+            self._stood_still(stopped, now)
+        lost = self._process.without_scheduler
+        event = events.Tick() if lost is None else events.SchedulerLost(lost)
+        self._carry_out(self._machine.step(event, now))
+        return True
+
+    def _handle(self, timeout: float) -> None:
+        for peer, message in self._sockets.receive(timeout):
+            if type(message) is m.Attached:
+                self._memory.open(peer, message.memory)
+            now = time.monotonic()
+            if (stopped := self._standstill.stopped_for(now)) is not None:
+                self._stood_still(stopped, now)
+            self._carry_out(self._machine.step(events.Received(peer, message), now))
+
+    def _stood_still(self, seconds: float, now: float) -> None:
+        self._carry_out(self._machine.step(events.StoodStill(seconds), now))
+
+    # ----------------------------------------------------------------------------------------------- actions
+
+    def _carry_out(self, actions: list[events.Action]) -> None:
+        self._actions.extend(actions)
+        while self._actions:
+            action = self._actions.popleft()
+            if type(action) is events.Send:
+                self._sockets.send(action.peer, action.message)
+            elif type(action) is events.SliceReceived:
+                retry = self._operations.take(action)
+                if retry is not None:
+                    self._retry(retry)
+            else:
+                handler = self._handlers.get(type(action))
+                if handler is not None:
+                    handler(action)
+
+    def _retry(self, retry: events.RetrySlice) -> None:
+        """Ask for a value once more; the operation is not done yet."""
+        for one in [one for one in self._actions if isinstance(one, events.Done) and one.op == retry.op]:
+            self._actions.remove(one)
+        self._actions.extend(self._machine.step(retry, time.monotonic()))
+
+    def _connect(self, action: events.Connect) -> None:
+        self._memory.forget(action.server)
+        self._sockets.connect(action.server, action.address)
+
+    def _met(self, action: events.MetScheduler) -> None:
+        self._process.met(action.met)
+        self._sockets.connect_echo(action.met.echo)
+
+    def _failed(self, action: events.Failed) -> None:
+        self.failure = action.failure
+        if action.failure.role == "scheduler":
+            self._process.without_scheduler = action.failure
+
+    def _warn(self, action: events.Shrunk) -> None:
+        log.warning(
+            "worker %d has ended, or closed its store, without join(): sums go on without it. The last round "
+            "that it was in was number %d of %s. A worker that has no more batches calls store.join()",
+            action.rank, action.round, self.name_of(action.slice),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------- for whom one waits
+
+    def _inquire(self, operation: PendingOperation | None) -> None:
+        """Ask whom an operation waits for; the answer comes while it waits on."""
+        with self._turn():
+            names: list[Hashable] = self._operations.names(operation)[:1]
+            waiting = [one for name in names for one in self._machine.pending(name)]
+            if waiting:
+                server, record = waiting[0]
+                question = self._machine.who(server, record.slice, record.round)
+            else:
+                question = self._machine.who(None)
+            self._carry_out([question])
+
+    def _waiting(self, what: str, waited: float) -> str:
+        """Say for whom this worker waits."""
+        missing = self._machine.missing
+        names = []
+        if missing is not None:
+            roles = (("server", missing.servers), ("worker", missing.ranks))
+            names = [f"{role} {', '.join(map(str, ranks))}" for role, ranks in roles if ranks]
+        whom = f"; missing: {' and '.join(names)}" if names else ""
+        if not self._machine.met:
+            whom = (
+                f"; no scheduler answers at {self._process.roles.scheduler}: start it, or check the address"
+            )
+        welcome = self._machine.member.welcome
+        who = "this process" if welcome is None else f"worker {welcome.rank}"
+        return f"{who} has waited {waited:.0f} s for {what}{whom}"
+
+
+class StandstillDetector:
+    """Notices that this process was stopped: time has passed, and it has not run."""
+
+    def __init__(self, dead_after: float) -> None:
+        self._dead_after = dead_after
+        self._ran = (time.monotonic(), time.process_time())  # when it ran last, and for how long by then
+
+    def stopped_for(self, now: float) -> float | None:
+        """Return for how many seconds it has stood still; None: for no time that matters."""
+        still = now - self._ran[0]
+        if still < min(_TICK, self._dead_after / 2):
+            return None
+        ran = time.process_time()
+        stopped = still > self._dead_after / 2 and ran - self._ran[1] < still / 10
+        self._ran = now, ran
+        return still if stopped else None
+
+
+def _tell_losses(action: events.ViewChanged) -> None:
+    view = action.view
+    for loss in view.losses:
+        log.warning("%s %d is lost; epoch %d", loss.role, loss.rank, view.epoch)

@@ -1,0 +1,141 @@
+"""Keys and their first values: brought to the servers by one worker, waited for by the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from ....arrays.grouping import Group, Key
+from ....arrays.sparse import RowSparseArray
+from ....devices.arrays import any_on_device
+from ....errors import TimeoutError
+from ....waiting import WaitClock
+from ...entry import Array, first_value
+from ..protocol import messages as m
+from ..protocol.messages import Kind
+from .client import Client
+from .gpu_on_demand import GpuOnDemand
+from .key_directory import DistKey, KeyDirectory, check_same, spec_of
+from .operations import Request
+from .optimizer import WorkerOptimizer
+from .pulls import Pulls
+from .slice_requests import PushHeader, SliceRequests
+
+_LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been moved
+
+
+class InitialValues:
+    """Has keys placed on servers, and writes their values there.
+
+    Parameters
+    ----------
+    client : Client
+    keys : KeyDirectory
+    slices : SliceRequests
+        Makes the requests.
+    optimizer : WorkerOptimizer
+        Says whether keys must not be spread over servers.
+    pulls : Pulls
+        Reads keys that are moved.
+    gpus : GpuOnDemand
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: KeyDirectory,
+        slices: SliceRequests,
+        optimizer: WorkerOptimizer,
+        pulls: Pulls,
+        gpus: GpuOnDemand,
+    ) -> None:
+        self._client, self._keys, self._slices = client, keys, slices
+        self._optimizer, self._pulls, self._gpus = optimizer, pulls, gpus
+
+    def init(self, groups: list[Group]) -> None:
+        """Take the values of the lowest rank, and wait until all servers have them."""
+        new = [(key, self._first_value(key, values)) for key, values in groups if values]
+        self._client.check_writing()
+        while missing := [(key, value) for key, value in new if not self._is_here(key, value)]:
+            if self._client.member.is_initializer():
+                self._create(missing)
+            else:
+                self._keys.wait_for(tuple(key for key, _ in missing))
+        self._keys.initialised.update(key for key, _ in new)
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite known keys, and initialise others."""
+        known = [(found, values[0]) for key, values in groups if (found := self._keys.find(key)) is not None]
+        there = {found.key for found, _ in known}
+        self.init([(key, values) for key, values in groups if key not in there])
+        self._client.check_writing()
+        self._client.perform([r for key, value in known for r in self._written(key, value)], "new values")
+        self._keys.initialised.update(there)
+
+    def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
+        self._keys.check_kind(key)
+        taken = key in self._keys.initialised
+        if len(values) == 1 and not taken and any_on_device(values):
+            values = [self._gpus.get().fetched(values[0], f"value of key {key!r}")]
+        return first_value(key, values, taken)
+
+    def _is_here(self, key: Key, value: Array | RowSparseArray) -> bool:
+        """Whether a key has its value on the servers; it must be the same kind of key then."""
+        known = self._keys.get(key)
+        if known is None:
+            return False
+        check_same(known, value, self._client.rank)
+        return True
+
+    def _create(self, new: list[tuple[Key, Array | RowSparseArray]], whole: bool = False) -> None:
+        """Have keys placed, each on one server if `whole`, and bring their values to the servers."""
+        whole = whole or self._optimizer.wants_whole_keys
+        specs = tuple(spec_of(key, value, whole) for key, value in new)
+        entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
+        values = dict(new)
+        fresh = [entry for entry in entries if not entry.ready]
+        for entry in entries:
+            check_same(DistKey(entry), values[entry.spec.key], self._client.rank)
+        # ASSIGN: an initializer that died on the way may have left some of the values.
+        requests = [
+            request for entry in fresh for request in self._written(DistKey(entry), values[entry.spec.key])
+        ]
+        self._client.perform(requests, "the first values of keys")
+        if fresh:
+            keys = tuple(entry.spec.key for entry in fresh)
+            self._client.request(partial(m.Ready, keys=keys), "the first values of keys")
+        self._keys.learn(entries)
+
+    def _written(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
+        head = PushHeader(Kind.ASSIGN)
+        if isinstance(value, RowSparseArray):
+            return self._slices.rows(key, [value], head)
+        return self._slices.dense(key, [value], head, None)
+
+    def make_whole(self, timeout: float) -> None:
+        """Bring each key to one server, for a rule that must see whole tensors; all workers come here."""
+        spread = [key for key in self._keys.all() if key.is_spread]
+        if not spread:
+            return
+        self._client.check_writing()
+        names = tuple(key.key for key in spread)
+        if self._client.member.is_initializer():
+            values = list(zip(names, self._pulls.fetch_all(list(names)), strict=True))
+            self._client.request(partial(m.Drop, keys=names), "keys to be moved")
+            self._keys.drop(names)
+            self._create(values, whole=True)
+            return
+        clock = WaitClock(timeout)
+        while any(key.is_spread for key in spread):
+            if clock.over:
+                raise TimeoutError(
+                    f"worker {self._client.rank} has waited {timeout:g} s for the lowest rank to set the "
+                    "optimizer, too: its rule needs whole keys, and that worker moves them"
+                )
+            clock.read()
+            self._keys.drop(names)
+            self._keys.wait_for(names)
+            spread = [self._keys.find_or_raise(name) for name in names]
+            time.sleep(_LOOK_AGAIN)

@@ -1,0 +1,204 @@
+"""What one worker reads: arrays of the caller are checked, filled as slices come in, and delivered to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....arrays.grouping import Group, Key
+from ....arrays.host import writable
+from ....arrays.sparse import RowSparseArray
+from ....devices.arrays import device_of
+from ....errors import ArrayError
+from ....kernels import cpu
+from ...entry import Array, Deliver, check_shape, row_ids, sparse_outs
+from ...outs import Later
+from ..protocol.messages import Kind
+from .client import Client
+from .gpu_on_demand import GpuOnDemand
+from .key_directory import DistKey, KeyDirectory
+from .operations import PendingOperation, Request
+from .reads import ConsistentReads
+from .replies import CollectRows, CollectTable, FillOuts
+from .shared_payloads import SharedPayloads
+from .slice_requests import read_requests, row_requests
+
+log = logging.getLogger("kvstore.dist")
+
+#: Ends an operation that was begun.
+Finish = Callable[[], None]
+
+
+class Pulls:
+    """Asks for values, and has them written where they belong.
+
+    Parameters
+    ----------
+    client : Client
+    keys : KeyDirectory
+    memory : SharedPayloads
+        What this worker's store shares with servers.
+    gpus : GpuOnDemand
+    reads : ConsistentReads or None
+        Reads of a worker that is not in step with the rounds; None where there are none.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: KeyDirectory,
+        memory: SharedPayloads,
+        gpus: GpuOnDemand,
+        reads: ConsistentReads | None,
+    ) -> None:
+        self._client, self._keys, self._memory = client, keys, memory
+        self._gpus, self._reads = gpus, reads
+        self._warned: set[Key] = set()
+
+    def start(self, groups: list[Group], ignore_sparse: bool, priority: int = 0) -> Finish:
+        """Ask for the values after what was pushed so far; what is left to do is to receive."""
+        later = Later()
+        wanted: list[tuple[DistKey, list[Array]]] = []
+        requests: list[Request] = []
+        for key, outs in self._keys.in_order(groups):
+            dense = [out for out in outs if not isinstance(out, RowSparseArray)]
+            sparse = (
+                sparse_outs(key, key.sparse, outs, ignore_sparse, self._warned, log)
+                if len(dense) < len(outs)
+                else []
+            )
+            if key.sparse and (dense or sparse):
+                requests += self._table_requests(key, dense, sparse, later)
+            elif dense:
+                wanted.append((key, self.targets(key, dense, later)))
+        later.keep_apart((key, [], outs) for key, outs in wanted)
+        for key, outs in wanted:
+            requests += read_requests(key, Kind.PULL, FillOuts(key, outs, self._memory))
+        return self.read(requests, "a pull", priority, later)
+
+    def start_rows(
+        self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]], priority: int = 0
+    ) -> Finish:
+        """Ask for rows; what is left to do is to receive them."""
+        requests: list[Request] = []
+        later = Later()
+        for name, pairs in wanted:
+            key = self._keys.find_or_raise(name)
+            if not key.sparse:
+                raise ArrayError(
+                    f"key {name!r} holds a dense array; row_sparse_pull reads row-sparse keys only"
+                )
+            for out, ids in pairs:
+                check_shape(key, out, "out")
+                rows = CollectRows(key, out, row_ids(key, ids))
+                requests += row_requests(key, rows.ids, rows)
+                later.add(key.key, rows.deliver)
+        return self.read(requests, "a row_sparse_pull", priority, later)
+
+    def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
+        """Pull keys into new arrays, all together."""
+        outs = [_empty_like(self._keys.find_or_raise(key)) for key in keys]
+        self.start([(key, [out]) for key, out in zip(keys, outs, strict=True)], ignore_sparse=False)()
+        return outs
+
+    def read(
+        self, requests: list[Request], what: str, priority: int = 0, later: Later | None = None
+    ) -> Finish:
+        """Start what reads; each key is of one round, where there are rounds."""
+        if self._reads is None or self._client.in_step:
+            return self.finishing(self._client.submit(requests, priority), what, later)
+        return partial(_finish_read, self._reads.start(requests, what, priority), later)
+
+    def finishing(self, operation: PendingOperation, what: str, later: Later | None) -> Finish:
+        """Return what is left to do of an operation."""
+        return partial(self._finish, operation, what, later)
+
+    def _finish(self, operation: PendingOperation, what: str, later: Later | None) -> None:
+        self._client.finish(operation, what)
+        if later is not None:
+            later.deliver()
+
+    def _table_requests(
+        self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: Later
+    ) -> Iterable[Request]:
+        home: list[Deliver] = []
+        table = CollectTable(key, [_out(key, out, home) for out in dense], sparse)
+        for deliver in (table.deliver, *home):
+            later.add(key.key, deliver)
+        return read_requests(key, Kind.PULL, table)
+
+    # ------------------------------------------------------------------------------------------------- outs
+
+    def fill(self, key: DistKey, pushed: list[Array], outs: list[Array]) -> FillOuts:
+        """Make what writes the value after a push to outs."""
+        in_place = len(outs) == len(pushed) == 1 and outs[0] is pushed[0]
+        return FillOuts(key, outs, self._memory, in_place)
+
+    def targets(self, key: DistKey, outs: list[Any], later: Later) -> list[Array]:
+        """Return a list of arrays that a dense key's value is written to while it comes in."""
+        if cpu.first_misfit(outs, key.like, True) < 0:
+            return list(outs)
+        direct: list[Array] = []
+        copied = False
+        for out in outs:
+            if device_of(out) is not None:
+                later.add(key.key, partial(_send, self._gpus.get().target(key, out), direct))
+                copied = True
+            elif not isinstance(out, RowSparseArray):
+                home: list[Deliver] = []
+                array = _out(key, out, home)
+                if array.dtype == key.dtype:
+                    direct.append(array)
+                else:
+                    later.convert(key.key, array, partial(_convert, direct, array))
+                    copied = True
+                for deliver in home:
+                    later.add(key.key, deliver)
+        if copied and not direct:
+            direct.append(np.empty(key.shape, key.dtype))
+        return direct
+
+    def check_outs(self, groups: list[Group]) -> None:
+        """Make sure, before a push, that the pull after it will work."""
+        for name, outs in groups:
+            key = self._keys.find_or_raise(name)
+            for out in outs:
+                if device_of(out) is not None:
+                    self._gpus.get().target(key, out)
+                elif not isinstance(out, RowSparseArray):
+                    check_shape(key, writable(out, f"out of key {name!r}")[0], "out")
+
+
+def _out(key: DistKey, out: Any, later: list[Deliver]) -> Array:
+    """Return memory of the key's shape to write to."""
+    array, deliver = writable(out, f"out of key {key.key!r}")
+    check_shape(key, array, "out")
+    if deliver is not None:
+        later.append(deliver)
+    return array
+
+
+def _empty_like(key: DistKey) -> Array | RowSparseArray:
+    if not key.sparse:
+        return np.empty(key.shape, key.dtype)
+    rows = np.empty((0, *key.shape[1:]), key.dtype)
+    return RowSparseArray._trusted(rows, np.empty(0, np.int64), key.shape)
+
+
+def _finish_read(finish: Finish, later: Later | None) -> None:
+    finish()
+    if later is not None:
+        later.deliver()
+
+
+def _convert(filled: list[Array], out: Array) -> None:
+    with np.errstate(all="ignore"):
+        np.copyto(out, filled[0], casting="unsafe")
+
+
+def _send(send: Callable[[Array], None], filled: list[Array]) -> None:
+    send(filled[0])

@@ -1,0 +1,157 @@
+"""Requests about the slices of one key: reads; and values that are summed, packed if so set, and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ....arrays import pages
+from ....arrays.sparse import RowSparseArray
+from ....compression import Feedback
+from ....kernels import cpu
+from ...entry import Array
+from ...rows import merged
+from ...update import summands
+from ..protocol.messages import IN_PLACE, Kind, PayloadLocation, Record
+from ..protocol.payloads import as_bytes
+from .key_directory import DistKey, KeySlice
+from .operations import Request, Take
+from .replies import FillOuts
+from .shared_payloads import SharedPayload, SharedPayloads
+
+_BITS = {"two_bit": 2, "one_bit": 1, "half": 16, "bfloat": 16}
+
+
+class PushHeader:
+    """What all records of one push have in common."""
+
+    __slots__ = ("clock", "kind", "version")
+
+    def __init__(self, kind: Kind, version: int = 0, clock: int = 0) -> None:
+        self.kind, self.version, self.clock = kind, version, clock
+
+
+class SliceRequests:
+    """Makes requests of values."""
+
+    def __init__(self, memory: SharedPayloads) -> None:
+        self._memory = memory
+        #: Bits of an element, by code.
+        self._bits = {cpu.coding(name): bits for name, bits in _BITS.items()}
+
+    def dense(
+        self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None
+    ) -> Iterator[Request]:
+        """Send the sum of values; they stay as they are until all is answered."""
+        shared = self._memory.put(key, values)
+        data = None
+        if shared is None:
+            data = as_bytes(_summed(key, values))
+        yield from self._cut(key, data, key.dtype.itemsize * 8, head, take, shared)
+
+    def packed(
+        self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None, feedback: Feedback
+    ) -> Iterator[Request]:
+        """Send the sum of values as the codec packs it; one without kernels packs and unpacks it here."""
+        compiled = feedback.codec.compiled
+        if compiled is None:
+            pushed = feedback.total(key.key, values)
+            restored = summands(pushed)
+            assert isinstance(restored, list)
+            pushed.keep()
+            yield from self.dense(key, restored, head, take)
+            return
+        code, threshold = compiled
+        words = np.empty(cpu.encoded_bytes(code, key.size), np.uint8)
+        feedback.pack(key.key, values, words)
+        yield from self._cut(key, as_bytes(words), self._bits[code], head, take, None, code, threshold)
+
+    def _cut(
+        self,
+        key: DistKey,
+        data: memoryview | None,
+        bits: int,
+        head: PushHeader,
+        take: FillOuts | None,
+        shared: SharedPayload | None,
+        coding: int = 0,
+        threshold: float = 0.0,
+    ) -> Iterator[Request]:
+        """Cut bytes, `bits` bits an element, at the key's slices; they are sent, or lie in shared memory."""
+        nbytes = key.nbytes if data is None else len(data)
+        last = len(key.parts) - 1
+        lease = None if shared is None else shared.lease
+        flag = IN_PLACE if shared is not None and shared.own and take is not None and take.in_place else 0
+        for index, part in enumerate(key.parts):
+            start = part.start * bits // 8
+            stop = nbytes if index == last else part.stop * bits // 8
+            place, frame, offset = PayloadLocation.FRAME, 0, 0
+            if shared is not None:
+                place, frame, offset = PayloadLocation.SHARED, shared.segment, shared.offset + start
+            record = Record(
+                head.kind, part.slice, 0, 0, head.version, head.clock, coding, threshold, -1,
+                place, frame, offset, stop - start, flag,
+            )  # fmt: skip
+            payload = (lease,) if data is None else (data[start:stop],)
+            yield Request(part.server, record, payload, take, part)
+
+    def rows(
+        self, key: DistKey, values: Sequence[RowSparseArray], head: PushHeader, take: FillOuts | None = None
+    ) -> Iterator[Request]:
+        """Send the sum of row-sparse values; every slice hears of it, also of no rows."""
+        total = values[0] if len(values) == 1 else merged(list(values))
+        ids = np.ascontiguousarray(total.indices)
+        data = np.ascontiguousarray(total.data).reshape(len(ids), key.row_size)
+        for part, low, high in split_rows(key, ids):
+            nbytes = (high - low) * (8 + key.row_size * key.dtype.itemsize)
+            record = Record(
+                head.kind, part.slice, 0, 0, head.version, head.clock,
+                rows=high - low, place=PayloadLocation.FRAME, nbytes=nbytes,
+            )  # fmt: skip
+            payload = (as_bytes(ids[low:high]), as_bytes(data[low:high]))
+            yield Request(part.server, record, payload, take, part)
+
+
+def _summed(key: DistKey, values: list[Array]) -> Array:
+    """Return the sum of values; a single one itself."""
+    if len(values) == 1:
+        return values[0]
+    total = pages.empty(key.shape, key.dtype)
+    cpu.reduce([(values, total, [])])
+    return total
+
+
+def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[KeySlice, int, int]]:
+    """For each slice, which of sorted row ids are its; a dense key must be `cut_by_rows`."""
+    unit = 1 if key.sparse else key.row_size
+    bounds = np.searchsorted(ids, [part.stop // unit for part in key.parts])
+    low = 0
+    for part, high in zip(key.parts, bounds.tolist(), strict=True):
+        yield part, low, high
+        low = high
+
+
+def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
+    """Ask every slice of a key for its value or its state, after the rounds that were pushed into."""
+    for part in key.parts:
+        yield Request(part.server, Record(kind, part.slice, 0), (), take, part)
+
+
+def state_requests(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
+    """Bring optimizer states to the slices of a key."""
+    for part in key.parts:
+        state = states[part.slice]
+        record = Record(Kind.PUT_STATE, part.slice, 0, place=PayloadLocation.FRAME, nbytes=len(state))
+        yield Request(part.server, record, (state,), None, part)
+
+
+def row_requests(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
+    """Ask for rows by their sorted ids; slices that have none of them are not asked."""
+    for part, low, high in split_rows(key, ids):
+        if high > low:
+            record = Record(
+                Kind.PULL_ROWS, part.slice, 0,
+                rows=high - low, place=PayloadLocation.FRAME, nbytes=(high - low) * 8,
+            )  # fmt: skip
+            yield Request(part.server, record, (as_bytes(ids[low:high]),), take, part)

@@ -1,0 +1,64 @@
+"""A worker as a member of its store: what the scheduler has told, and from which rounds on it takes part."""
+
+from __future__ import annotations
+
+from ...protocol.losses import lost
+from ...protocol.messages import Failure, View, Welcome
+
+
+class StoreMember:
+    """What one worker knows of its store and of its own part in it.
+
+    One that took the place of a lost worker is rejoining until the others have reached its join point, the
+    slice into which it pushes first. In the join epoch it begins, and each of its slices has a first round.
+    """
+
+    def __init__(self) -> None:
+        self.welcome: Welcome | None = None
+        self.view: View | None = None
+        #: Of the view that is known and, if it names a join point, reached.
+        self.epoch = 0
+        self.rejoining = False
+        self.join_epoch = 0
+        #: (slice, round): the rounds before its own, as the scheduler has told them.
+        self.first_rounds: tuple[tuple[int, int], ...] = ()
+
+    def enter(self, welcome: Welcome) -> None:
+        """Take part from now on."""
+        self.welcome = welcome
+        self.view = View(
+            welcome.store, welcome.epoch, welcome.members, (), (), welcome.servers, late=welcome.late
+        )
+        self.epoch, self.rejoining = welcome.epoch, welcome.rank in welcome.late
+
+    def see(self, view: View) -> None:
+        """Take a newer view; its epoch is reached at once, unless it names a join point of another."""
+        self.view = view
+        if self.rejoining or view.begin < 0:
+            self.epoch = view.epoch
+
+    def join(self, view: View) -> None:
+        """Begin to push: all others have reached the join point."""
+        self.rejoining, self.join_epoch, self.first_rounds = False, view.epoch, view.bases
+
+    @property
+    def broken(self) -> bool:
+        """Whether rounds have ended with a loss."""
+        return self.view is not None and self.view.broken
+
+    def is_initializer(self) -> bool:
+        """Whether this worker's first values count: it is the lowest member of those that do not rejoin."""
+        if self.view is None or self.welcome is None:
+            return False
+        ranks = {one.rank for one in self.view.members}
+        own = self.welcome.rank
+        return own == min(ranks - set(self.view.late) or ranks, default=own)
+
+    def lost_servers(self) -> set[int]:
+        """Return the servers that are lost for good."""
+        losses = self.view.losses if self.view is not None else ()
+        return {one.rank for one in losses if one.role == "server"}
+
+    def loss(self) -> Failure:
+        """Say who is lost."""
+        return lost(self.view.losses, len(self.view.servers)) if self.view is not None else lost(())
