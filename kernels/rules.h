@@ -11,8 +11,8 @@
  *
  * Formulas are those of the Python optimizers of MXNet's master branch, in their order of operations. Where MXNet
  * forms 1 - beta in the precision of the weight it is REAL arithmetic here; where it does so in Python the
- * difference is taken in double and then rounded. reference.py states each rule again in NumPy; the tests hold
- * both texts together.
+ * difference is taken in double and then rounded. tests/support/rule_reference.py states each rule again in
+ * NumPy; the tests hold both texts together.
  *
  * Loops are free of branches, so that compilers vectorise them. Comparisons are written so that NaN stays NaN.
  */

@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import rule_reference as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_parameters import PARAMS
 
-from kvstore.kernels import cpu, reference
+from kvstore.kernels import cpu
 
 # The logarithm and the cosine of the C library may differ from NumPy's in the last bit.
 USES_LIBM = {"sgld"}
