@@ -57,6 +57,9 @@ def assert_same(name, mine, theirs):
 
 def test_every_rule_has_a_reference_and_a_case_here():
     assert set(cpu.rules()) == set(reference.RULES) == set(PARAMS)
+    assert {name: cpu.rule_parameters(name) for name in PARAMS} == {
+        name: len(p) for name, p in PARAMS.items()
+    }
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

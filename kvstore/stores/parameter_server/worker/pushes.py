@@ -20,8 +20,6 @@ from .key_directory import DistKey, KeySlice
 from .replies import Fill
 from .shared_payloads import Home, Memory
 
-_BITS = {"two_bit": 2, "one_bit": 1, "half": 16, "bfloat": 16}
-
 
 class Stamp:
     """What all records of one push have in common."""
@@ -37,8 +35,6 @@ class Sources:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        #: Bits of an element, by code.
-        self._bits = {cpu.coding(name): bits for name, bits in _BITS.items()}
 
     def dense(self, key: DistKey, values: list[Array], stamp: Stamp, take: Fill | None) -> Iterator[Request]:
         """Send the sum of values; they stay as they are until all is answered."""
@@ -63,7 +59,7 @@ class Sources:
         code, threshold = compiled
         words = np.empty(cpu.encoded_bytes(code, key.size), np.uint8)
         feedback.pack(key.key, values, words)
-        yield from self._cut(key, as_bytes(words), self._bits[code], stamp, take, None, code, threshold)
+        yield from self._cut(key, as_bytes(words), cpu.coding_bits(code), stamp, take, None, code, threshold)
 
     def _cut(
         self,
