@@ -39,7 +39,7 @@ def test_the_element_types_of_the_kernels_in_the_order_of_messages() -> None:
     assert DTYPES == ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
     assert (*HALVES, "float32", "float64") == FLOATS == DTYPES[:4]
     for name, (size, is_float) in cpu.dtypes().items():
-        dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        dtype = dtype_named(name)
         assert (dtype.name, dtype.itemsize, name in FLOATS) == (name, size, is_float)
         assert cpu.supported(dtype)
     assert cpu.supported(np.dtype(np.longlong))
