@@ -16,26 +16,18 @@ import numpy as np
 
 cnp.import_array()
 
-cdef extern from "numpy/arrayobject.h":
-    enum:
-        NPY_HALF
-
 cdef extern from "run.h" nogil:
     enum:
         KV_MAX_STATES
+        KV_MAX_PARAMS
         KV_F32
         KV_F64
-        KV_F16
         KV_BF16
-        KV_I8
         KV_U8
-        KV_I32
         KV_I64
+        KV_N_DTYPES
         KV_PLAIN
-        KV_TWO_BIT
-        KV_ONE_BIT
-        KV_HALF
-        KV_BFLOAT
+        KV_N_CODES
     ctypedef struct kv_coding:
         int code, packed
         float threshold
@@ -98,6 +90,7 @@ cdef extern from "run.h" nogil:
     const kv_level **kv_all_levels
     ptrdiff_t kv_stream_bytes
     const int *kv_itemsize
+    const int *kv_code_bits
     int kv_usable_levels()
     int kv_cpus()
     void kv_run_init()
@@ -114,27 +107,40 @@ cdef extern from "run.h" nogil:
 
 cdef extern from *:
     """
-    #define KV_NAME(name, states) #name,
-    #define KV_COUNT(name, states) states,
-    static const char *const kv_rule_names[] = {KV_RULES(KV_NAME)};
-    static const int kv_rule_states[] = {KV_RULES(KV_COUNT)};
+    #define KV_DTYPE(tag, name, T) #name,
+    #define KV_IS_REAL(tag, name, T) (T)0.5 > 0,
+    #define KV_YES(tag, name, T) 1,
+    #define KV_NO(tag, name, T) 0,
+    static const char *const kv_dtype_names[] = {KV_DTYPES(KV_DTYPE, KV_DTYPE)};
+    static const int kv_is_float[] = {KV_DTYPES(KV_IS_REAL, KV_YES)}, kv_is_half[] = {KV_DTYPES(KV_NO, KV_YES)};
+    #define KV_CODEC(tag, name, bits, residual) #name,
+    #define KV_LEAVES(tag, name, bits, residual) residual,
+    static const char *const kv_code_names[] = {"plain", KV_CODECS(KV_CODEC)};
+    static const int kv_has_residual[] = {0, KV_CODECS(KV_LEAVES)};
+    #define KV_RULE_NAME(name, states, params) #name,
+    #define KV_N_STATES(name, states, params) states,
+    #define KV_N_PARAMS(name, states, params) 4 + params,
+    static const char *const kv_rule_names[] = {KV_RULES(KV_RULE_NAME)};
+    static const int kv_rule_states[] = {KV_RULES(KV_N_STATES)}, kv_rule_params[] = {KV_RULES(KV_N_PARAMS)};
     static const int kv_n_rules = (int)(sizeof kv_rule_states / sizeof kv_rule_states[0]);
-    #undef KV_NAME
-    #undef KV_COUNT
     """
+    const char **kv_dtype_names
+    const int *kv_is_float
+    const int *kv_is_half
+    const char **kv_code_names
+    const int *kv_has_residual
     const char **kv_rule_names
     const int *kv_rule_states
+    const int *kv_rule_params
     const int kv_n_rules
 
 # Below this many bytes, giving up the GIL and taking it again costs more than the work.
 cdef ptrdiff_t GIL_BYTES = 32 * 1024
 cdef ptrdiff_t SMALL_BYTES = 64 * 1024  # up to here a call of one key keeps it: some microseconds at most
 cdef enum:
-    MIN_PARAMS = 16  # more than any rule reads
     SMALL_VALUES = 16  # arrays of one key in a call that is made in few steps
 cdef object np_ndarray = np.ndarray  # a name of the module costs a look-up at every use
 cdef int default_threads
-cdef int bfloat16_num = -1
 
 kv_run_init()
 default_threads = kv_cpus()
@@ -155,6 +161,11 @@ def rule_id(str name):
 def rule_states(str name):
     """Number of state arrays that a rule wants."""
     return kv_rule_states[<int>_rule_ids[name]]
+
+
+def rule_parameters(str name):
+    """Number of parameters that a rule reads, the four that all have included."""
+    return kv_rule_params[<int>_rule_ids[name]]
 
 
 def levels():

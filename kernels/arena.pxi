@@ -37,14 +37,14 @@ cdef char **take_pointers(Arena arena, list arrays, int dtype, ptrdiff_t n, bint
 
 
 cdef inline size_t doubles_size(tuple params) noexcept:
-    return max(<size_t>len(params), <size_t>MIN_PARAMS) * sizeof(double)
+    return max(<size_t>len(params), <size_t>KV_MAX_PARAMS) * sizeof(double)
 
 
 cdef double *take_doubles(Arena arena, tuple params) except? NULL:
     """The parameters of a rule; those that are not given are zero, so that no rule reads past them."""
     cdef double *p = <double *>arena.take(doubles_size(params))
     cdef Py_ssize_t i
-    for i in range(MIN_PARAMS):
+    for i in range(KV_MAX_PARAMS):
         p[i] = 0
     for i in range(len(params)):
         p[i] = params[i]
@@ -63,8 +63,8 @@ cdef int take_states(char **into, tuple states, int rule, int dtype, ptrdiff_t n
 
 
 cdef int check_rule_dtype(int dtype, object master) except -1:
-    if dtype != KV_F32 and dtype != KV_F64 and dtype != KV_F16 and dtype != KV_BF16:
+    if not kv_is_float[dtype]:
         raise TypeError("update rules need floating-point weights")
-    if master is not None and dtype != KV_F16 and dtype != KV_BF16:
+    if master is not None and not kv_is_half[dtype]:
         raise TypeError("only 16-bit weights have a float32 master copy")
     return 0

@@ -1,18 +1,33 @@
 # What may go to a kernel, and where its memory is. Part of _cpu.pyx.
 
+cdef enum:
+    N_NUMS = 24  # NumPy's own numbers of element types end here
+
+cdef int bfloat16_num = -1
+cdef int[N_NUMS] code_by_num
+cdef dict _dtypes = {kv_dtype_names[i].decode(): i for i in range(KV_N_DTYPES)}
+
+cdef int read_nums() except -1:
+    cdef int i
+    for i in range(N_NUMS):
+        code_by_num[i] = -1
+    for letter in "bBhHiIlLqQefd":  # of two integers of one size, both
+        dtype = np.dtype(letter)
+        code_by_num[<int>dtype.num] = _dtypes.get(dtype.name, -1)
+    return 0
+
+read_nums()
+
+
 cdef inline int code_of(int num) noexcept:
     """Our number of a NumPy element type, or -1."""
-    if num == cnp.NPY_FLOAT: return KV_F32
-    if num == cnp.NPY_DOUBLE: return KV_F64
-    if num == NPY_HALF: return KV_F16
-    if num == bfloat16_num: return KV_BF16
-    if num == cnp.NPY_BYTE: return KV_I8
-    if num == cnp.NPY_UBYTE: return KV_U8
-    if num == cnp.NPY_INT: return KV_I32
-    if num == cnp.NPY_LONG and sizeof(long) == 8: return KV_I64
-    if num == cnp.NPY_LONG and sizeof(long) == 4: return KV_I32
-    if num == cnp.NPY_LONGLONG: return KV_I64
-    return -1
+    if 0 <= num < N_NUMS: return code_by_num[num]
+    return KV_BF16 if num == bfloat16_num else -1
+
+
+def dtypes():
+    """Element types in the order of their numbers: name, and size in bytes with whether it is a float."""
+    return {name: (kv_itemsize[i], bool(kv_is_float[i])) for name, i in _dtypes.items()}
 
 
 def accept_bfloat16(dtype):

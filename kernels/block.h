@@ -55,12 +55,11 @@ static void LV(sum_16bit)(int dtype, ptrdiff_t n, float *acc, const char *const 
 static void LV(sum_block)(int dtype, ptrdiff_t n, char *to, const char *const *src, int k)
 {
     switch (dtype) {
-    case KV_F32: KV_PASTE(LV(sum), float)(n, (float *)to, (const float *const *)src, k); break;
-    case KV_F64: KV_PASTE(LV(sum), double)(n, (double *)to, (const double *const *)src, k); break;
-    case KV_I8:
-    case KV_U8: KV_PASTE(LV(sum), uint8_t)(n, (uint8_t *)to, (const uint8_t *const *)src, k); break;
-    case KV_I32: KV_PASTE(LV(sum), uint32_t)(n, (uint32_t *)to, (const uint32_t *const *)src, k); break;
-    case KV_I64: KV_PASTE(LV(sum), uint64_t)(n, (uint64_t *)to, (const uint64_t *const *)src, k); break;
+#define KV_NOT(tag, name, T)
+#define KV_SUM(tag, name, T) \
+    case KV_##tag: KV_PASTE(LV(sum), T)(n, (T *)to, (const T *const *)src, k); break;
+        KV_DTYPES(KV_SUM, KV_NOT)
+#undef KV_SUM
     default: {
         float acc[KV_BLOCK];
         LV(sum_16bit)(dtype, n, acc, src, k);
@@ -204,13 +203,10 @@ static ptrdiff_t LV(in_place_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t 
     if ((uintptr_t)dst & (KV_LINE - 1) || LV(is_source)(it, it->dst))
         return from;
     switch (it->dtype) {
-#define KV_PAST(T) KV_PASTE(LV(sum_past), T)(n, (T *)dst, (const T *const *)src, it->k, (T *const *)out, it->m)
-    case KV_F32: return from + KV_PAST(float);
-    case KV_F64: return from + KV_PAST(double);
-    case KV_I8:
-    case KV_U8: return from + KV_PAST(uint8_t);
-    case KV_I32: return from + KV_PAST(uint32_t);
-    case KV_I64: return from + KV_PAST(uint64_t);
+#define KV_PAST(tag, name, T) \
+    case KV_##tag:            \
+        return from + KV_PASTE(LV(sum_past), T)(n, (T *)dst, (const T *const *)src, it->k, (T *const *)out, it->m);
+        KV_DTYPES(KV_PAST, KV_NOT)
 #undef KV_PAST
     }
 #endif
@@ -321,3 +317,4 @@ static void LV(group_span)(const kv_group *job, ptrdiff_t from, ptrdiff_t to)
                                                    (float *)job->history + row, job->p);
     }
 }
+#undef KV_NOT

@@ -1,4 +1,4 @@
-/* Gradient codecs on float32. Included once per level (LV names it).
+/* Gradient codecs on float32. Included once for the list, then once per level (LV names it).
  *
  *   pack     gradient + residual -> packed, residual keeps what was not sent
  *   unpack   packed -> what it stands for, written or added
@@ -13,9 +13,27 @@
  * x - 0 is x.
  */
 
-#ifndef KV_CODECS_H
-#define KV_CODECS_H
+#ifndef KV_CODECS
+/* The codecs, each named once: X(tag, name, bits of an element, whether what is not sent stays in a residual).
+ *
+ * Numbers follow the order here, from 1. They live in one process, or one job; names are stored and sent. */
+#define KV_CODECS(X)          \
+    X(TWO_BIT, two_bit, 2, 1) \
+    X(ONE_BIT, one_bit, 1, 1) \
+    X(HALF, half, 16, 0)      \
+    X(BFLOAT, bfloat, 16, 0)
 
+#define KV_NUMBER(tag, name, bits, residual) KV_##tag,
+#define KV_BITS_OF(tag, name, bits, residual) bits,
+enum kv_code { KV_PLAIN, KV_CODECS(KV_NUMBER) KV_N_CODES };
+static const int kv_code_bits[KV_N_CODES] = {32, KV_CODECS(KV_BITS_OF)};
+#undef KV_NUMBER
+#undef KV_BITS_OF
+#endif
+
+#ifdef LV
+
+#ifndef KV_SPREAD
 /* From a mask of 8 elements to their two bytes: bit i goes to where element i has its lower bit. */
 #define KV_SPREAD(b)                                                                                     \
     (uint16_t)(((b)&1) << 6 | ((b)&2) << 3 | ((b)&4) | ((b)&8) >> 3 | ((b)&16) << 10 | ((b)&32) << 7 | \
@@ -24,7 +42,6 @@
 #define KV_SPREAD_16(b) KV_SPREAD_4(b), KV_SPREAD_4((b) + 4), KV_SPREAD_4((b) + 8), KV_SPREAD_4((b) + 12)
 #define KV_SPREAD_64(b) KV_SPREAD_16(b), KV_SPREAD_16((b) + 16), KV_SPREAD_16((b) + 32), KV_SPREAD_16((b) + 48)
 static const uint16_t kv_spread[256] = {KV_SPREAD_64(0), KV_SPREAD_64(64), KV_SPREAD_64(128), KV_SPREAD_64(192)};
-
 #endif
 
 /* -------------------------------------------------------------------------------- vectors of this level */
@@ -384,3 +401,5 @@ static void LV(encode_span)(const kv_encoding *job, ptrdiff_t from, ptrdiff_t to
         }
     }
 }
+
+#endif

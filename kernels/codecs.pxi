@@ -1,6 +1,6 @@
 # Packing gradients, and sums of what packed ones stand for. Part of _cpu.pyx.
 
-cdef dict _codings = {"two_bit": KV_TWO_BIT, "one_bit": KV_ONE_BIT, "half": KV_HALF, "bfloat": KV_BFLOAT}
+cdef dict _codings = {kv_code_names[i].decode(): i for i in range(KV_PLAIN + 1, KV_N_CODES)}
 
 
 def codings():
@@ -13,14 +13,16 @@ def coding(str name):
     return _codings[name]
 
 
-cdef inline bint has_residual(int code) noexcept:
-    return code == KV_TWO_BIT or code == KV_ONE_BIT
-
-
 cdef int check_code(int code) except -1:
-    if code <= KV_PLAIN or code > KV_BFLOAT:
+    if code <= KV_PLAIN or code >= KV_N_CODES:
         raise ValueError(f"no code has the number {code}")
     return 0
+
+
+def coding_bits(int code):
+    """Bits of a packed element."""
+    check_code(code)
+    return kv_code_bits[code]
 
 
 def encoded_bytes(int code, ptrdiff_t size):
@@ -59,7 +61,7 @@ cdef class Coded:
         check_code(code)
         if not arrays:
             raise ValueError("a sum needs at least one array")
-        if not packed and has_residual(code) and (residuals is None or len(residuals) != len(arrays)):
+        if not packed and kv_has_residual[code] and (residuals is None or len(residuals) != len(arrays)):
             raise ValueError("each gradient needs a residual")
         self.code, self.threshold, self.size, self.packed = code, threshold, size, packed
         self.arrays, self.residuals = arrays, residuals
@@ -94,7 +96,7 @@ cdef int take_item_sources(Arena arena, kv_item *it, object srcs) except -1:
     for j in range(it.k):
         codes[j].code, codes[j].packed, codes[j].threshold = coded.code, coded.packed, <float>coded.threshold
         codes[j].residual = NULL
-        if not coded.packed and has_residual(coded.code):
+        if not coded.packed and kv_has_residual[coded.code]:
             codes[j].residual = <float *>pointer(coded.residuals[j], KV_F32, it.n, True)
     it.coding = codes
     return 0
@@ -128,10 +130,10 @@ def encode(int code, double threshold, list srcs, residual, packed):
     arena.reserve(len(srcs) * sizeof(char *) + 8)
     job.src = take_pointers(arena, srcs, KV_F32, job.n, False)
     job.residual = NULL
-    if has_residual(code):
+    if kv_has_residual[code]:
         job.residual = <float *>pointer(residual, KV_F32, job.n, True)
     job.to = <unsigned char *>pointer(packed, KV_U8, kv_encoded_bytes(code, job.n), True)
-    if <size_t>job.to & 1 and not has_residual(code):
+    if <size_t>job.to & 1 and not kv_has_residual[code]:
         raise ValueError("16-bit floats are packed to an even address")
     with nogil:
         kv_run_encode(&job, n_threads)

@@ -205,7 +205,7 @@ def cast(src, dst):
     job.from_dtype = dtype_of(src)
     job.to_dtype = dtype_of(dst)
     for code in (job.from_dtype, job.to_dtype):
-        if code != KV_F32 and code != KV_F16 and code != KV_BF16:
+        if code != KV_F32 and not kv_is_half[code]:
             raise TypeError(f"no cast from {src.dtype} to {dst.dtype}")
     job.n = cnp.PyArray_SIZE(<cnp.ndarray>src)
     job.from_ = pointer(src, job.from_dtype, job.n, False)

@@ -33,14 +33,32 @@
 #define KV_PASTE2(a, b) a##_##b
 #define KV_PASTE(a, b) KV_PASTE2(a, b)
 
-enum kv_dtype { KV_F32, KV_F64, KV_F16, KV_BF16, KV_I8, KV_U8, KV_I32, KV_I64, KV_N_DTYPES };
-static const int kv_itemsize[KV_N_DTYPES] = {4, 8, 2, 2, 1, 1, 4, 8};
+/* The element types, each named once: PLAIN(tag, NumPy's name, C type) is summed in its C type, HALF(...) in float.
+ *
+ * Numbers follow the order here, and stand in the shared region. Signed integers wrap like unsigned ones, bit for bit. */
+#define KV_DTYPES(PLAIN, HALF)       \
+    PLAIN(F32, float32, float)       \
+    PLAIN(F64, float64, double)      \
+    HALF(F16, float16, uint16_t)     \
+    HALF(BF16, bfloat16, uint16_t)   \
+    PLAIN(I8, int8, uint8_t)         \
+    PLAIN(U8, uint8, uint8_t)        \
+    PLAIN(I32, int32, uint32_t)      \
+    PLAIN(I64, int64, uint64_t)
+
+#define KV_NUMBER(tag, name, T) KV_##tag,
+#define KV_SIZE(tag, name, T) sizeof(T),
+enum kv_dtype { KV_DTYPES(KV_NUMBER, KV_NUMBER) KV_N_DTYPES };
+static const int kv_itemsize[KV_N_DTYPES] = {KV_DTYPES(KV_SIZE, KV_SIZE)};
+#undef KV_NUMBER
+#undef KV_SIZE
 
 enum {
     KV_MAX_GROUP = 8,    /* values summed in one pass over a block */
     KV_BLOCK = 512,        /* elements: all arrays of a block share the first-level cache (docs/decisions/0003) */
     KV_STREAM_BLOCK = 256, /* the same where arrays come from memory: shorter turns keep more of them open */
     KV_MAX_STATES = 4,
+    KV_MAX_PARAMS = 16,
     KV_LINE = 64,        /* bytes of a cache line */
     KV_AHEAD_ROWS = 6,   /* rows of a table that are asked for before their turn */
     KV_AHEAD_BYTES = 1024

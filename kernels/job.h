@@ -3,13 +3,11 @@
 #define KV_JOB_H
 
 #include "isa.h"
+#include "codecs.h" /* the list of codecs */
 
 /* Rules work in place on n elements of which the first is number `at` of its tensor. */
 typedef void (*kv_rule_f32)(ptrdiff_t n, ptrdiff_t at, float *w, const float *g, float *const *s, const double *p);
 typedef void (*kv_rule_f64)(ptrdiff_t n, ptrdiff_t at, double *w, const double *g, double *const *s, const double *p);
-
-/* How a source is coded. The numbers live in one process, or one job; names are stored and sent. */
-enum kv_code { KV_PLAIN, KV_TWO_BIT, KV_ONE_BIT, KV_HALF, KV_BFLOAT, KV_N_CODES };
 
 /* A source that stands for other numbers than it holds. `packed`: it is what an encoder wrote. Else it is a gradient
  * that counts as what its encoding would decode to; the rest goes to the residual, which codes without one leave. */
@@ -19,15 +17,11 @@ typedef struct {
     float *residual;
 } kv_coding;
 
+/* Whole bytes, or where an element has less, whole 32-bit words. */
 static inline ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
 {
-    switch (code) {
-    case KV_TWO_BIT: return (n + 15) / 16 * 4;
-    case KV_ONE_BIT: return (n + 31) / 32 * 4;
-    case KV_HALF:
-    case KV_BFLOAT: return n * 2;
-    default: return n * 4;
-    }
+    const int bits = kv_code_bits[code];
+    return bits < 8 ? (n / 32 * bits + (n % 32 * bits + 31) / 32) * 4 : n * (bits / 8);
 }
 
 /* One key of a dense call: dst = sum(src), or dst = rule(dst, sum(src)); then every out = dst. */

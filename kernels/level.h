@@ -22,7 +22,6 @@
 #define T double
 #include "sum.h"
 #undef T
-/* Signed integers wrap like unsigned ones, bit for bit. */
 #define T uint8_t
 #include "sum.h"
 #undef T
@@ -55,10 +54,10 @@
 #undef POW
 #undef FN
 
-#define KV_ROW(name, n_states) KV_PASTE(LV(rule_##name), float),
+#define KV_ROW(name, states, params) KV_PASTE(LV(rule_##name), float),
 static const kv_rule_f32 LV(rules_f32)[] = {KV_RULES(KV_ROW)};
 #undef KV_ROW
-#define KV_ROW(name, n_states) KV_PASTE(LV(rule_##name), double),
+#define KV_ROW(name, states, params) KV_PASTE(LV(rule_##name), double),
 static const kv_rule_f64 LV(rules_f64)[] = {KV_RULES(KV_ROW)};
 #undef KV_ROW
 

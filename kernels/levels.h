@@ -3,7 +3,6 @@
 #define KV_LEVELS_H
 
 #include "job.h"
-#include "rule_ids.h"
 
 #define LV(name) KV_PASTE(name, v1)
 #define KV_LEVEL 1

@@ -11,11 +11,44 @@
  *
  * Formulas are those of the Python optimizers of MXNet's master branch, in their order of operations. Where MXNet
  * forms 1 - beta in the precision of the weight it is REAL arithmetic here; where it does so in Python the
- * difference is taken in double and then rounded. reference.py states each rule again in NumPy; the tests hold
- * both texts together.
+ * difference is taken in double and then rounded. tests/support/rule_reference.py states each rule again in
+ * NumPy; the tests hold both texts together.
  *
  * Loops are free of branches, so that compilers vectorise them. Comparisons are written so that NaN stays NaN.
  */
+
+#ifndef KV_RULES
+/* The rules, each named once: X(name, number of states, number of parameters after the first four).
+ *
+ * Rule numbers follow the order here. They live in one process only and are never stored or sent: names are. */
+#define KV_RULES(X)           \
+    X(sgd, 0, 0)              \
+    X(sgd_momentum, 1, 1)     \
+    X(nag, 1, 1)              \
+    X(adam, 2, 3)             \
+    X(adamw, 2, 3)            \
+    X(adagrad, 1, 1)          \
+    X(adadelta, 2, 2)         \
+    X(adamax, 2, 3)           \
+    X(nadam, 2, 8)            \
+    X(rmsprop, 1, 3)          \
+    X(rmsprop_centered, 3, 4) \
+    X(ftrl, 2, 2)             \
+    X(ftml, 3, 5)             \
+    X(signum, 1, 2)           \
+    X(signsgd, 0, 0)          \
+    X(sgld, 0, 4)             \
+    X(dcasgd, 1, 1)           \
+    X(dcasgd_momentum, 2, 2)  \
+    X(lamb_moments, 2, 5)     \
+    X(lamb_apply, 2, 5)       \
+    X(test, 0, 0)
+
+#define KV_FITS(name, states, params) \
+    _Static_assert((states) <= KV_MAX_STATES && 4 + (params) <= KV_MAX_PARAMS, #name);
+KV_RULES(KV_FITS)
+#undef KV_FITS
+#endif
 
 #define KV_COMMON                                                                    \
     const REAL lr = (REAL)p[0], wd = (REAL)p[1], rescale = (REAL)p[2], clip = (REAL)p[3]; \

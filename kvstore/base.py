@@ -8,11 +8,11 @@ import importlib
 import logging
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from .arrays.host import readable, same_type, writable
 from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, MissingBackendError, ShapeError
-from .store_kinds import STORES, StoreKind
+from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
     from .settings.launchers import Placement
@@ -21,17 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvstore")
 
 K = TypeVar("K", bound=type)
-
-#: What `create` knows, for editors and type checkers.
-StoreName: TypeAlias = Literal[
-    "local", "local_update_cpu", "local_allreduce_cpu",
-    "device", "local_allreduce_device",
-    "shared",
-    "dist", "dist_sync", "dist_device", "dist_device_sync", "dist_sync_device",
-    "dist_async", "dist_device_async", "dist_async_device",
-    "p3", "dist_p3",
-    "mpi", "horovod", "nccl", "byteps",
-]  # fmt: skip
 
 
 class KVStoreBase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 
 class StoreKind(NamedTuple):
@@ -37,6 +37,17 @@ _LOCAL = StoreKind("local.backend", "LocalBackend", one_process=True, joins=True
 _DEVICE = StoreKind("device.backend", "DeviceBackend", one_process=True)
 _DIST = StoreKind("parameter_server.worker.backend", "DistBackend", on_servers=True)
 _ASYNC = _DIST._replace(backend="AsyncDistBackend", synchronous=False)
+
+#: What `create` knows, for editors and type checkers.
+StoreName: TypeAlias = Literal[
+    "local", "local_update_cpu", "local_allreduce_cpu",
+    "device", "local_allreduce_device",
+    "shared",
+    "dist", "dist_sync", "dist_device", "dist_device_sync", "dist_sync_device",
+    "dist_async", "dist_device_async", "dist_async_device",
+    "p3", "dist_p3",
+    "mpi", "horovod", "nccl", "byteps",
+]  # fmt: skip
 
 #: By literal name.
 STORES: dict[str, StoreKind] = {

@@ -18,11 +18,12 @@ the folder that KVSTORE_CUDA_KERNELS names, never imports numba at all.
 from .constants import WIDTH, constants
 from .host import HostKernel
 from .launch import Kernel, load
-from .spec import RULE_STATES, Spec, all_specs, choose
+from .spec import CODECS, RULE_STATES, Spec, all_specs, choose
 from .table import BLOCK, Row, image
 
 __all__ = [
     "BLOCK",
+    "CODECS",
     "RULE_STATES",
     "WIDTH",
     "HostKernel",

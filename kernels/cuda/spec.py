@@ -7,43 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from .. import cpu
+from .bodies.rules import RULES
+
 #: Bytes of an element. Signed and unsigned integers of a size share a kernel: sums wrap.
-ITEMSIZE = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "int32": 4,
-    "int64": 8,
-}
-HALVES = ("float16", "bfloat16")
-FLOATS = ("float32", "float64", *HALVES)
+ITEMSIZE = {name.removeprefix("u"): size for name, (size, _) in cpu.dtypes().items()}
+FLOATS = tuple(name for name, (_, is_float) in cpu.dtypes().items() if is_float)
+HALVES = tuple(name for name in FLOATS if ITEMSIZE[name] == 2)
 
-#: Update rules that exist as kernels, and how many states each has. kernels/rules.h states them; left out are
-#: those that need norms of whole tensors (LAMB) or the C library's logarithm and cosine (SGLD).
-RULE_STATES = {
-    "sgd": 0,
-    "sgd_momentum": 1,
-    "nag": 1,
-    "adam": 2,
-    "adamw": 2,
-    "adagrad": 1,
-    "adadelta": 2,
-    "adamax": 2,
-    "nadam": 2,
-    "rmsprop": 1,
-    "rmsprop_centered": 3,
-    "ftrl": 2,
-    "ftml": 3,
-    "signum": 1,
-    "signsgd": 0,
-    "dcasgd": 1,
-    "dcasgd_momentum": 2,
-    "test": 0,
-}
+#: Update rules that exist as kernels, and how many states each has. Of those in kernels/rules.h the ones are
+#: left out that need norms of whole tensors (LAMB) or the C library's logarithm and cosine (SGLD).
+RULE_STATES = {name: cpu.rule_states(name) for name in cpu.rules() if name in RULES}
 
-CODECS = ("2bit", "1bit")
+#: Codecs that exist as kernels, and in which module of `bodies` each is.
+CODECS = {"2bit": "two_bit", "1bit": "one_bit"}
 #: Operations on words of a codec: sum and quantise, dequantise and sum, all of it without words in between.
 CODEC_OPS = tuple(f"{verb}_{codec}" for codec in CODECS for verb in ("quantise", "dequantise", "reduce"))
 OPS = ("sum", "update", "cast", *CODEC_OPS)
@@ -93,8 +70,8 @@ class Spec:
     target: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype == "uint8":
-            object.__setattr__(self, "dtype", "int8")
+        if self.dtype.startswith("u"):
+            object.__setattr__(self, "dtype", self.dtype[1:])
         if self.op == "cast":
             object.__setattr__(self, "k", 1)
         problem = _problem(self)

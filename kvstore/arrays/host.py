@@ -20,8 +20,11 @@ from ..kernels import cpu
 
 Array = npt.NDArray[Any]
 
+_by_size = sorted(cpu.dtypes().items(), key=lambda item: item[1])
+FLOATS = tuple(name for name, (_, is_float) in _by_size if is_float)
+HALVES = tuple(name for name, (size, is_float) in _by_size if is_float and size == 2)
 #: Element types that the local, device, shared and dist stores take.
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+DTYPES = (*FLOATS, *(name for name, _ in _by_size if name not in FLOATS))
 
 _OF_NONE = (
     ": the .grad of a parameter is None before the first backward, and where the loss does not use the "

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import kernels
+from ..arrays.host import FLOATS
 from ..errors import ConfigError, DTypeError, ShapeError
 from .optimizer import Array, Index, Optimizer, State, dense, is_half
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 class BuiltIn(Optimizer):
@@ -32,8 +31,8 @@ class BuiltIn(Optimizer):
         DTypeError
             If the weight is not of a floating-point type.
         """
-        if weight.dtype.name not in _FLOATS:
-            kinds = ", ".join(_FLOATS)
+        if weight.dtype.name not in FLOATS:
+            kinds = ", ".join(FLOATS)
             raise DTypeError(
                 f"{type(self).__name__} updates weights of {kinds}; key {index!r} is {weight.dtype}"
             )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import pages
+from ..arrays.host import HALVES
 from ..errors import ConfigError, nearest
 from . import checks
 from .checks import Settings
@@ -519,7 +520,7 @@ def _with_rate(schedule: Schedule | None, rate: float | None) -> Schedule | None
 
 def is_half(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is float16 or bfloat16."""
-    return dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
+    return dtype.itemsize == 2 and dtype.name in HALVES
 
 
 def dense(grad: Any) -> Array:

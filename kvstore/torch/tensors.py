@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arrays.host import FLOATS
 from ..arrays.sparse import RowSparseArray
 from ..errors import ArgumentError, ArrayError, DTypeError, MissingBackendError
 from ..store import KVStore
@@ -15,7 +16,7 @@ from ..store import KVStore
 Tensor = Any
 Order = tuple[int, ...] | None
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 
 
 def broadcast(

@@ -19,9 +19,31 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import kvstore as kv
-from kvstore.arrays.host import bfloat16, dtype_named, is_array, readable, same_type, writable
+from kvstore.arrays.host import (
+    DTYPES,
+    FLOATS,
+    HALVES,
+    bfloat16,
+    dtype_named,
+    is_array,
+    readable,
+    same_type,
+    writable,
+)
+from kvstore.kernels import cpu
 
 Array = npt.NDArray[Any]
+
+
+def test_the_element_types_of_the_kernels_in_the_order_of_messages() -> None:
+    assert DTYPES == ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+    assert (*HALVES, "float32", "float64") == FLOATS == DTYPES[:4]
+    for name, (size, is_float) in cpu.dtypes().items():
+        dtype = dtype_named(name)
+        assert (dtype.name, dtype.itemsize, name in FLOATS) == (name, size, is_float)
+        assert cpu.supported(dtype)
+    assert cpu.supported(np.dtype(np.longlong))
+    assert not cpu.supported(np.dtype(np.int16))
 
 
 def sample(shape: tuple[int, ...] = (4, 6), dtype: Any = np.float32) -> Array:

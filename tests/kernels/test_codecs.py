@@ -357,6 +357,7 @@ def test_codes_have_names() -> None:
     assert cpu.codings() == ["two_bit", "one_bit", "half", "bfloat"]
     with pytest.raises(KeyError):
         cpu.coding("three_bit")
+    assert [cpu.coding_bits(code) for code in (TWO, ONE, HALF, BFLOAT)] == [2, 1, 16, 16]
     assert [cpu.encoded_bytes(TWO, n) for n in (0, 1, 16, 17)] == [0, 4, 4, 8]
     assert [cpu.encoded_bytes(ONE, n) for n in (0, 1, 32, 33)] == [0, 4, 4, 8]
     assert [cpu.encoded_bytes(HALF, n) for n in (0, 1, 33)] == [0, 2, 66]

@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import rule_reference as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_parameters import PARAMS
 
-from kvstore.kernels import cpu, reference
+from kvstore.kernels import cpu
 
 # The logarithm and the cosine of the C library may differ from NumPy's in the last bit.
 USES_LIBM = {"sgld"}
@@ -56,6 +57,9 @@ def assert_same(name, mine, theirs):
 
 def test_every_rule_has_a_reference_and_a_case_here():
     assert set(cpu.rules()) == set(reference.RULES) == set(PARAMS)
+    assert {name: cpu.rule_parameters(name) for name in PARAMS} == {
+        name: len(p) for name, p in PARAMS.items()
+    }
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -41,6 +41,15 @@ def test_a_plan_does_what_a_call_does(name, multi_precision):
     assert called.optimizer._index_update_count == planned.optimizer._index_update_count == {"w": 4}
 
 
+@pytest.mark.parametrize("name", FUSED)
+def test_a_plan_has_the_parameters_and_states_that_the_rule_lists(name):
+    optimizer = opt.create(name)
+    _, params, _, states = opt.get_updater(optimizer).plan("w", np.ones((2, 2), np.float32))
+    rule = optimizer.rule()
+    assert len(states) == cpu.rule_states(rule)
+    assert len(params) + (rule == "sgld") >= cpu.rule_parameters(rule)  # a whole tensor begins at 0
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_no_plan_for_whole_tensors(name):
     with pytest.raises(ConfigError, match="no compiled element-wise rule"):

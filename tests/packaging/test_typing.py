@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 import kvstore as kv
-from kvstore.base import StoreName
 from kvstore.settings.options import StoreConfig
-from kvstore.store_kinds import STORES
+from kvstore.store_kinds import STORES, StoreName
 
 ROOT = Path(__file__).parents[2]
 SNIPPET = """\

@@ -10,13 +10,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.arrays.host import DTYPES as DTYPES
+from kvstore.arrays.host import FLOATS, HALVES
 from kvstore.kernels import cpu
 
 Array = npt.NDArray[Any]
-
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTEGERS = ("int8", "uint8", "int32", "int64")
-DTYPES = FLOATS + INTEGERS
 
 cpu.accept_bfloat16(np.dtype(ml_dtypes.bfloat16))
 
@@ -26,7 +24,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in ("float16", "bfloat16")
+    return dtype.name in HALVES
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

@@ -19,7 +19,7 @@ PARAMS: dict[str, tuple[float, ...]] = {
     "ftml": (*COMMON, 0.6, 0.999, 1e-6, 0.4, 0.001),
     "signum": (*COMMON, 0.9, 0.01),
     "signsgd": COMMON,
-    "sgld": (*COMMON, 7, 0xDEADBEEF, 3),
+    "sgld": (*COMMON, 7, 0xDEADBEEF, 3, 0),
     "dcasgd": (*COMMON, 0.04),
     "dcasgd_momentum": (*COMMON, 0.04, 0.9),
     "lamb_moments": (*COMMON, 0.8, 0.999, 1e-4, 0.2, 0.001),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 
-from ..spec import Spec
-from . import casts, codecs, one_bit, sums, two_bit, updates
+from ..spec import CODECS, Spec
+from . import casts, codecs, sums, updates
 from .chunks import Body
 
-_CODECS = {"2bit": two_bit.CODEC, "1bit": one_bit.CODEC}
 _MAKERS = {"sum": sums.body, "update": updates.body, "cast": casts.body}
 
 
@@ -16,5 +16,5 @@ _MAKERS = {"sum": sums.body, "update": updates.body, "cast": casts.body}
 def body(spec: Spec) -> Body:
     """Return the body of a kernel; always the same one for a spec."""
     if spec.codec:
-        return codecs.body(spec, _CODECS[spec.codec])
+        return codecs.body(spec, import_module(f".{CODECS[spec.codec]}", __package__).CODEC)
     return _MAKERS[spec.op](spec)

@@ -3,7 +3,7 @@
 A rule takes the weight, the gradient, three states (those it has not are passed through) and the constants
 that `constants` made, and returns the new weight and states. Numbers are all float32 or all float64. The
 constants begin with learning rate, weight decay, rescale_grad and clip bound; kernels/rules.h says what
-follows at each rule, and `constants` what stands from place 12 on.
+follows at each rule; what stands from place 12 on is said before a rule that reads it.
 
 Comparisons are written so that NaN stays NaN.
 """
@@ -13,19 +13,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .intrinsics import divide, dual, magnitude, one, root, select, zero
 
+Numbers = npt.NDArray[Any]
 Real = Any
 Constants = Any  # a tuple of WIDTH numbers
 Updated = tuple[Real, Real, Real, Real]
 Rule = Callable[[Real, Real, Real, Real, Real, Constants], Updated]
 
+# Takes the parameters in double (p) and rounded (r), a line for each parameter, and returns what goes to
+# places 12 and following. Which differences are taken in double follows kernels/rules.h.
+Derive = Callable[[Numbers, Numbers], tuple[Numbers, ...]]
+
 RULES: dict[str, Rule] = {}
+DERIVED: dict[str, Derive] = {}
 
 
 def _rule(function: Rule) -> Rule:
     RULES[function.__name__.lstrip("_")] = function
     return dual(function)
+
+
+def _rule_with(derive: Derive) -> Callable[[Rule], Rule]:
+    """Enter a rule that reads more than its parameters, and how that follows from them."""
+
+    def enter(function: Rule) -> Rule:
+        DERIVED[function.__name__.lstrip("_")] = derive
+        return _rule(function)
+
+    return enter
+
+
+def _rest(share: Numbers) -> Numbers:
+    """1 - share, in the precision of `share`."""
+    return np.subtract(1, share, dtype=share.dtype)
 
 
 @dual
@@ -66,7 +90,7 @@ def _nag(w: Real, g: Real, m: Real, b: Real, c: Real, p: Constants) -> Updated:
     return w + (p[4] * m - step), m, b, c
 
 
-@_rule
+@_rule_with(lambda p, r: (_rest(r[4]), _rest(r[5])))
 def _adam(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
     x = decayed(w, g, p)
     m = p[4] * m + p[12] * x
@@ -74,7 +98,7 @@ def _adam(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
     return w - divide(p[0] * m, root(v) + p[6]), m, v, c
 
 
-@_rule
+@_rule_with(lambda p, r: (_rest(r[4]), _rest(r[5])))
 def _adamw(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
     x = bounded(p[2] * g, p[3])
     m = p[4] * m + p[12] * x
@@ -89,7 +113,7 @@ def _adagrad(w: Real, g: Real, h: Real, b: Real, c: Real, p: Constants) -> Updat
     return w - p[0] * divide(x, root(h) + p[4]), h, b, c
 
 
-@_rule
+@_rule_with(lambda p, r: (1 - p[4],))
 def _adadelta(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
     x = decayed(w, g, p)
     a = p[4] * a + p[12] * (x * x)
@@ -98,7 +122,7 @@ def _adadelta(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Upda
     return w - p[0] * step, a, b, c
 
 
-@_rule
+@_rule_with(lambda p, r: (1 - p[4],))
 def _adamax(w: Real, g: Real, m: Real, u: Real, c: Real, p: Constants) -> Updated:
     x = decayed(w, g, p)
     size = magnitude(x)
@@ -108,7 +132,7 @@ def _adamax(w: Real, g: Real, m: Real, u: Real, c: Real, p: Constants) -> Update
     return w - p[0] * divide(m, u + p[6]), m, u, c
 
 
-@_rule
+@_rule_with(lambda p, r: (1 - p[4], 1 - p[5], 1 - p[7]))
 def _nadam(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated:
     x = decayed(w, g, p)
     m = p[4] * m + p[12] * x
@@ -117,14 +141,14 @@ def _nadam(w: Real, g: Real, m: Real, v: Real, c: Real, p: Constants) -> Updated
     return w - p[0] * divide(mean, root(divide(v, p[11])) + p[6]), m, v, c
 
 
-@_rule
+@_rule_with(lambda p, r: (_rest(r[4]),))
 def _rmsprop(w: Real, g: Real, v: Real, b: Real, c: Real, p: Constants) -> Updated:
     x = decayed(w, g, p)
     v = p[4] * v + p[12] * (x * x)
     return bounded(w - p[0] * divide(x, root(v) + p[5]), p[6]), v, b, c
 
 
-@_rule
+@_rule_with(lambda p, r: (_rest(r[4]),))
 def _rmsprop_centered(w: Real, g: Real, q: Real, v: Real, m: Real, p: Constants) -> Updated:
     x = decayed(w, g, p)
     q = p[4] * q + p[12] * x
@@ -144,7 +168,7 @@ def _ftrl(w: Real, g: Real, z: Real, h: Real, c: Real, p: Constants) -> Updated:
     return select(magnitude(z) <= p[4], zero(z), step), z, h, c
 
 
-@_rule
+@_rule_with(lambda p, r: (_rest(r[4]), _rest(r[5]), r[7] / r[0]))
 def _ftml(w: Real, g: Real, d: Real, v: Real, z: Real, p: Constants) -> Updated:
     x = decayed(w, g, p)
     v = p[5] * v + p[13] * (x * x)
@@ -153,13 +177,13 @@ def _ftml(w: Real, g: Real, d: Real, v: Real, z: Real, p: Constants) -> Updated:
     return divide(-z, new), new, v, z
 
 
-@_rule
+@_rule_with(lambda p, r: (_rest(r[4]), _rest(r[0] * r[5])))
 def _signum(w: Real, g: Real, m: Real, b: Real, c: Real, p: Constants) -> Updated:
     m = p[4] * m - p[12] * decayed(w, g, p)
     return p[13] * w + p[0] * sign(m), m, b, c
 
 
-@_rule
+@_rule_with(lambda p, r: (_rest(r[0] * r[1]),))
 def _signsgd(w: Real, g: Real, a: Real, b: Real, c: Real, p: Constants) -> Updated:
     return p[12] * w - p[0] * sign(g), a, b, c
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...arrays.host import readable, writable
+from ...arrays.host import HALVES, readable, writable
 from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceView
@@ -22,7 +22,7 @@ from .keys import Array, DeviceKey
 from .launches import Launches
 
 #: Element types between which there are kernels.
-_CASTS = {frozenset(("float32", half)) for half in ("float16", "bfloat16")}
+_CASTS = {frozenset(("float32", half)) for half in HALVES}
 
 
 class Streams:

@@ -17,7 +17,7 @@ from .launches import Launches, Work, count_of
 
 _FLOAT32 = np.dtype(np.float32)
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
-_ON_GPU = ("2bit", "1bit", *_HALVES)
+_ON_GPU = (*cuda.CODECS, *_HALVES)
 
 
 class DeviceFeedback(Feedback):

@@ -38,17 +38,6 @@ from .optimizer import Updates
 from .rows import Rows
 from .waiting import CallOnce, RoundWaiter
 
-_CODES = {
-    "float32": 0,
-    "float64": 1,
-    "float16": 2,
-    "bfloat16": 3,
-    "int8": 4,
-    "uint8": 5,
-    "int32": 6,
-    "int64": 7,
-}
-
 _ONE_KEY = contextlib.nullcontext()
 
 Handle = shm.Handle
@@ -534,10 +523,9 @@ class SharedBackend:
         return self.rank == min(self._job.members(), default=self.rank)
 
     def _add(self, key: Key, value: Array | RowSparseArray) -> Handle | None:
-        code = _CODES[value.dtype.name]
         if isinstance(value, RowSparseArray):
-            return self._rows.add(self._keys, key, value, code)
-        return self._keys.add(key, value, code)
+            return self._rows.add(self._keys, key, value)
+        return self._keys.add(key, value)
 
     def _await_key(self, key: Key) -> Handle:
         def come() -> int:

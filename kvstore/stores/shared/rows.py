@@ -35,11 +35,11 @@ class Rows:
         # What this worker has pushed last and the time before, by parity of the round; used again.
         self._pushed: dict[tuple[Key, int], Array] = {}
 
-    def add(self, keys: shm.Keys, key: Key, value: RowSparseArray, code: int) -> Handle | None:
+    def add(self, keys: shm.Keys, key: Key, value: RowSparseArray) -> Handle | None:
         """Make a key with the rows of `value`."""
         table = pages.zeros(value.shape, value.dtype)
         table[: len(value.indices)] = value.data
-        return keys.add(key, table, code, value.indices)
+        return keys.add(key, table, value.indices)
 
     # ------------------------------------------------------------------------------------------ reading
 

@@ -155,8 +155,7 @@ def test_a_spec_that_cannot_be_is_refused(fields: dict[str, object]) -> None:
         Spec(**fields)  # type: ignore[arg-type]
 
 
-def test_rules_have_the_states_of_the_compiled_ones() -> None:
-    assert {rule: cpu.rule_states(rule) for rule in RULE_STATES} == RULE_STATES
+def test_these_rules_have_no_kernel() -> None:
     assert set(cpu.rules()) - set(RULE_STATES) == {"sgld", "lamb_moments", "lamb_apply"}
 
 

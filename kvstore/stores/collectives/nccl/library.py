@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ....devices import driver
 from ....errors import KVStoreError, MissingBackendError, PeerLostError
+from ....kernels import cpu
 
 #: Name of an element type -> its number in nccl.h.
 TYPES = {
@@ -21,16 +22,7 @@ TYPES = {
     "float64": 8,
     "bfloat16": 9,
 }
-_SIZES = {
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-    "bfloat16": 2,
-}
+_SIZES = {name: size for name, (size, _) in cpu.dtypes().items()}
 SUM, MAX = 0, 2  # ncclRedOp_t
 
 _ID_BYTES = 128

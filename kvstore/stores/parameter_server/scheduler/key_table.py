@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
+from ....kernels import cpu
 from ..protocol.messages import DIMENSIONS, KEY_BYTES, Answer, Failure, Key, KeyEntry, KeySpec, Slice
 from .placement import count, place, release, sizes
 
 #: A store has at most so many.
 _MOST_SLICES = 1 << 24
+_TYPES = cpu.dtypes()
 
 
 class _Waiting(NamedTuple):
@@ -181,13 +181,9 @@ class KeyTable:
         return None
 
 
-@functools.lru_cache(maxsize=64)
 def itemsize(dtype: str) -> int:
     """Bytes of an element; 0 if there is no such type."""
-    try:
-        return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    except TypeError:
-        return 0
+    return _TYPES[dtype][0] if dtype in _TYPES else 0
 
 
 def _differs(old: KeySpec, new: KeySpec) -> Failure | None:

@@ -20,8 +20,6 @@ from .operations import Request, Take
 from .replies import FillOuts
 from .shared_payloads import SharedPayload, SharedPayloads
 
-_BITS = {"two_bit": 2, "one_bit": 1, "half": 16, "bfloat": 16}
-
 
 class PushHeader:
     """What all records of one push have in common."""
@@ -37,8 +35,6 @@ class SliceRequests:
 
     def __init__(self, memory: SharedPayloads) -> None:
         self._memory = memory
-        #: Bits of an element, by code.
-        self._bits = {cpu.coding(name): bits for name, bits in _BITS.items()}
 
     def dense(
         self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None
@@ -65,7 +61,7 @@ class SliceRequests:
         code, threshold = compiled
         words = np.empty(cpu.encoded_bytes(code, key.size), np.uint8)
         feedback.pack(key.key, values, words)
-        yield from self._cut(key, as_bytes(words), self._bits[code], head, take, None, code, threshold)
+        yield from self._cut(key, as_bytes(words), cpu.coding_bits(code), head, take, None, code, threshold)
 
     def _cut(
         self,

@@ -17,6 +17,7 @@ import weakref
 
 import numpy as np
 
+from ....arrays.host import dtype_named
 from ....kernels import cpu
 
 cnp.import_array()

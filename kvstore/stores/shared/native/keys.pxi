@@ -1,5 +1,10 @@
 # Keys in the region. Part of _shared.pyx.
 
+cdef list dtype_names = list(cpu.dtypes())
+cdef object INT64 = np.dtype(np.int64)
+cdef object BYTES = np.dtype(np.uint8)
+
+
 cdef class Handle:
     """A key as this process sees it."""
 
@@ -97,7 +102,7 @@ cdef class Handle:
     def rows(self, other=False):
         """Row-sparse: how many rows the value holds (-1: all), and memory for their ids."""
         cdef uint64_t at = self.rows_at(other)
-        ids = self.job.array(at + 8, (self.shape[0],), dtypes[7], None)
+        ids = self.job.array(at + 8, (self.shape[0],), INT64, None)
         return (<int64_t *>(self.job.me.base + at))[0], ids
 
     def set_rows(self, other, int64_t n):
@@ -154,7 +159,7 @@ cdef class Handle:
         kv_unlock_region(me)
         if not offset:
             raise no_memory(size)
-        return self.job.array(offset, (size,), dtypes[5], None)
+        return self.job.array(offset, (size,), BYTES, None)
 
     # --------------------------------------------------------------------------------------- optimizer
 
@@ -203,16 +208,16 @@ cdef class Handle:
             self.undo_at = self.undo_bytes = 0
             self.undo_at = self.job.take(size + size // 4)
             self.undo_bytes = size + size // 4
-        block = self.job.array(self.undo_at, (self.undo_bytes,), dtypes[5], None)
+        block = self.job.array(self.undo_at, (self.undo_bytes,), BYTES, None)
         head = <uint64_t *>(self.job.me.base + self.undo_at)
         head[0], head[1] = kv_round_of(kv_get(&self.e.phase)), len(pieces)
         offset = 16
         for array, ids in pieces:
             n, per = len(array) if ids is None else len(ids), array.nbytes // max(len(array), 1)
-            block[offset:offset + 32].view(dtypes[7])[:] = (self.job.offset_of(array), per, n, ids is not None)
+            block[offset:offset + 32].view(INT64)[:] = (self.job.offset_of(array), per, n, ids is not None)
             offset += 32
             if ids is not None:
-                block[offset:offset + 8 * n].view(dtypes[7])[:] = ids
+                block[offset:offset + 8 * n].view(INT64)[:] = ids
                 offset += 8 * n
             rows = block[offset:offset + n * per].view(array.dtype).reshape((n,) + array.shape[1:])
             if ids is None:
@@ -286,7 +291,7 @@ cdef class Keys:
         if known is not None:
             return known
         h.shape = tuple([(<int64_t *>(self.job.me.base + e.shape))[i] for i in range(e.ndim)])
-        h.dtype = dtype_of_code(e.dtype)
+        h.dtype = dtype_named(dtype_names[e.dtype])
         h.arrays = [None, None]
         h.like = np.broadcast_to(np.empty((), h.dtype), h.shape)
         self.job.handles[h.key] = h
@@ -310,12 +315,13 @@ cdef class Keys:
         """0: no key yet, 1: int keys, 2: str keys."""
         return kv_get(&self.job.me.head.text_keys)
 
-    def add(self, key, cnp.ndarray value, int dtype, cnp.ndarray ids=None):
+    def add(self, key, cnp.ndarray value, cnp.ndarray ids=None):
         """Make a key with a copy of `value`; None if it is there already.
 
         With `ids`, it is row-sparse: `value` is the whole table, and its first rows are those of `ids`.
         """
         cdef bytes text = text_of(key)
+        cdef int dtype = dtype_names.index(value.dtype.name)
         cdef kv_entry *e
         cdef uint64_t number
         self.job.lock()
@@ -368,16 +374,3 @@ cdef class Keys:
         memset(me.base + e.map, 0, 8 * e.chunks)
         memcpy(me.base + e.value[0], cnp.PyArray_DATA(value), e.nbytes)
         return 0
-
-
-cdef list dtypes = [np.dtype(name) for name in
-                    ("float32", "float64", "float16", "float16", "int8", "uint8", "int32", "int64")]
-
-
-cdef dtype_of_code(int code):
-    if code != 3:
-        return dtypes[code]
-    from ml_dtypes import bfloat16
-
-    cpu.accept_bfloat16(np.dtype(bfloat16))
-    return np.dtype(bfloat16)

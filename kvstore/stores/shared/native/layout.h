@@ -83,7 +83,7 @@ typedef struct {
     uint64_t value[2];         /* the one in use is said by the phase; the other takes the next sum */
     uint64_t parts, map;
     uint64_t master, states[KV_MAX_STATES];
-    double params[16];
+    double params[KV_MAX_PARAMS];
     /* What Python keeps here. */
     uint64_t number, name, name_bytes, shape, ndim;
     int64_t int_key;
