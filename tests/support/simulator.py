@@ -33,7 +33,8 @@ from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
 from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
 from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
-from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine, WorkerOptions
+from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
+from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 
 TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
 TOGETHER = 8.0  # seconds for slices to come to one round

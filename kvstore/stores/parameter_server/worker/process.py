@@ -18,7 +18,7 @@ from ....settings.parameter_server import ps_config
 from ....settings.roles import Roles
 from ..protocol import messages as m
 from ..transport.heartbeats import HeartbeatResponder
-from .state_machine.machine import WorkerOptions
+from .state_machine.options import WorkerOptions
 
 if TYPE_CHECKING:
     from .client import Client

@@ -8,7 +8,8 @@ import msgspec
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine, WorkerOptions
+from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
+from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 
 K = m.Kind
 MEMBERS = (m.Member(0, 100), m.Member(1, 101))
@@ -22,10 +23,10 @@ class Store:
         hello = m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL)
         self.machine = WorkerMachine(hello, WorkerOptions(resend=1.0, control_resend=0.5, dead_after=5.0))
         self.now = 0.0
-        self.letters = 0
+        self.heard = 0
         self.actions: list[e.Action] = []
         self.step(e.Start())
-        self.letter(m.Welcome(3, 0, 2, 1, MEMBERS, SERVERS))
+        self.hear(m.Welcome(3, 0, 2, 1, MEMBERS, SERVERS))
         for rank in (0, 1) if attach else ():
             self.step(e.Received(rank, m.Attached(1, epoch=1)))
 
@@ -33,13 +34,13 @@ class Store:
         self.actions = self.machine.step(event, self.now)
         return self.actions
 
-    def letter(self, body: Any) -> None:
-        self.letters += 1
-        self.step(e.Received("scheduler", m.ReliableMessage(self.letters, 0, body)))
+    def hear(self, body: Any) -> None:
+        self.heard += 1
+        self.step(e.Received("scheduler", m.ReliableMessage(self.heard, 0, body)))
 
     def view(self, epoch: int = 2, **more: Any) -> None:
         values: dict[str, Any] = {"members": MEMBERS, "resting": (), "losses": (), "servers": SERVERS, **more}
-        self.letter(m.View(3, epoch, **values))
+        self.hear(m.View(3, epoch, **values))
 
     def submit(self, op: Any, *parts: tuple[int, m.Kind, int]) -> None:
         record = [
@@ -143,9 +144,9 @@ def test_a_value_is_asked_for_again_in_a_frame() -> None:
 def test_questions_get_their_answers() -> None:
     store = Store()
     store.step(e.SchedulerRequest("b", m.Barrier(0, 0, 1)))
-    letter = store.sent("scheduler")[0]
-    assert letter.body == m.Barrier(1, 3, 1)
-    store.letter(m.Answer(1))
+    message = store.sent("scheduler")[0]
+    assert message.body == m.Barrier(1, 3, 1)
+    store.hear(m.Answer(1))
     assert [one.op for one in store.done()] == ["b"]
     store.step(e.SchedulerRequest("l", m.Leave(0)))
     number = store.sent("scheduler")[0].number
@@ -193,7 +194,7 @@ def test_a_new_server_gets_what_the_old_one_has_not_answered() -> None:
     assert [(one.slice, one.sequence) for one in store.sent(0)[0].records] == [(5, 2)]
 
 
-def letters(store: Store) -> list[Any]:
+def told(store: Store) -> list[Any]:
     return [one.body for one in store.sent("scheduler") if one.body is not None]
 
 
@@ -201,18 +202,18 @@ def test_it_says_where_it_is_when_it_reaches_the_slice_that_somebody_begins_with
     store = Store()
     store.submit("a", (0, K.PUSH, 0), (1, K.PUSH, 5))
     store.view(2, begin=5)
-    assert letters(store) == []
+    assert told(store) == []
     store.submit("b", (0, K.PUSH, 0), (1, K.PULL, 5))
-    assert letters(store) == []
+    assert told(store) == []
     assert [one.epoch for one in store.sent(0)] == [1]
     store.submit("c", (1, K.PUSHPULL, 5))
-    assert letters(store) == [m.JoinPointReached(3, 2, ((0, 2), (5, 1)))]
+    assert told(store) == [m.JoinPointReached(3, 2, ((0, 2), (5, 1)))]
     assert [one.epoch for one in store.sent(1)] == [2]
     store.submit("d", (1, K.PUSHPULL, 5))
-    assert letters(store) == []
+    assert told(store) == []
     store.view(3, begin=5)  # once more: somebody else is lost
     store.submit("e", (1, K.PUSHPULL, 5))
-    assert letters(store) == [m.JoinPointReached(3, 3, ((0, 2), (5, 3)))]
+    assert told(store) == [m.JoinPointReached(3, 3, ((0, 2), (5, 3)))]
 
 
 def returned() -> Store:
@@ -221,9 +222,9 @@ def returned() -> Store:
     store.machine = WorkerMachine(
         m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL), WorkerOptions(control_resend=0.5)
     )
-    store.now, store.letters, store.actions = 0.0, 0, []
+    store.now, store.heard, store.actions = 0.0, 0, []
     store.step(e.Start())
-    store.letter(m.Welcome(3, 0, 2, 4, MEMBERS, SERVERS, True, late=(0,)))
+    store.hear(m.Welcome(3, 0, 2, 4, MEMBERS, SERVERS, True, late=(0,)))
     assert [one.late for one in store.sent(0)] == [True]
     for rank in (0, 1):
         store.step(e.Received(rank, m.Attached(1, epoch=4)))
@@ -235,7 +236,7 @@ def test_its_pushes_wait_until_the_others_are_where_it_begins() -> None:
     store.submit("a", (0, K.PULL, 0))
     assert [one.kind for one in store.sent(0)[0].records] == [K.PULL]
     store.submit("b", (0, K.PUSH, 7), (1, K.PUSH, 5))
-    assert (letters(store), store.sent(0)) == ([m.Begin(3, 7)], [])
+    assert (told(store), store.sent(0)) == ([m.Begin(3, 7)], [])
     store.submit("c", (1, K.PULL, 5))
     store.submit("d", (0, K.PUSH, 7))
     assert store.actions == []
@@ -260,16 +261,16 @@ def test_who_has_just_begun_says_where_it_is_once_it_knows_its_rounds() -> None:
     store.view(6, late=(1,), begin=0)
     store.step(e.Received(0, m.Attached(1, epoch=5, bases=((0, 3),))))
     store.submit("a", (0, K.PUSH, 0))
-    assert (letters(store), store.sent(0)[0].epoch) == ([], 5)
+    assert (told(store), store.sent(0)[0].epoch) == ([], 5)
     store.step(e.Received(1, m.Attached(1, epoch=5, bases=((7, 2),))))
     store.submit("b", (0, K.PUSH, 0))
-    assert letters(store) == [m.JoinPointReached(3, 6, ((0, 4), (7, 2)))]
+    assert told(store) == [m.JoinPointReached(3, 6, ((0, 4), (7, 2)))]
 
 
 def test_pushes_that_wait_for_the_others_end_with_the_store() -> None:
     ends: list[Any] = [
         lambda store: store.view(5, losses=(m.Loss("server", 1, 6.0),), broken=True),
-        lambda store: store.letter(m.Fenced(4, "gone")),
+        lambda store: store.hear(m.Fenced(4, "gone")),
         lambda store: store.step(e.SchedulerRequest("l", m.Leave(0))),
     ]
     for end in ends:
@@ -303,7 +304,7 @@ def test_a_fenced_or_refused_worker_is_out() -> None:
         store = Store()
         store.submit("a", (0, K.PULL, 0))
         store.step(e.SchedulerRequest("b", m.Barrier(0, 0, 1)))
-        store.letter(body)
+        store.hear(body)
         assert {one.op: one.error.error for one in store.done() if one.error} == {"a": error, "b": error}
         assert any(isinstance(one, e.Failed) for one in store.actions)
 

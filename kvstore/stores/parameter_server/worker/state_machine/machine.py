@@ -7,7 +7,6 @@ scheduler in `scheduler_link.py`; here is what an event means to the three of th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.events import (
@@ -55,55 +54,23 @@ from ...protocol.messages import (
     Who,
 )
 from .member import StoreMember
+from .options import WorkerOptions
 from .scheduler_link import SchedulerLink
 from .server_links import ServerLinks
 
 _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
 
 
-@dataclass(frozen=True)
-class WorkerOptions:
-    """How patient a worker is.
-
-    Attributes
-    ----------
-    credit : int
-        Bytes that may be on the way to one server.
-    batch_bytes : int
-        Requests are put together up to so many bytes.
-    resend : float
-        Seconds after which a request without an answer is asked for again.
-    control_resend : float
-        The same for what goes to the scheduler.
-    dead_after : float
-        Seconds without a word of the scheduler, while something waits, after which it is lost.
-    start : float
-        The same before its first word: it may be started after this process. 0: as `dead_after`.
-    echoes : bool
-        Whether `ECHO` can be reached before the scheduler has said where: another store knows it.
-    """
-
-    credit: int = 32 << 20
-    batch_bytes: int = 1 << 20
-    resend: float = 5.0
-    control_resend: float = 1.0
-    dead_after: float = 5.0
-    start: float = 0.0
-    echoes: bool = False
-
-
 class WorkerMachine:
     """One store of a worker; `step` is all there is to drive it."""
 
     def __init__(self, hello: Hello, options: WorkerOptions | None = None, memory: str = "") -> None:
-        self._hello, o = hello, options or WorkerOptions()
+        self._hello, options = hello, options or WorkerOptions()
         self.member = StoreMember()
         self.failure: Failure | None = None
         self.missing: Missing | None = None
-        self._scheduler = SchedulerLink(o.control_resend, o.dead_after, o.start, o.echoes)
-        self._servers = ServerLinks(
-            self.member, hello, memory, o.credit, o.batch_bytes, o.resend, reattach=o.control_resend
-        )
+        self._scheduler = SchedulerLink(options)
+        self._servers = ServerLinks(self.member, hello, options, memory)
         self._held: list[Submit] = []  # pushes, until this worker has reached its join point
         self._left = False
         self._shrunk: set[int] = set()  # ranks that rounds go on without

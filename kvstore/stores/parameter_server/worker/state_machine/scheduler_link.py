@@ -12,34 +12,23 @@ from ...protocol.losses import lost, stopped
 from ...protocol.messages import Answer, Failure, Loss, Ping, ReliableMessage
 from ...protocol.reliable_link import ReliableLink
 from ...protocol.silence import SilenceDetector
+from .options import WorkerOptions
 
 SCHEDULER = "scheduler"
 
 
 class SchedulerLink:
-    """One store's link to the scheduler, with the requests that wait there.
+    """One store's link to the scheduler, with the requests that wait there."""
 
-    Parameters
-    ----------
-    resend : float
-        Seconds after which a message that was not acknowledged is sent again.
-    dead_after : float
-        Seconds without a word, while something waits, after which the scheduler is lost.
-    start : float
-        The same before its first word; 0: as `dead_after`.
-    echoes : bool
-        Whether `ECHO` can be reached already.
-    """
-
-    def __init__(self, resend: float, dead_after: float, start: float, echoes: bool) -> None:
-        self._dead_after, self._start = dead_after, start
-        self._link = ReliableLink(resend)
+    def __init__(self, options: WorkerOptions) -> None:
+        self._dead_after, self._start = options.dead_after, options.start
+        self._link = ReliableLink(options.control_resend)
         #: Whoever steps the machine steps this too.
-        self.silence = SilenceDetector(dead_after)
+        self.silence = SilenceDetector(options.dead_after)
         #: Whether the scheduler has ever said a word.
         self.met = False
         #: Whether `ECHO` can be reached.
-        self.echoes = echoes
+        self.echoes = options.echoes
         self._requests: dict[int, Hashable] = {}  # by number: done when answered
         self._number = 0
         self._delivered: dict[int, Hashable] = {}  # by number of the message: done when it has come

@@ -25,9 +25,11 @@ from ...protocol.messages import (
     Record,
 )
 from .member import StoreMember
+from .options import WorkerOptions
 from .request_table import OperationProgress, RecordBatch, RequestInFlight, RequestTable
 
 _PULL, _PUSH, _PUSHPULL, _INIT = Kind.PULL, Kind.PUSH, Kind.PUSHPULL, Kind.INIT
+_PUSHES = frozenset((_PUSH, _PUSHPULL))
 _VALUE, _FAILED = Kind.VALUE, Kind.FAILED
 _new = tuple.__new__
 
@@ -56,27 +58,13 @@ class ServerLinks:
         The worker that asks.
     hello : Hello
         As it has introduced itself.
+    options : WorkerOptions
     memory : str
         Handle of the memory that it shares.
-    credit, batch_bytes, resend
-        As in `RequestTable`.
-    reattach : float
-        Seconds after which a server that has not let it in is asked again.
     """
 
-    def __init__(
-        self,
-        member: StoreMember,
-        hello: Hello,
-        memory: str,
-        credit: int,
-        batch_bytes: int,
-        resend: float,
-        reattach: float,
-    ) -> None:
-        self._member, self._hello, self._memory = member, hello, memory
-        self._credit, self._batch_bytes, self._resend = credit, batch_bytes, resend
-        self._reattach = reattach
+    def __init__(self, member: StoreMember, hello: Hello, options: WorkerOptions, memory: str) -> None:
+        self._member, self._hello, self._options, self._memory = member, hello, options, memory
         self._links: dict[int, ServerLink] = {}
         self._operations: dict[Hashable, OperationProgress] = {}
 
@@ -146,13 +134,14 @@ class ServerLinks:
         """Say how many pushes of this worker there are, with this one."""
         slice_ = record[SLICE]
         pushes = link.requests.pushes
-        if record[KIND] == _PUSH or record[KIND] == _PUSHPULL:
+        kind = record[KIND]
+        if kind in _PUSHES:
             count = pushes[slice_] = pushes.get(slice_, 0) + 1
         elif self._member.view is not None and self._member.view.broken:
             count = record[ROUND]  # no round will be complete: what is there, or the one the caller names
         else:
             count = max(record[ROUND], pushes.get(slice_, 0))
-        return _new(Record, (record[KIND], slice_, 0, count, *record[4:]))
+        return _new(Record, (kind, slice_, 0, count, *record[4:]))
 
     def _pump(self, server: int, now: float, actions: list[Action]) -> None:
         link = self._links[server]
@@ -207,7 +196,7 @@ class ServerLinks:
             if link.lost is not None:
                 continue
             joined = link.attached and link.join_epoch >= self._member.join_epoch
-            if not joined and now - link.attempted >= self._reattach:
+            if not joined and now - link.attempted >= self._options.control_resend:
                 self._attach(server, now, actions)
             if not link.attached:
                 continue
@@ -223,7 +212,8 @@ class ServerLinks:
         for member in servers:
             link = self._links.get(member.rank)
             if link is None:
-                requests = RequestTable(self._credit, self._batch_bytes, self._resend)
+                o = self._options
+                requests = RequestTable(o.credit, o.batch_bytes, o.resend)
                 link = self._links[member.rank] = ServerLink(requests)
             if link.incarnation != member.incarnation:
                 link.incarnation = member.incarnation
@@ -242,14 +232,10 @@ class ServerLinks:
         link, member = self._links[server], self._member
         link.attempted = now
         if member.welcome is not None:
-            known = (
-                tuple((dict(member.first_rounds) | link.requests.accepted).items())
-                if not link.attached
-                else ()
-            )
+            known = {} if link.attached else dict(member.first_rounds) | link.requests.accepted
             who = (member.welcome.store, member.welcome.rank, self._hello.incarnation, member.epoch)
             met = link.met and link.join_epoch >= member.join_epoch
-            attach = Attach(*who, self._hello.job, known, met, member.rejoining, self._memory)
+            attach = Attach(*who, self._hello.job, tuple(known.items()), met, member.rejoining, self._memory)
             actions.append(Send(server, attach))
 
     def attached(self, server: int, message: Attached, now: float, actions: list[Action]) -> None:
