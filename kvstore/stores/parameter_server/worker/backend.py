@@ -31,9 +31,10 @@ from .client import Client
 from .gpu_on_demand import GpuOnDemand
 from .initial_values import InitialValues
 from .key_directory import KeyDirectory
+from .operations import Finish
 from .optimizer import WorkerOptimizer
-from .pulls import Pulls
-from .pushes import Finish, Pushes
+from .pulls import Pulls, delivering
+from .pushes import Pushes
 from .reads import ConsistentReads
 from .replies import CollectStates
 from .shared_payloads import SharedPayloads
@@ -136,7 +137,7 @@ class DistBackend:
         later.keep_apart(wanted)
         fills = [(key, values, self._pulls.fill(key, values, outs)) for key, values, outs in wanted]
         operation = self._client.submit(self._pushes.pushpull_requests(fills), priority)
-        return self._pulls.finishing(operation, "a pushpull", later)
+        return delivering(partial(self._client.finish, operation, "a pushpull"), later)
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
         """Not asked for."""

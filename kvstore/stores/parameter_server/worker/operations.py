@@ -12,6 +12,8 @@ from ..protocol.messages import Answer, Failure, PayloadLocation, Record
 
 #: Takes in the value of one slice: ``take(part, record, frames)``; False asks for it once more, in a frame.
 Take = Callable[[Any, Record, Sequence[Any]], bool]
+#: Ends an operation that was begun.
+Finish = Callable[[], None]
 
 
 class Request(NamedTuple):

@@ -21,16 +21,13 @@ from ..protocol.messages import Kind
 from .client import Client
 from .gpu_on_demand import GpuOnDemand
 from .key_directory import DistKey, KeyDirectory
-from .operations import PendingOperation, Request
+from .operations import Finish, Request
 from .reads import ConsistentReads
 from .replies import CollectRows, CollectTable, FillOuts
 from .shared_payloads import SharedPayloads
 from .slice_requests import read_requests, row_requests
 
 log = logging.getLogger("kvstore.dist")
-
-#: Ends an operation that was begun.
-Finish = Callable[[], None]
 
 
 class Pulls:
@@ -110,17 +107,10 @@ class Pulls:
     ) -> Finish:
         """Start what reads; each key is of one round, where there are rounds."""
         if self._reads is None or self._client.in_step:
-            return self.finishing(self._client.submit(requests, priority), what, later)
-        return partial(_finish_read, self._reads.start(requests, what, priority), later)
-
-    def finishing(self, operation: PendingOperation, what: str, later: Later | None) -> Finish:
-        """Return what is left to do of an operation."""
-        return partial(self._finish, operation, what, later)
-
-    def _finish(self, operation: PendingOperation, what: str, later: Later | None) -> None:
-        self._client.finish(operation, what)
-        if later is not None:
-            later.deliver()
+            finish: Finish = partial(self._client.finish, self._client.submit(requests, priority), what)
+        else:
+            finish = self._reads.start(requests, what, priority)
+        return finish if later is None else delivering(finish, later)
 
     def _table_requests(
         self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: Later
@@ -189,10 +179,14 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
     return RowSparseArray._trusted(rows, np.empty(0, np.int64), key.shape)
 
 
-def _finish_read(finish: Finish, later: Later | None) -> None:
+def delivering(finish: Finish, later: Later) -> Finish:
+    """Return what ends an operation, and then brings what came to arrays of other types and places."""
+    return partial(_deliver, finish, later)
+
+
+def _deliver(finish: Finish, later: Later) -> None:
     finish()
-    if later is not None:
-        later.deliver()
+    later.deliver()
 
 
 def _convert(filled: list[Array], out: Array) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,11 @@ from .client import Client
 from .consistent_rounds import PushCalls
 from .gpu_on_demand import GpuOnDemand
 from .key_directory import DistKey, KeyDirectory
-from .operations import Request
+from .operations import Finish, Request
 from .optimizer import WorkerOptimizer
 from .replies import FillOuts
 from .slice_requests import PushHeader, SliceRequests
 
-#: Ends an operation that was begun.
-Finish = Callable[[], None]
 DensePushes = list[tuple[DistKey, list[Array]]]
 SparsePushes = list[tuple[DistKey, list[RowSparseArray]]]
 

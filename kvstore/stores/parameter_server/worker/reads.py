@@ -9,7 +9,7 @@ reads while rounds go on, and asks slices that are behind the others once more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from ....arrays.grouping import Key
 from ....errors import KVStoreError, TimeoutError
@@ -17,7 +17,7 @@ from ..protocol.messages import OF_ROUND, Kind, Record
 from .client import Client
 from .consistent_rounds import PushCalls, behind
 from .key_directory import DistKey, KeyDirectory
-from .operations import PendingOperation, Request
+from .operations import Finish, PendingOperation, Request
 
 
 class ConsistentReads:
@@ -37,7 +37,7 @@ class ConsistentReads:
         #: After a loss: the last round of each slice; it stays.
         self._last: dict[int, int] = {}
 
-    def start(self, requests: list[Request], what: str, priority: int) -> Callable[[], None]:
+    def start(self, requests: list[Request], what: str, priority: int) -> Finish:
         """Send; what is left is to wait.
 
         Raises
