@@ -113,9 +113,9 @@ def _ends_at_the_deadline(store: Any, draw: random.Random) -> float:
 def _deadline(backend: Any, seconds: float) -> Iterator[None]:
     client = getattr(backend, "_client", None)
     if client is None:
-        usual, backend._waits._timeout = backend._waits._timeout, seconds
+        usual, backend._waiter._timeout = backend._waiter._timeout, seconds
         yield
-        backend._waits._timeout = usual
+        backend._waiter._timeout = usual
     else:
         config, client._config = client._config, dataclasses.replace(client._config, timeout=seconds)
         yield

@@ -29,7 +29,7 @@ def meetings() -> Iterator[Any]:
 
 def test_a_region_is_found_by_way_of_any_worker(meetings: Any) -> None:
     founder, second, third = (meetings(rank=rank) for rank in range(3))
-    region = founder.found()
+    region = founder.create()
     assert second.look(range(3)) is None  # nobody listens yet
     founder.listen()
     found = second.look(range(3))
@@ -47,7 +47,7 @@ def test_a_region_is_found_by_way_of_any_worker(meetings: Any) -> None:
 @pytest.mark.parametrize("other", [{"job": "k"}, {"group": "h"}, {"number": 1}])
 def test_other_stores_are_not_found(meetings: Any, other: dict[str, Any]) -> None:
     founder = meetings()
-    region = founder.found()
+    region = founder.create()
     founder.listen()
     assert meetings(rank=1, **other).look(range(3)) is None
     os.close(region)
@@ -68,7 +68,7 @@ def test_a_wait_for_a_founder_that_never_comes_ends(meetings: Any) -> None:
 
 
 def test_nobody_can_pull_the_memory_away(meetings: Any) -> None:
-    region = meetings().found()
+    region = meetings().create()
     os.ftruncate(region, 8192)
     with pytest.raises(PermissionError):
         os.ftruncate(region, 4096)
