@@ -33,7 +33,6 @@ TWICE = {
     "Start",
     "State",
     "Table",
-    "Work",
 }
 # Pairs that still import each other, some of them in functions.
 CYCLES = 4

@@ -184,8 +184,8 @@ class GpuStaging:
         return filled
 
     def _pushed(self, handle: Handle, values: Sequence[Array]) -> BufferLease | None:
-        landing = self._staged.get(handle.key)
-        return landing[0] if landing and values and landing[0].array is values[0] else None
+        staged = self._staged.get(handle.key)
+        return staged[0] if staged and values and staged[0].array is values[0] else None
 
     def _writable(self, handle: Handle, out: Any, streams: Streams) -> tuple[DeviceView, Stream]:
         stream = streams.of(arrays.device_of(out))  # type: ignore[arg-type]

@@ -633,7 +633,7 @@ static int prepared(worker *w, key *k, int outcome)
 
 static int is_small(const key *k) { return k->e->nbytes <= KV_SMALL_KEY; }
 
-/* As Call.advance and Waits.wait. */
+/* As Call.advance and RoundWaiter.wait. */
 static int see_complete(worker *w, key *k, kv_call *call)
 {
     for (;;) {
