@@ -926,7 +926,7 @@ static void rejoin(worker *w)
     if (outcome != KV_READY)
         violation("worker %d cannot come back: outcome %d", rank_of(w), outcome);
     note("is back", me->incarnation, 0);
-    while (!kv_catch_up(me, keys[plan.order[0]].e)) /* before its first push, as SharedBackend._catch_up */
+    while (!kv_catch_up(me, keys[plan.order[0]].e)) /* before its first push, as RoundWaiter._catch_up */
         ;
     note("has fallen in", me->incarnation, 0);
 }
