@@ -112,9 +112,9 @@ def _ends_at_the_deadline(store: Any, draw: random.Random) -> float:
 def _deadline(backend: Any, seconds: float) -> Iterator[None]:
     client = getattr(backend, "_client", None)
     if client is None:
-        usual, backend._waits._timeout = backend._waits._timeout, seconds
+        usual, backend._waiter._timeout = backend._waiter._timeout, seconds
         yield
-        backend._waits._timeout = usual
+        backend._waiter._timeout = usual
     else:
         usual, client.driver.timeout = client.driver.timeout, seconds
         yield

@@ -234,7 +234,7 @@ def ahead() -> int:
             for out in outs:
                 want = total([part(turn, "odd", 1, w) for w in range(store.num_workers)])
                 assert_same_bits(out.get(), want)
-        gpus = store._backend._arguments.gpus
+        gpus = store._backend._gpus.staging
         slots = len(gpus.ipc._keys["odd"]._slots)
         store.barrier()
         store.close()
@@ -415,7 +415,7 @@ def wrong_memory() -> list[str]:
                 store.pushpull("odd", value)
             assert (value.get() == store.num_workers).all(), r
             if r == 0 and store.rank == 1:
-                gpus = store._backend._arguments.gpus
+                gpus = store._backend._gpus.staging
                 for gpu_ in gpus.ipc._gpus.values():
                     for block in gpu_.exports._blocks:
                         gpus._driver.fill(block, 0, 16, 1, 0)

@@ -9,7 +9,7 @@ from ...devices import arrays, streams
 from ...devices.streams import Stream
 from .arguments import order_behind
 from .keys import DeviceKey
-from .launches import Launches, Work, are_apart
+from .launches import KeyWork, Launches, are_apart
 
 if TYPE_CHECKING:
     from .executor import GpuExecutor
@@ -23,13 +23,13 @@ class GpuCall:
     Parameters
     ----------
     gpus : GpuExecutor
-    works : list of Work
+    works : list of KeyWork
         Keys of one GPU, whose arrays lie there too and do not overlap.
     objects : list
         The arrays, in the order of the addresses in `works`.
     """
 
-    def __init__(self, gpus: GpuExecutor, works: list[Work], objects: list[Any]) -> None:
+    def __init__(self, gpus: GpuExecutor, works: list[KeyWork], objects: list[Any]) -> None:
         self._gpus, self._works, self._objects = gpus, works, objects
         self._version = gpus.version, gpus.apply.tag
         self._entries = [work.entry for work in works]
@@ -86,17 +86,17 @@ def push_tensors(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[An
     return True
 
 
-def _may_run(gpus: GpuExecutor, works: list[Work]) -> bool:
+def _may_run(gpus: GpuExecutor, works: list[KeyWork]) -> bool:
     for work in works:
         gpus.apply.check(work.entry)
     return are_apart(works)
 
 
-def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> list[Work] | None:
+def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> list[KeyWork] | None:
     """Addresses of all arrays; None if one of them is not as it should be."""
     if outs and outs.keys() != {key for key, _ in groups}:
         return None
-    works: list[Work] = []
+    works: list[KeyWork] = []
     for key, values in groups:
         entry = gpus.entries.get(key)
         if entry is None or entry.form is None or not values or entry.device != _device(works, entry):
@@ -105,12 +105,12 @@ def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -
         filled = _addresses_if(entry, outs[key]) if outs else ()
         if srcs is None or filled is None:
             return None
-        works.append(Work(entry, srcs, filled))
+        works.append(KeyWork(entry, srcs, filled))
     works.sort(key=lambda work: work.entry.number)
     return works
 
 
-def _device(works: list[Work], entry: DeviceKey) -> int:
+def _device(works: list[KeyWork], entry: DeviceKey) -> int:
     """GPU of the works so far."""
     return works[0].entry.device if works else entry.device
 

@@ -13,7 +13,7 @@ from ...devices.streams import Stream
 from ...errors import CapabilityError
 from ...kernels import cuda
 from .keys import Array, DeviceKey
-from .launches import Launches, Work, count_of
+from .launches import KeyWork, Launches, count_of
 
 _FLOAT32 = np.dtype(np.float32)
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -75,7 +75,7 @@ class CompressedSum:
                 f"codec {self._codec.name!r} has no CUDA kernel; on a GPU there are {', '.join(_ON_GPU)}"
             )
 
-    def prepare(self, works: Sequence[Work], stream: Stream) -> None:
+    def prepare(self, works: Sequence[KeyWork], stream: Stream) -> None:
         """Let each source have its residual."""
         if not self._codec.feedback:
             return
@@ -93,7 +93,7 @@ class CompressedSum:
             entry.place.driver.fill(memory.address, 0, memory.nbytes, stream.handle, entry.device)
         return memory
 
-    def add(self, launches: Launches, works: Sequence[Work], into: Callable[[Work], int]) -> None:
+    def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
         """One launch, or for the 16-bit codecs three."""
         half = _HALVES.get(self._codec.name)
         if half is not None:
@@ -111,13 +111,13 @@ class CompressedSum:
         return 0.0 if compiled is None else compiled[1]
 
     @staticmethod
-    def _row(work: Work, dst: int, quantised: bool) -> cuda.Row:
+    def _row(work: KeyWork, dst: int, quantised: bool) -> cuda.Row:
         entry = work.entry
         kept = tuple(entry.residuals[i].address for i in range(len(work.srcs))) if quantised else ()
         return cuda.Row(entry.numel, srcs=work.srcs, dst=dst, outs=work.outs, residuals=kept)
 
     @staticmethod
-    def _rounded(launches: Launches, works: Sequence[Work], half: str) -> list[Work]:
+    def _rounded(launches: Launches, works: Sequence[KeyWork], half: str) -> list[KeyWork]:
         """Round every source to 16 bits and back, in memory of the keys."""
         down, up, rounded = [], [], []
         for work in works:
@@ -133,10 +133,10 @@ class CompressedSum:
         launches.add(cuda.choose("cast", half, target="float32"), up)
         return rounded
 
-    def gathered(self, launches: Launches, works: Sequence[Work]) -> Sequence[Work]:
+    def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
         """Sum beside the value, for an update that then has one source."""
 
-        def summed(work: Work) -> int:
+        def summed(work: KeyWork) -> int:
             return work.entry.spare("merged", _FLOAT32).address
 
         self.add(launches, [work._replace(outs=()) for work in works], summed)

@@ -17,8 +17,8 @@ from . import states
 from .arguments import Call, Item, Streams, host_value, order_behind, seen_out, seen_value
 from .bound import GpuCall
 from .keys import Array, DeviceKey
-from .launches import Launches, Work, are_apart
-from .updates import Apply, emit
+from .launches import KeyWork, Launches, are_apart
+from .updates import GpuUpdate, emit
 
 #: Calls whose launches are kept, to be found again when the same arrays come back.
 _MOST_CALLS = 64
@@ -31,11 +31,11 @@ class GpuExecutor:
     ----------
     entries : dict
         Key -> `DeviceKey`.
-    apply : Apply
+    apply : GpuUpdate
         What a push does.
     """
 
-    def __init__(self, apply: Apply) -> None:
+    def __init__(self, apply: GpuUpdate) -> None:
         self.driver = driver.get()
         self.entries: dict[Key, DeviceKey] = {}
         self.apply = apply
@@ -52,7 +52,7 @@ class GpuExecutor:
             place = self._places[device] = GpuContext(self.driver, device)
         return place
 
-    def use(self, apply: Apply) -> None:
+    def use(self, apply: GpuUpdate) -> None:
         """Apply pushes in another way from now on."""
         self.apply = apply
         self.changed()
@@ -147,7 +147,11 @@ class GpuExecutor:
             self._run("pull", batch, streams, self._emit)
 
     def _run(
-        self, verb: str, items: list[Item], streams: Streams, run: Callable[[str, list[Work], Stream], None]
+        self,
+        verb: str,
+        items: list[Item],
+        streams: Streams,
+        run: Callable[[str, list[KeyWork], Stream], None],
     ) -> None:
         place = items[0].entry.place
         on_gpu = [a for item in items for a in (*item.values, *item.outs) if isinstance(a, DeviceView)]
@@ -167,7 +171,11 @@ class GpuExecutor:
             raise
 
     def _one_by_one(
-        self, verb: str, call: Call, works: list[Work], run: Callable[[str, list[Work], Stream], None]
+        self,
+        verb: str,
+        call: Call,
+        works: list[KeyWork],
+        run: Callable[[str, list[KeyWork], Stream], None],
     ) -> None:
         """Arrays overlap: one key after the other, sources that are written meanwhile copied before."""
         for work in works:
@@ -175,23 +183,23 @@ class GpuExecutor:
                 work = work._replace(srcs=tuple(call.staged(work.entry, source) for source in work.srcs))
             run(verb, [work], call.stream)
 
-    def _apply(self, verb: str, works: list[Work], stream: Stream) -> None:
+    def _apply(self, verb: str, works: list[KeyWork], stream: Stream) -> None:
         self.apply.run(works, stream, lambda: self.pushing(works, stream))
 
-    def pushing(self, works: Sequence[Work], stream: Stream) -> Launches:
+    def pushing(self, works: Sequence[KeyWork], stream: Stream) -> Launches:
         """Return the launches that push these works."""
         verb = f"push {self.apply.tag}"
         return self._found(verb, works, lambda launches: self.apply.build(launches, works, stream))
 
-    def _emit(self, verb: str, works: list[Work], stream: Stream) -> None:
+    def _emit(self, verb: str, works: list[KeyWork], stream: Stream) -> None:
         if any(work.outs for work in works):
             self._found(verb, works, lambda launches: emit(launches, works)).run(stream)
 
-    def is_known(self, works: Sequence[Work]) -> bool:
+    def is_known(self, works: Sequence[KeyWork]) -> bool:
         """Whether there are launches that push these works."""
         return _signature(f"push {self.apply.tag}", works) in self._launches
 
-    def _found(self, verb: str, works: Sequence[Work], build: Callable[[Launches], None]) -> Launches:
+    def _found(self, verb: str, works: Sequence[KeyWork], build: Callable[[Launches], None]) -> Launches:
         """Return the launches of a call with these arrays, made now or before."""
         signature = _signature(verb, works)
         known = self._launches.get(signature)
@@ -256,15 +264,15 @@ class GpuExecutor:
         self._places.clear()
 
 
-def _signature(verb: str, works: Sequence[Work]) -> tuple[Any, ...]:
+def _signature(verb: str, works: Sequence[KeyWork]) -> tuple[Any, ...]:
     return (verb, *((id(work.entry), work.srcs, work.outs) for work in works))
 
 
-def _work(call: Call, item: Item) -> Work:
+def _work(call: Call, item: Item) -> KeyWork:
     entry = item.entry
     srcs = tuple(call.source(entry, value) for value in item.values)
     outs = (call.out(entry, out) for out in item.outs)
-    return Work(entry, srcs, tuple(out for out in outs if out is not None))
+    return KeyWork(entry, srcs, tuple(out for out in outs if out is not None))
 
 
 def _is_short(item: Item, first: Any) -> bool:

@@ -21,7 +21,7 @@ from .keys import DeviceKey
 Values = Sequence[tuple[float, ...]]
 
 
-class Work(NamedTuple):
+class KeyWork(NamedTuple):
     """One key of a call: addresses of the arrays to sum, and of those that receive the result."""
 
     entry: DeviceKey
@@ -110,7 +110,7 @@ def count_of(rows: Iterable[tuple[int, ...]]) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def are_apart(works: Sequence[Work]) -> bool:
+def are_apart(works: Sequence[KeyWork]) -> bool:
     """Whether all works can run at once: what one of them writes no other one reads or writes.
 
     An array may be a source and an out of one key, but not overlap with another one in part.

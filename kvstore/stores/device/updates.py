@@ -14,7 +14,7 @@ from ...optimizer.updater import Counts
 from ..update import check_floating
 from . import states
 from .keys import DeviceKey
-from .launches import Launches, Parameters, Values, Work, count_of
+from .launches import KeyWork, Launches, Parameters, Values, count_of
 
 UserUpdater = Callable[[Key, Any, Any], None]
 
@@ -25,13 +25,13 @@ class Sum(Protocol):
     def check(self, entry: DeviceKey) -> None:
         """Raise if the key's values cannot be summed this way."""
 
-    def prepare(self, works: Sequence[Work], stream: Stream) -> None:
+    def prepare(self, works: Sequence[KeyWork], stream: Stream) -> None:
         """Make what the sum keeps with the keys; before launches are built or found."""
 
-    def add(self, launches: Launches, works: Sequence[Work], into: Callable[[Work], int]) -> None:
+    def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
         """Append launches that write each key's sum to `into(work)` and to its outs."""
 
-    def gathered(self, launches: Launches, works: Sequence[Work]) -> Sequence[Work]:
+    def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
         """Append what must come before an update that sums by itself; return works for that."""
 
 
@@ -41,22 +41,22 @@ class PlainSum:
     def check(self, entry: DeviceKey) -> None:
         """Every type can be summed."""
 
-    def prepare(self, works: Sequence[Work], stream: Stream) -> None:
+    def prepare(self, works: Sequence[KeyWork], stream: Stream) -> None:
         """Nothing is kept."""
 
-    def add(self, launches: Launches, works: Sequence[Work], into: Callable[[Work], int]) -> None:
+    def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
         """One launch for each element type."""
         for dtype, group in by_type(works):
             spec = cuda.choose("sum", dtype, count_of(work.srcs for work in group))
             rows = [cuda.Row(w.entry.numel, srcs=w.srcs, dst=into(w), outs=w.outs) for w in group]
             launches.add(spec, rows)
 
-    def gathered(self, launches: Launches, works: Sequence[Work]) -> Sequence[Work]:
+    def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
         """Nothing: the update reads the sources."""
         return works
 
 
-class Apply(Protocol):
+class GpuUpdate(Protocol):
     """How pushed values reach the values on a GPU."""
 
     #: Whether `run` calls the user's code, key by key.
@@ -69,22 +69,22 @@ class Apply(Protocol):
     def check(self, entry: DeviceKey) -> None:
         """Raise if the key cannot be updated this way; called before anything changes."""
 
-    def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
+    def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """Append what these works need."""
 
-    def run(self, works: Sequence[Work], stream: Stream, launches: Callable[[], Launches]) -> None:
+    def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
         """Do it; `launches` makes, or finds, what `build` has built."""
 
 
-def by_type(works: Sequence[Work]) -> list[tuple[str, list[Work]]]:
+def by_type(works: Sequence[KeyWork]) -> list[tuple[str, list[KeyWork]]]:
     """Works grouped by element type."""
-    groups: dict[str, list[Work]] = {}
+    groups: dict[str, list[KeyWork]] = {}
     for work in works:
         groups.setdefault(work.entry.type_name, []).append(work)
     return list(groups.items())
 
 
-def emit(launches: Launches, works: Sequence[Work]) -> None:
+def emit(launches: Launches, works: Sequence[KeyWork]) -> None:
     """Append launches that fill the outs with the values."""
     for dtype, group in by_type([work for work in works if work.outs]):
         rows = [
@@ -107,11 +107,11 @@ class GpuAssignUpdate:
         """Leave it to the sum."""
         self._sum.check(entry)
 
-    def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
+    def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """Sum into the value and the outs."""
         self._sum.add(launches, works, lambda work: work.entry.memory.address)
 
-    def run(self, works: Sequence[Work], stream: Stream, launches: Callable[[], Launches]) -> None:
+    def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
         """Launch."""
         self._sum.prepare(works, stream)
         launches().run(stream)
@@ -131,7 +131,7 @@ class GpuFusedUpdate:
         states.check_rule(self._updater.optimizer)
         self._sum.check(entry)
 
-    def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
+    def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """One launch for each element type and kind of state."""
         optimizer, rule = self._optimizer, self.tag
         place = {work.entry.key: number for number, work in enumerate(works)}
@@ -143,7 +143,7 @@ class GpuFusedUpdate:
             lines = parameters.addresses(len(group))
             launches.add(spec, [self._row(work, line) for work, line in zip(group, lines, strict=True)])
 
-    def _row(self, work: Work, line: int) -> cuda.Row:
+    def _row(self, work: KeyWork, line: int) -> cuda.Row:
         entry = work.entry
         master, state_arrays = states.split(self._updater.optimizer, entry)
         return cuda.Row(
@@ -156,7 +156,7 @@ class GpuFusedUpdate:
             params=line,
         )
 
-    def run(self, works: Sequence[Work], stream: Stream, launches: Callable[[], Launches]) -> None:
+    def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
         """Count, and launch; if that fails, no update is counted."""
         updater, optimizer = self._updater, self._optimizer
         counts = updater.snapshot_counts()
@@ -203,12 +203,12 @@ class GpuCallbackUpdate:
             raise CapabilityError("this optimizer runs on host arrays only")
         self._sum.check(entry)
 
-    def build(self, launches: Launches, works: Sequence[Work], stream: Stream) -> None:
+    def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """Sum into memory beside the value."""
         bare = [work._replace(outs=()) for work in works]
         self._sum.add(launches, bare, lambda work: _merged(work.entry))
 
-    def run(self, works: Sequence[Work], stream: Stream, launches: Callable[[], Launches]) -> None:
+    def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
         """Sum and call; then fill the outs."""
         self._sum.prepare(works, stream)
         launches().run(stream)
@@ -242,7 +242,7 @@ def _merged(entry: DeviceKey) -> int:
     return entry.spare("merged", entry.dtype).address
 
 
-def apply_with(total: Sum, updater: UserUpdater | None) -> Apply:
+def apply_with(total: Sum, updater: UserUpdater | None) -> GpuUpdate:
     """Choose: no updater, a rule with a kernel, or any callable."""
     if updater is None:
         return GpuAssignUpdate(total)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ...arrays.grouping import Group, Key, other_kind
 from ...arrays.host import writable
@@ -18,28 +16,28 @@ from ...kernels import cpu
 from ..entry import Array, check_shape, dense_source, first_value, sparse_outs, sparse_source
 from ..outs import Later
 from ..rows import with_all_rows
+from .conversion import convert
+from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
-from .optimizer import Updates
+from .optimizer import JobUpdater
+
+if TYPE_CHECKING:
+    from .ipc.exchange import DeviceOutputs
 
 log = logging.getLogger("kvstore.shared")
 
 Handle = shm.Handle
-Dense = list[tuple[Handle, list[Array]]]
 Sparse = list[tuple[Handle, list[RowSparseArray]]]
-#: Outs that the GPU of a key may write (`ipc.exchange.Aim`), and arrays that the host is to fill.
-Away = tuple[Any, list[Array]]
+#: Outs that the GPU of a key may write, and arrays that the host is to fill.
+SplitOuts = tuple["DeviceOutputs", list[Array]]
 
 
-class Arguments:
+class CallArguments:
     """Keys, values and outs of one process's calls."""
 
-    def __init__(self, job: shm.Job, keys: shm.Keys, updates: Updates, rank: int, ipc: bool) -> None:
-        self._job, self._keys, self._updates, self._rank = job, keys, updates, rank
-        self._ipc = ipc
-        self._packs = False
+    def __init__(self, job: shm.Job, keys: shm.Keys, updater: JobUpdater, gpus: GpuAccess, rank: int) -> None:
+        self._job, self._keys, self._updater, self._gpus, self._rank = job, keys, updater, gpus, rank
         self._told: set[Key] = set()
-        #: What brings arrays of GPUs to the region and back; None until one has been met.
-        self.gpus: Any = None
         #: Keys that this process has initialised.
         self.initialised: set[Key] = set()
 
@@ -48,7 +46,7 @@ class Arguments:
         self.check_kind(key)
         taken = key in self.initialised
         if len(values) == 1 and not taken and any_on_device(values):
-            values = [self._use_gpus().copied(values[0], f"value of key {key!r}")]
+            values = [self._gpus.use().copied(values[0], f"value of key {key!r}")]
         return first_value(key, values, taken)
 
     def check_kind(self, key: Key) -> None:
@@ -98,10 +96,10 @@ class Arguments:
         """Check everything that is pushed, before anything changes."""
         dense: Dense = []
         sparse: Sparse = []
-        self._drop_landings()
+        self._gpus.staging.discard_staged()
         for key, values in groups:
             handle = self.handle(key)
-            self._updates.check(handle)
+            self._updater.check(handle)
             if not values:
                 continue
             if not handle.sparse and cpu.first_misfit(values, handle.like) < 0:
@@ -115,7 +113,7 @@ class Arguments:
     def _dense_sources(self, handle: Handle, values: list[Any]) -> list[Array]:
         if not any_on_device(values):
             return [dense_source(handle, value) for value in values]
-        found: list[Array] = self._use_gpus().sources(handle, values)
+        found: list[Array] = self._gpus.use().sources(handle, values)
         return found
 
     def _row_source(self, handle: Handle, value: Any) -> RowSparseArray:
@@ -128,7 +126,7 @@ class Arguments:
     def outs(
         self, handle: Handle, outs: list[Any], later: Later, values: Sequence[Array] = ()
     ) -> list[Array]:
-        """Return a list of arrays to fill; what must be converted or copied home is added to `later`.
+        """Return a list of arrays to fill; what must be converted or copied is added to `later`.
 
         `values` are those that are pushed to the key in the same call.
         """
@@ -151,7 +149,7 @@ class Arguments:
             if deliver is not None:
                 later.add(handle.key, deliver)
         if on_gpu:
-            direct += self._use_gpus().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
+            direct += self._gpus.use().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
         return direct
 
     def check_outs(self, rest: list[Group]) -> None:
@@ -166,83 +164,15 @@ class Arguments:
                 elif handle.sparse:
                     raise _rows_stay(handle)
                 else:
-                    self._use_gpus().check_out(handle, out)
+                    self._gpus.use().check_out(handle, out)
 
-    # -------------------------------------------------------------------------------------------- GPUs
-
-    def landed(self, handle: Handle) -> None:
-        """Wait until what is pushed to a key next has come from its GPU."""
-        if self.gpus is not None:
-            self.gpus.land(handle)
-
-    def _drop_landings(self) -> None:
-        if self.gpus is not None:
-            self.gpus.drop_landings()
-
-    def _use_gpus(self) -> Any:
-        if self.gpus is None:
-            from .staging import GpuStaging
-
-            self.gpus = GpuStaging(self._job, self._rank, self._ipc)
-            self._updates.away = self.gpus.ipc
-            self.gpus.packs = self._packs
-        return self.gpus
-
-    def may_go_away(self, handle: Handle) -> bool:
-        """Whether others may push to the key what lies on their GPUs."""
-        return self.gpus is not None and bool(self.gpus.ipc.is_open(handle))
-
-    def is_away(self, handle: Handle) -> bool:
-        """Whether the value of the key may lie on GPUs."""
-        return self.gpus is not None and bool(self.gpus.ipc.is_agreed(handle))
-
-    def apart(self, dense: Dense) -> tuple[Dense, Dense]:
-        """Part what goes from GPU to GPU from the rest."""
-        if self.gpus is None:
-            return [], dense
-        away = [pair for pair in dense if self.gpus.goes_away(pair[1])]
-        return away, [pair for pair in dense if not self.gpus.goes_away(pair[1])] if away else dense
-
-    def push_away(self, away: Dense) -> None:
-        """Push what goes from GPU to GPU."""
-        self.gpus.ipc.push(away)
-
-    def aims(self, groups: list[tuple[Handle, list[Any]]], later: Later) -> list[Away]:
+    def split_outs(self, groups: list[tuple[Handle, list[Any]]], later: Later) -> list[SplitOuts]:
         """Check the outs of keys whose value may lie on GPUs."""
         found = []
         for handle, outs in groups:
-            aim, others = self.gpus.aim(handle, outs)
-            found.append((aim, self.outs(handle, others, later) if others else []))
+            device, others = self._gpus.use().device_outputs(handle, outs)
+            found.append((device, self.outs(handle, others, later) if others else []))
         return found
-
-    def deliver(self, aims: list[Away], later: Later) -> None:
-        """Let GPUs write the results that they have; what they have not, the host is to fill."""
-        left = {aim.handle.key: aim for aim in self.gpus.ipc.deliver([aim for aim, _ in aims])}
-        for aim, others in aims:
-            if aim.handle.key in left:
-                others += self.gpus.by_host(aim, later.setdefault(aim.handle.key, []))
-
-    def come_home(self, handle: Handle) -> None:
-        """See the value of a key in the region."""
-        if self.gpus is not None:
-            self.gpus.ipc.come_home(handle)
-
-    def overwritten(self, handle: Handle) -> None:
-        """Note that the region gets another value of a key; this worker holds it."""
-        if self.gpus is not None:
-            self.gpus.ipc.overwritten(handle)
-
-    def pack(self) -> None:
-        """Let what is pushed from now on come to the host, where it is packed."""
-        self._packs = True
-        if self.gpus is not None:
-            self.gpus.packs = True
-
-    def close(self) -> None:
-        """Wait for the copies that are under way, and give the GPUs' side back."""
-        gpus, self.gpus = self.gpus, None
-        if gpus is not None:
-            gpus.close()
 
     def sparse_outs(
         self, handle: Handle, outs: list[Any], ignore_sparse: bool
@@ -256,16 +186,6 @@ def _rows_stay(handle: Handle) -> CapabilityError:
     return CapabilityError(
         f"key {handle.key!r} is row-sparse, and its rows stay on the host; pass host arrays for it"
     )
-
-
-def convert(handle: Handle, direct: list[Array], out: Array) -> None:
-    """Write the result to an array of another element type.
-
-    It is taken from an array that the round has filled, if there is one: of a small key, each worker has its
-    own result sooner than the store has its.
-    """
-    with np.errstate(all="ignore"):
-        np.copyto(out, direct[0] if direct else handle.value(), casting="unsafe")
 
 
 def is_large(pairs: list[tuple[Handle, list[Any]]]) -> bool:

@@ -21,19 +21,20 @@ from ...arrays.grouping import Key
 from ...errors import ConfigError, DTypeError, UpdaterError
 from ...optimizer import Optimizer, Updater
 from ...optimizer.optimizer import Array, State
+from .gpu_access import GpuAccess
 from .native import _shared as shm
 
 if TYPE_CHECKING:
-    from .rows import Rows
+    from .rows import SparseKeys
 
 Handle = shm.Handle
 
 
-class Updates:
+class JobUpdater:
     """The updater of a job, as one process carries it out."""
 
-    def __init__(self, job: shm.Job, keys: shm.Keys, rank: int) -> None:
-        self._job, self._keys, self._rank = job, keys, rank
+    def __init__(self, job: shm.Job, keys: shm.Keys, gpus: GpuAccess, rank: int) -> None:
+        self._job, self._keys, self._gpus, self._rank = job, keys, gpus, rank
         self.updater: Updater | None = None
         self._call: Callable[..., None] | None = None
         self._set = 0  # how often this process has set one
@@ -42,8 +43,6 @@ class Updates:
         self.causes: dict[tuple[Key, int], BaseException] = {}
         self._at_work: tuple[int, Key] | None = None
         self._records: dict[int | str, int] = {}
-        #: What completes rounds whose parts lie on GPUs; None before an array of a GPU is met.
-        self.away: Any = None
 
     @property
     def at_work(self) -> Key | None:
@@ -73,7 +72,7 @@ class Updates:
                 shm.set_settings(self._job, b"")
                 shm.set_mode(self._job, mode)
         self.updater, self._call = None, updater
-        shm.catch_up(self._job, mode, True)
+        shm.note_mode(self._job, mode, True)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Install an optimizer, or find that it is installed."""
@@ -95,7 +94,7 @@ class Updates:
             version = shm.settings_version(self._job)
         self._set += 1
         self._adopt(optimizer, text, version)
-        shm.catch_up(self._job, mode, True)
+        shm.note_mode(self._job, mode, True)
 
     def _adopt(self, optimizer: Optimizer, text: bytes, version: int) -> None:
         own = _built(text)  # the caller's object may be changed by the caller, in this process only
@@ -103,7 +102,7 @@ class Updates:
         self._version = version
         self._records.clear()
 
-    def catch_up(self) -> None:
+    def adopt_mode(self) -> None:
         """Build the optimizer that another worker has set; if that cannot be, leave rounds to others."""
         with shm.Lock(self._job):
             mode, text = shm.mode(self._job), shm.settings(self._job)
@@ -111,7 +110,7 @@ class Updates:
         optimizer = _built(text) if mode & 1 else None
         if optimizer is not None:
             self._adopt(optimizer, text, version)
-        shm.catch_up(self._job, mode, optimizer is not None)
+        shm.note_mode(self._job, mode, optimizer is not None)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings for all workers."""
@@ -146,13 +145,13 @@ class Updates:
 
     # ------------------------------------------------------------------------------------------ rounds
 
-    def carry_out(self, handle: Handle, rows: Rows) -> None:
+    def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
         """Plan, or do, the update of the round that this worker has just opened."""
         outer, self._at_work = self._at_work, (threading.get_ident(), handle.key)
         try:
-            away, ranks = shm.opened_away(handle)
-            if away:
-                self.away.carry_out(handle, away, ranks)
+            on_gpu, ranks = shm.opened_on_gpu(handle)
+            if on_gpu:
+                self._gpus.use().ipc.carry_out(handle, on_gpu, ranks)
             elif shm.opened_with_rows(handle):
                 rows.carry_out(handle)
             elif self._may_update_in_place(handle):
@@ -164,7 +163,7 @@ class Updates:
             text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
             self.causes[handle.key, handle.complete + 1] = error
             handle.undo()
-            handle.spoil(handle.complete + 1, text)
+            handle.fail_round(handle.complete + 1, text)
             shm.close_opened(handle, False)
             if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
                 raise

@@ -20,18 +20,18 @@ from ..rows import Ids, RowTable, merge, merged, with_all_rows
 from .native import _shared as shm
 
 if TYPE_CHECKING:
-    from .optimizer import Updates
+    from .optimizer import JobUpdater
 
 Handle = shm.Handle
 
 _LINE = 64
 
 
-class Rows:
+class SparseKeys:
     """The row-sparse keys of a job, as one process sees them."""
 
-    def __init__(self, job: shm.Job, updates: Updates) -> None:
-        self._job, self._updates = job, updates
+    def __init__(self, job: shm.Job, updater: JobUpdater) -> None:
+        self._job, self._job_updater = job, updater
         # What this worker has pushed last and the time before, by parity of the round; used again.
         self._pushed: dict[tuple[Key, int], Array] = {}
 
@@ -128,7 +128,7 @@ class Rows:
 
     def _update(self, handle: Handle, sources: list[RowSparseArray]) -> None:
         weight, filled = self._weight(handle)
-        updates = self._updates
+        updates = self._job_updater
         if updates.updater is None:
             handle.note_undo([(weight, None)])
             updates.apply(handle, merged(sources), weight)
@@ -145,7 +145,7 @@ class Rows:
             shm.close_opened(handle, filled, count())
 
     def _fused(self, handle: Handle, sources: list[RowSparseArray], weight: Array) -> None:
-        updater = self._updates.updater
+        updater = self._job_updater.updater
         assert updater is not None
         rule, params, master, states = updater.plan(handle.key, weight)
         changed = (weight, *states) if master is None else (weight, master, *states)

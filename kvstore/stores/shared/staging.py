@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,10 +25,13 @@ from ...devices.memory import host_copy
 from ...devices.streams import Stream, order
 from ..device.arguments import Streams
 from ..entry import Array, Deliver, check_dtype, check_shape
-from .arguments import convert
-from .ipc.exchange import Aim, Ipc, Pushed, Target
+from .conversion import convert
+from .ipc.exchange import DeviceOutputs, IpcExchange, PushedOnGpu, Target
 from .native import _shared as shm
-from .staging_buffers import Buffers, Lease
+from .staging_buffers import BufferLease, StagingBuffers
+
+if TYPE_CHECKING:
+    from .gpu_access import Dense
 
 log = logging.getLogger("kvstore.shared")
 
@@ -36,16 +39,18 @@ Handle = shm.Handle
 
 
 class GpuStaging:
-    """The arrays on GPUs of one process's calls."""
+    """The arrays on GPUs of one process's calls; see `gpu_access.NoStaging` for a process without."""
+
+    in_use = True
 
     def __init__(self, job: shm.Job, rank: int, ipc: bool) -> None:
         self._rank = rank
         self._driver = driver.get()
-        self._buffers = Buffers(job, self._driver)
-        #: What is on its way down for the push that is being made.
-        self._landing: dict[Key, list[Lease]] = {}
+        self._buffers = StagingBuffers(job, self._driver)
+        #: Copies to the region that are under way for the push that is being made.
+        self._staged: dict[Key, list[BufferLease]] = {}
         #: The way from GPU to GPU.
-        self.ipc = Ipc(job, self._driver, rank, ipc)
+        self.ipc = IpcExchange(job, self._driver, rank, ipc)
         #: Whether this worker packs what it pushes, which is done on the host.
         self.packs = False
         self.ipc.on_decision = self._say_what_came_of_it
@@ -77,7 +82,7 @@ class GpuStaging:
         return array
 
     def sources(self, handle: Handle, values: list[Any]) -> list[Any]:
-        """Check what is pushed to a key, and begin to copy it down, if it must be; `land` waits for that."""
+        """Check what is pushed to a key, and begin to copy it to the region, if it must be."""
         arrays.check_all_on_devices(values, handle.key)
         what, streams = f"value of key {handle.key!r}", Streams(values)
         seen = [self._seen(value, what, streams) for value in values]
@@ -85,9 +90,9 @@ class GpuStaging:
             check_dtype(handle, view.dtype)
             check_shape(handle, view, "value")  # type: ignore[arg-type]
         if not self.packs and self.ipc.takes(handle, [view for view, _ in seen]):
-            return Pushed(seen)
-        self._landing[handle.key] = [self._brought_down(handle, view, stream) for view, stream in seen]
-        return [lease.array for lease in self._landing[handle.key]]
+            return PushedOnGpu(seen)
+        self._staged[handle.key] = [self._brought_down(handle, view, stream) for view, stream in seen]
+        return [lease.array for lease in self._staged[handle.key]]
 
     def _seen(self, value: Any, what: str, streams: Streams) -> tuple[DeviceView, Stream]:
         """View a value as contiguous memory that a stream may read."""
@@ -96,7 +101,7 @@ class GpuStaging:
         order(self._driver, seen.producer, stream)
         return (seen if seen.contiguous else arrays.gathered(seen, what, stream)), stream
 
-    def _brought_down(self, handle: Handle, view: DeviceView, stream: Stream) -> Lease:
+    def _brought_down(self, handle: Handle, view: DeviceView, stream: Stream) -> BufferLease:
         lease = self._buffers.for_copy(handle, stream)
         if view.nbytes:
             to = lease.array.ctypes.data
@@ -104,17 +109,17 @@ class GpuStaging:
             lease.buffer.mark(stream, held=view)
         return lease
 
-    def land(self, handle: Handle) -> None:
-        """Wait until the values of a key are down; it is about to arrive in its next round."""
-        for lease in self._landing.pop(handle.key, ()):
+    def wait_staged(self, handle: Handle) -> None:
+        """Wait until the values of a key are in the region; it is about to arrive in its next round."""
+        for lease in self._staged.pop(handle.key, ()):
             lease.buffer.settle()
             lease.buffer.held = None
             lease.buffer.round = handle.arrived + 1
-        self.ipc.land(handle)
+        self.ipc.wait_until_read(handle)
 
-    def drop_landings(self) -> None:
+    def discard_staged(self) -> None:
         """Forget what a push has left that did not come to its arrivals."""
-        self._landing.clear()
+        self._staged.clear()
 
     # ------------------------------------------------------------------------------------------------ up
 
@@ -139,11 +144,7 @@ class GpuStaging:
         targets = [self._target(handle, out, streams) for out in outs]
         return self._filled(handle, targets, values, direct, later)
 
-    def goes_away(self, values: list[Any]) -> bool:
-        """Whether values are to be pushed from GPU to GPU."""
-        return isinstance(values, Pushed)
-
-    def aim(self, handle: Handle, outs: list[Any]) -> tuple[Aim, list[Any]]:
+    def device_outputs(self, handle: Handle, outs: list[Any]) -> tuple[DeviceOutputs, list[Any]]:
         """Check outs that the key's own GPU may write, and leave the others."""
         streams, targets, others = Streams(outs), [], []
         for out in outs:
@@ -155,11 +156,11 @@ class GpuStaging:
                 targets.append(self._target(handle, out, streams))
             else:
                 others.append(out)
-        return Aim(handle, targets), others
+        return DeviceOutputs(handle, targets), others
 
-    def by_host(self, aim: Aim, later: list[Deliver]) -> list[Array]:
+    def host_outs(self, left: DeviceOutputs, later: list[Deliver]) -> list[Array]:
         """Return what the host is to fill for outs that no GPU could, as `outs` does."""
-        return self._filled(aim.handle, aim.targets, (), (), later)
+        return self._filled(left.handle, left.targets, (), (), later)
 
     def _filled(
         self,
@@ -182,9 +183,9 @@ class GpuStaging:
                 later.append(partial(self._send, lease, target))
         return filled
 
-    def _pushed(self, handle: Handle, values: Sequence[Array]) -> Lease | None:
-        landing = self._landing.get(handle.key)
-        return landing[0] if landing and values and landing[0].array is values[0] else None
+    def _pushed(self, handle: Handle, values: Sequence[Array]) -> BufferLease | None:
+        staged = self._staged.get(handle.key)
+        return staged[0] if staged and values and staged[0].array is values[0] else None
 
     def _writable(self, handle: Handle, out: Any, streams: Streams) -> tuple[DeviceView, Stream]:
         stream = streams.of(arrays.device_of(out))  # type: ignore[arg-type]
@@ -199,7 +200,7 @@ class GpuStaging:
         room, bring = arrays.room_for(seen, f"out of key {handle.key!r}", stream)
         return Target(room, stream, bring)
 
-    def _send(self, lease: Lease, target: Target) -> None:
+    def _send(self, lease: BufferLease, target: Target) -> None:
         """Put the copy of a result to an out on the caller's stream."""
         view, stream, bring = target
         if not view.nbytes:
@@ -213,11 +214,34 @@ class GpuStaging:
         if view.producer is not None:
             order(self._driver, stream, view.producer)
 
+    # ---------------------------------------------------------------------------------- from GPU to GPU
+
+    def split(self, dense: Dense) -> tuple[Dense, Dense]:
+        """Part what goes from GPU to GPU from the rest."""
+        on_gpu = [pair for pair in dense if _stays_on_gpu(pair[1])]
+        return on_gpu, [pair for pair in dense if not _stays_on_gpu(pair[1])] if on_gpu else dense
+
+    def is_on_gpu(self, handle: Handle) -> bool:
+        """Whether the value of a key may lie on GPUs."""
+        return self.ipc.is_agreed(handle)
+
+    def may_be_pushed_on_gpu(self, handle: Handle) -> bool:
+        """Whether others may push to a key what lies on their GPUs."""
+        return self.ipc.is_open(handle)
+
+    def copy_to_region(self, handle: Handle) -> None:
+        """See the value of a key in the region."""
+        self.ipc.copy_to_region(handle)
+
+    def overwritten(self, handle: Handle) -> None:
+        """Note that the region gets another value of a key; this worker holds it."""
+        self.ipc.overwritten(handle)
+
     # ---------------------------------------------------------------------------------------------- both
 
     def close(self) -> None:
         """Wait for all copies and give everything back. A second call does nothing."""
-        self._landing.clear()
+        self._staged.clear()
         try:
             self.ipc.close()
         finally:
@@ -226,3 +250,7 @@ class GpuStaging:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # nobody is left to tell; `close` was the place
             self.close()
+
+
+def _stays_on_gpu(values: object) -> bool:
+    return isinstance(values, PushedOnGpu)

@@ -29,7 +29,7 @@ _LINE = 256  # bytes, where arrays begin within a chunk
 _MOST = 3  # buffers of a key before the host waits for one
 
 
-class Arena:
+class PinnedArena:
     """Arrays in the region, on pages that the driver has locked, if it will."""
 
     def __init__(self, job: shm.Job, driver: Driver) -> None:
@@ -75,17 +75,17 @@ class Arena:
             self._driver.unregister(self._locked.pop())
 
 
-class Buffer:
+class StagingBuffer:
     """An array of the arena, and what still uses it: a round, a call, or copies on GPUs."""
 
-    __slots__ = ("_driver", "_events", "array", "held", "lent", "round")
+    __slots__ = ("_driver", "_events", "array", "held", "in_use", "round")
 
     def __init__(self, driver: Driver, array: Array) -> None:
         self._driver, self.array = driver, array
         self._events: dict[int, int] = {}  # device -> event behind the last copy there
         #: The last round that reads or writes it.
         self.round = 0
-        self.lent = False
+        self.in_use = False
         #: What a copy that may be under way must not lose.
         self.held: Any = None
 
@@ -120,14 +120,14 @@ class Buffer:
         self.held = None
 
 
-class Lease:
+class BufferLease:
     """A buffer in the hands of one call; back with the last reference."""
 
     __slots__ = ("buffer",)
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, buffer: StagingBuffer) -> None:
         self.buffer = buffer
-        buffer.lent = True
+        buffer.in_use = True
 
     @property
     def array(self) -> Array:
@@ -135,45 +135,45 @@ class Lease:
         return self.buffer.array
 
     def __del__(self) -> None:
-        self.buffer.lent = False
+        self.buffer.in_use = False
 
 
-class Buffers:
+class StagingBuffers:
     """The buffers of all keys: as many for each as are in use at once."""
 
     def __init__(self, job: shm.Job, driver: Driver) -> None:
-        self._driver, self._arena = driver, Arena(job, driver)
-        self._made: dict[tuple[Key, str], list[Buffer]] = {}
+        self._driver, self._arena = driver, PinnedArena(job, driver)
+        self._made: dict[tuple[Key, str], list[StagingBuffer]] = {}
 
     @property
     def refusal(self) -> str | None:
         """Why pages are not locked; None where they are."""
         return self._arena.refusal
 
-    def for_copy(self, handle: shm.Handle, stream: Stream) -> Lease:
+    def for_copy(self, handle: shm.Handle, stream: Stream) -> BufferLease:
         """Lend a buffer that a copy on this stream may write, without a wait of the host."""
         free = list(self._free(handle, handle.dtype))
         found = next((one for one in free if one.idle()), free[0] if free else None)
-        lease = Lease(found or self._new(handle, handle.dtype))
+        lease = BufferLease(found or self._new(handle, handle.dtype))
         lease.buffer.hold(stream)
         return lease
 
-    def for_host(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Lease:
+    def for_host(self, handle: shm.Handle, dtype: np.dtype[Any]) -> BufferLease:
         """Lend a buffer that processes may write now; waits for a copy only where many are under way."""
         free = list(self._free(handle, dtype))
         found = next((one for one in free if one.idle()), None)
         if found is None and free and len(self._made[handle.key, dtype.name]) >= _MOST:
             found = free[0]
             found.settle()
-        return Lease(found or self._new(handle, dtype))
+        return BufferLease(found or self._new(handle, dtype))
 
-    def _free(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Iterator[Buffer]:
+    def _free(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Iterator[StagingBuffer]:
         complete = handle.complete
         made = self._made.get((handle.key, dtype.name), ())
-        return (one for one in made if not one.lent and one.round <= complete)
+        return (one for one in made if not one.in_use and one.round <= complete)
 
-    def _new(self, handle: shm.Handle, dtype: np.dtype[Any]) -> Buffer:
-        made = Buffer(self._driver, self._arena.array(handle.shape, dtype))
+    def _new(self, handle: shm.Handle, dtype: np.dtype[Any]) -> StagingBuffer:
+        made = StagingBuffer(self._driver, self._arena.array(handle.shape, dtype))
         self._made.setdefault((handle.key, dtype.name), []).append(made)
         return made
 

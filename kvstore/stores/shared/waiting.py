@@ -1,28 +1,26 @@
-"""Waits of the shared store: rounds brought to their end, deadlines kept, outcomes turned into errors."""
+"""Waits of the shared store: rounds brought to their end, deadlines kept."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from ...arrays.grouping import Key
-from ...errors import ConfigError, FencedError, KVStoreError, PeerLostError, TimeoutError, UpdaterError
+from ...errors import ConfigError, KVStoreError, PeerLostError, TimeoutError
 from ...waiting import WaitClock
 from .native import _shared as shm
-from .optimizer import Updates
-from .rows import Rows
+from .optimizer import JobUpdater
+from .rows import SparseKeys
+from .wait_errors import Missing, WaitErrors
 
 log = logging.getLogger("kvstore.shared")
 
-_DYING = 0.5  # seconds that the end of a process may take
-
 Handle = shm.Handle
 Step = Callable[[], int]
-Missing = Callable[[], Iterable[int]]
 
 
 class CallOnce:
@@ -66,22 +64,30 @@ def _behind(keys: list[tuple[Handle, int]]) -> int:
 
 
 class RoundWaiter:
-    """The waits of one worker of a job."""
+    """The waits of one worker of a job.
+
+    Attributes
+    ----------
+    joined : bool
+        Whether this worker has no more batches.
+    rejoining : bool
+        Whether it has taken the place of an earlier process, and has not pushed yet.
+    """
 
     def __init__(
-        self, job: shm.Job, keys: shm.Keys, updates: Updates, rows: Rows, timeout: float, rank: int
+        self, job: shm.Job, keys: shm.Keys, updater: JobUpdater, rows: SparseKeys, timeout: float, rank: int
     ) -> None:
-        self._job, self._keys, self._updates, self._rows = job, keys, updates, rows
+        self._job, self._keys, self._updater, self._rows = job, keys, updater, rows
         self._timeout, self._rank = timeout, rank
-        self._told = False  # of the loss of a peer
+        self._errors = WaitErrors(job, updater, rank)
         # The last call with several keys, by key.
         self._calls: dict[Key, _Call] = {}
-        self._reported: dict[Key, int] = {}  # the last failed round that this worker was told of
         self._preparing = threading.RLock()  # the updater works for one thread at a time
         self.joined = False
+        self.rejoining = job.returned()
 
     def check_open(self) -> None:
-        """Raise in a fork of the process that sat down."""
+        """Raise in a fork of the process that took the rank."""
         if self._job.forked:
             raise KVStoreError(
                 f"this process is a fork of worker {self._rank} and has no part in its job; use the store in "
@@ -93,7 +99,7 @@ class RoundWaiter:
         self.check_open()
         standing = self._job.standing()
         if standing != shm.READY:
-            self._raise(standing, None)
+            self._errors.raise_outcome(standing, None)
         if self.joined:
             raise ConfigError(f"worker {self._rank} has joined: it can read, and push no more")
 
@@ -117,29 +123,29 @@ class RoundWaiter:
         """Others may be reading this process's memory: what they read from now on is not to count."""
         for call in calls:
             if call.handle.complete < call.round:
-                call.handle.spoil(call.round, f"worker {self._rank} gave up waiting")
+                call.handle.fail_round(call.round, f"worker {self._rank} gave up waiting")
 
     def _finish(self, call: shm.Call, errors: list[KVStoreError]) -> None:
         handle = call.handle
         outcome = call.advance()
         if outcome != shm.READY:
             self.wait(call.advance, handle, first=outcome)
-        if failure := self._failure(handle, call.round):
+        if failure := self._errors.failure(handle, call.round):
             errors.append(failure)
             return
         if left := handle.left_out(call.round):
-            self._tell_who_left(handle, call.round, left)
+            self._errors.warn_who_left(handle, call.round, left)
         if call.deliver() != shm.READY:
             self.wait(call.deliver, handle)
 
     def read(self, calls: list[shm.Call]) -> None:
         """See the rounds complete that this worker has pushed into, and deliver."""
-        if self._told:  # the loss was reported: reads give what there is
+        if self._errors.loss_told:  # the loss was reported: reads give what there is
             self.see_whole([call.handle for call in calls])
             for call in calls:
                 self.wait(call.deliver, call.handle)
             return
-        at_work = self._updates.at_work
+        at_work = self._updater.at_work
         if at_work is None:
             self.complete(calls, set())
             return
@@ -154,27 +160,27 @@ class RoundWaiter:
         for call in calls:
             outcome = self._help(call)
             if outcome not in (shm.READY, shm.TICK):
-                self._raise(outcome, call.handle)
-            if failure := self._failure(call.handle, call.round):
+                self._errors.raise_outcome(outcome, call.handle)
+            if failure := self._errors.failure(call.handle, call.round):
                 errors.append(failure)
         if errors:
             raise errors[0]
 
     def _help(self, call: shm.Call) -> int:
-        while (outcome := call.help()) in (shm.PLAN, shm.CATCH_UP):
+        while (outcome := call.help()) in (shm.PLAN, shm.NEW_MODE):
             self._prepare(outcome, call.handle)
         return outcome
 
     def _prepare(self, outcome: int, handle: Handle | None) -> None:
         with self._preparing:
-            if outcome == shm.CATCH_UP:
-                self._updates.catch_up()
+            if outcome == shm.NEW_MODE:
+                self._updater.adopt_mode()
                 return
             assert handle is not None
             try:
-                self._updates.carry_out(handle, self._rows)
+                self._updater.carry_out(handle, self._rows)
             except BaseException:
-                self._reported[handle.key] = handle.failed
+                self._errors.note_told(handle.key, handle.failed)
                 raise
 
     def _rest(self, call: shm.Call) -> None:
@@ -190,6 +196,26 @@ class RoundWaiter:
             return outcome
 
         self.wait(step, call.handle)
+
+    def wait_to_push(self, handles: list[Handle]) -> None:
+        """Wait until this worker may arrive at keys, in the order of updates; raise if it may not."""
+        self.check_writing()
+        if self.rejoining and handles:
+            self._catch_up(handles[0])
+        self.wait_for_free_slot(handles)
+
+    def _catch_up(self, first: Handle) -> None:
+        """Before the first push of a rank that came back: come into step with the others' pass."""
+
+        def step() -> int:
+            self.check_writing()
+            if self._job.catch_up(first):
+                return shm.READY
+            time.sleep(0.0005)
+            return shm.TICK
+
+        self.wait(step, first)
+        self.rejoining = False
 
     def wait_for_free_slot(self, handles: list[Handle]) -> None:
         """See the rounds complete whose memory the next push of each key needs."""
@@ -210,7 +236,7 @@ class RoundWaiter:
         What can be finished is; what is ahead then goes back, if its last value is still there. Raises where
         several keys are asked for that are not of one round.
         """
-        if not self._told:
+        if not self._errors.loss_told:
             return
         for handle in handles:
             self._rest(shm.Call(handle, [], False))
@@ -234,24 +260,21 @@ class RoundWaiter:
 
     def _uneven(self, keys: list[tuple[Handle, int]]) -> PeerLostError:
         rounds = ", ".join(f"{handle.key!r} of round {handle.standing}" for handle, _ in keys)
-        return self._lost(
+        return self._errors.peer_lost(
             f". The keys of one call are not of one round: {rounds}. Read each by a call of its own, "
             "or go back to a file"
         )
 
-    def _tell_who_left(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
-        for rank, last in left:
-            log.warning(
-                f"worker {rank} has left after round {last} of key {handle.key!r}, without join(): round "
-                f"{round} is without it, says worker {self._rank}, and so are those that follow. If it was "
-                "not to end, look at its output; if it had no more batches, have it call join() first"
-            )
+    def wait_at_barrier(self) -> None:
+        """Wait until every member has come to this worker's next barrier."""
+        job, number = self._job, self._job.arrive_at_barrier()
+        self.wait(lambda: job.wait_at_barrier(number), None, lambda: job.missing_at_barrier(number))
 
     def settle(self, handle: Handle) -> None:
         """See the rounds complete that this worker has pushed into."""
-        if handle.key == self._updates.at_work:
+        if handle.key == self._updater.at_work:
             return
-        if self._told:
+        if self._errors.loss_told:
             self.see_whole([handle])
         elif handle.complete < handle.arrived or handle.failed == handle.arrived > 0:
             self.complete([shm.Call(handle, [], False)], set())
@@ -274,87 +297,15 @@ class RoundWaiter:
         outcome = step() if first == shm.TICK else first
         clock = WaitClock(self._timeout)
         while outcome != shm.READY:
-            if outcome in (shm.PLAN, shm.CATCH_UP):
+            if outcome in (shm.PLAN, shm.NEW_MODE):
                 self._prepare(outcome, handle)
             elif outcome != shm.TICK:
-                self._raise(outcome, handle)
+                self._errors.raise_outcome(outcome, handle)
             waited = clock.read()
             outcome = step()
             if outcome != shm.TICK:
                 continue
             if clock.over:
-                raise TimeoutError(self._waiting(handle, missing, what, waited))
+                raise TimeoutError(self._errors.waiting(handle, missing, what, waited))
             if clock.tells():
-                log.warning("%s", self._waiting(handle, missing, what, waited))
-
-    def _absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
-        if missing is not None:
-            return list(missing())
-        return [] if handle is None else handle.missing(handle.complete + 1)
-
-    def _waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
-        absent = [w for w in self._absent(handle, missing) if w != self._rank]
-        where = what or (
-            "a barrier" if handle is None else f"round {handle.complete + 1} of key {handle.key!r}"
-        )
-        seen = (
-            ", ".join(f"worker {w} (heard of {self._job.silence(w):.1f} s ago)" for w in absent)
-            or "its peers"
-        )
-        return f"worker {self._rank} has waited {waited:.0f} s on {where} for {seen}"
-
-    def _raise(self, outcome: int, handle: Handle | None) -> None:
-        where = "" if handle is None else f" (key {handle.key!r}, round {handle.complete + 1})"
-        if outcome == shm.PEER_LOST:
-            self._told = True
-            raise self._lost(
-                f"{where}. The last complete values can still be read and saved; with "
-                "on_peer_loss='continue' the others would have gone on"
-            )
-        if outcome == shm.FENCED:
-            raise FencedError(
-                f"worker {self._rank} was taken for dead by the others (stopped for too long, or its rank "
-                f"was started again) and has no part in the job any more{where}; end this process"
-            )
-        if outcome == shm.NO_MEMORY:
-            raise MemoryError(f"no memory for more of the job's shared region{where}")
-        raise KVStoreError(f"unexpected outcome {outcome} of a wait{where}")
-
-    def _lost(self, text: str) -> PeerLostError:
-        lost = self._job.lost()
-        rank = lost[0] if lost else -1
-        return PeerLostError(
-            f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}{text}",
-            role="worker",
-            rank=rank,
-            last_seen=self._job.silence(rank) if rank >= 0 else None,
-        )
-
-    def _failure(self, handle: Handle, round: int) -> KVStoreError | None:
-        """Return the error of a round that came to nothing; each worker is told once."""
-        if not round or handle.failed != round or self._reported.get(handle.key) == round:
-            return None
-        self._reported[handle.key] = round
-        text = handle.why(round)
-        if not shm.mode(self._job) & 1:
-            self._blame_the_dead(handle, patience=_DYING if text is None else 0.0)
-        why = text or "the memory of a worker could not be read"
-        kind = UpdaterError if shm.mode(self._job) & 1 else KVStoreError
-        error = kind(f"round {round} of key {handle.key!r} came to nothing: {why}")
-        error.__cause__ = self._updates.causes.pop((handle.key, round), None)
-        return error
-
-    def _blame_the_dead(self, handle: Handle, patience: float) -> None:
-        """Raise if a worker is lost, this one or another: that is why a sum failed, or was given up.
-
-        The memory of a process that is killed goes before the process does.
-        """
-        end = time.monotonic() + patience
-        while True:
-            self._job.look_around()
-            standing = self._job.standing()
-            if standing != shm.READY:
-                self._raise(standing, handle)
-            if time.monotonic() >= end:
-                return
-            time.sleep(0.001)
+                log.warning("%s", self._errors.waiting(handle, missing, what, waited))

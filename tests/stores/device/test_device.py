@@ -741,7 +741,7 @@ def test_an_updater_that_fails_leaves_the_value_alone(
     store: kv.KVStore, gpu: Gpu, error: type[BaseException]
 ) -> None:
     def spoil(key: Any, merged: Any, stored: Any) -> None:
-        backend(store).fill(stored, np.full(2, 99, np.float32), key)
+        backend(store).copy_into(stored, np.full(2, 99, np.float32), key)
         raise error("on demand")
 
     store.init("a", gpu([1, 1]))

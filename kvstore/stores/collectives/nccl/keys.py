@@ -17,7 +17,7 @@ from ....devices.streams import Stream
 from ....errors import DTypeError
 from ...device.arguments import Call, HostOut, Item, Streams, host_value, order_behind, seen_out, seen_value
 from ...device.keys import Array, DeviceKey
-from ...device.launches import Launches, Work, are_apart
+from ...device.launches import KeyWork, Launches, are_apart
 from ...device.updates import PlainSum
 from ..backend import told
 from .engine import Nccl
@@ -325,7 +325,7 @@ def _comes_by_host(copy: DeviceKey, out: DeviceView | HostOut) -> bool:
 
 def _summed_here(parts: Sequence[KeyOnGpu], call: Call, loans: list[StreamBuffer]) -> list[KeyOnGpu]:
     """Sum several values of a GPU beside its copy, which stays; returns parts with one address each."""
-    works = [Work(part.copy, part.srcs, ()) for part in parts]
+    works = [KeyWork(part.copy, part.srcs, ()) for part in parts]
     if not are_apart(works):  # a value is the store's own memory, and written in this very call
         works = [
             work._replace(srcs=tuple(call.staged(work.entry, source) for source in work.srcs))

@@ -31,7 +31,7 @@ from ..native import _shared as shm
 from .keys import IpcKey
 from .launches import Sums, TypedRow
 from .memory import Exports, Imports
-from .table import OFFERED, READY, REFUSED, Table
+from .table import OFFERED, READY, REFUSED, IpcTable
 
 log = logging.getLogger("kvstore.shared")
 
@@ -42,7 +42,7 @@ _PAUSE = 0.0005
 Handle = shm.Handle
 
 
-class Pushed(list[tuple[DeviceView, Stream]]):
+class PushedOnGpu(list[tuple[DeviceView, Stream]]):
     """Values on a GPU that are to go to the others by way of a slot."""
 
 
@@ -54,7 +54,7 @@ class Target(NamedTuple):
     bring: Callable[[], None] | None
 
 
-class Aim(NamedTuple):
+class DeviceOutputs(NamedTuple):
     """Outs on the key's GPU and of its type."""
 
     handle: Handle
@@ -67,7 +67,7 @@ class _Gpu(NamedTuple):
     sums: Sums
 
 
-class Ipc:
+class IpcExchange:
     """The keys of one process that are summed on GPUs."""
 
     def __init__(self, job: shm.Job, driver: Driver, rank: int, wanted: bool) -> None:
@@ -117,7 +117,7 @@ class Ipc:
         return key is not None and not key.hopeless
 
     def _offer(self, handle: Handle, device: int) -> IpcKey:
-        table = Table(self._job, handle, self._size, self._rank)
+        table = IpcTable(self._job, handle, self._size, self._rank)
         gpu = self._gpu(device)
         key = self._keys[handle.key] = IpcKey(handle, gpu.place, table, self._rank)
         try:
@@ -178,7 +178,7 @@ class Ipc:
 
     # ---------------------------------------------------------------------------------------------- push
 
-    def push(self, pairs: Sequence[tuple[Handle, Pushed]]) -> None:
+    def push(self, pairs: Sequence[tuple[Handle, PushedOnGpu]]) -> None:
         """Write values to slots, wait until that is done, and arrive; the slots are free."""
         with self._lock:
             slots = self._written(pairs)
@@ -186,22 +186,22 @@ class Ipc:
                 key = self._keys[handle.key]
                 key.be_through()
                 key.use(slot)
-                shm.arrive_away(handle)
+                shm.arrive_on_gpu(handle)
 
-    def land(self, handle: Handle) -> None:
+    def wait_until_read(self, handle: Handle) -> None:
         """See to it, before a push from the host, that no slot of an earlier round is still to be read."""
         key = self._keys.get(handle.key)
         if key is not None and key.agreed:
             with self._lock:
-                self._catch_up(key)
+                self._apply_last_round(key)
                 key.be_through()
 
-    def _written(self, pairs: Sequence[tuple[Handle, Pushed]]) -> list[int]:
+    def _written(self, pairs: Sequence[tuple[Handle, PushedOnGpu]]) -> list[int]:
         works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]] = {}
         slots = []
         for handle, values in pairs:
             key, stream = self._keys[handle.key], values[0][1]
-            self._catch_up(key)
+            self._apply_last_round(key)
             slots.append(key.free_slot(self._gpu(stream.device).exports))
             row = key.put_row([view.address for view, _ in values], slots[-1])
             _, rows = works.setdefault((stream.device, stream.handle), (stream, []))
@@ -226,12 +226,12 @@ class Ipc:
         """Whether a result can be written to an out of a key by the GPU that has it."""
         return view.device == self._keys[handle.key].place.device and view.dtype == handle.dtype
 
-    def deliver(self, aims: Sequence[Aim]) -> list[Aim]:
+    def deliver(self, outputs: Sequence[DeviceOutputs]) -> list[DeviceOutputs]:
         """Fill outs of keys whose rounds are complete; returns those whose value the region has."""
         works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]] = {}
-        done: list[tuple[IpcKey, int, Aim]] = []
+        done: list[tuple[IpcKey, int, DeviceOutputs]] = []
         with self._lock:
-            for handle, targets in aims:
+            for handle, targets in outputs:
                 key, complete = self._keys[handle.key], handle.complete
                 if not targets or not key.table.lies_on_gpus(complete):
                     continue
@@ -242,13 +242,13 @@ class Ipc:
                 row = self._result(key, complete, [target.view.address for target in targets])
                 _, rows = works.setdefault((stream.device, stream.handle), (stream, []))
                 rows.append((handle.dtype, row))
-                done.append((key, complete, Aim(handle, targets)))
+                done.append((key, complete, DeviceOutputs(handle, targets)))
             self._run(works)
-            for key, complete, aim in done:
+            for key, complete, one in done:
                 key.applied = complete
-                self._hand_over(key, aim.targets)
-        served = {aim.handle.key for _, _, aim in done}
-        return [aim for aim in aims if aim.targets and aim.handle.key not in served]
+                self._hand_over(key, one.targets)
+        served = {one.handle.key for _, _, one in done}
+        return [one for one in outputs if one.targets and one.handle.key not in served]
 
     def _result(self, key: IpcKey, complete: int, outs: list[int]) -> Any:
         return (
@@ -270,7 +270,7 @@ class Ipc:
         if held:
             key.place.keep(held, stream)
 
-    def _catch_up(self, key: IpcKey) -> None:
+    def _apply_last_round(self, key: IpcKey) -> None:
         """Sum the last complete round into the value, if that was not done: slots are written again."""
         key.through = complete = key.handle.complete
         if key.applied < complete and key.table.lies_on_gpus(complete):
@@ -283,20 +283,20 @@ class Ipc:
 
     # ------------------------------------------------------------------------------------ on the host
 
-    def come_home(self, handle: Handle) -> None:
+    def copy_to_region(self, handle: Handle) -> None:
         """Copy a value that lies on GPUs to the region, too; whoever else does so writes the same bits."""
         key = self._keys.get(handle.key)
         if key is None:
             return
         with self._lock:
             complete = handle.complete
-            if key.home == complete or not key.table.lies_on_gpus(complete):
+            if key.in_region == complete or not key.table.lies_on_gpus(complete):
                 return
-            self._catch_up(key)
+            self._apply_last_round(key)
             own = key.place.own
             key.hold(own)
             host_copy(self._driver, key.value, handle.value(), own.handle, own.device)
-            key.home = complete
+            key.in_region = complete
 
     def overwritten(self, handle: Handle) -> None:
         """Note that the region gets another value; for who holds the key."""
@@ -304,7 +304,7 @@ class Ipc:
         if key is not None:
             key.table.put_on_gpus(handle.complete, False)
 
-    def carry_out(self, handle: Handle, away: list[int], ranks: list[int]) -> None:
+    def carry_out(self, handle: Handle, on_gpu: list[int], ranks: list[int]) -> None:
         """Complete the round of a key that this worker has opened, where parts of it lie on GPUs."""
         if shm.mode(self._job) & 1:
             raise KVStoreError(
@@ -313,9 +313,9 @@ class Ipc:
             )
         with self._lock:
             key, round = self._keys[handle.key], handle.complete + 1
-            together = len(away) == self._size
+            together = len(on_gpu) == self._size
             if not together:
-                self.come_home(handle)  # should this round come to nothing, the last value is to be there
+                self.copy_to_region(handle)  # should this round come to nothing, the last value is there
                 parts = shm.opened_sources(handle)
                 arrays = [
                     self._fetched(key, worker, round) if part is None else part
@@ -357,7 +357,7 @@ class Ipc:
 class _Others:
     """Whoever may have this worker's memory open."""
 
-    def __init__(self, job: shm.Job, tables: list[Table]) -> None:
+    def __init__(self, job: shm.Job, tables: list[IpcTable]) -> None:
         self._job, self._tables = job, tables
 
     def are_through(self) -> bool:

@@ -12,7 +12,7 @@ from ....errors import KVStoreError
 from ....kernels import cuda
 from ..native import _shared as shm
 from .memory import Exports, Imports, Room
-from .table import MOST_SLOTS, Table
+from .table import MOST_SLOTS, IpcTable
 
 #: Slots that are shown at once; more are added where a worker is further ahead of others than usual.
 _FIRST_SLOTS = 2
@@ -27,17 +27,17 @@ class IpcKey:
         Whether all workers can push to it from GPU to GPU; whether it is known that not all of them can.
     applied : int
         The last round whose sum was put into `value`, on some stream.
-    home : int
+    in_region : int
         The last round whose value was copied to the region by this worker.
     through : int
         The last round that this worker knows to be complete, and whose sum it has or does not need.
     """
 
-    def __init__(self, handle: shm.Handle, place: GpuContext, table: Table, rank: int) -> None:
+    def __init__(self, handle: shm.Handle, place: GpuContext, table: IpcTable, rank: int) -> None:
         self.handle, self.place, self.table = handle, place, table
         self.numel = math.prod(handle.shape)
         self.agreed = self.hopeless = False
-        self.applied = self.home = self.through = 0
+        self.applied = self.in_region = self.through = 0
         self._rank = rank
         self._slots: list[Room] = []
         self._round_in: list[int] = []  # of each slot

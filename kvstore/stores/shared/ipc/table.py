@@ -34,7 +34,7 @@ _LINE = _WHY + _WHY_BYTES // 8
 _HEAD = 8
 
 
-class Table:
+class IpcTable:
     """The table of one key, as one worker sees it.
 
     Parameters
@@ -46,7 +46,7 @@ class Table:
     """
 
     def __init__(self, job: shm.Job, handle: shm.Handle, size: int, rank: int) -> None:
-        words: Words = handle.away(8 * (_HEAD + size * _LINE)).view(np.int64)
+        words: Words = handle.gpu_table(8 * (_HEAD + size * _LINE)).view(np.int64)
         self._job, self._lies = job, words[:2]
         self._lines = words[_HEAD:].reshape(size, _LINE)
         self._own = self._lines[rank]

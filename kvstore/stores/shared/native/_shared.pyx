@@ -49,7 +49,7 @@ cdef extern from "region.h" nogil:
         KV_PEER_LOST
         KV_FENCED
         KV_PLAN
-        KV_CATCH_UP
+        KV_NEW_MODE
         KV_NO_MEMORY
         KV_ABSENT
         KV_ALIVE
@@ -61,7 +61,7 @@ cdef extern from "region.h" nogil:
         KV_PRIVATE
         KV_ROWS
         KV_PACKED
-        KV_AWAY
+        KV_ON_GPU
         KV_CLOSED
         KV_OPENING
         KV_OPEN
@@ -71,7 +71,7 @@ cdef extern from "region.h" nogil:
     ctypedef struct kv_log:
         uint64_t entry, round, chunk, scratch
     ctypedef struct kv_worker:
-        uint64_t state, incarnation, pid, started, beat, gates, probe
+        uint64_t state, incarnation, pid, started, beat, barriers, probe
         kv_log log
     ctypedef struct kv_part:
         uint64_t arrived, first
@@ -90,9 +90,9 @@ cdef extern from "region.h" nogil:
         double params[16]
         uint64_t number, name, name_bytes, shape, ndim, is_text, hash
         int64_t int_key
-        uint64_t error, record, record_bytes, rows_of, undo, away
+        uint64_t error, record, record_bytes, rows_of, undo, gpu_table
     ctypedef struct kv_header:
-        uint64_t n_workers, members, lost, epoch, no_peeking, mode, go_on
+        uint64_t n_workers, members, lost, epoch, no_peer_reads, mode, go_on
         uint64_t settings, settings_bytes, settings_version, installed, num_update, text_keys, top, reserved, n_keys
         kv_worker *worker
     ctypedef struct kv_self:
@@ -121,30 +121,30 @@ cdef extern from "region.h" nogil:
     uint64_t kv_now_ns()
     int kv_map_region(kv_self *me, int fd, uint64_t window, uint64_t least)
     void kv_unmap_region(kv_self *me)
-    int kv_found_region(kv_self *me, uint64_t reserved)
+    int kv_create_region(kv_self *me, uint64_t reserved)
     int kv_is_region(kv_self *me)
-    int kv_sit_down(kv_self *me)
-    int kv_start_pulse(kv_self *me)
-    void kv_stop_pulse(kv_self *me)
-    void kv_stand_up(kv_self *me, int state)
+    int kv_register(kv_self *me)
+    int kv_start_heartbeat(kv_self *me)
+    void kv_stop_heartbeat(kv_self *me)
+    void kv_deregister(kv_self *me, int state)
     ctypedef int (*kv_attempt)(kv_self *me)
     int kv_enlist(kv_self *me)
     void kv_fence()
     void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
-    int kv_fall_in(kv_self *me, kv_entry *first)
-    int kv_come_back(kv_self *me)
+    int kv_catch_up(kv_self *me, kv_entry *first)
+    int kv_rejoin(kv_self *me)
     int kv_state(kv_self *me, int w)
-    int kv_can_peek(kv_self *me, int w)
+    int kv_can_read_peer(kv_self *me, int w)
     int kv_standing(kv_self *me)
     void kv_look_around(kv_self *me)
-    void kv_tell(kv_self *me)
+    void kv_wake_all(kv_self *me)
     ctypedef int (*kv_condition)(void *)
     int kv_wait(kv_self *me, kv_condition ready, void *context)
-    int kv_seated(void *context)
-    ctypedef struct kv_gate:
+    int kv_all_registered(void *context)
+    ctypedef struct kv_barrier:
         kv_self *me
-        uint64_t gate, epoch
-    int kv_gate_open(void *context)
+        uint64_t number
+    int kv_barrier_complete(void *context)
     int kv_lock_region(kv_self *me)
     void kv_unlock_region(kv_self *me)
     enum:
@@ -164,7 +164,7 @@ cdef extern from "region.h" nogil:
     uint64_t kv_current_of(uint64_t phase)
     uint64_t kv_round_of(uint64_t phase)
     int kv_step_of(uint64_t phase)
-    int kv_make_way(kv_self *me, kv_entry *e)
+    int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
     void kv_fill(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)
     void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
@@ -183,7 +183,7 @@ cdef extern from "region.h" nogil:
     int kv_deliver(kv_self *me, kv_call *call)
     int kv_has_kind(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, int kind)
     int kv_has_rows(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
-    int kv_has_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
+    int kv_has_on_gpu(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t size)
     int kv_make_room(kv_self *me, kv_entry *e)
     void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
@@ -200,7 +200,7 @@ cdef extern from "region.h" nogil:
     uint64_t KV_HEADER_BYTES
 
 READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED
-PLAN, CATCH_UP, NO_MEMORY = KV_PLAN, KV_CATCH_UP, KV_NO_MEMORY
+PLAN, NEW_MODE, NO_MEMORY = KV_PLAN, KV_NEW_MODE, KV_NO_MEMORY
 SLOT, IN_PLACE, PRIVATE = KV_SLOT, KV_IN_PLACE, KV_PRIVATE
 MAX_WORKERS = KV_MAX_WORKERS
 SMALL_KEY = KV_SMALL_KEY

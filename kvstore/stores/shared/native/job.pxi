@@ -1,4 +1,4 @@
-# A process's seat in a job, and memory of the region. Part of _shared.pyx.
+# A process's part in a job, and memory of the region. Part of _shared.pyx.
 
 cdef class Piece:
     """Memory of the region that arrays lie in; given back with the last of them."""
@@ -13,7 +13,7 @@ cdef class Piece:
 
 
 cdef class Job:
-    """One process's seat.
+    """One process's part in a job.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ cdef class Job:
             raise MemoryError()
         if kv_map_region(self.me, fd, window, max(reserved, <uint64_t>KV_HEADER_BYTES)):
             raise MemoryError(f"no address space for {reserved} bytes of shared memory (RLIMIT_AS?)")
-        if found and kv_found_region(self.me, reserved):
+        if found and kv_create_region(self.me, reserved):
             raise MemoryError("no memory for the job's table of keys")
         if found:
             kv_put(&self.me.head.go_on, go_on)
@@ -83,14 +83,14 @@ cdef class Job:
         """Whether the loss of a worker is no error, as the founder has it."""
         return bool(self.me.go_on)
 
-    def sit_down(self):
+    def register(self):
         """Take the rank; False: a living process has it."""
         cdef uint64_t scratch
-        if kv_sit_down(self.me):
+        if kv_register(self.me):
             return False
         if not self.me.worker.log.scratch:
             self.me.worker.log.scratch = self.take(KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096)
-        if kv_start_pulse(self.me):
+        if kv_start_heartbeat(self.me):
             raise MemoryError("no thread can be started for the heartbeat")
         self.closed = False
         return True
@@ -103,25 +103,25 @@ cdef class Job:
         """Be a member from now on: rounds wait for this worker."""
         self.insist(kv_enlist)
 
-    def come_back(self):
-        """Take the place of an earlier process of this rank; no round waits for it until `fall_in` was called."""
-        self.insist(kv_come_back)
+    def rejoin(self):
+        """Take the place of an earlier process of this rank; no round waits for it until `catch_up` was called."""
+        self.insist(kv_rejoin)
 
-    def fall_in(self, Handle first):
-        """After `come_back`: take a step towards the others' pass over the keys, which begins with `first`.
+    def catch_up(self, Handle first):
+        """After `rejoin`: take a step towards the others' pass over the keys, which begins with `first`.
 
         Returns whether it is done. Until then the others' rounds go on without this worker.
         """
         cdef int done
         with nogil:
-            done = kv_fall_in(self.me, first.e)
+            done = kv_catch_up(self.me, first.e)
         return bool(done)
 
     def wait_for_all(self):
         """Wait until every rank has been taken."""
         cdef int outcome
         with nogil:
-            outcome = kv_wait(self.me, kv_seated, self.me)
+            outcome = kv_wait(self.me, kv_all_registered, self.me)
         return outcome
 
     def probe(self):
@@ -129,38 +129,38 @@ cdef class Job:
         cdef int w
         kv_look_around(self.me)  # while there are descriptors to watch the others with
         for w in range(self.me.size):
-            if w != self.me.rank and self.state(w) == KV_ALIVE and not kv_can_peek(self.me, w):
-                kv_put(&self.me.head.no_peeking, 1)
+            if w != self.me.rank and self.state(w) == KV_ALIVE and not kv_can_read_peer(self.me, w):
+                kv_put(&self.me.head.no_peer_reads, 1)
 
-    def peeking(self):
+    def can_read_peers(self):
         """Whether workers read each other's memory."""
-        return not kv_get(&self.me.head.no_peeking)
+        return not kv_get(&self.me.head.no_peer_reads)
 
-    def arrive_at_gate(self):
+    def arrive_at_barrier(self):
         """Reach the next barrier; returns its number."""
-        cdef uint64_t gate = kv_get(&self.me.worker.gates) + 1
-        kv_put(&self.me.worker.gates, gate)
-        kv_tell(self.me)
-        return gate
+        cdef uint64_t number = kv_get(&self.me.worker.barriers) + 1
+        kv_put(&self.me.worker.barriers, number)
+        kv_wake_all(self.me)
+        return number
 
-    def wait_at_gate(self, uint64_t gate):
-        """Wait until every member has reached barrier number `gate`."""
-        cdef kv_gate context
+    def wait_at_barrier(self, uint64_t number):
+        """Wait until every member has reached barrier number `number`."""
+        cdef kv_barrier context
         cdef int outcome
-        context.me, context.gate = self.me, gate
+        context.me, context.number = self.me, number
         with nogil:
-            outcome = kv_wait(self.me, kv_gate_open, &context)
+            outcome = kv_wait(self.me, kv_barrier_complete, &context)
         return outcome
 
-    def late_for_gate(self, uint64_t gate):
+    def missing_at_barrier(self, uint64_t number):
         """Ranks that have not reached a barrier."""
         members = kv_get(&self.me.head.members)
         return [w for w in range(self.me.size)
-                if members >> w & 1 and kv_get(&self.me.head.worker[w].gates) < gate]
+                if members >> w & 1 and kv_get(&self.me.head.worker[w].barriers) < number]
 
     def stop_taking_part(self):
         """Rounds and barriers no longer wait for this worker."""
-        kv_stand_up(self.me, KV_JOINED)
+        kv_deregister(self.me, KV_JOINED)
 
     def leave(self, bint lost):
         """End this process's part; with `lost`, the others are to take it for dead. A second call does nothing."""
@@ -168,8 +168,8 @@ cdef class Job:
             return
         self.closed = True
         if not self.me.forked:
-            kv_stop_pulse(self.me)
-            kv_stand_up(self.me, KV_LOST if lost else KV_LEFT)
+            kv_stop_heartbeat(self.me)
+            kv_deregister(self.me, KV_LOST if lost else KV_LEFT)
         for w in range(KV_MAX_WORKERS):
             if self.me.pidfd[w] >= 0:
                 os.close(self.me.pidfd[w])
@@ -182,12 +182,12 @@ cdef class Job:
                 (<Handle>handle).arrays = [None, None]
 
     def note_fork(self):
-        """Say that this is a child of the process that sat down: the seat is the parent's."""
+        """Say that this is a child of the process that registered: the rank is the parent's."""
         self.me.forked = 1
 
     @property
     def forked(self):
-        """Whether this is a child of the process that sat down."""
+        """Whether this is a child of the process that registered."""
         return bool(self.me.forked)
 
     def standing(self):

@@ -127,7 +127,7 @@ cdef class Handle:
         """End `borrow`; with `other`, the other value is in use from now on."""
         kv_return(self.job.me, self.e, other)
 
-    def spoil(self, uint64_t round, str text):
+    def fail_round(self, uint64_t round, str text):
         """Make a round come to nothing; the text says why, to whoever waits for it."""
         cdef bytes data = text.encode()[:4000]
         cdef uint64_t offset = self.job.take(len(data) + 16)
@@ -138,24 +138,24 @@ cdef class Handle:
         kv_put(&self.e.failed, round)
 
     def why(self, uint64_t round):
-        """The text of `spoil` for a round, or None."""
+        """The text of `fail_round` for a round, or None."""
         cdef uint64_t offset = kv_get(&self.e.error)
         cdef uint64_t *note = <uint64_t *>(self.job.me.base + offset)
         if not offset or note[0] != round:
             return None
         return (<char *>(note + 2))[:<Py_ssize_t>note[1]].decode(errors="replace")
 
-    def away(self, uint64_t size):
+    def gpu_table(self, uint64_t size):
         """Memory, zeros at first, for what the workers say of the key's memory on GPUs; all give the same size."""
         cdef kv_self *me = self.job.me
         cdef uint64_t offset
         self.job.lock()
-        offset = kv_get(&self.e.away)
+        offset = kv_get(&self.e.gpu_table)
         if not offset:
             offset = kv_take_locked(me, size)
             if offset:
                 memset(me.base + offset, 0, size)
-                kv_put(&self.e.away, offset)
+                kv_put(&self.e.gpu_table, offset)
         kv_unlock_region(me)
         if not offset:
             raise no_memory(size)

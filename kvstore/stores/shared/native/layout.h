@@ -42,11 +42,11 @@ typedef struct {
     _Atomic uint64_t incarnation; /* how often the rank was taken */
     _Atomic uint64_t pid, started; /* together they name a process for good */
     _Atomic uint64_t beat;        /* nanoseconds of CLOCK_MONOTONIC */
-    _Atomic uint64_t gates;       /* barriers reached */
+    _Atomic uint64_t barriers;    /* barriers reached */
     _Atomic uint64_t probe;       /* address of a word in its own memory that holds KV_MAGIC */
     _Atomic uint64_t joined;      /* incarnation that said that it has no more batches */
     _Atomic uint64_t calls, whole; /* calls with several keys: begun, and arrived at all of their keys */
-    _Alignas(128) _Atomic uint32_t bell; /* sleeps here */
+    _Alignas(128) _Atomic uint32_t futex; /* sleeps here */
     _Alignas(128) kv_log log;
 } kv_worker;
 
@@ -63,8 +63,8 @@ typedef struct {
     uint64_t call[2];          /* of `pushed`, where KV_OF_CALL stands in `kind`: the worker's call that it was a part of */
 } kv_part;
 
-/* KV_AWAY: in the memory of a GPU, where other processes reach it and this region does not. */
-enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS, KV_PACKED, KV_AWAY };
+/* KV_ON_GPU: in the memory of a GPU, where other processes reach it and this region does not. */
+enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS, KV_PACKED, KV_ON_GPU };
 
 #define KV_OF_CALL 0x80u /* beside the kind: other keys were pushed by the same call */
 
@@ -93,7 +93,7 @@ typedef struct {
     _Atomic uint64_t record, record_bytes;  /* description of the states, as text */
     _Atomic uint64_t undo;     /* offset of what an update by one worker is about to change; 0: nothing. See kv_undo */
     uint64_t rows_of;          /* row-sparse: for each value, the number of its rows (-1: all) and their ids */
-    _Atomic uint64_t away;     /* offset of what the workers say of the key's memory on GPUs; 0: nothing yet */
+    _Atomic uint64_t gpu_table; /* offset of what the workers say of the key's memory on GPUs; 0: nothing yet */
 } kv_entry;
 
 typedef struct {
@@ -101,11 +101,11 @@ typedef struct {
     _Atomic uint64_t members;  /* bit by rank: rounds wait for these */
     _Atomic uint64_t lost;     /* bit by rank: dead, and not back */
     _Atomic uint64_t newcomers; /* bit by rank: came back, and is not in any round yet */
-    _Atomic uint64_t asleep;   /* bit by rank: wants its bell rung */
+    _Atomic uint64_t asleep;   /* bit by rank: is to be woken */
     _Atomic uint64_t epoch;
     _Atomic uint64_t go_on;    /* the loss of a worker is no error */
     _Atomic uint64_t lock;     /* rank + 1 of the holder, and from bit 8 on its incarnation */
-    _Atomic uint64_t no_peeking; /* process_vm_readv does not work between some two workers */
+    _Atomic uint64_t no_peer_reads; /* process_vm_readv does not work between some two workers */
     _Atomic uint64_t mode;     /* what a round does to the value: see round.h */
     _Atomic uint64_t settings, settings_bytes, settings_version;
     _Atomic uint64_t installed; /* hash of the settings as they were set, before any change */
@@ -139,10 +139,10 @@ typedef struct {
     const ptrdiff_t *stream_bytes;
     char *bounce;
     uint64_t word; /* for `probe` */
-    pthread_t pulse; /* the heartbeat's thread */
-    pthread_mutex_t pulse_lock;
-    pthread_cond_t pulse_wake;
-    int pulsing, pulse_stop;
+    pthread_t heartbeat; /* the heartbeat's thread */
+    pthread_mutex_t heartbeat_lock;
+    pthread_cond_t heartbeat_wake;
+    int heartbeat_runs, heartbeat_stop;
     pthread_mutex_t busy; /* log and bounce buffer serve one thread of the process at a time */
     _Atomic int sleepers; /* threads of the process that sleep */
 } kv_self;

@@ -1,4 +1,4 @@
-"""Taking a rank in a job: find or make the region, sit down, wait for the others."""
+"""Taking a rank in a job: find or make the region, register, wait for the others."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _numbers: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.co
 
 
 class JobMembership:
-    """Place of a process in a job of one machine."""
+    """Rank of a process in a job of one machine."""
 
     def __init__(self, config: StoreConfig) -> None:
-        place = detect()
-        _check(place)
-        self.rank, self.size = place.rank, place.size
+        placement = detect()
+        _check(placement)
+        self.rank, self.size = placement.rank, placement.size
         self._timeout = config.timeout
         job = (
-            place.job if place.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
+            placement.job if placement.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
         )  # nobody else is to come
         number = next(_numbers[job, config.group])
-        self._meeting = RegionRendezvous(job, config.group, number, place.rank, place.size)
+        self._rendezvous = RegionRendezvous(job, config.group, number, placement.rank, placement.size)
         clock = WaitClock(config.timeout)
         try:
             self.job = self._enter(config)
-            self._meeting.listen()
+            self._rendezvous.listen()
             self._settle(clock)
         except BaseException:
             self.leave(lost=False)
@@ -49,23 +49,23 @@ class JobMembership:
 
     def leave(self, lost: bool) -> None:
         """Give the rank up. A second call does nothing."""
-        self._meeting.close()
+        self._rendezvous.close()
         if hasattr(self, "job"):
             self.job.leave(lost)
 
     def note_fork(self) -> None:
         """Say that this is the child of a fork; it must not hold the rank's name when its parent is gone."""
-        self._meeting.close()
+        self._rendezvous.close()
         self.job.note_fork()
 
     def _enter(self, config: StoreConfig) -> shm.Job:
-        fd = self._meeting.look(range(self.size))
-        found = fd is None and self.rank == 0
-        if found:
-            fd = self._meeting.found()
+        fd = self._rendezvous.look(range(self.size))
+        creates = fd is None and self.rank == 0
+        if creates:
+            fd = self._rendezvous.create()
             _reserve(fd, _FIRST_BYTES)
         elif fd is None:
-            fd = self._meeting.wait(config.timeout)
+            fd = self._rendezvous.wait(config.timeout)
         assert fd is not None
         try:
             job = shm.Job(
@@ -74,7 +74,7 @@ class JobMembership:
                 self.size,
                 _window(),
                 _FIRST_BYTES,
-                found,
+                creates,
                 config.on_peer_loss == "continue",
                 config.spin,
             )
@@ -86,16 +86,16 @@ class JobMembership:
 
     def _settle(self, clock: WaitClock) -> None:
         job = self.job
-        if not job.sit_down():
+        if not job.register():
             raise ConfigError(f"rank {self.rank} of this job is taken by process {job.pid(self.rank)}")
         if job.returned():
-            job.come_back()
+            job.rejoin()
             return
         job.enlist()
         self._await(job.wait_for_all, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
         job.probe()
-        gate = job.arrive_at_gate()
-        self._await(lambda: job.wait_at_gate(gate), lambda: job.late_for_gate(gate), clock)
+        number = job.arrive_at_barrier()
+        self._await(lambda: job.wait_at_barrier(number), lambda: job.missing_at_barrier(number), clock)
 
     def _await(self, step: Callable[[], int], missing: Callable[[], list[int]], clock: WaitClock) -> None:
         while True:
@@ -115,13 +115,15 @@ class JobMembership:
                 )
 
 
-def _check(place: Placement) -> None:
-    if place.size > shm.MAX_WORKERS:
-        raise ConfigError(f"a shared store has at most {shm.MAX_WORKERS} workers, this job has {place.size}")
-    if place.local_size != place.size:
+def _check(placement: Placement) -> None:
+    if placement.size > shm.MAX_WORKERS:
         raise ConfigError(
-            f"this job has {place.size} workers of which {place.local_size} are on this machine; 'shared' is "
-            "for one machine, use 'dist_sync'"
+            f"a shared store has at most {shm.MAX_WORKERS} workers, this job has {placement.size}"
+        )
+    if placement.local_size != placement.size:
+        raise ConfigError(
+            f"this job has {placement.size} workers of which {placement.local_size} are on this machine; "
+            "'shared' is for one machine, use 'dist_sync'"
         )
 
 

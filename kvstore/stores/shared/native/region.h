@@ -31,13 +31,13 @@ static int kv_map_region(kv_self *me, int fd, uint64_t window, uint64_t least)
 
 static void kv_unmap_region(kv_self *me)
 {
-    if (me->base && !me->pulsing)
+    if (me->base && !me->heartbeat_runs)
         munmap(me->base, me->window);
     me->base = NULL;
 }
 
 /* Write the header into a new region whose first bytes are reserved. The magic comes last. */
-static int kv_found_region(kv_self *me, uint64_t reserved)
+static int kv_create_region(kv_self *me, uint64_t reserved)
 {
     kv_header *head = me->head;
     head->version = KV_LAYOUT_VERSION;
@@ -58,51 +58,51 @@ static int kv_is_region(const kv_self *me)
 }
 
 /* The heartbeat has a thread of its own: a long computation that holds the interpreter does not stop it. */
-static void *kv_pulse(void *self)
+static void *kv_heartbeat(void *self)
 {
     kv_self *me = (kv_self *)self;
-    pthread_mutex_lock(&me->pulse_lock);
-    while (!me->pulse_stop) {
+    pthread_mutex_lock(&me->heartbeat_lock);
+    while (!me->heartbeat_stop) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += KV_BEAT * 1000000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
         kv_put(&me->worker->beat, kv_now_ns());
-        pthread_cond_timedwait(&me->pulse_wake, &me->pulse_lock, &until);
+        pthread_cond_timedwait(&me->heartbeat_wake, &me->heartbeat_lock, &until);
     }
-    pthread_mutex_unlock(&me->pulse_lock);
+    pthread_mutex_unlock(&me->heartbeat_lock);
     return NULL;
 }
 
-static int kv_start_pulse(kv_self *me)
+static int kv_start_heartbeat(kv_self *me)
 {
     sigset_t all, before;
     pthread_condattr_t clock;
     kv_put(&me->worker->beat, kv_now_ns());
-    pthread_mutex_init(&me->pulse_lock, NULL);
+    pthread_mutex_init(&me->heartbeat_lock, NULL);
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&me->pulse_wake, &clock);
+    pthread_cond_init(&me->heartbeat_wake, &clock);
     pthread_condattr_destroy(&clock);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the program's own threads */
-    me->pulse_stop = 0;
-    me->pulsing = pthread_create(&me->pulse, NULL, kv_pulse, me) == 0;
+    me->heartbeat_stop = 0;
+    me->heartbeat_runs = pthread_create(&me->heartbeat, NULL, kv_heartbeat, me) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return me->pulsing ? 0 : -1;
+    return me->heartbeat_runs ? 0 : -1;
 }
 
-static void kv_stop_pulse(kv_self *me)
+static void kv_stop_heartbeat(kv_self *me)
 {
-    if (!me->pulsing || me->forked)
+    if (!me->heartbeat_runs || me->forked)
         return;
-    pthread_mutex_lock(&me->pulse_lock);
-    me->pulse_stop = 1;
-    pthread_cond_signal(&me->pulse_wake);
-    pthread_mutex_unlock(&me->pulse_lock);
-    pthread_join(me->pulse, NULL);
-    me->pulsing = 0;
+    pthread_mutex_lock(&me->heartbeat_lock);
+    me->heartbeat_stop = 1;
+    pthread_cond_signal(&me->heartbeat_wake);
+    pthread_mutex_unlock(&me->heartbeat_lock);
+    pthread_join(me->heartbeat, NULL);
+    me->heartbeat_runs = 0;
 }
 
 static uint64_t kv_life(const kv_self *me, enum kv_state state)
@@ -111,7 +111,7 @@ static uint64_t kv_life(const kv_self *me, enum kv_state state)
 }
 
 /* Take the rank. 1: another living process has it. */
-static int kv_sit_down(kv_self *me)
+static int kv_register(kv_self *me)
 {
     kv_worker *w = &me->head->worker[me->rank];
     uint64_t state = kv_get(&w->state);
@@ -151,7 +151,7 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
     uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase);
     if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank) { /* if nobody has taken it over by now */
         kv_undo(me, e, round);
-        kv_swap(&e->phase, phase, kv_phase(round - 1, 0, kv_turn_of(phase), KV_CLOSED));
+        kv_swap(&e->phase, phase, kv_phase(round - 1, 0, kv_version_of(phase), KV_CLOSED));
     }
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
         if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))
@@ -164,7 +164,7 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
 
 /* From its first push on: every round of a key that anybody has pushed into goes on without it. Who finds a round
  * complete has pushed into it before looking at `first`; so no round from here on is missed. */
-static void kv_rejoin(kv_self *me, kv_entry *e)
+static void kv_rejoin_key(kv_self *me, kv_entry *e)
 {
     kv_part *part = kv_parts(me, e);
     uint64_t latest = 0;
@@ -177,7 +177,7 @@ static void kv_rejoin(kv_self *me, kv_entry *e)
     }
     kv_put(&part[me->rank].first, latest + 1);
     kv_put(&part[me->rank].arrived, latest);
-    kv_tell(me);
+    kv_wake_all(me);
 }
 
 /* Whether all who take part have pushed into a round, newcomers aside. */
@@ -196,7 +196,7 @@ static int kv_others_in(kv_self *me, const kv_entry *e, uint64_t round)
  * all of them wait in the round of the key that it pushes into first; until then it lets the rounds of all other keys,
  * and barriers, go on without it. Whoever has pushed into a later key of the same pass has pushed into the first one
  * before: so that is looked at last. 1: in step. */
-static int kv_fall_in(kv_self *me, kv_entry *first)
+static int kv_catch_up(kv_self *me, kv_entry *first)
 {
     kv_look_around(me);
     uint64_t n = kv_get(&me->head->n_keys), least = ~0ull, round;
@@ -204,7 +204,7 @@ static int kv_fall_in(kv_self *me, kv_entry *first)
     for (uint64_t i = 0; i < n; i++) {
         kv_entry *e = kv_entry_at(me, i);
         if (kv_get(&kv_parts(me, e)[me->rank].first) == KV_NEVER)
-            kv_rejoin(me, e);
+            kv_rejoin_key(me, e);
     }
     round = kv_get(&kv_parts(me, first)[me->rank].first);
     for (uint64_t i = 0; i < n && !kv_others_in(me, first, round); i++) {
@@ -215,15 +215,15 @@ static int kv_fall_in(kv_self *me, kv_entry *first)
             continue;
         kv_put(&mine->first, next + 1);
         kv_put(&mine->arrived, next);
-        kv_tell(me);
+        kv_wake_all(me);
     }
     for (int w = 0; w < me->size; w++) {
-        uint64_t reached = kv_get(&me->head->worker[w].gates);
+        uint64_t reached = kv_get(&me->head->worker[w].barriers);
         least = others >> w & 1 && reached < least ? reached : least;
     }
-    if (others && least > kv_get(&me->worker->gates)) {
-        kv_put(&me->worker->gates, least);
-        kv_tell(me);
+    if (others && least > kv_get(&me->worker->barriers)) {
+        kv_put(&me->worker->barriers, least);
+        kv_wake_all(me);
     }
     if (!kv_others_in(me, first, round))
         return 0;
@@ -232,16 +232,16 @@ static int kv_fall_in(kv_self *me, kv_entry *first)
 }
 
 /* Whether this worker can read another's own memory. */
-static int kv_can_peek(kv_self *me, int w)
+static int kv_can_read_peer(kv_self *me, int w)
 {
     uint64_t word = 0;
-    return kv_peek(me, w, kv_get(&me->head->worker[w].probe), (char *)&word, sizeof word) == 0 && word == KV_MAGIC;
+    return kv_read_peer(me, w, kv_get(&me->head->worker[w].probe), (char *)&word, sizeof word) == 0 && word == KV_MAGIC;
 }
 
 /* Take the place of an earlier process of this rank; no round waits for it before it pushes. */
-static int kv_come_back(kv_self *me)
+static int kv_rejoin(kv_self *me)
 {
-    uint64_t gates = 0, n = kv_get(&me->head->n_keys);
+    uint64_t barriers = 0, n = kv_get(&me->head->n_keys);
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
@@ -251,10 +251,10 @@ static int kv_come_back(kv_self *me)
     kv_unlock_region(me);
     /* Barriers that others wait at go on without it, too. */
     for (int w = 0; w < me->size; w++) {
-        uint64_t reached = kv_get(&me->head->worker[w].gates);
-        gates = reached > gates ? reached : gates;
+        uint64_t reached = kv_get(&me->head->worker[w].barriers);
+        barriers = reached > barriers ? reached : barriers;
     }
-    kv_put(&me->worker->gates, gates);
+    kv_put(&me->worker->barriers, barriers);
     for (uint64_t i = 0; i < n; i++)
         kv_put(&kv_parts(me, kv_entry_at(me, i))[me->rank].first, KV_NEVER);
     kv_set_bits(&me->head->newcomers, kv_bit(me->rank));
@@ -263,15 +263,15 @@ static int kv_come_back(kv_self *me)
 
 typedef struct {
     kv_self *me;
-    uint64_t gate, epoch;
-} kv_gate;
+    uint64_t number;
+} kv_barrier;
 
-static int kv_gate_open(void *context)
+static int kv_barrier_complete(void *context)
 {
-    const kv_gate *gate = (const kv_gate *)context;
-    uint64_t members = kv_get(&gate->me->head->members);
-    for (int w = 0; w < gate->me->size; w++)
-        if (members >> w & 1 && kv_get(&gate->me->head->worker[w].gates) < gate->gate)
+    const kv_barrier *barrier = (const kv_barrier *)context;
+    uint64_t members = kv_get(&barrier->me->head->members);
+    for (int w = 0; w < barrier->me->size; w++)
+        if (members >> w & 1 && kv_get(&barrier->me->head->worker[w].barriers) < barrier->number)
             return 0;
     return 1;
 }
@@ -287,7 +287,7 @@ static int kv_has_grown(void *context)
     return kv_get(&growth->me->head->n_keys) > growth->n;
 }
 
-static int kv_seated(void *context)
+static int kv_all_registered(void *context)
 {
     kv_self *me = (kv_self *)context;
     for (int w = 0; w < me->size; w++)
@@ -297,7 +297,7 @@ static int kv_seated(void *context)
 }
 
 /* Leave, or stop taking part in rounds; the others go on without this worker. */
-static void kv_stand_up(kv_self *me, enum kv_state state)
+static void kv_deregister(kv_self *me, enum kv_state state)
 {
     uint64_t now = kv_get(&me->worker->state);
     if (state == KV_JOINED)
@@ -307,7 +307,7 @@ static void kv_stand_up(kv_self *me, enum kv_state state)
         if (state != KV_LOST) /* the others write it off, as any other who is lost */
             kv_clear_bits(&me->head->members, kv_bit(me->rank));
         kv_add(&me->head->epoch, 1);
-        kv_tell(me);
+        kv_wake_all(me);
     }
 }
 

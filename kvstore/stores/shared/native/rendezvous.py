@@ -73,7 +73,7 @@ class RegionRendezvous:
     def __del__(self) -> None:
         self.close()
 
-    def found(self) -> int:
+    def create(self) -> int:
         """Make the region; returns the descriptor of its memory."""
         fd = os.memfd_create(f"kvstore-{self.name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # nobody can pull the memory away

@@ -29,16 +29,16 @@ static inline int kv_sums(const kv_self *me)
     return !(kv_get(&me->head->mode) & 1);
 }
 
-/* `turn`: how often another value was put in use, modulo 16; by it a reader sees that its value has changed. */
-static inline uint64_t kv_phase(uint64_t round, int rank, uint64_t turn, enum kv_step step)
+/* `version`: how often another value was put in use, modulo 16; by it a reader sees that its value has changed. */
+static inline uint64_t kv_phase(uint64_t round, int rank, uint64_t version, enum kv_step step)
 {
-    return round << 16 | (uint64_t)rank << 8 | (turn & 0xf) << 4 | (uint64_t)step;
+    return round << 16 | (uint64_t)rank << 8 | (version & 0xf) << 4 | (uint64_t)step;
 }
 
 static inline uint64_t kv_round_of(uint64_t phase) { return phase >> 16; }
 static inline int kv_opener_of(uint64_t phase) { return (int)(phase >> 8 & 0xff); }
-static inline uint64_t kv_turn_of(uint64_t phase) { return phase >> 4 & 0xf; }
-static inline uint64_t kv_current_of(uint64_t phase) { return kv_turn_of(phase) & 1; }
+static inline uint64_t kv_version_of(uint64_t phase) { return phase >> 4 & 0xf; }
+static inline uint64_t kv_current_of(uint64_t phase) { return kv_version_of(phase) & 1; }
 static inline enum kv_step kv_step_of(uint64_t phase) { return (enum kv_step)(phase & 0xf); }
 static inline uint64_t kv_complete_round(uint64_t phase)
 {
@@ -113,7 +113,7 @@ static void kv_end_call(kv_self *me)
 {
     me->calling = 0;
     kv_put(&me->worker->whole, kv_get(&me->worker->calls));
-    kv_tell(me);
+    kv_wake_all(me);
 }
 
 /* This worker's source of its next round is in place. */
@@ -132,7 +132,7 @@ static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshol
     kv_fence();
     uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
     if (asleep && kv_everyone(me, e, round, &in))
-        kv_ring(me, asleep);
+        kv_wake(me, asleep);
 }
 
 static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t source)
@@ -190,7 +190,7 @@ static void kv_sum_here(kv_self *me, const kv_call *call, char *to, char **src, 
 }
 
 /* Read a block of another worker's own memory. */
-static int kv_peek(kv_self *me, int w, uint64_t address, char *to, size_t bytes)
+static int kv_read_peer(kv_self *me, int w, uint64_t address, char *to, size_t bytes)
 {
     pid_t pid = (pid_t)kv_get(&me->head->worker[w].pid);
     while (bytes) {
@@ -208,7 +208,7 @@ static int kv_peek(kv_self *me, int w, uint64_t address, char *to, size_t bytes)
 static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t bytes)
 {
     if (w != me->rank)
-        return kv_peek(me, w, address, to, (size_t)bytes);
+        return kv_read_peer(me, w, address, to, (size_t)bytes);
     memcpy(to, (const void *)(uintptr_t)address, (size_t)bytes);
     return 0;
 }
@@ -216,11 +216,11 @@ static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint6
 /* Everything that goes into a sum, in the order of the ranks. */
 typedef struct {
     char *src[KV_MAX_WORKERS], *out[2 * KV_MAX_WORKERS + 16];
-    int worker[KV_MAX_WORKERS], peeked[KV_MAX_WORKERS];
+    int worker[KV_MAX_WORKERS], remote[KV_MAX_WORKERS];
     uint64_t address[KV_MAX_WORKERS];
     kv_coding coding[KV_MAX_WORKERS];
     const kv_coding *coded; /* NULL where all are plain */
-    int k, m, n_peeked;
+    int k, m, n_remote;
 } kv_sources;
 
 static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, kv_sources *s)
@@ -228,14 +228,14 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
     const kv_entry *e = call->entry;
     const kv_part *part = kv_parts(me, e);
     int parity = (int)(round & 1), mine = round == call->round;
-    s->k = s->m = s->n_peeked = 0;
+    s->k = s->m = s->n_remote = 0;
     s->coded = NULL;
     for (int w = 0; w < me->size; w++) {
         if (!(mask >> w & 1))
             continue;
         int i = s->k++;
         s->worker[i] = w;
-        s->peeked[i] = 0;
+        s->remote[i] = 0;
         s->address[i] = part[w].source[parity];
         s->coding[i] = (kv_coding){0};
         if (kv_kind_of(&part[w], parity) == KV_PACKED) {
@@ -251,8 +251,8 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
         } else if (w == me->rank) {
             s->src[i] = (char *)(uintptr_t)s->address[i];
         } else {
-            s->peeked[i] = 1;
-            s->n_peeked++;
+            s->remote[i] = 1;
+            s->n_remote++;
         }
     }
     if (mine && call->delivered)
@@ -261,15 +261,15 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
 }
 
 /* Blocks of what lies in other processes go through a buffer that stays in the cache. */
-static int kv_sum_peeking(kv_self *me, const kv_call *call, kv_sources *s, char *to, ptrdiff_t from, ptrdiff_t end)
+static int kv_sum_with_peers(kv_self *me, const kv_call *call, kv_sources *s, char *to, ptrdiff_t from, ptrdiff_t end)
 {
     ptrdiff_t size = kv_itemsize[call->entry->dtype];
     char *buffer = me->bounce;
     for (int i = 0; i < s->k; i++) {
-        if (!s->peeked[i])
+        if (!s->remote[i])
             continue;
         size_t bytes = (size_t)((end - from) * size);
-        if (kv_peek(me, s->worker[i], s->address[i] + (uint64_t)(from * size), buffer, bytes))
+        if (kv_read_peer(me, s->worker[i], s->address[i] + (uint64_t)(from * size), buffer, bytes))
             return KV_UNREADABLE;
         s->src[i] = buffer - from * size;
         buffer += KV_SHARE_BYTES + 256;
@@ -284,8 +284,8 @@ static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64
     kv_sources s;
     kv_gather(me, call, round, mask, &s);
     char *to = (char *)kv_at(me, call->entry->value[1 - current]);
-    if (s.n_peeked)
-        return kv_sum_peeking(me, call, &s, to, from, end);
+    if (s.n_remote)
+        return kv_sum_with_peers(me, call, &s, to, from, end);
     kv_sum_here(me, call, to, s.src, s.coded, s.k, s.out, s.m, from, end);
     return KV_READY;
 }
@@ -300,9 +300,9 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
     s.m = 0;
     for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && kv_get(&e->failed) != round; at += size) {
         ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
-        if (!s.n_peeked)
+        if (!s.n_remote)
             kv_sum_here(me, &call, to, s.src, s.coded, s.k, s.out, 0, at, end);
-        else if (kv_sum_peeking(me, &call, &s, to, at, end) != KV_READY)
+        else if (kv_sum_with_peers(me, &call, &s, to, at, end) != KV_READY)
             kv_put(&e->failed, round);
     }
     pthread_mutex_unlock(&me->busy);
@@ -364,8 +364,9 @@ static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, con
     ptrdiff_t size = kv_itemsize[e->dtype];
     kv_gather(me, call, round, e->mask, &s);
     for (int i = 0; i < s.k; i++)
-        if (s.peeked[i]) {
-            if (kv_peek(me, s.worker[i], s.address[i] + (uint64_t)(from * size), buffer, (size_t)((end - from) * size)))
+        if (s.remote[i]) {
+            size_t bytes = (size_t)((end - from) * size);
+            if (kv_read_peer(me, s.worker[i], s.address[i] + (uint64_t)(from * size), buffer, bytes))
                 return KV_UNREADABLE;
             s.src[i] = buffer - from * size;
             buffer += KV_SHARE_BYTES + 256;
@@ -432,7 +433,7 @@ static int kv_withdrawn(const kv_entry *e, uint64_t round)
     return e->rule < 0 && kv_get(&e->failed) == round;
 }
 
-/* The chunk that the log names, to its end. What cannot be read spoils the round, and the round goes on. */
+/* The chunk that the log names, to its end. What cannot be read fails the round, and the round goes on. */
 static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase)
 {
     kv_entry *e = call->entry;
@@ -544,12 +545,12 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
 /* Make the round of an opened or opening phase complete; `current` is the value that is in use from now on. */
 static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
 {
-    uint64_t turn = kv_turn_of(phase) + (current != kv_current_of(phase));
+    uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));
     if (kv_get(&e->failed) != kv_round_of(phase))
         kv_put(&e->of[current], kv_round_of(phase));
-    if (!kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), turn, KV_CLOSED)))
+    if (!kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED)))
         return 0;
-    kv_tell(me);
+    kv_wake_all(me);
     return 1;
 }
 
@@ -571,14 +572,15 @@ static int kv_make_room(kv_self *me, kv_entry *e)
 static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
 {
     e->rule = rule;
-    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), kv_turn_of(phase), KV_OPEN));
-    kv_tell(me);
+    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), kv_version_of(phase), KV_OPEN));
+    kv_wake_all(me);
 }
 
 /* Make a key the opener's; the phase that it has then, or 0: another was faster. */
 static uint64_t kv_hold(kv_self *me, kv_entry *e, uint64_t phase)
 {
-    uint64_t round = kv_complete_round(phase) + 1, opening = kv_phase(round, me->rank, kv_turn_of(phase), KV_OPENING);
+    uint64_t round = kv_complete_round(phase) + 1;
+    uint64_t opening = kv_phase(round, me->rank, kv_version_of(phase), KV_OPENING);
     if (!kv_swap(&e->phase, phase, opening))
         return 0;
     kv_put(&e->of[1 - kv_current_of(phase)], KV_NO_ROUND);
@@ -599,11 +601,11 @@ static _Atomic uint64_t *kv_next_updates(kv_entry *e)
 
 static void kv_return(kv_self *me, kv_entry *e, int other)
 {
-    uint64_t phase = kv_get(&e->phase), turn = kv_turn_of(phase) + (other != 0);
+    uint64_t phase = kv_get(&e->phase), version = kv_version_of(phase) + (other != 0);
     if (other)
         kv_put(&e->of[1 - kv_current_of(phase)], kv_round_of(phase) - 1);
-    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) - 1, 0, turn, KV_CLOSED));
-    kv_tell(me);
+    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) - 1, 0, version, KV_CLOSED));
+    kv_wake_all(me);
 }
 
 static int kv_has_kind(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask, enum kv_kind kind)
@@ -622,14 +624,14 @@ static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round, uint64_t 
 }
 
 /* Whether a source lies on a GPU: Python says what becomes of the round. */
-static int kv_has_away(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
+static int kv_has_on_gpu(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
 {
-    return kv_get(&e->away) && kv_has_kind(me, e, round, mask, KV_AWAY);
+    return kv_get(&e->gpu_table) && kv_has_kind(me, e, round, mask, KV_ON_GPU);
 }
 
 static int kv_is_python_s(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
 {
-    return kv_has_rows(me, e, round, mask) || kv_has_away(me, e, round, mask);
+    return kv_has_rows(me, e, round, mask) || kv_has_on_gpu(me, e, round, mask);
 }
 
 /* What stands in a block of `undo`: for which round, how many pieces, and each piece: where it belongs, bytes of a row,
@@ -756,7 +758,7 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
         if (kv_complete_round(phase) >= call->round)
             return KV_READY;
         if (!kv_in_step(me) && me->tried != kv_get(&me->head->mode))
-            return KV_CATCH_UP;
+            return KV_NEW_MODE;
         if (kv_step_of(phase) == KV_OPEN)
             outcome = kv_bring_to_close(me, call, phase);
         else if (kv_may_open(me, e, phase))
@@ -810,8 +812,8 @@ static int kv_have_arrived(void *context)
     return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch;
 }
 
-/* Put the sum of a small key away, as the value. The same worker does it every time: its cache has the place. */
-static int kv_put_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, const char *sum)
+/* Store the sum of a small key, as the value. The same worker does it every time: its cache has the place. */
+static int kv_store_sum(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, const char *sum)
 {
     uint64_t phase = kv_get(&e->phase), opening;
     if (kv_complete_round(phase) >= round)
@@ -825,8 +827,8 @@ static int kv_put_away(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, co
 }
 
 /* A small key that is only summed: nobody waits for the work of another. As soon as all have arrived, each sums for
- * itself; the lowest rank puts the sum away. From then on the others may fill their slots anew, for round + 2: who has
- * not read them yet takes what was put away. Without patience, all must arrive while this worker spins. */
+ * itself; the lowest rank stores the sum. From then on the others may fill their slots anew, for round + 2: who has
+ * not read them yet takes what was stored. Without patience, all must arrive while this worker spins. */
 static int kv_sum_small(kv_self *me, kv_call *call, int patient)
 {
     kv_entry *e = call->entry;
@@ -845,7 +847,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     if (!kv_still_there(me, e, call->round, a.in))
         return kv_bring_forward(me, call, patient);
     call->delivered[0] = 1;
-    if (me->rank == __builtin_ctzll(a.in) && !kv_put_away(me, e, call->round, a.in, call->outs[0]))
+    if (me->rank == __builtin_ctzll(a.in) && !kv_store_sum(me, e, call->round, a.in, call->outs[0]))
         return kv_bring_forward(me, call, patient);
     return KV_READY;
 }
@@ -863,9 +865,10 @@ static int kv_at_rest(kv_self *me, const kv_entry *e)
 static int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
 {
     uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
-    if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me) || kv_get(&e->away) || kv_get(&e->of[1 - current]) != round)
+    if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me) || kv_get(&e->gpu_table) || kv_get(&e->of[1 - current]) != round)
         return 0;
-    return kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), kv_turn_of(phase) + 1, KV_CLOSED));
+    uint64_t version = kv_version_of(phase) + 1;
+    return kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED));
 }
 
 /* Who has left without having joined, and was not told of yet. */
@@ -899,7 +902,7 @@ static uint64_t kv_left_out(kv_self *me, const kv_entry *e, uint64_t round)
 }
 
 /* Push number `arrived + 1` needs the memory of the push before the last: see that round complete. */
-static int kv_make_way(kv_self *me, kv_entry *e)
+static int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
 {
     uint64_t arrived = kv_get(&kv_parts(me, e)[me->rank].arrived);
     if (arrived < 2 || kv_complete_round(kv_get(&e->phase)) + 1 >= arrived)
@@ -932,7 +935,7 @@ static int kv_deliver(kv_self *me, kv_call *call)
     atomic_thread_fence(memory_order_acquire);
     uint64_t now = kv_get(&e->phase);
     /* Only an open round writes to the value in use; one that is being prepared, perhaps by a dead worker, does not. */
-    int calm = kv_step_of(now) != KV_OPEN && kv_turn_of(now) == kv_turn_of(phase) &&
+    int calm = kv_step_of(now) != KV_OPEN && kv_version_of(now) == kv_version_of(phase) &&
                kv_complete_round(now) == kv_complete_round(phase);
     return calm ? KV_READY : KV_TICK;
 }

@@ -76,7 +76,7 @@ def wait_for_free_slot(Handle handle):
     """See the round complete whose memory the next push needs; an outcome."""
     cdef int outcome
     with nogil:
-        outcome = kv_make_way(handle.job.me, handle.e)
+        outcome = kv_wait_for_free_slot(handle.job.me, handle.e)
     return outcome
 
 
@@ -167,19 +167,19 @@ def arrive_with_rows(Handle handle, uint64_t offset):
     kv_arrive(handle.job.me, handle.e, KV_ROWS, offset)
 
 
-def arrive_away(Handle handle):
+def arrive_on_gpu(Handle handle):
     """Push what lies on a GPU; whoever opens the round is to say what becomes of it."""
-    kv_arrive(handle.job.me, handle.e, KV_AWAY, 0)
+    kv_arrive(handle.job.me, handle.e, KV_ON_GPU, 0)
 
 
-def opened_away(Handle handle):
+def opened_on_gpu(Handle handle):
     """Ranks whose part in the round that this worker has opened lies on a GPU, and all ranks that are in it."""
     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
     cdef kv_part *part = kv_parts(handle.job.me, handle.e)
-    if not kv_has_away(handle.job.me, handle.e, round, handle.e.mask):
+    if not kv_has_on_gpu(handle.job.me, handle.e, round, handle.e.mask):
         return [], []
     ranks = [w for w in range(handle.job.me.size) if handle.e.mask >> w & 1]
-    return [w for w in ranks if kv_kind_of(&part[w], round & 1) == KV_AWAY], ranks
+    return [w for w in ranks if kv_kind_of(&part[w], round & 1) == KV_ON_GPU], ranks
 
 
 def opened_with_rows(Handle handle):
@@ -203,7 +203,7 @@ def opened_sources(Handle handle):
             continue
         if kv_kind_of(&part[w], parity) == KV_ROWS:
             found.append(part[w].source[parity])
-        elif kv_kind_of(&part[w], parity) == KV_AWAY:
+        elif kv_kind_of(&part[w], parity) == KV_ON_GPU:
             found.append(None)
         elif kv_kind_of(&part[w], parity) == KV_PACKED:
             code, array = part[w].kind[parity] >> 8, np.empty(handle.shape, handle.dtype)
@@ -304,7 +304,7 @@ def mode(Job job):
     return kv_get(&job.me.head.mode)
 
 
-def catch_up(Job job, uint64_t mode, bint able):
+def note_mode(Job job, uint64_t mode, bint able):
     """Say which mode this process can carry out, or that it cannot carry out that one."""
     job.me.tried = mode
     if able:
@@ -314,7 +314,7 @@ def catch_up(Job job, uint64_t mode, bint able):
 def set_mode(Job job, uint64_t mode):
     """Change the mode of the job; the caller holds `Lock`."""
     kv_put(&job.me.head.mode, mode)
-    kv_tell(job.me)
+    kv_wake_all(job.me)
 
 
 def settings_version(Job job):

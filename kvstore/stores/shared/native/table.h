@@ -98,7 +98,7 @@ static void kv_publish(kv_self *me, kv_entry *e)
     uint64_t index = kv_get(&me->head->index);
     kv_put(&me->head->n_keys, e->number + 1);
     kv_put_number((_Atomic uint64_t *)kv_at(me, index & ~63ull), index & 63, e->hash, e->number);
-    kv_tell(me);
+    kv_wake_all(me);
 }
 
 #endif

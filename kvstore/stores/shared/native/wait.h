@@ -14,7 +14,7 @@
 
 #include "layout.h"
 
-enum kv_outcome { KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED, KV_PLAN, KV_CATCH_UP, KV_NO_MEMORY, KV_UNREADABLE };
+enum kv_outcome { KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED, KV_PLAN, KV_NEW_MODE, KV_NO_MEMORY, KV_UNREADABLE };
 
 #define KV_MILLISECOND 1000000ull
 enum {
@@ -30,23 +30,23 @@ static inline uint64_t kv_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-static void kv_ring(kv_self *me, uint64_t whom)
+static void kv_wake(kv_self *me, uint64_t whom)
 {
     for (int w = 0; whom >> w; w++)
         if (whom >> w & 1) {
-            _Atomic uint32_t *bell = &me->head->worker[w].bell;
-            atomic_fetch_add(bell, 1);
-            syscall(SYS_futex, bell, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+            _Atomic uint32_t *futex = &me->head->worker[w].futex;
+            atomic_fetch_add(futex, 1);
+            syscall(SYS_futex, futex, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
         }
 }
 
 /* Wake everybody who sleeps, after something has changed that they may wait for. */
-static inline void kv_tell(kv_self *me)
+static inline void kv_wake_all(kv_self *me)
 {
     kv_fence();
     uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
     if (asleep)
-        kv_ring(me, asleep);
+        kv_wake(me, asleep);
 }
 
 #define KV_UNKNOWN (~0ull)
@@ -73,7 +73,7 @@ static uint64_t kv_started(uint64_t pid)
     return ticks;
 }
 
-/* Whether the process that sat down is there. */
+/* Whether the process that registered is there. */
 static int kv_exists(kv_self *me, int w)
 {
     uint64_t pid = kv_get(&me->head->worker[w].pid), then = kv_get(&me->head->worker[w].started), now = kv_started(pid);
@@ -148,7 +148,7 @@ static int kv_try_lock(kv_self *me)
 static void kv_unlock_region(kv_self *me)
 {
     if (kv_swap(&me->head->lock, me->incarnation << 8 | ((uint64_t)me->rank + 1), 0))
-        kv_tell(me);
+        kv_wake_all(me);
 }
 
 /* Who is lost, and for whom rounds should not wait: without `go_on` they do wait for the lost, in vain. */
@@ -258,13 +258,13 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
     uint64_t start = kv_now_ns();
     const struct timespec nap = {0, KV_NAP * 1000000};
     for (;;) {
-        uint32_t bell = atomic_load(&me->worker->bell);
+        uint32_t seen = atomic_load(&me->worker->futex);
         atomic_fetch_add(&me->sleepers, 1);
         kv_set_bits(&me->head->asleep, kv_bit(me->rank));
         kv_fence();
         int held = ready(context);
         if (!held)
-            syscall(SYS_futex, &me->worker->bell, FUTEX_WAIT, bell, &nap, NULL, 0);
+            syscall(SYS_futex, &me->worker->futex, FUTEX_WAIT, seen, &nap, NULL, 0);
         if (atomic_fetch_sub(&me->sleepers, 1) == 1) { /* else another thread of this process still sleeps */
             kv_clear_bits(&me->head->asleep, kv_bit(me->rank));
             if (atomic_load(&me->sleepers)) /* one that lay down meanwhile */

@@ -124,7 +124,7 @@ typedef struct {
     char *stack;
     kv_self self;
     int lives, done, begun, parked, pid, told;
-    uint32_t bell;
+    uint32_t futex;
     kv_condition ready;
     void *ready_context;
     uint64_t salt; /* of what it pushes: another for each life */
@@ -167,7 +167,7 @@ static int budget, quiet = 1, verbose, died, pids, gave_up;
 static jmp_buf home;
 static char broken[512];
 static struct {
-    uint64_t rounds, steps, deaths, returns, updates, peeks, overwrites, joins, lost, spoiled, finished, in_place, calls;
+    uint64_t rounds, steps, deaths, returns, updates, peer_reads, overwrites, joins, lost, failed, finished, in_place, calls;
 } count;
 
 static uint64_t chance(void)
@@ -243,7 +243,7 @@ static void fates(void)
 }
 
 /* All sleep: who could go on must have been woken, or its nap is how long everybody waits. */
-static void check_bells(worker **asleep, int m)
+static void check_futexes(worker **asleep, int m)
 {
     quiet = 1;
     for (int i = 0; i < m && !died; i++)
@@ -260,7 +260,7 @@ static worker *chosen(void)
         if (!w->lives || w->done)
             continue;
         left++;
-        if (w->parked && atomic_load(&w->self.worker->bell) == w->bell)
+        if (w->parked && atomic_load(&w->self.worker->futex) == w->futex)
             asleep[m++] = w;
         else
             free_to_go[n++] = w;
@@ -271,7 +271,7 @@ static worker *chosen(void)
         if (!n && ++naps > 60 * WORKERS)
             violation("all wait for ever");
         if (!n)
-            check_bells(asleep, m);
+            check_futexes(asleep, m);
         return asleep[draw(m)];
     }
     return free_to_go[draw(n)];
@@ -331,7 +331,7 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
 {
     worker *w = running;
     for (int turn = 0;; turn++) {
-        w->bell = atomic_load(&me->worker->bell);
+        w->futex = atomic_load(&me->worker->futex);
         kv_set_bits(&me->head->asleep, kv_bit(me->rank));
         int held = ready(context);
         if (!held) {
@@ -422,7 +422,7 @@ static void close_in_model(key *k, uint64_t round, int other)
 {
     unsigned in = pushed_into(k, round);
     const kv_entry *e = k->e;
-    int spoiled = atomic_load(&e->failed) == round && !(other && !plan.updates);
+    int failed = atomic_load(&e->failed) == round && !(other && !plan.updates);
     version *v = new_version(k, round);
     note("round is closed, by so many", round, (uint64_t)__builtin_popcount(in));
     count.rounds++;
@@ -430,8 +430,8 @@ static void close_in_model(key *k, uint64_t round, int other)
     k->closing[round] = k->versions - 1;
     if (!in)
         violation("key %d: round %llu closed without anybody in it", (int)(k - keys), (unsigned long long)round);
-    if (spoiled) {
-        count.spoiled++;
+    if (failed) {
+        count.failed++;
         if (plan.go_on || plan.updates || (!died && !gave_up))
             violation("key %d: round %llu came to nothing", (int)(k - keys), (unsigned long long)round);
         return;
@@ -511,7 +511,7 @@ static void check_received(key *k, const uint64_t *got, int from, const char *ho
               how);
 }
 
-/* What a worker has received as the result of a round, which may not be put away yet. */
+/* What a worker has received as the result of a round, which may not be stored yet. */
 static void check_result(key *k, const uint64_t *got, uint64_t round, const char *how)
 {
     quiet = 1;
@@ -624,7 +624,7 @@ static int prepared(worker *w, key *k, int outcome)
 {
     if (outcome == KV_PLAN)
         carry_out(w, k);
-    else if (outcome == KV_CATCH_UP)
+    else if (outcome == KV_NEW_MODE)
         w->self.mode = w->self.tried = kv_get(&w->self.head->mode);
     else
         return outcome == KV_TICK;
@@ -633,7 +633,7 @@ static int prepared(worker *w, key *k, int outcome)
 
 static int is_small(const key *k) { return k->e->nbytes <= KV_SMALL_KEY; }
 
-/* As Call.advance and Waits.wait. */
+/* As Call.advance and RoundWaiter.wait. */
 static int see_complete(worker *w, key *k, kv_call *call)
 {
     for (;;) {
@@ -652,17 +652,17 @@ static int see_complete(worker *w, key *k, kv_call *call)
 static int wait_for_free_slot(worker *w, key *k)
 {
     int outcome;
-    while (prepared(w, k, outcome = kv_make_way(&w->self, k->e)))
+    while (prepared(w, k, outcome = kv_wait_for_free_slot(&w->self, k->e)))
         ;
     return outcome;
 }
 
-/* As Waits.help. */
+/* As RoundWaiter.help. */
 static int help(worker *w, key *k)
 {
     kv_call call = {.entry = k->e, .round = pushed_round(w, k)};
     int outcome;
-    while ((outcome = kv_bring_forward(&w->self, &call, 0)) == KV_PLAN || outcome == KV_CATCH_UP)
+    while ((outcome = kv_bring_forward(&w->self, &call, 0)) == KV_PLAN || outcome == KV_NEW_MODE)
         prepared(w, k, outcome);
     return outcome == KV_TICK ? KV_READY : outcome;
 }
@@ -736,7 +736,7 @@ static int receive(worker *w, key *k, uint64_t *first, int n_outs, const char *h
 
 static int settle(worker *w, key *k) { return receive(w, k, w->out[0], 0, "settle"); }
 
-/* As Waits.complete: who gives up while others may read its memory spoils the round. */
+/* As RoundWaiter.complete: who gives up while others may read its memory fails the round. */
 static void give_up(worker *w, key *k)
 {
     uint64_t round = pushed_round(w, k);
@@ -764,7 +764,7 @@ static int pushpull(worker *w, key *k)
         count.in_place++;
         check_result(k, source, round, w->doing);
     }
-    count.peeks += (uint64_t)is_private;
+    count.peer_reads += (uint64_t)is_private;
     if (is_private || (at_home && outcome == KV_READY))
         scribble(source, k->n); /* the array is the caller's again */
     return outcome;
@@ -876,7 +876,7 @@ static int take_part(worker *w)
     return KV_READY;
 }
 
-/* As Waits._rest: what can be finished without the dead is. */
+/* As RoundWaiter._rest: what can be finished without the dead is. */
 static int rest(worker *w, key *k)
 {
     for (;;) {
@@ -911,22 +911,22 @@ static void read_on(worker *w)
     }
 }
 
-/* As Job.come_back. */
-static void come_back(worker *w)
+/* As Job.rejoin. */
+static void rejoin(worker *w)
 {
     kv_self *me = &w->self;
     w->doing = "comes back";
-    if (kv_sit_down(me))
+    if (kv_register(me))
         violation("rank %d is taken", rank_of(w));
     if (!me->worker->log.scratch)
         me->worker->log.scratch = take(w, KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096);
     int outcome;
-    while ((outcome = kv_come_back(me)) == KV_TICK)
+    while ((outcome = kv_rejoin(me)) == KV_TICK)
         ;
     if (outcome != KV_READY)
         violation("worker %d cannot come back: outcome %d", rank_of(w), outcome);
     note("is back", me->incarnation, 0);
-    while (!kv_fall_in(me, keys[plan.order[0]].e)) /* before its first push, as SharedBackend._fall_in */
+    while (!kv_catch_up(me, keys[plan.order[0]].e)) /* before its first push, as RoundWaiter._catch_up */
         ;
     note("has fallen in", me->incarnation, 0);
 }
@@ -934,14 +934,14 @@ static void come_back(worker *w)
 static void life(worker *w)
 {
     if (w->salt > WORKERS)
-        come_back(w);
+        rejoin(w);
     int outcome = take_part(w);
     w->doing = "settles";
     if (outcome == KV_READY)
         outcome = settle_all(w);
     if (outcome == KV_READY) {
         int joins = plan.joiner == rank_of(w) || draw(2);
-        kv_stand_up(&w->self, joins ? KV_JOINED : KV_LEFT);
+        kv_deregister(&w->self, joins ? KV_JOINED : KV_LEFT);
         note("has settled", (uint64_t)joins, 0);
         if (joins && draw(2) && (outcome = receive(w, &keys[0], w->out[0], 1, "pull after join")) != KV_READY && plan.go_on)
             violation("worker %d, joined, reads: outcome %d", rank_of(w), outcome);
@@ -1019,7 +1019,7 @@ static void bring_back(worker *w)
     count.returns++;
 }
 
-static void seat(worker *w)
+static void set_up(worker *w)
 {
     new_process(w);
     w->salt = (uint64_t)rank_of(w) + 1;
@@ -1075,10 +1075,11 @@ static void decide(void)
     static const int paces[] = {1, 2, 2, 4, 8, 24};
     static const char *const places[] = {
         "kv_mark_lost", "kv_mark_lost", "kv_do_chunk", "kv_finish_chunk", "kv_update_chunk", "kv_recover", "kv_clean_up",
-        "kv_rejoin", "kv_close", "kv_prepare", "kv_put_out", "kv_open", "kv_arrive", "kv_lock_region", "kv_unlock_region",
-        "kv_put_away", "kv_take_locked", "kv_bring_to_close", "come_back", "update_by_hand", "kv_return", "kv_borrow",
-        "span", "copy", "kv_make_room", "kv_take_chunk", "carry_out", "overwrite", "kv_sit_down", "kv_stand_up",
-        "kv_tell", "kv_arrive_as", "kv_arrive_as", "kv_begin_call", "kv_end_call", "kv_come_back", "kv_enlist", "kv_settle_lost", "kv_finish_marking", "kv_deliver"};
+        "kv_rejoin_key", "kv_close", "kv_prepare", "kv_put_out", "kv_open", "kv_arrive", "kv_lock_region",
+        "kv_unlock_region", "kv_store_sum", "kv_take_locked", "kv_bring_to_close", "rejoin", "update_by_hand", "kv_return", "kv_borrow",
+        "span", "copy", "kv_make_room", "kv_take_chunk", "carry_out", "overwrite", "kv_register", "kv_deregister",
+        "kv_wake_all", "kv_arrive_as", "kv_arrive_as", "kv_begin_call", "kv_end_call", "kv_rejoin", "kv_enlist",
+        "kv_settle_lost", "kv_finish_marking", "kv_deliver"};
     memset(&plan, 0, sizeof plan);
     plan.workers = 2 + draw(WORKERS - 1);
     plan.keys = 1 + draw(KEYS);
@@ -1123,12 +1124,12 @@ static void make_world(void)
     memset(process_lives, 0, sizeof process_lives);
     memset(all[0].self.pidfd, -1, sizeof all[0].self.pidfd);
     new_process(&all[0]);
-    kv_found_region(&all[0].self, REGION);
+    kv_create_region(&all[0].self, REGION);
     pids = 0;
     head->go_on = (uint64_t)plan.go_on;
     head->mode = (uint64_t)plan.updates;
     for (int i = 0; i < plan.workers; i++)
-        seat(&all[i]);
+        set_up(&all[i]);
     for (int i = 0; i < plan.keys; i++)
         make_key(&keys[i], i);
 }
@@ -1234,12 +1235,12 @@ int main(int n, char **arguments)
             return 1;
         }
     printf("{\"runs\": %llu, \"steps\": %llu, \"rounds\": %llu, \"finished\": %llu, \"deaths\": %llu, \"returns\": %llu, "
-           "\"updates\": %llu, \"peeks\": %llu, \"in_place\": %llu, \"overwrites\": %llu, \"joins\": %llu, \"lost\": %llu, "
-           "\"spoiled\": %llu, \"calls\": %llu}\n",
+           "\"updates\": %llu, \"peer_reads\": %llu, \"in_place\": %llu, \"overwrites\": %llu, \"joins\": %llu, \"lost\": %llu, "
+           "\"failed\": %llu, \"calls\": %llu}\n",
            (unsigned long long)how_many, (unsigned long long)count.steps, (unsigned long long)count.rounds,
            (unsigned long long)count.finished, (unsigned long long)count.deaths, (unsigned long long)count.returns,
-           (unsigned long long)count.updates, (unsigned long long)count.peeks, (unsigned long long)count.in_place,
+           (unsigned long long)count.updates, (unsigned long long)count.peer_reads, (unsigned long long)count.in_place,
            (unsigned long long)count.overwrites, (unsigned long long)count.joins, (unsigned long long)count.lost,
-           (unsigned long long)count.spoiled, (unsigned long long)count.calls);
+           (unsigned long long)count.failed, (unsigned long long)count.calls);
     return 0;
 }

@@ -15,7 +15,7 @@ from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
 
 @pytest.fixture
-def meetings() -> Iterator[Any]:
+def rendezvous() -> Iterator[Any]:
     made: list[RegionRendezvous] = []
 
     def make(job: str = "j", group: str = "g", number: int = 0, rank: int = 0) -> RegionRendezvous:
@@ -23,13 +23,13 @@ def meetings() -> Iterator[Any]:
         return made[-1]
 
     yield make
-    for meeting in made:
-        meeting.close()
+    for one in made:
+        one.close()
 
 
-def test_a_region_is_found_by_way_of_any_worker(meetings: Any) -> None:
-    founder, second, third = (meetings(rank=rank) for rank in range(3))
-    region = founder.found()
+def test_a_region_is_found_by_way_of_any_worker(rendezvous: Any) -> None:
+    founder, second, third = (rendezvous(rank=rank) for rank in range(3))
+    region = founder.create()
     assert second.look(range(3)) is None  # nobody listens yet
     founder.listen()
     found = second.look(range(3))
@@ -45,16 +45,16 @@ def test_a_region_is_found_by_way_of_any_worker(meetings: Any) -> None:
 
 
 @pytest.mark.parametrize("other", [{"job": "k"}, {"group": "h"}, {"number": 1}])
-def test_other_stores_are_not_found(meetings: Any, other: dict[str, Any]) -> None:
-    founder = meetings()
-    region = founder.found()
+def test_other_stores_are_not_found(rendezvous: Any, other: dict[str, Any]) -> None:
+    founder = rendezvous()
+    region = founder.create()
     founder.listen()
-    assert meetings(rank=1, **other).look(range(3)) is None
+    assert rendezvous(rank=1, **other).look(range(3)) is None
     os.close(region)
 
 
-def test_a_rank_is_taken_once(meetings: Any) -> None:
-    one, two = meetings(rank=1), meetings(rank=1)
+def test_a_rank_is_taken_once(rendezvous: Any) -> None:
+    one, two = rendezvous(rank=1), rendezvous(rank=1)
     one.listen()
     with pytest.raises(kv.ConfigError, match=r"rank 1.*taken"):
         two.listen()
@@ -62,13 +62,13 @@ def test_a_rank_is_taken_once(meetings: Any) -> None:
     two.listen()
 
 
-def test_a_wait_for_a_founder_that_never_comes_ends(meetings: Any) -> None:
+def test_a_wait_for_a_founder_that_never_comes_ends(rendezvous: Any) -> None:
     with pytest.raises(kv.errors.TimeoutError, match="worker 0"):
-        meetings(rank=2).wait(0.05)
+        rendezvous(rank=2).wait(0.05)
 
 
-def test_nobody_can_pull_the_memory_away(meetings: Any) -> None:
-    region = meetings().found()
+def test_nobody_can_pull_the_memory_away(rendezvous: Any) -> None:
+    region = rendezvous().create()
     os.ftruncate(region, 8192)
     with pytest.raises(PermissionError):
         os.ftruncate(region, 4096)
@@ -77,15 +77,15 @@ def test_nobody_can_pull_the_memory_away(meetings: Any) -> None:
     os.close(region)
 
 
-def test_names_lie_in_no_file_system_and_tell_nothing(meetings: Any) -> None:
-    meeting = meetings(job="a secret job")
-    meeting.listen()
-    lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if meeting.name in line]
+def test_names_lie_in_no_file_system_and_tell_nothing(rendezvous: Any) -> None:
+    one = rendezvous(job="a secret job")
+    one.listen()
+    lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if one.name in line]
     assert len(lines) == 1
-    assert f"@kvstore/{meeting.name}/0" in lines[0]
-    assert "secret" not in meeting.name
-    meeting.close()
-    assert meeting.name not in Path("/proc/net/unix").read_text()
+    assert f"@kvstore/{one.name}/0" in lines[0]
+    assert "secret" not in one.name
+    one.close()
+    assert one.name not in Path("/proc/net/unix").read_text()
 
 
 def test_any_text_names_a_group() -> None:

@@ -1,0 +1,109 @@
+"""The end of a call: rounds complete, results where they were asked for, the first error raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ...arrays.grouping import Key
+from ...errors import FencedError, KVStoreError, PeerLostError, TimeoutError
+from ..outs import Later
+from .arguments import SplitOuts
+from .gpu_access import GpuAccess
+from .native import _shared as shm
+from .rows import SparseKeys
+from .waiting import RoundWaiter
+
+Handle = shm.Handle
+Finish = Callable[[], None]
+Complete = Callable[[list[shm.Call]], None]
+
+
+class ResultDelivery:
+    """What one worker's calls end with."""
+
+    def __init__(self, waiter: RoundWaiter, rows: SparseKeys, gpus: GpuAccess) -> None:
+        self._waiter, self._rows, self._gpus = waiter, rows, gpus
+
+    def finish_pull(
+        self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later, on_gpu: list[SplitOuts]
+    ) -> None:
+        """Wait for the rounds that this worker has pushed into, and copy."""
+        if len(calls) + len(rows) + len(on_gpu) > 1:
+            handles = [*(call.handle for call in calls), *(handle for handle, _ in rows)]
+            self._waiter.see_whole([*handles, *(device.handle for device, _ in on_gpu)])
+        self._finish_calls(self._waiter.read, calls, later)
+        if on_gpu:
+            self._finish_on_gpu(self._waiter.read, on_gpu, later)
+        for handle, out in rows:
+            self._waiter.settle(handle)
+            self._rows.copy_to(handle, out)
+
+    def finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: Later, held: object) -> None:
+        """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""
+        complete = partial(self._waiter.complete, private=private)
+        if not self._gpus.staging.in_use:
+            self._finish_calls(complete, calls, later)
+            return
+        try:
+            self._finish_calls(complete, calls, later)
+        except BaseException:  # of a key before those that others may still be reading
+            self._waiter.give_up([call for call in calls if call.handle.key in private])
+            raise
+
+    def finish_both(self, finish: Finish, on_gpu: list[SplitOuts], later: Later) -> None:
+        """Finish what was pushed by the host, then what was by GPUs; then raise the first error."""
+        error: KVStoreError | None = None
+        try:
+            finish()
+        except (PeerLostError, FencedError, TimeoutError):
+            raise
+        except KVStoreError as found:
+            error = found
+        self._finish_on_gpu(partial(self._waiter.complete, private=set()), on_gpu, later)
+        if error is not None:
+            raise error
+
+    def _finish_on_gpu(self, finish: Complete, on_gpu: list[SplitOuts], later: Later) -> None:
+        """See rounds complete that were pushed by GPUs, and let these, or the host, write the results."""
+        finish([shm.Call(device.handle, [], False) for device, _ in on_gpu])
+        self._deliver_by_gpu(on_gpu, later)
+        later.keep_apart((device.handle, [], others) for device, others in on_gpu)
+        calls = []
+        for device, others in on_gpu:
+            if others or device.handle.key in later:
+                self._gpus.staging.copy_to_region(device.handle)
+                calls.append(shm.Call(device.handle, others, False))
+        self._finish_calls(self._waiter.read, calls, later)
+
+    def _deliver_by_gpu(self, on_gpu: list[SplitOuts], later: Later) -> None:
+        """Let GPUs write the results that they have; what they have not, the host is to fill."""
+        gpus = self._gpus.use()
+        left = {device.handle.key: device for device in gpus.ipc.deliver([device for device, _ in on_gpu])}
+        for device, others in on_gpu:
+            if device.handle.key in left:
+                others += gpus.host_outs(device, later.setdefault(device.handle.key, []))
+
+    def _finish_calls(self, finish: Complete, calls: list[shm.Call], later: Later) -> None:
+        """See rounds complete, and bring results to where they do not write them; then raise the first error.
+
+        Where there are GPUs, key by key: they fetch one while the next is worked on.
+        """
+        apart = later and self._gpus.staging.in_use
+        parts = [[call] for call in calls] if apart else [calls]
+        errors = [error for part in parts if (error := _finished(finish, part, later)) is not None]
+        if errors:
+            raise errors[0]
+
+
+def _finished(finish: Complete, calls: list[shm.Call], later: Later) -> KVStoreError | None:
+    """Finish calls; return the error of a round that came to nothing, and raise others."""
+    try:
+        finish(calls)
+        later.deliver([call.handle.key for call in calls])
+    except (PeerLostError, FencedError, TimeoutError):
+        raise
+    except KVStoreError as error:
+        return error
+    return None

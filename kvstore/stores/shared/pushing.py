@@ -1,0 +1,159 @@
+"""What one worker pushes, put where the others reach it; with the last of it the worker has arrived."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from ...arrays.grouping import Key
+from ...compression import Codec, Feedback, Pushed
+from ...kernels import cpu
+from ..entry import Array
+from ..update import summands
+from .arguments import Sparse
+from .gpu_access import Dense, GpuAccess
+from .native import _shared as shm
+from .rows import SparseKeys
+from .waiting import RoundWaiter
+
+Handle = shm.Handle
+#: A key of a pushpull: what is pushed, and what is filled.
+Exchanged = tuple[Handle, list[Array], list[Array]]
+
+_ONE_KEY = contextlib.nullcontext()
+
+
+class RoundPusher:
+    """The pushes of one worker of a job."""
+
+    def __init__(self, job: shm.Job, gpus: GpuAccess, rows: SparseKeys, waiter: RoundWaiter) -> None:
+        self._job, self._gpus, self._rows, self._waiter = job, gpus, rows, waiter
+        self._feedback: Feedback | None = None  # codec and residuals, where it packs what it pushes
+        # What was pushed from the region last and the time before, by parity of the round.
+        self._in_flight: dict[tuple[Key, int], Array] = {}
+
+    def pack(self, codec: Codec) -> Feedback:
+        """Pack what is pushed from now on; arrays on GPUs come to the host for that."""
+        self._feedback = Feedback(codec).follow(self._feedback)
+        self._gpus.staging.packs = True
+        return self._feedback
+
+    def one_call(self, handles: list[Handle]) -> AbstractContextManager[None]:
+        """Arrive at all keys, or at none that counts if this process dies; the body waits for nobody else."""
+        return self._several(handles) if len(handles) > 1 else _ONE_KEY
+
+    @contextlib.contextmanager
+    def _several(self, handles: list[Handle]) -> Iterator[None]:
+        try:
+            shm.begin_call(self._job)
+            yield
+            self._waiter.note_call(handles)
+        finally:
+            shm.end_call(self._job)
+
+    def push(self, dense: Dense, sparse: Sparse) -> None:
+        """Push copies, what lies in the region, what lies on GPUs, and rows."""
+        on_gpu, host = self._gpus.staging.split(dense)
+        self.push_on_gpu(on_gpu)
+        if self._feedback is not None:
+            self._pack_to_slots(host, self._feedback)
+        else:
+            self._copy_to_slots([pair for pair in host if not self._push_from_region(*pair)])
+        for handle, sources in sparse:
+            self._rows.arrive(handle, sources)
+
+    def push_on_gpu(self, on_gpu: Dense) -> None:
+        """Push what GPUs hand to each other."""
+        if on_gpu:
+            self._gpus.use().ipc.push(on_gpu)  # type: ignore[arg-type]
+
+    def exchange(self, wanted: list[Exchanged], private: set[Key]) -> set[Key]:
+        """Push values of a pushpull: copies, what lies in the region, what the others read from this process.
+
+        Returns the keys whose sum the workers leave in the pushed array; adds those that are read from here
+        to `private`.
+        """
+        slots: Dense = []
+        direct: set[Key] = set()
+        if self._feedback is not None:
+            self._pack_to_slots([(handle, values) for handle, values, _ in wanted], self._feedback)
+            return direct
+        staging = self._gpus.staging
+        for handle, values, outs in wanted:
+            if len(values) > 1 or handle.small:
+                slots.append((handle, values))
+                continue
+            if offset := self._job.offset_of(values[0]):
+                in_place = (
+                    len(outs) == 1
+                    and outs[0] is values[0]
+                    and self._may_share(region=True)
+                    and not staging.may_be_pushed_on_gpu(handle)
+                )
+                self._arrive_in_region(handle, values[0], offset, in_place)
+                direct |= {handle.key} if in_place else set()
+            elif self._may_share():
+                staging.wait_staged(handle)
+                private.add(handle.key)
+                shm.arrive_privately(handle, values[0])
+            else:
+                slots.append((handle, values))
+        self._copy_to_slots(slots)
+        return direct
+
+    def _may_share(self, region: bool = False) -> bool:
+        """Whether the workers may read, or with `region` write, each other's arrays in a round.
+
+        If the loss of one is to be survived, its part must outlive it; and an update that has begun must end.
+        """
+        sums = not self._job.goes_on and not shm.mode(self._job) & 1
+        return sums and (region or self._job.can_read_peers())
+
+    def _push_from_region(self, handle: Handle, values: list[Array]) -> bool:
+        offset = self._job.offset_of(values[0]) if len(values) == 1 and not handle.small else 0
+        if not offset:
+            return False
+        self._arrive_in_region(handle, values[0], offset, False)
+        return True
+
+    def _arrive_in_region(self, handle: Handle, value: Array, offset: int, in_place: bool) -> None:
+        """Push an array of the region; it stays there for the others, also if the caller drops it."""
+        self._gpus.staging.wait_staged(handle)
+        shm.arrive_in_region(handle, offset, in_place)
+        self._in_flight[handle.key, handle.arrived % 2] = value
+
+    def _pack_to_slots(self, pairs: Dense, feedback: Feedback) -> None:
+        """Push the values packed; a codec without kernels packs and unpacks them here."""
+        compiled = feedback.codec.compiled
+        for handle, _ in pairs:
+            self._gpus.staging.wait_staged(handle)
+        if compiled is None:
+            self._push_restored([(handle, feedback.total(handle.key, values)) for handle, values in pairs])
+            return
+        for handle, _ in pairs:
+            feedback.prepare(handle.key, handle.shape)
+        slots = [shm.packing_slot(handle, compiled[0]) for handle, _ in pairs]
+        for (handle, values), slot in zip(pairs, slots, strict=True):  # memory is there: all of them arrive
+            feedback.pack(handle.key, values, slot)
+            shm.arrive_packed(handle, *compiled)
+
+    def _push_restored(self, pairs: list[tuple[Handle, Pushed]]) -> None:
+        """Push what a codec without kernels has packed and unpacked here."""
+        restored = [(handle, summands(pushed)) for handle, pushed in pairs]
+        self._copy_to_slots([(handle, values) for handle, values in restored if isinstance(values, list)])
+        for _, pushed in pairs:
+            pushed.keep()
+
+    def _copy_to_slots(self, pairs: Dense) -> None:
+        summed: Dense = []
+        staging = self._gpus.staging
+        for handle, values in pairs:
+            staging.wait_staged(handle)
+            if handle.small and len(values) == 1:
+                shm.arrive_with_copy(handle, values[0])
+            else:
+                summed.append((handle, values))
+        cpu.reduce([(values, shm.slot(handle), []) for handle, values in summed])
+        for handle, _ in summed:
+            shm.arrive_with_slot(handle)

@@ -1,0 +1,122 @@
+"""What a worker of the shared store says of its waits: errors from outcomes and failed rounds, warnings."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from ...arrays.grouping import Key
+from ...errors import FencedError, KVStoreError, PeerLostError, UpdaterError
+from .native import _shared as shm
+from .optimizer import JobUpdater
+
+log = logging.getLogger("kvstore.shared")
+
+_DYING = 0.5  # seconds that the end of a process may take
+
+Handle = shm.Handle
+Missing = Callable[[], Iterable[int]]
+
+
+class WaitErrors:
+    """The errors of one worker's waits; of each failed round it is told once.
+
+    Attributes
+    ----------
+    loss_told : bool
+        Whether this worker was told that a peer is lost.
+    """
+
+    def __init__(self, job: shm.Job, updater: JobUpdater, rank: int) -> None:
+        self._job, self._updater, self._rank = job, updater, rank
+        self.loss_told = False
+        self._reported: dict[Key, int] = {}  # the last failed round that this worker was told of
+
+    def warn_who_left(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
+        """Say that workers have left without having joined."""
+        for rank, last in left:
+            log.warning(
+                f"worker {rank} has left after round {last} of key {handle.key!r}, without join(): round "
+                f"{round} is without it, says worker {self._rank}, and so are those that follow. If it was "
+                "not to end, look at its output; if it had no more batches, have it call join() first"
+            )
+
+    def _absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
+        if missing is not None:
+            return list(missing())
+        return [] if handle is None else handle.missing(handle.complete + 1)
+
+    def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
+        """Say on what this worker waits, and for whom."""
+        absent = [w for w in self._absent(handle, missing) if w != self._rank]
+        where = what or (
+            "a barrier" if handle is None else f"round {handle.complete + 1} of key {handle.key!r}"
+        )
+        seen = (
+            ", ".join(f"worker {w} (heard of {self._job.silence(w):.1f} s ago)" for w in absent)
+            or "its peers"
+        )
+        return f"worker {self._rank} has waited {waited:.0f} s on {where} for {seen}"
+
+    def raise_outcome(self, outcome: int, handle: Handle | None) -> None:
+        """Raise the error that an outcome stands for."""
+        where = "" if handle is None else f" (key {handle.key!r}, round {handle.complete + 1})"
+        if outcome == shm.PEER_LOST:
+            self.loss_told = True
+            raise self.peer_lost(
+                f"{where}. The last complete values can still be read and saved; with "
+                "on_peer_loss='continue' the others would have gone on"
+            )
+        if outcome == shm.FENCED:
+            raise FencedError(
+                f"worker {self._rank} was taken for dead by the others (stopped for too long, or its rank "
+                f"was started again) and has no part in the job any more{where}; end this process"
+            )
+        if outcome == shm.NO_MEMORY:
+            raise MemoryError(f"no memory for more of the job's shared region{where}")
+        raise KVStoreError(f"unexpected outcome {outcome} of a wait{where}")
+
+    def peer_lost(self, text: str) -> PeerLostError:
+        """Return the error of a lost worker."""
+        lost = self._job.lost()
+        rank = lost[0] if lost else -1
+        return PeerLostError(
+            f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}{text}",
+            role="worker",
+            rank=rank,
+            last_seen=self._job.silence(rank) if rank >= 0 else None,
+        )
+
+    def note_told(self, key: Key, round: int) -> None:
+        """Note that this worker knows why a round came to nothing."""
+        self._reported[key] = round
+
+    def failure(self, handle: Handle, round: int) -> KVStoreError | None:
+        """Return the error of a round that came to nothing; each worker is told once."""
+        if not round or handle.failed != round or self._reported.get(handle.key) == round:
+            return None
+        self._reported[handle.key] = round
+        text = handle.why(round)
+        if not shm.mode(self._job) & 1:
+            self.raise_if_peer_lost(handle, patience=_DYING if text is None else 0.0)
+        why = text or "the memory of a worker could not be read"
+        kind = UpdaterError if shm.mode(self._job) & 1 else KVStoreError
+        error = kind(f"round {round} of key {handle.key!r} came to nothing: {why}")
+        error.__cause__ = self._updater.causes.pop((handle.key, round), None)
+        return error
+
+    def raise_if_peer_lost(self, handle: Handle, patience: float) -> None:
+        """Raise if a worker is lost, this one or another: that is why a sum failed, or was given up.
+
+        The memory of a process that is killed goes before the process does.
+        """
+        end = time.monotonic() + patience
+        while True:
+            self._job.look_around()
+            standing = self._job.standing()
+            if standing != shm.READY:
+                self.raise_outcome(standing, handle)
+            if time.monotonic() >= end:
+                return
+            time.sleep(0.001)
