@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("sklearn")
-
 from bench import convergence, figures
 from bench.compression_tasks import TASKS, Batch
 from bench.convergence import Recipe
+
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn"),
+]
 
 
 @pytest.mark.parametrize("name", TASKS)

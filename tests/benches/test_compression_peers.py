@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from bench.peers.process import PeerError, PeerProcess, Setting
 from bench.peers.worker import make
 from bench.peers_compression import spans
 from bench.rounds import Measured, Plan, measure
+
+pytestmark = pytest.mark.bench
 
 Array = npt.NDArray[Any]
 
@@ -66,14 +69,16 @@ def test_results(name: str, case: CompressionCase) -> None:
     peer.release()
 
 
-def ways() -> list[tuple[str, str]]:
-    """Every way that does the work."""
-    found = []
-    for name in LOCAL:
-        peer: Any = make(f"compression/{name}")
-        for verb in ("quantise", "pair"):
-            labels = peer.ways(CompressionCase("x", verb, "2bit", 1, "normal"))
-            found += [(name, label) for label in labels if not label.startswith("bytes alone")]
+def ways(name: str) -> list[str]:
+    """Every way of a peer that does the work."""
+    peer: Any = make(f"compression/{name}")
+    found = [
+        label
+        for verb in ("quantise", "pair")
+        for label in peer.ways(CompressionCase("x", verb, "2bit", 1, "normal"))
+        if not label.startswith("bytes alone")
+    ]
+    assert found
     return list(dict.fromkeys(found))
 
 
@@ -87,31 +92,37 @@ def fields(case: CompressionCase) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("size", [1, 17, 1000])
-@pytest.mark.parametrize(("name", "label"), ways())
-def test_words_are_those_that_mxnet_packs(
-    name: str, label: str, size: int, golden: Callable[[str], Any]
-) -> None:
+@pytest.mark.parametrize("name", LOCAL)
+def test_words_are_those_that_mxnet_packs(name: str, size: int, golden: Callable[[str], Any]) -> None:
     case = CompressionCase("x", "quantise", "2bit", size, "uniform")
-    one, residual = way(name, label, case), np.zeros(size, np.float32)
-    for number, words in enumerate(golden("compress2bit.npz")[f"n{size}_t0p5_words"]):
-        packed = np.full(case.packed_bytes, 255, np.uint8)
-        one.encode(lcg(size, number, -1.3, 1.3), residual, packed)
-        np.testing.assert_array_equal(packed.view(np.uint32), words)
+    for label in ways(name):
+        one, residual = way(name, label, case), np.zeros(size, np.float32)
+        for number, words in enumerate(golden("compress2bit.npz")[f"n{size}_t0p5_words"]):
+            packed = np.full(case.packed_bytes, 255, np.uint8)
+            one.encode(lcg(size, number, -1.3, 1.3), residual, packed)
+            np.testing.assert_array_equal(packed.view(np.uint32), words, err_msg=label)
 
 
 @pytest.mark.parametrize("codec", ["2bit", "1bit"])
 @pytest.mark.parametrize("size", [31, 1003, 70_001])
-@pytest.mark.parametrize(("name", "label"), ways())
-def test_every_way(name: str, label: str, size: int, codec: str) -> None:
+@pytest.mark.parametrize("name", LOCAL)
+def test_every_way(name: str, size: int, codec: str) -> None:
     case = CompressionCase("x", "quantise", codec, size, "uniform")
-    data, one = compression_cases.inputs(case), way(name, label, case)
-    residuals = [np.zeros(size, np.float32) for _ in range(2)]
+    data = compression_cases.inputs(case)
     right = [sent(case, g, np.zeros_like(g)) for g in data.gradients(0)]
+    for label in ways(name):
+        check(way(name, label, case), case, data, right, label)
+
+
+def check(one: Any, case: CompressionCase, data: Any, right: list[tuple[Array, Array]], label: str) -> None:
+    """What one way encodes, adds, pushes and pulls."""
+    size, same = case.size, partial(np.testing.assert_array_equal, err_msg=label)
+    residuals = [np.zeros(size, np.float32) for _ in range(2)]
     packed, total = np.zeros(case.packed_bytes, np.uint8), np.full(size, 3, np.float32)
     one.encode(data.gradients(0)[0], residuals[0], packed)
     one.add(packed, total)
-    np.testing.assert_array_equal(total, 3 + right[0][0])
-    np.testing.assert_array_equal(residuals[0], right[0][1])
+    same(total, 3 + right[0][0])
+    same(residuals[0], right[0][1])
     residuals[0].fill(0)
     memory = np.empty(size + 16, np.float32)
     stored = memory[-memory.ctypes.data % 64 // 4 :][:size]
@@ -119,8 +130,8 @@ def test_every_way(name: str, label: str, size: int, codec: str) -> None:
     one.push(data.gradients(0), residuals, stored)
     one.pull(stored, outs)
     for out in outs:
-        np.testing.assert_array_equal(out, right[0][0] + right[1][0])
-    np.testing.assert_array_equal(residuals[1], right[1][1])
+        same(out, right[0][0] + right[1][0])
+    same(residuals[1], right[1][1])
 
 
 def test_gradients_are_the_same_for_everybody_and_others_at_each_call() -> None:

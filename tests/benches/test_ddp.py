@@ -12,6 +12,8 @@ from bench import command, ddp
 from bench.machine import Probe
 from bench.rounds import Measured
 
+pytestmark = pytest.mark.bench
+
 
 def made() -> list[Measured]:
     """Two rounds of a case; the second was disturbed."""

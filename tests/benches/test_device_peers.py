@@ -11,6 +11,8 @@ from bench import device
 from bench.device_cases import RESNET, Case, all_cases
 from bench.device_rounds import Measured
 
+pytestmark = pytest.mark.bench
+
 
 def test_names_of_cases_are_unique() -> None:
     names = [case.name for case in all_cases()]

@@ -26,7 +26,10 @@ from bench.peers_dist.group import DistGroup
 from bench.peers_dist.launch import DistSetting
 from bench.rounds import Measured, Plan
 
-pytestmark = pytest.mark.skipif(compiled.compiler() is None, reason="the barrier is C")
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.skipif(compiled.compiler() is None, reason="the barrier is C"),
+]
 
 Array = npt.NDArray[np.float64]
 

@@ -20,6 +20,8 @@ from bench.peers.process import PeerError, PeerProcess, Setting
 from bench.peers.worker import make
 from bench.rounds import Measured, Plan, measure
 
+pytestmark = pytest.mark.bench
+
 Array = npt.NDArray[np.float64]
 
 ODD = ((1003,), (5, 7, 11), (1,), (70_001,), (64,))

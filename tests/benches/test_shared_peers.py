@@ -22,7 +22,10 @@ from bench.peers_shared.launch import GroupSetting
 from bench.rounds import Measured, Plan
 from bench.shared_cases import RIVALS, USERS, SharedCase
 
-pytestmark = pytest.mark.skipif(compiled.compiler() is None, reason="the barrier is C")
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.skipif(compiled.compiler() is None, reason="the barrier is C"),
+]
 
 ODD = ((1003,), (5, 7, 11), (1,), (70_001,), (64,))
 ONE = ((70_001,),)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOP = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-PAGES = sorted([*TOP, *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def pages() -> list[Path]:
+    top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    return sorted([*top, *ROOT.glob("docs/**/*.md")])
 
 
 def prose(page: Path) -> str:
@@ -20,28 +25,35 @@ def prose(page: Path) -> str:
     )
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """The names that a forge gives to the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def broken(page: Path) -> Iterator[str]:
     for link in LINK.findall(prose(page)):
         if link.startswith("https://"):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        assert target.is_file(), f"{link} leads nowhere"
-        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+        if not target.is_file():
+            yield f"{page.relative_to(ROOT)}: {link} leads nowhere"
+        elif anchor and anchor not in anchors(target):
+            yield f"{page.relative_to(ROOT)}: {link}: no such heading"
+
+
+def test_links_lead_somewhere() -> None:
+    found = [text for page in pages() for text in broken(page)]
+    assert found == [], "\n".join(found)
 
 
 def test_no_page_names_a_host_of_a_package_index() -> None:
     """A page names packages; where they come from is the reader's own affair."""
     hosts = re.compile(r"--(extra-)?index-url|\bpypi\.org/simple|\bdownload\.pytorch\.org")
-    pages = [*PAGES, ROOT / "SECURITY.md", *ROOT.glob("bench/**/*.md"), *ROOT.glob("kvstore/**/*.py")]
-    assert [page.name for page in pages if hosts.search(page.read_text())] == []
+    files = [*pages(), ROOT / "SECURITY.md", *ROOT.glob("bench/**/*.md"), *ROOT.glob("kvstore/**/*.py")]
+    assert [page.name for page in files if hosts.search(page.read_text())] == []
 
 
 # Where the pages for maintainers begin a path, and the folder that such a path is in.

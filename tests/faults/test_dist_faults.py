@@ -40,14 +40,6 @@ TIMES = {
 }
 AT_ONCE = 4
 
-MODULES = (
-    BODIES,
-    "servers",
-    "kvstore.stores.parameter_server.worker.backend",
-    "kvstore.stores.parameter_server.role_process",
-    "kvstore.stores.local.backend",
-)
-
 Case = tuple[Any, ...]
 
 
@@ -56,7 +48,7 @@ class SharedNursery(jobs.Nursery):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        super().__init__(*MODULES)
+        super().__init__(BODIES, *jobs.MODULES)
 
     def _ask(self, request: dict[str, Any], descriptors: list[int]) -> Any:
         with self._lock:

@@ -28,6 +28,16 @@ import paths
 
 DEADLINE = 60.0  # seconds of an idle machine, as all deadlines here
 _RESULT = "result "
+#: What most workers and servers import. None of it looks at the environment before a store is made.
+MODULES = (
+    "kvstore.stores.shared.backend",
+    "kvstore.stores.parameter_server.worker.backend",
+    "kvstore.stores.parameter_server.role_process",
+    "kvstore.stores.local.backend",
+    "procs_dist",
+    "procs_shared",
+    "servers",
+)
 
 
 class Nursery:
@@ -275,7 +285,7 @@ def sockets_of(name: str) -> list[str]:
 
 @contextlib.contextmanager
 def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+    made = Nursery(*MODULES)
     try:
         yield made
     finally:

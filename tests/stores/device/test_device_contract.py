@@ -16,6 +16,7 @@ from lazy_driver import GpuArray, LazyDriver
 from on_gpu import OnGpu
 from real_gpu import RealArray, needs_gpu
 
+import kvstore as kv
 from kvstore.devices import driver
 
 #: What is not so on a GPU, and why.
@@ -27,6 +28,7 @@ OTHERWISE = {
     "test_storages_mix_in_a_push": "row-sparse values stay on the host",
     "test_an_updater_gets_row_sparse_sums": "row-sparse values stay on the host",
     "test_other_types_are_refused": "the wrapper leaves such arrays on the host",
+    "test_the_work_for_many_keys_is_in_proportion_to_their_number": "below, with fewer keys",
 }
 #: What is not so between processes.
 ROWS_STAY = {
@@ -43,6 +45,12 @@ def contract() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 globals().update({name: function for name, function in contract() if name not in OTHERWISE})
+
+
+# Every thread of a kernel is Python here: 800 keys are millions of calls.
+@pytest.mark.parametrize("few", [10, pytest.param(100, marks=pytest.mark.nightly)])
+def test_the_work_is_in_proportion_to_the_number_of_keys(store: kv.KVStore, few: int) -> None:
+    test_contract.work_follows_the_number_of_keys(store, few)
 
 
 def test_the_exceptions_are_tests_of_the_contract() -> None:
