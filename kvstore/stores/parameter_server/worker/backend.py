@@ -37,8 +37,8 @@ from .pulls import Pulls, delivering
 from .pushes import Pushes
 from .reads import ConsistentReads
 from .replies import CollectStates
+from .request_builder import RequestBuilder, read_requests, state_requests
 from .shared_payloads import SharedPayloads
-from .slice_requests import SliceRequests, read_requests, state_requests
 
 
 class DistBackend:
@@ -68,7 +68,7 @@ class DistBackend:
         self._memory = SharedPayloads(client, self.synchronous)
         self._gpus = GpuOnDemand(config)
         self._optimizer = WorkerOptimizer(client)
-        self._slices = slices = SliceRequests(self._memory)
+        self._slices = slices = RequestBuilder(self._memory)
         self._pushes = Pushes(client, keys, slices, self._optimizer, self._gpus)
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
         self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)

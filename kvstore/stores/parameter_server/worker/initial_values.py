@@ -21,7 +21,7 @@ from .key_directory import DistKey, KeyDirectory, check_same, spec_of
 from .operations import Request
 from .optimizer import WorkerOptimizer
 from .pulls import Pulls
-from .slice_requests import PushHeader, SliceRequests
+from .request_builder import PushHeader, RequestBuilder
 
 _LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been moved
 
@@ -33,7 +33,7 @@ class InitialValues:
     ----------
     client : Client
     keys : KeyDirectory
-    slices : SliceRequests
+    slices : RequestBuilder
         Makes the requests.
     optimizer : WorkerOptimizer
         Says whether keys must not be spread over servers.
@@ -46,7 +46,7 @@ class InitialValues:
         self,
         client: Client,
         keys: KeyDirectory,
-        slices: SliceRequests,
+        slices: RequestBuilder,
         optimizer: WorkerOptimizer,
         pulls: Pulls,
         gpus: GpuOnDemand,

@@ -24,8 +24,8 @@ from .key_directory import DistKey, KeyDirectory
 from .operations import Finish, Request
 from .reads import ConsistentReads
 from .replies import CollectRows, CollectTable, FillOuts
+from .request_builder import read_requests, row_requests
 from .shared_payloads import SharedPayloads
-from .slice_requests import read_requests, row_requests
 
 log = logging.getLogger("kvstore.dist")
 

@@ -23,7 +23,7 @@ from .key_directory import DistKey, KeyDirectory
 from .operations import Finish, Request
 from .optimizer import WorkerOptimizer
 from .replies import FillOuts
-from .slice_requests import PushHeader, SliceRequests
+from .request_builder import PushHeader, RequestBuilder
 
 DensePushes = list[tuple[DistKey, list[Array]]]
 SparsePushes = list[tuple[DistKey, list[RowSparseArray]]]
@@ -38,7 +38,7 @@ class Pushes:
     ----------
     client : Client
     keys : KeyDirectory
-    slices : SliceRequests
+    slices : RequestBuilder
         Makes the requests.
     optimizer : WorkerOptimizer
         Its version goes with every push.
@@ -49,7 +49,7 @@ class Pushes:
         self,
         client: Client,
         keys: KeyDirectory,
-        slices: SliceRequests,
+        slices: RequestBuilder,
         optimizer: WorkerOptimizer,
         gpus: GpuOnDemand,
     ) -> None:

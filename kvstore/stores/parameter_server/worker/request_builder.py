@@ -30,7 +30,7 @@ class PushHeader:
         self.kind, self.version, self.clock = kind, version, clock
 
 
-class SliceRequests:
+class RequestBuilder:
     """Makes requests of values."""
 
     def __init__(self, memory: SharedPayloads) -> None:
