@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArrayError, DTypeError, RowIndexError, ShapeError
+from ..errors import DTypeError, RowIndexError, ShapeError
 from ..kernels import cpu
-from .host import readable
+from .host import RowSparse, readable
 
 
-class RowSparseArray:
+class RowSparseArray(RowSparse):
     """A table of shape ``(rows, ...)`` of which only the listed rows are stored; all others are zero.
 
     Parameters
@@ -194,10 +194,3 @@ def kind_of(value: Any) -> tuple[str, str, tuple[int, ...]]:
     """Return storage, name of the element type, and shape of a value."""
     storage = "row-sparse" if isinstance(value, RowSparseArray) else "dense"
     return storage, value.dtype.name, tuple(value.shape)
-
-
-def refuse_foreign_sparse(obj: object, what: str) -> None:
-    """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
-    kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
-    if kind in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil", "row_sparse") or "sparse" in str(kind):
-        raise ArrayError(f"{what} is a {kind} array; pass kv.RowSparseArray(data, indices, shape) instead")

@@ -25,7 +25,7 @@ _FLOORS = (
     "stores.parameter_server.transport",
     "stores.parameter_server.worker stores.parameter_server.server stores.parameter_server.scheduler",
     "stores.parameter_server stores.shared stores.collectives",
-    "base store store_kinds plan checkpoint roles",
+    "base factory store store_kinds plan checkpoint roles",
     "kvstore",  # kvstore/__init__.py
     "averaging launch trainer torch jax mxnet ray",
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import kvstore as kv
-from kvstore.base import StoreName
+from kvstore.factory import StoreName
 from kvstore.settings.options import StoreConfig
 from kvstore.store_kinds import STORES
 

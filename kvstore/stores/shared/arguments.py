@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ...arrays.grouping import Group, Key, other_kind
 from ...arrays.host import writable
 from ...arrays.sparse import RowSparseArray
@@ -16,7 +14,7 @@ from ...devices.arrays import any_on_device, device_of
 from ...errors import ArrayError, CapabilityError, DTypeError, KeyNotFoundError, ShapeError
 from ...kernels import cpu
 from ..entry import Array, check_shape, dense_source, first_value, sparse_outs, sparse_source
-from ..outs import Later
+from ..outs import Later, convert
 from ..rows import with_all_rows
 from .native import _shared as shm
 from .optimizer import Updates
@@ -147,7 +145,7 @@ class Arguments:
             if array.dtype == handle.dtype:
                 direct.append(array)
             else:
-                later.convert(handle.key, array, partial(convert, handle, direct, array))
+                later.convert(handle.key, array, partial(convert, handle.value, direct, array))
             if deliver is not None:
                 later.add(handle.key, deliver)
         if on_gpu:
@@ -256,16 +254,6 @@ def _rows_stay(handle: Handle) -> CapabilityError:
     return CapabilityError(
         f"key {handle.key!r} is row-sparse, and its rows stay on the host; pass host arrays for it"
     )
-
-
-def convert(handle: Handle, direct: list[Array], out: Array) -> None:
-    """Write the result to an array of another element type.
-
-    It is taken from an array that the round has filled, if there is one: of a small key, each worker has its
-    own result sooner than the store has its.
-    """
-    with np.errstate(all="ignore"):
-        np.copyto(out, direct[0] if direct else handle.value(), casting="unsafe")
 
 
 def is_large(pairs: list[tuple[Handle, list[Any]]]) -> bool:
