@@ -60,14 +60,15 @@ def copy(array: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> npt.NDA
     return new
 
 
-def _next_colour() -> int:
+def next_colour() -> int:
+    """Return where in its page the next large array begins: in turn, see `_PLACES`."""
     global _colour
     _colour = (_colour + 1) % len(_PLACES)
     return _PLACES[_colour]
 
 
 def _own_pages(nbytes: int) -> tuple[mmap.mmap, int]:
-    offset = _next_colour()
+    offset = next_colour()
     return _map(nbytes + offset), offset
 
 

@@ -54,15 +54,6 @@ class RowSparseArray(RowSparse):
         self._capacity: npt.NDArray[Any] | None = None
 
     @classmethod
-    def _trusted(
-        cls, data: npt.NDArray[Any], indices: npt.NDArray[np.int64], shape: tuple[int, ...]
-    ) -> RowSparseArray:
-        """Wrap arrays that are known to be canonical, without a check."""
-        self = cls.__new__(cls)
-        self.data, self.indices, self.shape, self._capacity = data, indices, shape, None
-        return self
-
-    @classmethod
     def from_dense(cls, dense: Any) -> RowSparseArray:
         """Keep the rows of `dense` that hold anything but zeros (NaN counts as something)."""
         table = np.asarray(readable(dense, "dense"))
@@ -70,7 +61,7 @@ class RowSparseArray(RowSparse):
             raise ShapeError("a row-sparse array needs at least one dimension")
         flat = table.reshape(table.shape[0], -1) if table.size else table.reshape(table.shape[0], 0)
         ids = np.flatnonzero((flat != 0).any(axis=1)).astype(np.int64)
-        return cls._trusted(np.ascontiguousarray(table[ids]), ids, table.shape)
+        return trusted_rows(np.ascontiguousarray(table[ids]), ids, table.shape, cls)
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> RowSparseArray:
@@ -105,22 +96,35 @@ class RowSparseArray(RowSparse):
 
     def copy(self) -> RowSparseArray:
         """Return an independent copy."""
-        return self._trusted(self.data.copy(), self.indices.copy(), self.shape)
-
-    def _reserve(self, n: int) -> npt.NDArray[Any]:
-        """Give a writable block for `n` rows: own memory where it suffices, to save page faults."""
-        block = self._capacity
-        if block is None or len(block) < n:
-            own = self.data
-            fits = len(own) >= n and own.flags.writeable and own.flags.c_contiguous
-            block = own if fits else np.empty((n, *self.shape[1:]), self.data.dtype)
-            self._capacity = block
-        return block[:n]
+        return trusted_rows(self.data.copy(), self.indices.copy(), self.shape, type(self))
 
     def __repr__(self) -> str:
         return (
             f"RowSparseArray({self.nnz_rows} of {self.shape[0]} rows, shape={self.shape}, dtype={self.dtype})"
         )
+
+
+def trusted_rows(
+    data: npt.NDArray[Any],
+    indices: npt.NDArray[np.int64],
+    shape: tuple[int, ...],
+    kind: type[RowSparseArray] = RowSparseArray,
+) -> RowSparseArray:
+    """Wrap arrays that are known to be canonical, without a check."""
+    array = kind.__new__(kind)
+    array.data, array.indices, array.shape, array._capacity = data, indices, shape, None
+    return array
+
+
+def reserve_rows(out: RowSparseArray, n: int) -> npt.NDArray[Any]:
+    """Give a writable block for `n` rows: the array's own memory where it suffices, to save page faults."""
+    block = out._capacity
+    if block is None or len(block) < n:
+        own = out.data
+        fits = len(own) >= n and own.flags.writeable and own.flags.c_contiguous
+        block = own if fits else np.empty((n, *out.shape[1:]), out.data.dtype)
+        out._capacity = block
+    return block[:n]
 
 
 def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ....arrays.pages import _next_colour as next_place
+from ....arrays.pages import next_colour
 from ....errors import ProtocolError
 from ....kernels import cpu
 from .shared_buffer_file import PAGE, Bytes, PeerFile, SharedFile, Words
@@ -250,7 +250,7 @@ class PeerBuffers:
 
 def _place(used: int, size: int) -> int:
     """Where the next block begins: large ones at the places in a page that suit sums best."""
-    return _up(used, PAGE) + next_place() if size >= PAGE else _up(used, _LINE)
+    return _up(used, PAGE) + next_colour() if size >= PAGE else _up(used, _LINE)
 
 
 def _stamps(segment: Bytes) -> Words:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ....arrays.grouping import Group, Key
 from ....arrays.host import writable
-from ....arrays.sparse import RowSparseArray
+from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....compression import Codec, Feedback
 from ....devices.arrays import any_on_device, device_of
 from ....errors import ArrayError, CapabilityError, ConfigError, DTypeError, KeyNotFoundError, TimeoutError
@@ -676,7 +676,7 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
     if not key.sparse:
         return np.empty(key.shape, key.dtype)
     rows = np.empty((0, *key.shape[1:]), key.dtype)
-    return RowSparseArray._trusted(rows, np.empty(0, np.int64), key.shape)
+    return trusted_rows(rows, np.empty(0, np.int64), key.shape)
 
 
 def _deliver(finish: Finish, later: Later | None) -> None:
