@@ -95,7 +95,7 @@ class RowSparseArray(RowSparse):
         return self.todense() if dtype is None else self.todense().astype(dtype)
 
     def copy(self) -> RowSparseArray:
-        """Return an independent copy."""
+        """Return a copy that shares no memory with this one."""
         return trusted_rows(self.data.copy(), self.indices.copy(), self.shape, type(self))
 
     def __repr__(self) -> str:
