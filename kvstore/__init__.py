@@ -30,7 +30,7 @@ except ImportError as _error:
 
 from . import errors, optimizer
 from .arrays.sparse import RowSparseArray
-from .base import KVStoreBase, TestStore, create
+from .base import KVStoreBase, TestStore
 from .engine import Work
 from .errors import (
     ArgumentError,
@@ -56,6 +56,7 @@ from .errors import (
     UpdaterError,
     WorkerError,
 )
+from .factory import create
 from .optimizer import lr_scheduler
 from .plan import Plan
 from .store import KVStore, Statistics

@@ -7,7 +7,7 @@ from typing import Any
 from .errors import ArgumentError, CapabilityError, ConfigError
 from .settings import launchers
 from .settings.variables import text_of
-from .store import KVStore
+from .store import KVStore, outlives_workers, updater_of
 from .store_kinds import is_synchronous
 
 
@@ -81,13 +81,13 @@ def _check_no_optimizer(store: KVStore) -> None:
 
 def has_optimizer(store: KVStore) -> bool:
     """Whether a push is an update."""
-    return store.is_capable("optimizer") and store._updater is not None
+    return store.is_capable("optimizer") and updater_of(store) is not None
 
 
 def check_not_late(store: KVStore) -> None:
     """Raise CapabilityError in a worker that came back: there is nothing that could tell it the weights."""
     again = text_of("restart") != "0"
-    if again and store._config.on_peer_loss == "continue":
+    if again and outlives_workers(store):
         raise CapabilityError(
             f"worker {store.rank} was started again, and the store has gradients to offer, not weights: let "
             "the store update the weights, or use on_peer_loss='raise' and a checkpoint"

@@ -811,6 +811,16 @@ class KVStore(KVStoreBase):
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
 
 
+def updater_of(store: Any) -> Any:
+    """Return what updates the weights on a push, also of a registered class; None: pushes replace."""
+    return getattr(store, "_updater", None)
+
+
+def outlives_workers(store: KVStore) -> bool:
+    """Whether the survivors of a lost worker go on."""
+    return store._config.on_peer_loss == "continue"
+
+
 def _raise(error: Exception) -> None:
     raise error
 

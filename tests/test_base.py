@@ -12,7 +12,7 @@ import pace
 import pytest
 
 import kvstore as kv
-from kvstore.base import _warn_apart
+from kvstore.factory import _warn_apart
 from kvstore.store_kinds import STORES
 
 #: On engines of others, whose own tests make them.

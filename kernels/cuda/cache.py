@@ -12,47 +12,17 @@ import hashlib
 import logging
 import os
 import tempfile
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 
 from .cubin import Cubin
+from .provenance import source_key, toolchain
 from .spec import Spec
 
 log = logging.getLogger("kvstore.kernels.cuda")
 
 #: Names a folder that ``python -m kvstore.kernels.cuda build`` made.
 VARIABLE = "KVSTORE_CUDA_KERNELS"
-_TOOLS = (
-    "numba-cuda",
-    "numba",
-    "llvmlite",
-    "nvidia-nvvm",
-    "nvidia-cuda-nvcc",
-    "nvidia-nvjitlink",
-    "cuda-core",
-)
 _MOST_BYTES = 16 << 20  # a cubin has some ten thousand
-
-
-@lru_cache(maxsize=1)
-def source_key() -> str:
-    """Hash of the text of all modules of this package."""
-    digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for path in sorted(here.rglob("*.py")):
-        digest.update(path.relative_to(here).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-@lru_cache(maxsize=1)
-def toolchain() -> str:
-    """Versions of all that has a part in compiling, read without importing it."""
-    found = []
-    for name in _TOOLS:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name)}")
-    return ", ".join(found)
 
 
 def file_name(spec: Spec, arch: str) -> str:

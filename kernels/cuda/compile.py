@@ -15,8 +15,8 @@ from typing import Any
 
 from .bodies import targets
 from .bodies.from_spec import body
-from .cache import source_key, toolchain
 from .cubin import Cubin
+from .provenance import source_key, toolchain
 from .spec import Spec, most_registers
 from .table import BLOCK
 

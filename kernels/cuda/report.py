@@ -107,7 +107,7 @@ def _row(name: str, of_archs: Sequence[Facts]) -> str:
 
 def page(archs: Sequence[str]) -> str:
     """Return the page docs/reference/cuda-kernels.md."""
-    from .cache import toolchain
+    from .provenance import toolchain
 
     specs = all_specs()
     found = iter(all_facts(specs, archs))

@@ -33,6 +33,12 @@ _OF_NONE = (
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost (pinned)
 
 
+class RowSparse:
+    """An array of ours that no dense view can stand for: `readable` and `writable` raise."""
+
+    __slots__ = ()
+
+
 def readable(obj: Any, what: str = "value") -> Array:
     """View `obj` as a NumPy array that may be read.
 
@@ -188,16 +194,21 @@ def _of_subclass(obj: Array, what: str) -> Array:
 
 def refuse_what_is_no_array(obj: Any, what: str) -> None:
     """Raise `ArrayError` for what is no dense array of any library; `what` it is to be, for the message."""
-    from .sparse import RowSparseArray, refuse_foreign_sparse  # sparse.py stands on this file
-
-    if isinstance(obj, RowSparseArray):
+    if isinstance(obj, RowSparse):
         raise ArrayError(f"{what} is row-sparse where a dense array is needed: {obj!r}")
-    refuse_foreign_sparse(obj, what)
+    _refuse_foreign_sparse(obj, what)
     if not is_array(obj):
         hint = _OF_NONE if obj is None and what.startswith("value") else ""
         raise ArrayError(
             f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, MXNet ...), not {_describe(obj)}{hint}"
         )
+
+
+def _refuse_foreign_sparse(obj: object, what: str) -> None:
+    """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
+    kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
+    if kind in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil", "row_sparse") or "sparse" in str(kind):
+        raise ArrayError(f"{what} is a {kind} array; pass kv.RowSparseArray(data, indices, shape) instead")
 
 
 def _on_device(obj: Any, what: str) -> MissingBackendError:

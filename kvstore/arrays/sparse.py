@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArrayError, DTypeError, RowIndexError, ShapeError
+from ..errors import DTypeError, RowIndexError, ShapeError
 from ..kernels import cpu
-from .host import readable
+from .host import RowSparse, readable
 
 
-class RowSparseArray:
+class RowSparseArray(RowSparse):
     """A table of shape ``(rows, ...)`` of which only the listed rows are stored; all others are zero.
 
     Parameters
@@ -54,15 +54,6 @@ class RowSparseArray:
         self._capacity: npt.NDArray[Any] | None = None
 
     @classmethod
-    def _trusted(
-        cls, data: npt.NDArray[Any], indices: npt.NDArray[np.int64], shape: tuple[int, ...]
-    ) -> RowSparseArray:
-        """Wrap arrays that are known to be canonical, without a check."""
-        self = cls.__new__(cls)
-        self.data, self.indices, self.shape, self._capacity = data, indices, shape, None
-        return self
-
-    @classmethod
     def from_dense(cls, dense: Any) -> RowSparseArray:
         """Keep the rows of `dense` that hold anything but zeros (NaN counts as something)."""
         table = np.asarray(readable(dense, "dense"))
@@ -70,7 +61,7 @@ class RowSparseArray:
             raise ShapeError("a row-sparse array needs at least one dimension")
         flat = table.reshape(table.shape[0], -1) if table.size else table.reshape(table.shape[0], 0)
         ids = np.flatnonzero((flat != 0).any(axis=1)).astype(np.int64)
-        return cls._trusted(np.ascontiguousarray(table[ids]), ids, table.shape)
+        return trusted_rows(np.ascontiguousarray(table[ids]), ids, table.shape, cls)
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> RowSparseArray:
@@ -104,23 +95,36 @@ class RowSparseArray:
         return self.todense() if dtype is None else self.todense().astype(dtype)
 
     def copy(self) -> RowSparseArray:
-        """Return an independent copy."""
-        return self._trusted(self.data.copy(), self.indices.copy(), self.shape)
-
-    def _reserve(self, n: int) -> npt.NDArray[Any]:
-        """Give a writable block for `n` rows: own memory where it suffices, to save page faults."""
-        block = self._capacity
-        if block is None or len(block) < n:
-            own = self.data
-            fits = len(own) >= n and own.flags.writeable and own.flags.c_contiguous
-            block = own if fits else np.empty((n, *self.shape[1:]), self.data.dtype)
-            self._capacity = block
-        return block[:n]
+        """Return a copy that shares no memory with this one."""
+        return trusted_rows(self.data.copy(), self.indices.copy(), self.shape, type(self))
 
     def __repr__(self) -> str:
         return (
             f"RowSparseArray({self.nnz_rows} of {self.shape[0]} rows, shape={self.shape}, dtype={self.dtype})"
         )
+
+
+def trusted_rows(
+    data: npt.NDArray[Any],
+    indices: npt.NDArray[np.int64],
+    shape: tuple[int, ...],
+    kind: type[RowSparseArray] = RowSparseArray,
+) -> RowSparseArray:
+    """Wrap arrays that are known to be canonical, without a check."""
+    array = kind.__new__(kind)
+    array.data, array.indices, array.shape, array._capacity = data, indices, shape, None
+    return array
+
+
+def reserve_rows(out: RowSparseArray, n: int) -> npt.NDArray[Any]:
+    """Give a writable block for `n` rows: the array's own memory where it suffices, to save page faults."""
+    block = out._capacity
+    if block is None or len(block) < n:
+        own = out.data
+        fits = len(own) >= n and own.flags.writeable and own.flags.c_contiguous
+        block = own if fits else np.empty((n, *out.shape[1:]), out.data.dtype)
+        out._capacity = block
+    return block[:n]
 
 
 def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -194,10 +198,3 @@ def kind_of(value: Any) -> tuple[str, str, tuple[int, ...]]:
     """Return storage, name of the element type, and shape of a value."""
     storage = "row-sparse" if isinstance(value, RowSparseArray) else "dense"
     return storage, value.dtype.name, tuple(value.shape)
-
-
-def refuse_foreign_sparse(obj: object, what: str) -> None:
-    """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
-    kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
-    if kind in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil", "row_sparse") or "sparse" in str(kind):
-        raise ArrayError(f"{what} is a {kind} array; pass kv.RowSparseArray(data, indices, shape) instead")

@@ -164,7 +164,7 @@ class Driver:
             return int(self._call("cuMemHostAlloc", nbytes, 1))  # portable: for all devices
 
     def unpin(self, address: int) -> None:
-        """Give host memory back."""
+        """Give back what `pin` has returned."""
         with self.on(0):
             self._call("cuMemFreeHost", address)
 
@@ -230,7 +230,7 @@ class Driver:
             self._call("cuMemcpyPeerAsync", target[1], to, source[1], at, nbytes, stream)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int, device: int) -> None:
-        """Set each byte."""
+        """Set all bytes of a piece of memory to one value, in the order of the stream."""
         with self.on(device):
             self._call("cuMemsetD8Async", target, byte, nbytes, stream)
 
@@ -242,12 +242,12 @@ class Driver:
             return int(self._call("cuStreamCreate", 1))
 
     def drop_stream(self, stream: int, device: int) -> None:
-        """Destroy a stream."""
+        """Give back a stream; what is on it is still done."""
         with self.on(device):
             self._call("cuStreamDestroy", stream)
 
     def event(self, device: int) -> int:
-        """Make an event."""
+        """Make an event that orders streams and measures no time."""
         with self.on(device):
             return int(self._call("cuEventCreate", _NO_TIMING))
 
@@ -276,7 +276,7 @@ class Driver:
             self._call("cuEventSynchronize", event)
 
     def drop_event(self, event: int, device: int) -> None:
-        """Destroy an event."""
+        """Give back an event, which need not have come."""
         with self.on(device):
             self._call("cuEventDestroy", event)
 

@@ -65,7 +65,7 @@ def patience() -> float:
 class _Failure(Generic[E]):
     """A process that has failed, and those that it misses."""
 
-    member: E
+    process: E
     missed: list[E]
     until: float
 
@@ -75,7 +75,7 @@ class _Failure(Generic[E]):
 
         One that a signal killed did not end because of the others, and a server not because of a worker.
         """
-        return bool(self.missed), (self.member.code or 0) >= 0, self.member.part.role == "worker"
+        return bool(self.missed), (self.process.code or 0) >= 0, self.process.part.role == "worker"
 
     def waits(self, now: float) -> bool:
         """Whether one that it misses is still about to end; what is stopped is not."""
@@ -95,18 +95,18 @@ class Causes(Generic[E]):
 
     @property
     def waiting(self) -> bool:
-        """Whether there are any."""
+        """Whether a failure has still nobody held responsible."""
         return bool(self._held)
 
-    def add(self, member: E, others: Iterable[E]) -> None:
+    def add(self, process: E, others: Iterable[E]) -> None:
         """Take in a failure; `others` are those on whom it can be laid."""
-        missed = [one for one in others if misses(member.part, member.tail, one.part)]
-        self.deserted = self.deserted or bool(missed and member.part.role != "worker")
-        self._held.append(_Failure(member, missed, time.monotonic() + patience()))
+        missed = [one for one in others if misses(process.part, process.tail, one.part)]
+        self.deserted = self.deserted or bool(missed and process.part.role != "worker")
+        self._held.append(_Failure(process, missed, time.monotonic() + patience()))
 
     def take(self) -> list[E]:
         """Hand over those that need not wait for another one's end, the one responsible first."""
         now = time.monotonic()
         ready = sorted((one for one in self._held if not one.waits(now)), key=lambda one: one.place)
         self._held = [one for one in self._held if one not in ready]
-        return [one.member for one in ready]
+        return [one.process for one in ready]

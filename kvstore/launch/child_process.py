@@ -39,7 +39,7 @@ class ProcessRole:
         return f"[{names.get(self.role, f'{self.role} {self.rank}')}] ".encode()
 
 
-class Member:
+class ChildProcess:
     """A started process, its two streams, and all that it starts in its group.
 
     Raises

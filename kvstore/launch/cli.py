@@ -81,11 +81,11 @@ def demo(workers: int, servers: int | None, replicas: int | None, **options: Any
     The data comes with scikit-learn, so nothing is downloaded. Four processes of one replica end with the
     same weights, bit by bit, as one process of four.
     """
-    from kvstore.launch.demo import Settings, start
+    from kvstore.launch.demo import TrainingSettings, start
 
     if workers > 1 and options["store"] == "local":
         options["store"] = "shared"
-    settings = Settings(replicas=replicas or (4 if workers == 1 else 1), **options)
+    settings = TrainingSettings(replicas=replicas or (4 if workers == 1 else 1), **options)
     raise SystemExit(start(settings, workers, servers))
 
 

@@ -10,22 +10,22 @@ from kvstore.settings.keys import Keys
 from kvstore.settings.variables import process_variables
 
 from .certificates import written
-from .child_process import Member, ProcessRole
-from .hosts.host_protocol import Loss
-from .orphan_reaper import Keeper
+from .child_process import ChildProcess, ProcessRole
+from .hosts.host_protocol import HostLoss
+from .orphan_reaper import OrphanReaper
 from .output import Writes
-from .output_relay import Relay
+from .output_relay import OutputRelay
 from .report import Report
 
 
-class Here:
+class LocalHost:
     """Starts processes on this machine.
 
     Parameters
     ----------
-    relay : Relay
+    relay : OutputRelay
         Passes their output on.
-    keeper : Keeper
+    reaper : OrphanReaper
         Kills them if this process is killed.
     prefix : bool
         Mark each line of output with the process it comes from.
@@ -34,8 +34,8 @@ class Here:
     #: Whether processes can be started.
     ready = True
 
-    def __init__(self, relay: Relay, keeper: Keeper, prefix: bool) -> None:
-        self._relay, self._keeper, self._prefix = relay, keeper, prefix
+    def __init__(self, relay: OutputRelay, reaper: OrphanReaper, prefix: bool) -> None:
+        self._relay, self._reaper, self._prefix = relay, reaper, prefix
         self._reports: set[Report] = set()
 
     @property
@@ -47,7 +47,7 @@ class Here:
         """Say that all workers are on this machine."""
         return None
 
-    def look(self) -> Loss | None:
+    def look(self) -> HostLoss | None:
         """Say that nothing between the processes and us can break."""
         return None
 
@@ -59,7 +59,7 @@ class Here:
         keys: Keys | None = None,
         told: Callable[[str], None] | None = None,
         sinks: tuple[Writes, Writes] | None = None,
-    ) -> Member:
+    ) -> ChildProcess:
         """Start a process; `told` is called with the address that it tells, empty where none will come.
 
         Its lines go to `sinks`, or else to our stdout and stderr.
@@ -81,19 +81,19 @@ class Here:
                 stack.callback(os.close, descriptors[-1])
                 chosen["KVSTORE_KEYS_FD"] = str(descriptors[-1])
             mark = part.mark if self._prefix else b""
-            member = Member(
+            child = ChildProcess(
                 part, command, chosen, sinks or (self._relay.out, self._relay.err), mark, descriptors
             )
-        self._keeper.add(member.group)
-        self._relay.add(member.out)
-        self._relay.add(member.err)
-        return member
+        self._reaper.add(child.group)
+        self._relay.add(child.out)
+        self._relay.add(child.err)
+        return child
 
-    def forget(self, member: Member) -> None:
+    def forget(self, child: ChildProcess) -> None:
         """Pass on what is left of the output of a process that is gone."""
-        self._keeper.forget(member.group)
-        self._relay.drop(member.out)
-        self._relay.drop(member.err)
+        self._reaper.forget(child.group)
+        self._relay.drop(child.out)
+        self._relay.drop(child.err)
 
     def close(self) -> None:
         """Close the pipes of those that have told nothing."""

@@ -1,6 +1,6 @@
-"""The keeper: a process that outlives a killed launcher, for the moment it takes to kill its workers.
+"""The reaper: a process that outlives a killed launcher, for the moment it takes to kill its workers.
 
-The kernel ends the workers with their launcher, but not what the workers started. The keeper holds the
+The kernel ends the workers with their launcher, but not what the workers started. The reaper holds the
 reading end of a pipe. Its end says that the launcher is gone, and the groups that it was told of are killed.
 
 This file is run as a script, without the package, so that it starts quickly.
@@ -15,8 +15,8 @@ import subprocess
 import sys
 
 
-class Keeper:
-    """The launcher's side. A keeper that dies is not missed until the launcher is killed as well."""
+class OrphanReaper:
+    """The launcher's side. A reaper that dies is not missed until the launcher is killed as well."""
 
     def __init__(self) -> None:
         quiet = subprocess.DEVNULL
@@ -34,7 +34,7 @@ class Keeper:
         self._tell(f"-{group}\n")
 
     def close(self) -> None:
-        """End the keeper; groups that were not forgotten are killed."""
+        """End the reaper; groups that were not forgotten are killed."""
         pipe = self._process.stdin
         assert pipe is not None
         pipe.close()

@@ -16,7 +16,7 @@ _KEPT = 4096  # bytes of a line that the tail remembers
 
 
 class Writes(Protocol):
-    """What takes lines."""
+    """Where the lines of a stream go."""
 
     def write(self, data: bytes) -> None:
         """Take a line, with what marks it and its newline."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from .output import Lines, Sink
 
 
-class Relay:
+class OutputRelay:
     """Passes lines on to our stdout and stderr, and calls back on signals.
 
     Parameters

@@ -21,10 +21,10 @@ from kvstore.settings.launchers import Placement
 from kvstore.settings.variables import process_variables
 
 from .causes import misses, patience
-from .child_process import Member, ProcessRole
-from .local_host import Here
-from .orphan_reaper import Keeper
-from .output_relay import Relay
+from .child_process import ChildProcess, ProcessRole
+from .local_host import LocalHost
+from .orphan_reaper import OrphanReaper
+from .output_relay import OutputRelay
 from .process import GRACE, adopt_orphans, stopped, tied_to, told
 from .rendezvous import Rendezvous
 from .service import variables_of
@@ -115,8 +115,8 @@ def run(company: Company, command: Sequence[str]) -> int:
     sys.stderr.flush()
     if company.mine():
         adopt_orphans()
-        with contextlib.closing(Keeper()) as keeper:
-            return _Rank(company, command, keeper).run()
+        with contextlib.closing(OrphanReaper()) as reaper:
+            return _Rank(company, command, reaper).run()
     part = ProcessRole("worker", company.place.rank)
     environment = company.environment(part, process_variables(), company.meeting.told())
     try:
@@ -128,21 +128,21 @@ def run(company: Company, command: Sequence[str]) -> int:
 class _Rank:
     """A rank that runs something beside its program."""
 
-    def __init__(self, company: Company, command: Sequence[str], keeper: Keeper) -> None:
+    def __init__(self, company: Company, command: Sequence[str], reaper: OrphanReaper) -> None:
         self._company, self._command = company, command
         self._worker: subprocess.Popen[bytes] | None = None
-        self._services: list[Member] = []
-        self._left: list[Member] = []  # of whose group there may be something left
+        self._services: list[ChildProcess] = []
+        self._left: list[ChildProcess] = []  # of whose group there may be something left
         self._code: int | None = None  # of the rank
         self._kill_at: float | None = None  # the worker
         self._parent = os.getppid()
         self._patience = patience()
         self._cleared: Callable[[], None] | None = None  # what we have made for all ranks
-        self._relay = Relay((signal.SIGCHLD, *ENDING), self._on_signal)
-        self._here = Here(self._relay, keeper, prefix=True)
+        self._relay = OutputRelay((signal.SIGCHLD, *ENDING), self._on_signal)
+        self._local_host = LocalHost(self._relay, reaper, prefix=True)
 
     def run(self) -> int:
-        with contextlib.closing(self._relay), contextlib.closing(self._here):
+        with contextlib.closing(self._relay), contextlib.closing(self._local_host):
             try:
                 self._begin()
                 while self._left or self._works():
@@ -171,7 +171,7 @@ class _Rank:
             self._start_all(address)
 
     def _start_all(self, address: str) -> None:
-        there = {member.part for member in self._services}
+        there = {child.part for child in self._services}
         for part in self._company.mine():
             if part not in there:
                 self._start(part, address)
@@ -183,9 +183,9 @@ class _Rank:
     def _start(self, part: ProcessRole, address: str, tell: Callable[[str], None] | None = None) -> None:
         environment = self._company.environment(part, process_variables(), address)
         told = tell or _nothing if part.role == "scheduler" else None
-        member = self._here.start(part, self._company.command(part), environment, told=told)
-        self._services.append(member)
-        self._left.append(member)
+        child = self._local_host.start(part, self._company.command(part), environment, told=told)
+        self._services.append(child)
+        self._left.append(child)
 
     # ------------------------------------------------------------------------------------------- waiting
 
@@ -199,25 +199,25 @@ class _Rank:
             self._end(1)
 
     def _look(self) -> None:
-        for member in [one for one in self._services if one.ended() and not self._noticed_only(one)]:
-            self._services.remove(member)
+        for child in [one for one in self._services if one.ended() and not self._noticed_only(one)]:
+            self._services.remove(child)
             early = self._worker is None
-            if (member.code or early) and self._code is None:
-                self._say(member.how)
-                code = member.code or 1
+            if (child.code or early) and self._code is None:
+                self._say(child.how)
+                code = child.code or 1
                 self._end(code if code > 0 else 128 - code)
-        for member in [member for member in self._left if member.gone()]:
-            self._left.remove(member)
-            self._here.forget(member)
+        for child in [child for child in self._left if child.gone()]:
+            self._left.remove(child)
+            self._local_host.forget(child)
         self._look_at_worker()
 
-    def _noticed_only(self, member: Member) -> bool:
+    def _noticed_only(self, child: ChildProcess) -> bool:
         """Whether a service has failed because all workers had, and ours is still about to end."""
         worker = self._worker
         if worker is None or worker.returncode is not None or stopped(worker.pid):
             return False
         mine = ProcessRole("worker", self._company.place.rank)
-        return misses(member.part, member.tail, mine) and member.since_end() < self._patience
+        return misses(child.part, child.tail, mine) and child.since_end() < self._patience
 
     def _look_at_worker(self) -> None:
         worker = self._worker
@@ -246,8 +246,8 @@ class _Rank:
             self._end_all(signal.SIGTERM)
 
     def _end_all(self, number: int) -> None:
-        for member in self._left:
-            member.end(number)
+        for child in self._left:
+            child.end(number)
         if self._works() and self._worker is not None:
             self._worker.send_signal(number)
 

@@ -22,11 +22,11 @@ from kvstore.errors import ConfigError
 
 from .causes import Causes
 from .child_process import ProcessRole
-from .hosts.host_protocol import Running, Site
-from .hosts.remote_hosts import Fleet, Hosts
-from .local_host import Here
-from .orphan_reaper import Keeper
-from .output_relay import Relay
+from .hosts.host_protocol import HostProtocol, Running
+from .hosts.remote_hosts import Hosts, RemoteHosts
+from .local_host import LocalHost
+from .orphan_reaper import OrphanReaper
+from .output_relay import OutputRelay
 from .process import DESERTED, adopt_orphans, new_job, signal_name, variables
 from .service import Cast, Service
 from .signals import ENDING
@@ -110,8 +110,8 @@ def run(
     layout = hosts.layout if hosts else None
     cast = Cast(service, workers, name, layout.address if layout else None) if service else None
     adopt_orphans()
-    with contextlib.closing(Keeper()) as keeper:
-        return _Job(name, command, workers, restarts, prefix, keeper, cast, hosts).run()
+    with contextlib.closing(OrphanReaper()) as reaper:
+        return _Job(name, command, workers, restarts, prefix, reaper, cast, hosts).run()
 
 
 class _Job:
@@ -122,7 +122,7 @@ class _Job:
         workers: int,
         restarts: int,
         prefix: bool,
-        keeper: Keeper,
+        reaper: OrphanReaper,
         cast: Cast | None,
         hosts: Hosts | None,
     ) -> None:
@@ -142,10 +142,12 @@ class _Job:
         self._asked = False  # servers and scheduler, to end
         self._stage = _Stage.REACHING
         self._first_word = 0.0  # when the scheduler must have said where it is
-        self._relay = Relay((signal.SIGCHLD, *ENDING), self._on_signal)
-        self._far = hosts is not None
-        self._site: Site = (
-            Fleet(hosts, self._relay, keeper, prefix) if hosts else Here(self._relay, keeper, prefix)
+        self._relay = OutputRelay((signal.SIGCHLD, *ENDING), self._on_signal)
+        self._remote = hosts is not None
+        self._hosts: HostProtocol = (
+            RemoteHosts(hosts, self._relay, reaper, prefix)
+            if hosts
+            else LocalHost(self._relay, reaper, prefix)
         )
 
     def run(self) -> int:
@@ -158,14 +160,14 @@ class _Job:
                 self._write_out()
             finally:
                 self._end(self._left, signal.SIGKILL)
-                self._site.close()
+                self._hosts.close()
         return self._exit_code()
 
     # ------------------------------------------------------------------------------------------ starting
 
     def _begin(self) -> None:
         """Start the first processes, as soon as there is a way to their hosts."""
-        if self._stage is not _Stage.REACHING or self._ending or not self._site.ready:
+        if self._stage is not _Stage.REACHING or self._ending or not self._hosts.ready:
             return
         if self._cast is None:
             self._stage = _Stage.RUNNING
@@ -194,19 +196,19 @@ class _Job:
     def _start(self, part: ProcessRole) -> None:
         keys = self._cast.keys(part) if self._cast else None
         told = self._on_address if part.role == "scheduler" else None
-        member = self._site.start(part, self._command_of(part), self._environment(part), keys, told)
-        self._running.append(member)
-        self._left.append(member)
+        process = self._hosts.start(part, self._command_of(part), self._environment(part), keys, told)
+        self._running.append(process)
+        self._left.append(process)
         if part.role == "scheduler":
-            self._scheduler = member
+            self._scheduler = process
 
     def _environment(self, part: ProcessRole) -> dict[str, str]:
-        chosen = {"PYTHONUNBUFFERED": "1", **self._site.variables}
+        chosen = {"PYTHONUNBUFFERED": "1", **self._hosts.variables}
         if self._cast:
             chosen = self._cast.environment(part, chosen)
         restart = self._restarts.get(part, 0)
         if part.role == "worker":
-            local = self._site.local(part.rank)
+            local = self._hosts.local(part.rank)
             return chosen | variables(self._name, part.rank, self._size, restart, local)
         return chosen | {"KVSTORE_RESTART": str(restart)}
 
@@ -225,41 +227,41 @@ class _Job:
         waiting = len(self._running) < len(self._left) or self._causes.waiting
         if self._ending or waiting or self._leaving is not None:
             timeout: float | None = _LOOK
-        elif self._far:
+        elif self._remote:
             timeout = _BEAT
         else:
             opening = self._stage is _Stage.OPENING
             timeout = max(0.0, self._first_word - time.monotonic()) if opening else None
         # The processes come first: a flood of output must not hide which of them died first.
-        self._relay.turn(timeout, self._look_after_members)
-        if self._far:  # what happens there is told in the course of a turn
-            self._look_after_members()
+        self._relay.turn(timeout, self._look_after_processes)
+        if self._remote:  # what happens there is told in the course of a turn
+            self._look_after_processes()
         if self._relay.broken and not self._signal:
             self._on_signal(signal.SIGPIPE)
 
-    def _look_after_members(self) -> None:
+    def _look_after_processes(self) -> None:
         too_early = self._stage is not _Stage.RUNNING  # a scheduler, before there is anybody else
         running, self._running = self._running, []
         ended: list[Running] = []
-        for member in running:
-            (ended if member.ended() else self._running).append(member)
+        for process in running:
+            (ended if process.ended() else self._running).append(process)
         # On one that was started again nothing is laid: it may be looking for those that are gone.
-        there = [member for member in running if not self._restarts.get(member.part)]
-        for member in ended:
-            if member.code or too_early:
-                self._causes.add(member, there)
-        for member in self._causes.take():
+        there = [process for process in running if not self._restarts.get(process.part)]
+        for process in ended:
+            if process.code or too_early:
+                self._causes.add(process, there)
+        for process in self._causes.take():
             if not (self._ending or self._asked):
-                self._on_failure(member)
-        for member in [member for member in self._left if member.gone()]:
-            self._left.remove(member)
-            self._site.forget(member)
-        self._look_after_site()
+                self._on_failure(process)
+        for process in [process for process in self._left if process.gone()]:
+            self._left.remove(process)
+            self._hosts.forget(process)
+        self._look_after_hosts()
         self._look_after_service()
 
-    def _look_after_site(self) -> None:
+    def _look_after_hosts(self) -> None:
         """Begin when there is a way to all hosts; end where there is none any more."""
-        loss = self._site.look()
+        loss = self._hosts.look()
         if self._ending:
             return
         if loss is not None and not self._asked:
@@ -276,27 +278,27 @@ class _Job:
             return
         if self._stage is not _Stage.RUNNING and not self._ending:
             return
-        if any(member.part.role == "worker" for member in self._left):
+        if any(process.part.role == "worker" for process in self._left):
             return
         now = time.monotonic()
         self._leaving = self._leaving or now
         if not self._asked and (self._ending or now > self._leaving + _LEAVE):
             self._asked = True
-            for member in self._left:
-                member.end(signal.SIGTERM, _SERVICE_GRACE)
+            for process in self._left:
+                process.end(signal.SIGTERM, _SERVICE_GRACE)
 
     # -------------------------------------------------------------------------------------------- ending
 
-    def _on_failure(self, member: Running) -> None:
-        role, most = member.part.role, self._most_restarts.get(member.part.role, 0)
+    def _on_failure(self, process: Running) -> None:
+        role, most = process.part.role, self._most_restarts.get(process.part.role, 0)
         done = sum(count for part, count in self._restarts.items() if part.role == role)
         if done < most and self._leaving is None and not self._causes.deserted:
-            self._restarts[member.part] = self._restarts.get(member.part, 0) + 1
-            self._say(f"{member.how}; starting it again ({done + 1} of {most})")
-            self._start(member.part)
+            self._restarts[process.part] = self._restarts.get(process.part, 0) + 1
+            self._say(f"{process.how}; starting it again ({done + 1} of {most})")
+            self._start(process.part)
         else:
-            self._failed = member
-            self._fail(member.how)
+            self._failed = process
+            self._fail(process.how)
 
     def _fail(self, text: str) -> None:
         self._failure = text
@@ -310,17 +312,17 @@ class _Job:
         if again:
             self._end(self._left, signal.SIGKILL)
             return
-        for member in self._workers_or_all():  # a scheduler that still imports would answer SIGINT at length
-            passed_on = member.part.role == "worker" and number != signal.SIGPIPE
-            member.end(number if passed_on else signal.SIGTERM)
+        for process in self._workers_or_all():  # a scheduler that still imports would answer SIGINT at length
+            passed_on = process.part.role == "worker" and number != signal.SIGPIPE
+            process.end(number if passed_on else signal.SIGTERM)
 
     def _workers_or_all(self) -> list[Running]:
         """Those to be ended first: the workers, where there are any."""
-        return [member for member in self._left if member.part.role == "worker"] or self._left
+        return [process for process in self._left if process.part.role == "worker"] or self._left
 
-    def _end(self, members: Sequence[Running], number: int) -> None:
-        for member in members:
-            member.end(number)
+    def _end(self, processes: Sequence[Running], number: int) -> None:
+        for process in processes:
+            process.end(number)
 
     def _tell_the_end(self) -> None:
         """Say at the very end, where it is seen, what ended the job."""

@@ -1,7 +1,7 @@
 """How the `kvstore` command ends on a signal: with the usual exit code, 128 and the number, and no traceback.
 
-From its first line on: `kvstore` imports this before NumPy and all else. What starts processes (`relay`)
-takes the signals over, without a gap.
+From its first line on: `kvstore` imports this before NumPy and all else. What starts processes
+(`output_relay`) takes the signals over, without a gap.
 """
 
 from __future__ import annotations

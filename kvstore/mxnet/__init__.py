@@ -16,8 +16,8 @@ import numpy as np
 
 from ..arrays.grouping import group
 from ..arrays.sparse import RowSparseArray
-from ..base import create as create_ours
 from ..errors import ArgumentError, CapabilityError
+from ..factory import create as create_ours
 from ..optimizer import Optimizer, states
 from ..optimizer.optimizer import Index
 from ..store import KVStore as OurKVStore

@@ -17,7 +17,7 @@ from ..errors import ConfigError, nearest
 from . import checks
 from .checks import Settings
 from .lr_scheduler import LRScheduler, Schedule, from_config
-from .registry import create, find, name_of, register
+from .registry import Registrable, create, register
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = "int | str"
@@ -45,7 +45,7 @@ class _ScheduleConflict(ConfigError, UserWarning):
     """The rate is the schedule's. MXNet raises UserWarning here, so this is one too."""
 
 
-class Optimizer:
+class Optimizer(Registrable):
     """Base of all optimizers, and of rules of your own.
 
     Parameters
@@ -156,7 +156,7 @@ class Optimizer:
         wd_mult: Mapping[Index, float] | None = None,
         **unknown: Any,
     ) -> None:
-        self._refuse_unknown(unknown)
+        _refuse_unknown(type(self), unknown)
         self._keep(
             rescale_grad=rescale_grad,
             wd=wd,
@@ -346,25 +346,6 @@ class Optimizer:
         config["param_idx2name"] = [[key, text] for key, text in self.idx2name.items()]
         return config
 
-    def describe(self) -> dict[str, Any]:
-        """Return ``{"name": registered name, "config": get_config()}``, what `from_config` takes."""
-        return {"name": name_of(type(self)), "config": self.get_config()}
-
-    @staticmethod
-    def from_config(name: str, config: Mapping[str, Any]) -> Optimizer:
-        """Make an optimizer from its registered name and what `get_config` returned.
-
-        Raises
-        ------
-        ConfigError
-            If the name is unknown or the configuration does not fit.
-        """
-        klass = find(name)
-        try:
-            return klass(**config)
-        except TypeError as error:
-            raise ConfigError(f"the configuration of optimizer {name!r} does not fit: {error}") from error
-
     def configure(self, **changes: Any) -> None:
         """Change settings while training; all of them, or, if one is refused, none.
 
@@ -449,15 +430,6 @@ class Optimizer:
                 "override get_config"
             ) from None
 
-    def _refuse_unknown(self, unknown: Mapping[str, Any]) -> None:
-        kind = type(self)
-        for name in unknown:
-            if name in kind.renamed:
-                raise TypeError(f"{kind.__name__}: the keyword {name!r} is now called {kind.renamed[name]!r}")
-            hint = nearest(name, kind.keywords, _SYNONYMS)
-            known = ", ".join(sorted(kind.keywords))
-            raise TypeError(f"{kind.__name__} has no keyword {name!r}{hint}; it takes {known}")
-
     def __repr__(self) -> str:
         shown = {"learning_rate": self.learning_rate, **self._shown(), "num_update": self.num_update}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
@@ -481,6 +453,15 @@ def _own_defaults(klass: type) -> dict[str, Any]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     _, *parameters = inspect.signature(vars(klass)["__init__"]).parameters.values()
     return {parameter.name: parameter.default for parameter in parameters if parameter.kind in kinds}
+
+
+def _refuse_unknown(kind: type[Optimizer], unknown: Mapping[str, Any]) -> None:
+    for name in unknown:
+        if name in kind.renamed:
+            raise TypeError(f"{kind.__name__}: the keyword {name!r} is now called {kind.renamed[name]!r}")
+        hint = nearest(name, kind.keywords, _SYNONYMS)
+        known = ", ".join(sorted(kind.keywords))
+        raise TypeError(f"{kind.__name__} has no keyword {name!r}{hint}; it takes {known}")
 
 
 Optimizer.defaults = _own_defaults(Optimizer)

@@ -1,9 +1,10 @@
-"""Optimizers by name."""
+"""Optimizers by name, and out of their description."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError, nearest
@@ -22,6 +23,33 @@ _RETIRED = {
     "adabelief": "register it as an own rule, or use 'adamw'",
     "lans": "use 'lamb'",
 }
+
+
+class Registrable:
+    """What `register` takes, and what is made again from its name and configuration: base of `Optimizer`."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return keyword arguments that make this object again, fit for JSON."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Return ``{"name": registered name, "config": get_config()}``, what `from_config` takes."""
+        return {"name": name_of(type(self)), "config": self.get_config()}
+
+    @staticmethod
+    def from_config(name: str, config: Mapping[str, Any]) -> Optimizer:
+        """Make an optimizer from its registered name and what `get_config` returned.
+
+        Raises
+        ------
+        ConfigError
+            If the name is unknown or the configuration does not fit.
+        """
+        klass = find(name)
+        try:
+            return klass(**config)
+        except TypeError as error:
+            raise ConfigError(f"the configuration of optimizer {name!r} does not fit: {error}") from error
 
 
 def register(klass: Klass) -> Klass:
@@ -50,9 +78,7 @@ def register(klass: Klass) -> Klass:
     ...         self._update_count(index)
     ...         weight *= 0.5
     """
-    from .optimizer import Optimizer
-
-    if not _is_optimizer(klass, Optimizer):
+    if not _is_registrable(klass):
         raise TypeError(f"register takes a subclass of Optimizer, not {klass!r}")
     name = klass.__name__.lower()
     known = _registry.get(name)
@@ -101,7 +127,7 @@ def find(name: str) -> type[Optimizer]:
     return klass
 
 
-def name_of(klass: type[Optimizer]) -> str:
+def name_of(klass: type[Registrable]) -> str:
     """Return the name under which `klass` is registered."""
     name = klass.__name__.lower()
     if _registry.get(name) is not klass:
@@ -112,8 +138,8 @@ def name_of(klass: type[Optimizer]) -> str:
     return name
 
 
-def _is_optimizer(klass: Any, base: type) -> bool:
-    return inspect.isclass(klass) and issubclass(klass, base)
+def _is_registrable(klass: Any) -> bool:
+    return inspect.isclass(klass) and issubclass(klass, Registrable)
 
 
 def _advice(name: str) -> str:

@@ -35,7 +35,7 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds."""
+    """What a file of states holds, checked."""
 
     states: dict[Index, State]
     counts: dict[Index, int]

@@ -145,7 +145,7 @@ class Updater:
             state = optimizer.create_state_multi_precision(index, weight)
         master, inner = state if optimizer.keeps_master(weight) else (None, state)
         arrays = arrays_of(inner)
-        _check_states(optimizer, index, weight, master, arrays)
+        check_states(optimizer, index, weight, master, arrays)
         self.states[index] = state
         rule = optimizer.rule()
         self._plans[index] = _Prepared(state, rule, kernels.cpu.rule_id(rule), master, arrays)
@@ -265,7 +265,7 @@ def _check_lengths(index: Sequence[Any], grad: Any, weight: Any) -> None:
         raise ShapeError(f"a list of keys needs equally many gradients and weights, got {counts}")
 
 
-def _check_states(
+def check_states(
     optimizer: Elementwise, index: Index, weight: Array, master: Array | None, arrays: tuple[Array, ...]
 ) -> None:
     """Refuse states, loaded ones mostly, that the compiled rule cannot work on."""

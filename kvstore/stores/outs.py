@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -59,3 +59,13 @@ class Later(dict[Key, list[Deliver]]):
         for key in self if keys is None else keys:
             for deliver in self.get(key, ()):
                 deliver()
+
+
+def convert(value: Callable[[], Array], filled: list[Array], out: Array) -> None:
+    """Write the result to an array of another element type.
+
+    It is taken from an array that the round has filled, if there is one: of a small key, each worker has its
+    own result sooner than the store has its.
+    """
+    with np.errstate(all="ignore"):
+        np.copyto(out, filled[0] if filled else value(), casting="unsafe")

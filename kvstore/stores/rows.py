@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import pages
-from ..arrays.sparse import RowSparseArray
+from ..arrays.sparse import RowSparseArray, reserve_rows, trusted_rows
 from ..kernels import cpu
 
 Array = npt.NDArray[Any]
@@ -72,14 +72,14 @@ class RowTable:
     def gather(self, ids: Ids, out: RowSparseArray) -> None:
         """Fill `out` with the rows of ascending, unique `ids`; a row that is absent comes as zeros."""
         positions = ids if self.ids is None else cpu.locate_ids(self.ids, ids)
-        block = out._reserve(len(ids))
+        block = reserve_rows(out, len(ids))
         self._emit([self.data], [positions], block, out, ids)
 
     def copy_to(self, out: RowSparseArray) -> None:
         """Fill `out` with every row that is present."""
         ids = np.arange(self.shape[0], dtype=np.int64) if self.ids is None else self.ids.copy()
         positions = np.arange(len(ids), dtype=np.int64)
-        self._emit([self.data], [positions], out._reserve(len(ids)), out, ids)
+        self._emit([self.data], [positions], reserve_rows(out, len(ids)), out, ids)
 
     def dense(self) -> Array:
         """Return the table as a new dense array, or as the live one when all rows are present."""
@@ -94,7 +94,7 @@ class RowTable:
         ids = np.arange(self.shape[0], dtype=np.int64) if self.ids is None else self.ids.view()
         data = self.data.view()
         data.flags.writeable = ids.flags.writeable = False
-        return RowSparseArray._trusted(data, ids, self.shape)
+        return trusted_rows(data, ids, self.shape)
 
     def _emit(self, datas: list[Array], maps: list[Ids], block: Array, out: RowSparseArray, ids: Ids) -> None:
         if block.dtype == self.dtype:
@@ -135,9 +135,9 @@ def merged(sources: list[RowSparseArray]) -> RowSparseArray:
     rows, maps, datas = merge(sources)
     data = np.empty((len(rows), *sources[0].shape[1:]), sources[0].dtype)
     cpu.reduce_rows(datas, maps, data)
-    return RowSparseArray._trusted(data, rows, sources[0].shape)
+    return trusted_rows(data, rows, sources[0].shape)
 
 
 def with_all_rows(table: Array) -> RowSparseArray:
     """Return a dense array as a row-sparse one that holds every row, those of zeros too."""
-    return RowSparseArray._trusted(table, np.arange(len(table), dtype=np.int64), table.shape)
+    return trusted_rows(table, np.arange(len(table), dtype=np.int64), table.shape)

@@ -25,7 +25,7 @@ Batch = list[tuple[Entry, Sources, list[Array]]]
 UserUpdater = Callable[[Key, Any, Array], None]
 
 
-class Apply(Protocol):
+class WeightUpdate(Protocol):
     """How pushed values reach the weights."""
 
     def check(self, entry: Entry) -> None:
@@ -41,7 +41,7 @@ class Apply(Protocol):
         """Apply the sum of row-sparse values."""
 
 
-def apply_with(updater: UserUpdater | None) -> Apply:
+def apply_with(updater: UserUpdater | None) -> WeightUpdate:
     """Choose: no updater, a compiled rule, or any callable."""
     if updater is None:
         return AssignUpdate()

@@ -135,7 +135,7 @@ class HookState:
         return self.__copy__()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse pickles."""
+        """Raise ArgumentError: the store of a pickle would be another process's."""
         raise ArgumentError(
             "a HookState cannot be pickled, as its store belongs to this process: save the state_dict() of "
             "the model, and register a new HookState where you load it"

@@ -54,7 +54,7 @@ class Gradients:
         return value
 
     def finish(self, taking_part: list[Slot]) -> None:
-        """Wait for the sums."""
+        """Wait for the sums of all workers, and put them in the places of the gradients."""
         for slot in taking_part:
             slot.wait()
         _raise_first(taking_part)
@@ -126,11 +126,11 @@ class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
         return None if closure is None else closure()
 
     def state_dict(self) -> Any:
-        """Refuse."""
+        """Raise CapabilityError: the states are the store's to save."""
         raise CapabilityError("the states are in the store: store.save_optimizer_states(path), on one worker")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Refuse."""
+        """Raise CapabilityError: the states are the store's to load."""
         raise CapabilityError("the states are in the store: store.load_optimizer_states(path)")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

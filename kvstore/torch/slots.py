@@ -59,7 +59,7 @@ class Slot:
         self.work = None
 
     def reset(self) -> None:
-        """Begin another step."""
+        """Forget the step before: its passes, its gradient, its error."""
         self.passes = 0
         self.ready = self.queued = self.absent = False
         self.error = self.gradient = None

@@ -129,7 +129,7 @@ class Parameter:
         return list(self._grad)
 
     def data(self, replica: int = 0) -> Any:
-        """Return one replica."""
+        """Return one replica: the array itself, not a copy."""
         self._check_there()
         return self._data[replica]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..arrays.host import readable, writable
@@ -11,11 +12,53 @@ from ..arrays.sparse import RowSparseArray
 from ..errors import ConfigError, KVStoreError
 from ..optimizer import Optimizer, Updater
 from ..optimizer.builtin import BuiltIn, Elementwise, arrays_of, check_fit
-from ..optimizer.updater import _check_states
+from ..optimizer.optimizer import Array
+from ..optimizer.updater import check_states
+from .gradients import StepGradients
 from .parameter import Trainable
 
+PathLike = str | os.PathLike[str]
 
-def check(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
+
+class ReplicaUpdaters:
+    """An updater for each replica; they share one optimizer."""
+
+    def __init__(self, optimizer: Optimizer, replicas: int) -> None:
+        self._updaters = [Updater(optimizer) for _ in range(replicas)]
+
+    def check(self, gradients: Sequence[StepGradients]) -> None:
+        """Raise before anything is touched, where an update would raise."""
+        counts = self._updaters[0].snapshot_counts()
+        try:
+            for one in gradients:
+                _check(self._updaters, one.key, one.param)
+        finally:
+            self._updaters[0].restore_counts(counts)
+
+    def update(self, gradients: Sequence[StepGradients]) -> None:
+        """Update every replica.
+
+        One parameter after the other: an error of the optimizer, if it is of the user's own, leaves replicas
+        alike.
+        """
+        for one in gradients:
+            _update(self._updaters, one.key, one.param)
+
+    def save(self, fname: PathLike) -> None:
+        """Write the optimizer, and the states of the first replica."""
+        self._updaters[0].save(fname, dump_optimizer=True)
+
+    def load(self, fname: PathLike, weights: Mapping[Any, Array]) -> Optimizer:
+        """Read a file of `save` for all replicas, and return its optimizer."""
+        for updater in self._updaters:
+            updater.load(fname, weights)
+        optimizer = self._updaters[0].optimizer
+        for updater in self._updaters:
+            updater.optimizer = optimizer
+        return optimizer
+
+
+def _check(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
     """Raise what updates of a parameter would raise, and count one; nothing is written.
 
     What a rule of the user's own refuses comes out only while it updates.
@@ -43,7 +86,7 @@ def _check_state(updater: Updater, key: int, weight: Any) -> None:
         rule.create_state_multi_precision(key, weight)  # refuses weights that it cannot update
     elif isinstance(rule, Elementwise):
         master, inner = _parts(rule, key, updater.states[key], rule.keeps_master(weight))
-        _check_states(rule, key, weight, master, arrays_of(inner))
+        check_states(rule, key, weight, master, arrays_of(inner))
 
 
 def _parts(rule: Elementwise, key: int, state: Any, has_master: bool) -> tuple[Any, Any]:
@@ -65,10 +108,10 @@ def _count(rule: BuiltIn, key: int, weight: Any) -> None:
         rule.advance(key, weight)
     else:
         rule._update_count(key)
-        rule._rates(key)
+        rule._get_lr(key)
 
 
-def update(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
+def _update(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
     """Update all replicas of a parameter; the updaters share their optimizer."""
     rule = updaters[0].optimizer
     count, num_update = rule._index_update_count.get(key), rule.num_update
@@ -112,6 +155,3 @@ def _named(param: Trainable) -> Iterator[None]:
         yield
     except KVStoreError as error:
         raise type(error)(f"parameter {param.name!r}: {error}") from error
-
-
-__all__ = ["check", "update"]

@@ -16,12 +16,12 @@ from click.testing import CliRunner
 
 import kvstore as kv
 from kvstore.launch.cli import main
-from kvstore.launch.demo import Outcome, Settings, digits, network, screen
+from kvstore.launch.demo import Outcome, TrainingSettings, digits, network, screen
 from kvstore.launch.demo.training import BATCH, TUNED, Stopwatch, digest, step, train
 
 
 def trained(**settings: object) -> Outcome:
-    chosen = Settings(**settings)  # type: ignore[arg-type]
+    chosen = TrainingSettings(**settings)  # type: ignore[arg-type]
     with kv.create(chosen.store) as store:
         assert isinstance(store, kv.KVStore)
         return train(store, chosen, digits.load(), lambda accuracy: None)
@@ -101,7 +101,7 @@ SLOW = """
 import json, time
 import numpy as np
 import kvstore as kv
-from kvstore.launch.demo import Settings, digits, network, training
+from kvstore.launch.demo import TrainingSettings, digits, network, training
 
 store = kv.create("shared")
 if store.rank == 1:
@@ -109,7 +109,7 @@ if store.rank == 1:
     network.gradients = lambda *arguments: (time.sleep(0.5), usual(*arguments))[1]
 weights, watch, data = network.initial(0), training.Stopwatch(), digits.load()
 store.init(list(weights), list(weights.values()))
-store.set_optimizer(training.rule(Settings(), 4))
+store.set_optimizer(training.rule(TrainingSettings(), 4))
 for _ in range(4):
     training.step(store, [weights], data, np.arange(training.BATCH), watch)
 if store.rank == 0:
@@ -131,9 +131,9 @@ def test_time_that_another_worker_takes_is_told_from_the_pull(tmp_path: Path) ->
 def test_processes_that_share_cores_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     cores = len(os.sched_getaffinity(0))
     outcome = Outcome(0.97, 2.0, {"push": 1.0}, "0" * 12)
-    screen.report(Settings(), outcome, 1, cores)
+    screen.report(TrainingSettings(), outcome, 1, cores)
     assert "share" not in capsys.readouterr().out.rpartition("total")[2]
-    screen.report(Settings(), outcome, cores + 1, cores + 1)
+    screen.report(TrainingSettings(), outcome, cores + 1, cores + 1)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{cores + 1} processes share {'a core' if cores == 1 else f'{cores} cores'}" in shown
 

@@ -172,7 +172,7 @@ def test_options_that_do_not_go_together(job: Job, arguments: list[str], words: 
 
 
 def test_messages_come_out_as_they_went_in_however_they_are_cut() -> None:
-    sent = [m.Hello("1"), m.Output(3, 2, b"\xff" * 1000), m.Ended(3, -9, 1.5), m.Ping(), m.Gone(3)]
+    sent = [m.AgentHello("1"), m.Output(3, 2, b"\xff" * 1000), m.Ended(3, -9, 1.5), m.KeepAlive(), m.Gone(3)]
     data = b"Welcome to this host!\r\n" + m.MAGIC + b"".join(map(m.packed, sent))
     for step in (1, 7, len(data)):
         reader = m.Reader(m.From, greeting=True)
@@ -180,7 +180,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut() -> None:
         assert [message for piece in pieces for message in reader.feed(piece)] == sent
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\x01", m.packed(m.End(1, 2, 3.0))])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\x01", m.packed(m.EndProcess(1, 2, 3.0))])
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         list(m.Reader(m.From).feed(data))
@@ -503,7 +503,7 @@ def ssh_that(job: Job, does: str) -> None:
     job.environment["KVSTORE_SSH"] = str(path)
 
 
-OLD = "".join(rf"\{byte:03o}" for byte in m.MAGIC + m.packed(m.Hello("0.0.0")))
+OLD = "".join(rf"\{byte:03o}" for byte in m.MAGIC + m.packed(m.AgentHello("0.0.0")))
 
 
 @pytest.mark.parametrize(
@@ -571,7 +571,7 @@ def side(job: Job) -> Iterator[FarSide]:
         yield made
 
 
-def started(job: Job, text: str) -> m.Start:
+def started(job: Job, text: str) -> m.StartProcess:
     job.script(text)
     variables = {
         b"KVSTORE_RANK": b"0",
@@ -579,16 +579,16 @@ def started(job: Job, text: str) -> m.Start:
         MARK.encode(): job.environment[MARK].encode(),
     }
     command = [os.fsencode(sys.executable), os.fsencode(job.folder / "worker.py")]
-    return m.Start(1, "worker", 0, command, variables, b"", False)
+    return m.StartProcess(1, "worker", 0, command, variables, b"", False)
 
 
 def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None:
     silence = pace.seconds(1.5)
     side.say(m.JobStart(os.fsencode(job.folder), silence), started(job, STAY))
-    until(lambda: side.say(m.Ping()) or job.said("ready", 0))
+    until(lambda: side.say(m.KeepAlive()) or job.said("ready", 0))
     for _ in range(6):
         time.sleep(silence / 4)
-        side.say(m.Ping())
+        side.say(m.KeepAlive())
     assert job.alive()
     assert side.hear(m.Ended).code < 0  # half a minute before anybody would miss it
     assert side.hear(m.Gone).number == 1
@@ -597,7 +597,7 @@ def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None
 
 def test_a_far_side_without_the_folder_of_the_job(job: Job, side: FarSide) -> None:
     side.say(m.JobStart(b"/nonexistent", 60.0))
-    assert "/nonexistent cannot be entered" in side.hear(m.Refused).text
+    assert "/nonexistent cannot be entered" in side.hear(m.AgentRefused).text
 
 
 def test_a_far_side_sends_no_more_than_is_passed_on(job: Job, side: FarSide) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from kvstore.launch.child_process import Member, ProcessRole
+from kvstore.launch.child_process import ChildProcess, ProcessRole
 
 
 class Deaf:
@@ -16,12 +16,12 @@ class Deaf:
 
 def test_a_process_is_there_until_it_was_seen_to_have_ended() -> None:
     """It may end between two looks: then its exit code must not be lost with it."""
-    member = Member(ProcessRole("worker", 0), ["sh", "-c", "exit 5"], os.environ, (Deaf(), Deaf()))
-    os.waitid(os.P_PID, member.group, os.WEXITED | os.WNOWAIT)
-    assert not member.gone()
-    assert member.code is None
-    assert member.ended()
-    assert member.gone()
-    assert member.code == 5
-    for lines in (member.out, member.err):
+    child = ChildProcess(ProcessRole("worker", 0), ["sh", "-c", "exit 5"], os.environ, (Deaf(), Deaf()))
+    os.waitid(os.P_PID, child.group, os.WEXITED | os.WNOWAIT)
+    assert not child.gone()
+    assert child.code is None
+    assert child.ended()
+    assert child.gone()
+    assert child.code == 5
+    for lines in (child.out, child.err):
         lines.stream.close()

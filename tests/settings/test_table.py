@@ -50,7 +50,7 @@ VARIABLE = re.compile(
 
 # Where a default stands once more, and why.
 TWICE = {
-    ("kvstore/base.py", "create"): "editors show it; test_typing compares it with StoreConfig",
+    ("kvstore/factory.py", "create"): "editors show it; test_typing compares it with StoreConfig",
     ("kvstore/errors.py", "role"): "of whoever is lost; no setting of this process",
     ("kvstore/ray.py", "timeout"): "how long Ray may take to find room; no setting of the job",
 }

@@ -21,7 +21,7 @@ Group = Any
 Value = Any
 
 
-class Codec(NamedTuple):
+class CodecOperations(NamedTuple):
     """One codec, for a group of as many elements as have their codes in one byte, and for one element.
 
     Attributes
@@ -56,7 +56,7 @@ def _log2(power: int) -> int:
     return power.bit_length() - 1
 
 
-def quantise(spec: Spec, codec: Codec) -> Body:
+def quantise(spec: Spec, codec: CodecOperations) -> Body:
     """Sum of k gradients and the residual -> words, and what is left -> residual."""
     lanes, bits, in_byte, shift = codec.lanes, codec.bits, codec.in_byte, _log2(codec.in_byte)
     size, load, store, add = lanes.size, lanes.load, lanes.store, lanes.add
@@ -86,7 +86,7 @@ def quantise(spec: Spec, codec: Codec) -> Body:
     return framed(spec.chunk, lanes.width, group, rest, step=in_byte, whole=codec.in_word)
 
 
-def dequantise(spec: Spec, codec: Codec) -> Body:
+def dequantise(spec: Spec, codec: CodecOperations) -> Body:
     """Words of k senders -> sum of what they stand for, from left to right."""
     lanes, bits, in_byte, shift = codec.lanes, codec.bits, codec.in_byte, _log2(codec.in_byte)
     add, decode, decode_one, count = lanes.add, codec.decode, codec.decode_one, counter(spec.k)
@@ -118,7 +118,7 @@ def dequantise(spec: Spec, codec: Codec) -> Body:
     return framed(spec.chunk, lanes.width, group, rest)
 
 
-def reduce(spec: Spec, codec: Codec) -> Body:
+def reduce(spec: Spec, codec: CodecOperations) -> Body:
     """K gradients, each with its residual -> sum of what their codes would stand for, and the residuals."""
     lanes = codec.lanes
     total, total_one = _settled_sum(spec, codec, grouped=True), _settled_sum(spec, codec, grouped=False)
@@ -135,7 +135,7 @@ def reduce(spec: Spec, codec: Codec) -> Body:
     return framed(spec.chunk, lanes.width, group, rest)
 
 
-def _settled_sum(spec: Spec, codec: Codec, grouped: bool) -> Callable[..., Group]:
+def _settled_sum(spec: Spec, codec: CodecOperations, grouped: bool) -> Callable[..., Group]:
     """Make the function that quantises each source in place of its residual and sums what was sent."""
     lanes, count, size = codec.lanes, counter(spec.k), codec.lanes.size
     load, store = (lanes.load, lanes.store) if grouped else (lanes.load_one, lanes.store_one)
@@ -162,6 +162,6 @@ def _settled_sum(spec: Spec, codec: Codec, grouped: bool) -> Callable[..., Group
 _VERBS = {"quantise": quantise, "dequantise": dequantise, "reduce": reduce}
 
 
-def body(spec: Spec, codec: Codec) -> Body:
+def body(spec: Spec, codec: CodecOperations) -> Body:
     """Make the body of a kernel of a codec."""
     return _VERBS[spec.op.partition("_")[0]](spec, codec)

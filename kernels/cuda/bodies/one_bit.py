@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .codecs import Codec
+from .codecs import CodecOperations
 from .intrinsics import dual, one, select
 from .lanes import EIGHT_FLOATS
 
@@ -80,4 +80,4 @@ def decode(byte: int, t: Value) -> Group:
     )
 
 
-CODEC = Codec(EIGHT_FLOATS, 1, 8, 32, encode, encode_one, settle, settle_one, decode, decode_one)
+CODEC = CodecOperations(EIGHT_FLOATS, 1, 8, 32, encode, encode_one, settle, settle_one, decode, decode_one)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .codecs import Codec
+from .codecs import CodecOperations
 from .intrinsics import dual, select, zero
 from .lanes import LANES
 
@@ -68,4 +68,6 @@ def decode(byte: int, t: Value) -> Group:
     )
 
 
-CODEC = Codec(LANES["float32"], 2, 4, 16, encode, encode_one, settle, settle_one, decode, decode_one)
+CODEC = CodecOperations(
+    LANES["float32"], 2, 4, 16, encode, encode_one, settle, settle_one, decode, decode_one
+)

@@ -14,12 +14,12 @@ from kvstore.errors import CapabilityError, ConfigError, MissingBackendError, Wo
 from kvstore.settings import launchers, roles
 from kvstore.store_kinds import STORES
 
-from .training import Outcome, Settings, rule, train
+from .training import Outcome, TrainingSettings, rule, train
 
-__all__ = ["Outcome", "Settings", "run", "start"]
+__all__ = ["Outcome", "TrainingSettings", "run", "start"]
 
 
-def start(settings: Settings, workers: int, servers: int | None = None) -> int:
+def start(settings: TrainingSettings, workers: int, servers: int | None = None) -> int:
     """Train in `workers` processes, with servers where the store has some; return an exit code.
 
     Parameters
@@ -58,7 +58,7 @@ def start(settings: Settings, workers: int, servers: int | None = None) -> int:
     return 0
 
 
-def _with_servers(settings: Settings, workers: int, servers: int) -> int:
+def _with_servers(settings: TrainingSettings, workers: int, servers: int) -> int:
     from ..run import run as launch
     from ..service import Service
 
@@ -68,7 +68,7 @@ def _with_servers(settings: Settings, workers: int, servers: int) -> int:
     return launch(command, workers, prefix=False, service=Service(servers))
 
 
-def _in_processes(settings: Settings, workers: int) -> None:
+def _in_processes(settings: TrainingSettings, workers: int) -> None:
     from ..spawn import spawn
 
     try:
@@ -85,7 +85,7 @@ def _processes() -> int:
     return place.local_size + (part.num_servers + 1 if part and alone else 0)
 
 
-def run(settings: Settings) -> Outcome:
+def run(settings: TrainingSettings) -> Outcome:
     """Train as `settings` say, show the progress and the result, and return the latter.
 
     Raises

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .training import Outcome, Settings
+from .training import Outcome, TrainingSettings
 
 
 @contextlib.contextmanager
-def progress(settings: Settings, visible: bool) -> Iterator[Callable[[float], None]]:
+def progress(settings: TrainingSettings, visible: bool) -> Iterator[Callable[[float], None]]:
     """Show a bar over the epochs; the function it gives moves it on and takes the accuracy so far."""
     columns = (
         TextColumn("{task.description}"),
@@ -37,7 +37,7 @@ def progress(settings: Settings, visible: bool) -> Iterator[Callable[[float], No
             bar.stop()
 
 
-def report(settings: Settings, outcome: Outcome, workers: int, processes: int) -> None:
+def report(settings: TrainingSettings, outcome: Outcome, workers: int, processes: int) -> None:
     """Print accuracy, pace, the digest of the weights, and where the time went."""
     console = Console(highlight=False)
     size = f"{settings.replicas} replicas" if workers == 1 else f"{workers} workers of {settings.replicas}"

@@ -44,7 +44,7 @@ class Data(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """What to train with; ``lr=None`` takes a peak learning rate that suits the optimizer."""
 
     store: str = "local"
@@ -79,7 +79,9 @@ class Outcome:
     weights: str
 
 
-def train(store: kv.KVStore, settings: Settings, data: Data, show: Callable[[float], None]) -> Outcome:
+def train(
+    store: kv.KVStore, settings: TrainingSettings, data: Data, show: Callable[[float], None]
+) -> Outcome:
     """Train from the seed's first weights to the last epoch.
 
     Parameters
@@ -105,7 +107,7 @@ def train(store: kv.KVStore, settings: Settings, data: Data, show: Callable[[flo
     return Outcome(accuracy, time.perf_counter() - start, watch.seconds, digest(replicas[0]))
 
 
-def rule(settings: Settings, updates: int) -> kv.optimizer.Optimizer:
+def rule(settings: TrainingSettings, updates: int) -> kv.optimizer.Optimizer:
     """Build the rule with a cosine schedule: a short warm-up, then down to a hundredth at the last update."""
     options = TUNED.get(settings.optimizer.lower(), {})
     if settings.lr is not None:

@@ -16,23 +16,23 @@ from kvstore.settings.keys import Keys
 
 from ..child_process import TAIL, UNKILLABLE, ProcessRole
 from ..output import Lines, Sink
-from ..output_relay import Relay
+from ..output_relay import OutputRelay
 from ..process import GRACE, tied_to, told
 from . import messages as m
-from .host_protocol import Loss
+from .host_protocol import HostLoss
 
-#: Seconds without a word from the far side after which it is lost; it waits as long for ours.
+#: Seconds without a word from the agent after which it is lost; it waits as long for ours.
 PATIENCE = 60.0
 
 _FIRST_WORD = 60.0  # seconds in which a host must answer
-#: Seconds that far sides have to end what is left: longer than their grace.
+#: Seconds that agents have to end what is left: longer than their grace.
 LEAVE = 4.0
 _CHUNK = 1 << 16
 _UNREACHED = 255  # ssh's exit code for troubles of its own
 
 
-class FarMember:
-    """A process on another host, as far as its far side has told."""
+class RemoteProcess:
+    """A process on another host, as far as its agent has told."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class FarMember:
     def end(self, number: int, grace: float = GRACE) -> None:
         """Have a signal sent to its group, which is killed if it is still there `grace` seconds later."""
         self._kill_at = self._kill_at or time.monotonic() + grace
-        self.connection.send(m.End(self.number, number, grace))
+        self.connection.send(m.EndProcess(self.number, number, grace))
 
     def gone(self) -> bool:
         """Whether nothing is left of the group, or nobody is left to say so."""
@@ -77,7 +77,7 @@ class FarMember:
         return self._gone or late or self.connection.lost is not None
 
     def hear(self, message: m.From) -> None:
-        """Take in what the far side tells of it."""
+        """Take in what the agent tells of it."""
         match message:
             case m.Output(_, stream, line):
                 self.connection.pass_on(stream, self._mark + line + b"\n")
@@ -99,10 +99,10 @@ class Connection:
     name : str
         The host, for people.
     command : sequence of str
-        What starts the far side there, and is its stdin and stdout here.
+        What starts the agent there, and is its stdin and stdout here.
     folder : str
         Folder in which processes run there.
-    relay : Relay
+    relay : OutputRelay
         Where its words go.
 
     Raises
@@ -111,12 +111,12 @@ class Connection:
         The command cannot be started.
     """
 
-    def __init__(self, name: str, command: Sequence[str], folder: str, relay: Relay) -> None:
+    def __init__(self, name: str, command: Sequence[str], folder: str, relay: OutputRelay) -> None:
         self.name, self._relay = name, relay
-        #: Whether the far side has answered, and is in the folder.
+        #: Whether the agent has answered, and is in the folder.
         self.ready = False
         #: What ended the connection.
-        self.lost: Loss | None = None
+        self.lost: HostLoss | None = None
         self._started = self._heard = self._spoke = time.monotonic()
         self._process = _start(command)
         assert self._process.stdin is not None
@@ -126,8 +126,8 @@ class Connection:
         self._reader = m.Reader(m.From, greeting=True)
         self._sink = Sink(self._in.fileno())
         self._err = Lines(self._process.stderr, relay.err, f"[{name}] ".encode(), keep=TAIL)
-        self._members: dict[int, FarMember] = {}
-        self._owed = 0  # bytes passed on of which the far side does not know
+        self._by_number: dict[int, RemoteProcess] = {}
+        self._uncredited = 0  # bytes passed on of which the agent does not know
         self._open = True
         relay.add(self._err)
         relay.feed(self._sink)
@@ -148,22 +148,22 @@ class Connection:
         mark: bytes,
         keys: Keys | None,
         tell: Callable[[str], None] | None,
-    ) -> FarMember:
-        """Have a process started."""
-        member = FarMember(self, number, part, mark, tell)
-        self._members[number] = member
+    ) -> RemoteProcess:
+        """Tell the agent to start a process; how it does is heard of later."""
+        process = RemoteProcess(self, number, part, mark, tell)
+        self._by_number[number] = process
         words = [os.fsencode(word) for word in command]
         variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
         secret = keys.to_json() if keys else b""
-        self.send(m.Start(number, part.role, part.rank, words, variables, secret, tell is not None))
-        return member
+        self.send(m.StartProcess(number, part.role, part.rank, words, variables, secret, tell is not None))
+        return process
 
-    def forget(self, member: FarMember) -> None:
+    def forget(self, process: RemoteProcess) -> None:
         """Forget a process that is gone."""
-        self._members.pop(member.number, None)
+        self._by_number.pop(process.number, None)
 
     def send(self, message: m.To) -> None:
-        """Queue a message to the far side."""
+        """Queue a message to the agent."""
         if self._open:
             self._sink.write(m.packed(message))
             self._sink.flush()
@@ -172,22 +172,22 @@ class Connection:
     def pass_on(self, stream: int, data: bytes) -> None:
         """Pass a line on to our own stdout or stderr."""
         (self._relay.out if stream == 1 else self._relay.err).write(data)
-        self._owed += len(data)
+        self._uncredited += len(data)
 
-    def look(self) -> Loss | None:
+    def look(self) -> HostLoss | None:
         """Give a sign of life, ask for more output if there is room, and say what is lost."""
         now = time.monotonic()
         if self.lost is None:
             self._look_at_clock(now)
-        if self._owed and not self._relay.full:
-            self.send(m.Credit(self._owed))
-            self._owed = 0
+        if self._uncredited and not self._relay.full:
+            self.send(m.Credit(self._uncredited))
+            self._uncredited = 0
         if now > self._spoke + m.PING:
-            self.send(m.Ping())
+            self.send(m.KeepAlive())
         return self.lost
 
     def leave(self) -> None:
-        """Say that nothing more will come: the far side ends what is left, and itself."""
+        """Say that nothing more will come: the agent ends what is left, and itself."""
         if self._open:
             self._open = False
             self._relay.starve(self._sink)
@@ -208,7 +208,7 @@ class Connection:
         self._out.close()
 
     def _drain(self) -> None:
-        """Read what nobody wants any more, so that the far side is not held up."""
+        """Read what nobody wants any more, so that the agent is not held up."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.01)
         os.set_blocking(self._out.fileno(), False)
@@ -237,17 +237,17 @@ class Connection:
 
     def _hear(self, message: Any) -> None:
         match message:
-            case m.Hello(version):
+            case m.AgentHello(version):
                 self._compare(version)
-            case m.Ready():
+            case m.AgentReady():
                 self.ready = True
-            case m.Refused(text):
+            case m.AgentRefused(text):
                 self._lose(f"host {self.name}: {text}")
-            case m.Ping():
+            case m.KeepAlive():
                 pass
             case _:
-                if member := self._members.get(message.number):
-                    member.hear(message)
+                if process := self._by_number.get(message.number):
+                    process.hear(message)
 
     def _compare(self, version: str) -> None:
         ours = _version()
@@ -260,7 +260,7 @@ class Connection:
         if self.lost is None:
             while not self._err.ended and self._err.read():  # what it said last explains it
                 pass
-            self.lost = Loss(why, self._err.tail)
+            self.lost = HostLoss(why, self._err.tail)
             self.leave()
 
     def _end(self) -> str:

@@ -13,7 +13,7 @@ from ..process import GRACE
 
 
 @dataclass(frozen=True)
-class Loss:
+class HostLoss:
     """What ended the way to processes: a sentence, and the last words on stderr of what led there."""
 
     text: str
@@ -52,7 +52,7 @@ class Running(Protocol):
         """Whether nothing of it is left, once `ended` has said that it has."""
 
 
-class Site(Protocol):
+class HostProtocol(Protocol):
     """Starts processes, and knows what can happen on the way to them."""
 
     @property
@@ -76,11 +76,11 @@ class Site(Protocol):
     ) -> Running:
         """Start a process; `told` is called with the address that it tells, empty where none will come."""
 
-    def forget(self, member: Any) -> None:
+    def forget(self, process: Any) -> None:
         """Pass on what is left of the output of a process that is gone."""
 
-    def look(self) -> Loss | None:
+    def look(self) -> HostLoss | None:
         """Do what time asks for, and say what is lost."""
 
     def close(self) -> None:
-        """Let all go."""
+        """Close what leads to the processes; nothing is started or heard of any more."""

@@ -1,4 +1,4 @@
-"""What `kvstore run` and its far side on another host say to each other, over the pipes of ssh.
+"""What `kvstore run` and its agent on another host say to each other, over the pipes of ssh.
 
 A message is its length in four bytes and a msgpack array. Text of environment and command line goes as bytes,
 as the system has it.
@@ -13,7 +13,7 @@ import msgspec
 
 from kvstore.errors import ProtocolError
 
-#: The far side's first bytes. What comes before them was written by the far login shell.
+#: The agent's first bytes. What comes before them was written by the login shell there.
 MAGIC = b"\nkvstore far side 1\n"
 #: Seconds between two signs of life.
 PING = 5.0
@@ -27,14 +27,14 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class JobStart(_Message, tag="Job"):
-    """First message to the far side: folder to run in, seconds of silence after which it ends all."""
+    """First message to the agent: folder to run in, seconds of silence after which it ends all."""
 
     folder: bytes
     patience: float
 
 
-class Start(_Message):
-    """Start a process, with variables beside those of the far side; `tells`: it will tell its address."""
+class StartProcess(_Message, tag="Start"):
+    """Start a process, with variables beside those of the agent; `tells`: it will tell its address."""
 
     number: int
     role: str
@@ -45,7 +45,7 @@ class Start(_Message):
     tells: bool
 
 
-class End(_Message):
+class EndProcess(_Message, tag="End"):
     """Send a signal to a process, and kill what is there of it `grace` seconds later."""
 
     number: int
@@ -59,18 +59,18 @@ class Credit(_Message):
     size: int
 
 
-class Ping(_Message):
+class KeepAlive(_Message, tag="Ping"):
     """A sign of life, both ways."""
 
 
-class Hello(_Message):
-    """First message of the far side."""
+class AgentHello(_Message, tag="Hello"):
+    """First message of the agent."""
 
     version: str
 
 
-class Ready(_Message):
-    """The far side is in the folder of the job."""
+class AgentReady(_Message, tag="Ready"):
+    """The agent is in the folder of the job."""
 
 
 class Output(_Message):
@@ -102,14 +102,14 @@ class Gone(_Message):
     number: int
 
 
-class Refused(_Message):
+class AgentRefused(_Message, tag="Refused"):
     """What was asked for cannot be done."""
 
     text: str
 
 
-To = JobStart | Start | End | Credit | Ping
-From = Hello | Ready | Output | Address | Ended | Gone | Refused | Ping
+To = JobStart | StartProcess | EndProcess | Credit | KeepAlive
+From = AgentHello | AgentReady | Output | Address | Ended | Gone | AgentRefused | KeepAlive
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -1,4 +1,4 @@
-"""The far side of `kvstore run --hosts`: runs on another host, at the other end of ssh.
+"""The agent of `kvstore run --hosts`: runs on another host, at the other end of ssh.
 
 It starts what it is told to, sends back what its processes write and how they end, and decides nothing. When
 its stdin ends, whatever the reason, or is silent for too long, it ends all that it has started.
@@ -17,11 +17,11 @@ from kvstore.errors import KVStoreError, ProtocolError
 from kvstore.settings.keys import Keys
 from kvstore.settings.variables import process_variables
 
-from ..child_process import Member, ProcessRole
-from ..local_host import Here
-from ..orphan_reaper import Keeper
+from ..child_process import ChildProcess, ProcessRole
+from ..local_host import LocalHost
+from ..orphan_reaper import OrphanReaper
 from ..output import Sink
-from ..output_relay import Relay
+from ..output_relay import OutputRelay
 from ..process import GRACE, adopt_orphans
 from ..signals import ENDING
 from . import messages as m
@@ -44,7 +44,7 @@ class _Channel(Sink):
         return super().full or self._under_way > _FULL
 
     def send(self, message: m.From) -> None:
-        """Queue a message."""
+        """Queue a message to `kvstore run`."""
         self.write(m.packed(message))
 
     def output(self, number: int, stream: int, line: bytes) -> None:
@@ -64,19 +64,19 @@ class _Stream:
         self._channel, self._number, self._stream = channel, number, stream
 
     def write(self, data: bytes) -> None:
-        """Send a line."""
+        """Send a line without its newline, which is put back at the other end."""
         self._channel.output(self._number, self._stream, data.removesuffix(b"\n"))
 
 
-class Far:
+class RemoteAgent:
     """One host's part of a job."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, reaper: OrphanReaper) -> None:
         self._channel = _Channel()
-        self._relay = Relay((signal.SIGCHLD, *ENDING), self._on_signal, self._channel)
-        self._here = Here(self._relay, keeper, prefix=False)
+        self._relay = OutputRelay((signal.SIGCHLD, *ENDING), self._on_signal, self._channel)
+        self._local_host = LocalHost(self._relay, reaper, prefix=False)
         self._reader = m.Reader(m.To)
-        self._members: dict[int, Member] = {}
+        self._children: dict[int, ChildProcess] = {}
         self._told: set[int] = set()  # whose end was told
         self._patience = 0.0
         self._heard = self._spoke = time.monotonic()
@@ -84,31 +84,31 @@ class Far:
 
     def run(self) -> None:
         """Do as told, until the other end is gone."""
-        with contextlib.closing(self._relay), contextlib.closing(self._here):
+        with contextlib.closing(self._relay), contextlib.closing(self._local_host):
             self._channel.write(m.MAGIC)
-            self._channel.send(m.Hello(_version()))
+            self._channel.send(m.AgentHello(_version()))
             self._relay.watch(0, self._on_input)
-            while self._members or not self._over:
+            while self._children or not self._over:
                 self._turn()
 
     def _turn(self) -> None:
-        ending = self._over or any(number in self._told for number in self._members)
-        self._relay.turn(_LOOK if ending else m.PING / 5, self._look_after_members)
+        ending = self._over or any(number in self._told for number in self._children)
+        self._relay.turn(_LOOK if ending else m.PING / 5, self._look_after_children)
         now = time.monotonic()
         if now > self._spoke + m.PING:
             self._spoke = now
-            self._channel.send(m.Ping())
+            self._channel.send(m.KeepAlive())
         if self._relay.out.broken or (self._patience and now > self._heard + self._patience):
             self._end_all()
 
-    def _look_after_members(self) -> None:
-        for number, member in list(self._members.items()):
-            if member.ended() and number not in self._told:
+    def _look_after_children(self) -> None:
+        for number, child in list(self._children.items()):
+            if child.ended() and number not in self._told:
                 self._told.add(number)
-                self._channel.send(m.Ended(number, member.code or 0, member.seconds))
-            if member.gone():
-                self._here.forget(member)
-                del self._members[number]
+                self._channel.send(m.Ended(number, child.code or 0, child.seconds))
+            if child.gone():
+                self._local_host.forget(child)
+                del self._children[number]
                 self._told.discard(number)
                 self._channel.send(m.Gone(number))
 
@@ -137,22 +137,22 @@ class Far:
             case m.JobStart(folder, patience):
                 self._patience = patience
                 _enter(os.fsdecode(folder))
-                self._channel.send(m.Ready())
-            case m.Start():
+                self._channel.send(m.AgentReady())
+            case m.StartProcess():
                 self._start(message)
-            case m.End(number, code, grace) if number in self._members:
-                self._members[number].end(code, grace)
+            case m.EndProcess(number, code, grace) if number in self._children:
+                self._children[number].end(code, grace)
             case m.Credit(size):
                 self._channel.passed_on(size)
 
-    def _start(self, message: m.Start) -> None:
+    def _start(self, message: m.StartProcess) -> None:
         number = message.number
 
         def tell(address: str) -> None:
             self._channel.send(m.Address(number, address))
 
         sinks = _Stream(self._channel, number, 1), _Stream(self._channel, number, 2)
-        self._members[number] = self._here.start(
+        self._children[number] = self._local_host.start(
             ProcessRole(message.role, message.rank),
             [os.fsdecode(word) for word in message.command],
             _environment(message.variables),
@@ -162,7 +162,7 @@ class Far:
         )
 
     def _refuse(self, error: Exception) -> None:
-        self._channel.send(m.Refused(str(error)))
+        self._channel.send(m.AgentRefused(str(error)))
 
     def _on_signal(self, number: int) -> None:
         if number != signal.SIGCHLD:
@@ -173,8 +173,8 @@ class Far:
         if not self._over:
             self._over = True
             self._relay.forget(0)
-            for member in self._members.values():
-                member.end(signal.SIGTERM, GRACE)
+            for child in self._children.values():
+                child.end(signal.SIGTERM, GRACE)
 
 
 def _environment(variables: dict[bytes, bytes]) -> dict[str, str]:
@@ -203,10 +203,10 @@ def _version() -> str:
 
 
 def main() -> None:
-    """Be the far side; the two pipes of ssh are stdin and stdout."""
+    """Be the agent; the two pipes of ssh are stdin and stdout."""
     adopt_orphans()
-    with contextlib.closing(Keeper()) as keeper:
-        Far(keeper).run()
+    with contextlib.closing(OrphanReaper()) as reaper:
+        RemoteAgent(reaper).run()
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from kvstore.settings.keys import Keys
 from kvstore.settings.variables import process_variables, text_of
 
 from ..child_process import ProcessRole
-from ..orphan_reaper import Keeper
-from ..output_relay import Relay
-from .connection import LEAVE, Connection, FarMember
+from ..orphan_reaper import OrphanReaper
+from ..output_relay import OutputRelay
+from .connection import LEAVE, Connection, RemoteProcess
 from .host_list import Host, Layout, of_file, of_list
-from .host_protocol import Loss
+from .host_protocol import HostLoss
 
 #: Variables that go to other hosts: ours, MXNet's, and those without which the same program is another.
 _CARRIED = ("KVSTORE_", "DMLC_", "PS_", "MXNET_")
@@ -53,29 +53,29 @@ class Hosts:
     folder: str
 
 
-class Fleet:
+class RemoteHosts:
     """Starts processes on other hosts.
 
     Parameters
     ----------
     hosts : Hosts
         Which.
-    relay : Relay
+    relay : OutputRelay
         Where their words go.
-    keeper : Keeper
+    reaper : OrphanReaper
         Kills the connections if this process is killed.
     prefix : bool
         Mark each line of output with the process it comes from.
     """
 
-    def __init__(self, hosts: Hosts, relay: Relay, keeper: Keeper, prefix: bool) -> None:
-        self._hosts, self._keeper, self._prefix = hosts, keeper, prefix
+    def __init__(self, hosts: Hosts, relay: OutputRelay, reaper: OrphanReaper, prefix: bool) -> None:
+        self._hosts, self._reaper, self._prefix = hosts, reaper, prefix
         self._numbers = itertools.count()
         command = f"exec {shlex.quote(hosts.python)} -m kvstore.launch.hosts.remote_agent"
         self._connections: list[Connection] = []
         for host in hosts.layout.hosts:
             connection = Connection(host.name, [*hosts.ssh, host.name, command], hosts.folder, relay)
-            keeper.add(connection.group)
+            reaper.add(connection.group)
             self._connections.append(connection)
 
     @property
@@ -99,29 +99,29 @@ class Fleet:
         environment: Mapping[str, str],
         keys: Keys | None = None,
         told: Callable[[str], None] | None = None,
-    ) -> FarMember:
+    ) -> RemoteProcess:
         """Start a process on its host; `told` is called with the address that it tells."""
         connection = self._connections[self._hosts.layout.host(part)]
         mark = part.mark if self._prefix else b""
         return connection.start(next(self._numbers), part, command, environment, mark, keys, told)
 
-    def forget(self, member: FarMember) -> None:
+    def forget(self, process: RemoteProcess) -> None:
         """Forget a process that is gone."""
-        member.connection.forget(member)
+        process.connection.forget(process)
 
-    def look(self) -> Loss | None:
+    def look(self) -> HostLoss | None:
         """Give signs of life, and say which host gives none or is not reached."""
         losses = [loss for connection in self._connections if (loss := connection.look())]
         return losses[0] if losses else None
 
     def close(self) -> None:
-        """End the connections: the far sides then end what is left, and themselves."""
+        """End the connections: the agents then end what is left, and themselves."""
         for connection in self._connections:
             connection.leave()
         until = time.monotonic() + LEAVE
         for connection in self._connections:
             connection.close(until)
-            self._keeper.forget(connection.group)
+            self._reaper.forget(connection.group)
 
 
 def wanted(

@@ -14,9 +14,8 @@ from ...devices.arrays import any_on_device, device_of
 from ...errors import ArrayError, CapabilityError, DTypeError, KeyNotFoundError, ShapeError
 from ...kernels import cpu
 from ..entry import Array, check_shape, dense_source, first_value, sparse_outs, sparse_source
-from ..outs import Later
+from ..outs import Later, convert
 from ..rows import with_all_rows
-from .conversion import convert
 from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
 from .optimizer import JobUpdater
@@ -145,7 +144,7 @@ class CallArguments:
             if array.dtype == handle.dtype:
                 direct.append(array)
             else:
-                later.convert(handle.key, array, partial(convert, handle, direct, array))
+                later.convert(handle.key, array, partial(convert, handle.value, direct, array))
             if deliver is not None:
                 later.add(handle.key, deliver)
         if on_gpu:

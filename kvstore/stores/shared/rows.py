@@ -13,7 +13,7 @@ import numpy as np
 from ...arrays import pages
 from ...arrays.grouping import Key
 from ...arrays.host import writable
-from ...arrays.sparse import RowSparseArray
+from ...arrays.sparse import RowSparseArray, trusted_rows
 from ...kernels import cpu
 from ..entry import Array, row_ids
 from ..rows import Ids, RowTable, merge, merged, with_all_rows
@@ -102,7 +102,7 @@ class SparseKeys:
         n = int(handle.state_array(source, (1,), np.dtype(np.int64))[0])
         ids = handle.state_array(source + 8, (n,), np.dtype(np.int64))
         data = handle.state_array(source + _line_up(8 + 8 * n), (n, *handle.shape[1:]), handle.dtype)
-        return RowSparseArray._trusted(data, ids, handle.shape)
+        return trusted_rows(data, ids, handle.shape)
 
     # ------------------------------------------------------------------------------------------ rounds
 

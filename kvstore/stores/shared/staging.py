@@ -25,7 +25,7 @@ from ...devices.memory import host_copy
 from ...devices.streams import Stream, order
 from ..device.arguments import Streams
 from ..entry import Array, Deliver, check_dtype, check_shape
-from .conversion import convert
+from ..outs import convert
 from .ipc.exchange import DeviceOutputs, IpcExchange, PushedOnGpu, Target
 from .native import _shared as shm
 from .staging_buffers import BufferLease, StagingBuffers
@@ -179,7 +179,7 @@ class GpuStaging:
         for target in targets:
             if target.view.dtype != handle.dtype:
                 lease = self._buffers.for_host(handle, target.view.dtype)
-                later.append(partial(convert, handle, [*direct, *filled], lease.array))
+                later.append(partial(convert, handle.value, [*direct, *filled], lease.array))
                 later.append(partial(self._send, lease, target))
         return filled
 

@@ -13,13 +13,14 @@ import pytest
 
 from kvstore.kernels.cuda import Spec, cache
 from kvstore.kernels.cuda.cubin import Cubin
+from kvstore.kernels.cuda.provenance import source_key
 
 SPEC = Spec("sum", "float32", 2)
 HOPPER = (9, 0)
 
 
 def cubin(arch: str = "sm_90", code: bytes = b"\x7fELF code", spec: Spec = SPEC) -> Cubin:
-    return Cubin(spec.name, arch, spec.entry, code, 32, source=cache.source_key())
+    return Cubin(spec.name, arch, spec.entry, code, 32, source=source_key())
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_what_is_damaged_is_made_again(folder: Path, compiles: list[str], damage
         "empty": b"",
         "text": b"[1, 2]\n" + content,
         "other kernel": cubin(spec=other).to_bytes(),
-        "old source": content.replace(cache.source_key().encode(), b"0" * 64),
+        "old source": content.replace(source_key().encode(), b"0" * 64),
     }
     path.write_bytes(replaced[damage])
     assert cache.find(SPEC, HOPPER).code == b"\x7fELF compiled"

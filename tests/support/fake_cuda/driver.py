@@ -16,6 +16,7 @@ import numpy as np
 from kvstore.kernels.cuda import BLOCK, HostKernel, Spec
 from kvstore.kernels.cuda import cache as cubins
 from kvstore.kernels.cuda.cubin import Cubin
+from kvstore.kernels.cuda.provenance import source_key
 
 SOURCE = Path(__file__).with_name("libcuda.c")
 #: How many devices a process with the fake driver has: cuda.core asks once.
@@ -196,7 +197,7 @@ def _kernels(folder: Path) -> None:
     from kvstore.kernels.cuda import all_specs
 
     for spec in all_specs():
-        cubin = Cubin(spec.name, "sm_90", spec.entry, b"\x7fELF of nothing", source=cubins.source_key())
+        cubin = Cubin(spec.name, "sm_90", spec.entry, b"\x7fELF of nothing", source=source_key())
         cubins.write(folder, spec, cubin)
 
 
@@ -220,7 +221,7 @@ def install() -> FakeDriver:
     if loaded:
         raise RuntimeError(f"this process has loaded {loaded}")
     os.environ["FAKE_CUDA_DEVICES"] = str(DEVICES)
-    folder = library.parent / cubins.source_key()[:16]
+    folder = library.parent / source_key()[:16]
     if not folder.exists():
         _kernels(folder)
     os.environ.setdefault(cubins.VARIABLE, str(folder))

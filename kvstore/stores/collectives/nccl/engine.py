@@ -24,7 +24,7 @@ from ..agreement import all_mean_the_same, difference, mark
 from ..backend import called, check_process
 from ..engine import Finish, Item
 from .library import MAX, SUM, CollectiveArray, Library
-from .rendezvous import Answer, NcclRendezvous, find
+from .rendezvous import NcclRendezvous, RendezvousAnswer, find
 from .watchdog import Watchdog
 
 Array = npt.NDArray[Any]
@@ -67,12 +67,12 @@ class Nccl:
         place = find()
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._device: int | None = None
-        self._answer: Answer | None = None
+        self._answer: RendezvousAnswer | None = None
         if self.size > 1:
             self._answer = NcclRendezvous(place, config).share(self._library.unique_id)
             self._watch = self._watching(self._answer)
 
-    def _watching(self, answer: Answer) -> Watchdog:
+    def _watching(self, answer: RendezvousAnswer) -> Watchdog:
         others = [hello for hello in answer.everybody if hello.rank != self.rank]
         machine = answer.everybody[self.rank].machine
         return Watchdog(self.driver, self.rank, self._timeout, others, machine, self._trouble, self._abort)

@@ -45,7 +45,7 @@ _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 _one_at_a_time = threading.Lock()
 
 
-class Hello(msgspec.Struct, array_like=True):
+class PeerHello(msgspec.Struct, array_like=True):
     """What a process says of itself, and of the store it makes."""
 
     version: int
@@ -56,11 +56,11 @@ class Hello(msgspec.Struct, array_like=True):
     pid: int
 
 
-class Answer(msgspec.Struct, array_like=True):
+class RendezvousAnswer(msgspec.Struct, array_like=True):
     """Name of the communicator and everybody's hello; or why not."""
 
     name: bytes
-    everybody: list[Hello]
+    everybody: list[PeerHello]
     refusal: str = ""
 
 
@@ -183,11 +183,11 @@ class NcclRendezvous:
         self._place, self._timeout = place, config.timeout
         store = f"{place.job}\0{config.group}\0{next(_numbers[config.group])}"
         self._store = hashlib.blake2b(store.encode(errors="surrogatepass"), digest_size=12).hexdigest()
-        self._hello = Hello(_VERSION, self._store, place.rank, place.size, _machine(), os.getpid())
+        self._hello = PeerHello(_VERSION, self._store, place.rank, place.size, _machine(), os.getpid())
         near = place.address.startswith("ipc://")
         self._address = f"{place.address}/{self._store}" if near else place.address
 
-    def share(self, make: Callable[[], bytes]) -> Answer:
+    def share(self, make: Callable[[], bytes]) -> RendezvousAnswer:
         """Return the name that `make` gives on rank 0, and who has come; on every rank.
 
         Raises
@@ -208,9 +208,9 @@ class NcclRendezvous:
 
     # ------------------------------------------------------------------------------------------ rank 0
 
-    def _lead(self, context: Context, make: Callable[[], bytes]) -> Answer:
+    def _lead(self, context: Context, make: Callable[[], bytes]) -> RendezvousAnswer:
         router = Router(context, self._address)
-        here: dict[int, tuple[bytes, Hello]] = {0: (b"", self._hello)}
+        here: dict[int, tuple[bytes, PeerHello]] = {0: (b"", self._hello)}
         clock = WaitClock(self._timeout)
         while self._missing(here):
             clock.read()
@@ -219,26 +219,26 @@ class NcclRendezvous:
                 raise self._alone(here)
             if clock.tells():
                 log.warning("worker 0 waits for %s", _names(self._missing(here)))
-        answer = Answer(make(), [hello for _, (_, hello) in sorted(here.items())])
+        answer = RendezvousAnswer(make(), [hello for _, (_, hello) in sorted(here.items())])
         self._answer(router, here, answer)
         return answer
 
-    def _take(self, router: Router, here: dict[int, tuple[bytes, Hello]], timeout: float) -> None:
+    def _take(self, router: Router, here: dict[int, tuple[bytes, PeerHello]], timeout: float) -> None:
         """Take in one hello, if there is one."""
         found = router.receive(timeout)
         if found is None:
             return
         peer, frames = found
-        hello = _read(frames, Hello)
+        hello = _read(frames, PeerHello)
         if hello is None or hello.store != self._store:
             return  # of another store: its rank 0 is not here yet, and it will ask again
         why = self._wrong(hello, here)
         if why:
-            _tell(router, peer, Answer(b"", [], why))
+            _tell(router, peer, RendezvousAnswer(b"", [], why))
             raise ConfigError(why)
         here[hello.rank] = peer, hello
 
-    def _wrong(self, hello: Hello, here: dict[int, tuple[bytes, Hello]]) -> str:
+    def _wrong(self, hello: PeerHello, here: dict[int, tuple[bytes, PeerHello]]) -> str:
         size = self._place.size
         if hello.version != _VERSION:
             return f"worker {hello.rank} has another version of kvstore than worker 0: install one in all"
@@ -249,7 +249,9 @@ class NcclRendezvous:
             return f"two processes are worker {hello.rank} of this job: give each its own rank"
         return ""
 
-    def _answer(self, router: Router, here: dict[int, tuple[bytes, Hello]], answer: Answer) -> None:
+    def _answer(
+        self, router: Router, here: dict[int, tuple[bytes, PeerHello]], answer: RendezvousAnswer
+    ) -> None:
         """Tell all, until each has said thanks; who does not has heard it, or is gone."""
         waiting = {rank for rank in here if rank}
         for rank in waiting:
@@ -262,7 +264,7 @@ class NcclRendezvous:
             peer, frames = found
             if _thanks(frames):
                 waiting -= {rank for rank in waiting if here[rank][0] == peer}
-            elif (hello := _read(frames, Hello)) is not None and hello.store == self._store:
+            elif (hello := _read(frames, PeerHello)) is not None and hello.store == self._store:
                 _tell(router, peer, answer)
 
     def _missing(self, here: Mapping[int, object]) -> list[int]:
@@ -276,7 +278,7 @@ class NcclRendezvous:
 
     # ------------------------------------------------------------------------------------------ others
 
-    def _follow(self, context: Context) -> Answer:
+    def _follow(self, context: Context) -> RendezvousAnswer:
         place = self._place
         identity = f"{self._store}/{place.rank}/{os.getpid()}".encode()
         dealer = Dealer(context, self._address, identity, "worker", 0)
@@ -285,7 +287,7 @@ class NcclRendezvous:
             clock.read()
             dealer.send([msgspec.msgpack.encode(self._hello)])
             frames = dealer.receive(min(_AGAIN, clock.left))
-            answer = None if frames is None else _read(frames, Answer)
+            answer = None if frames is None else _read(frames, RendezvousAnswer)
             if answer is not None:
                 break
             if clock.over:
@@ -318,7 +320,7 @@ def _read(frames: list[Any], kind: type[M]) -> M | None:
         return None
 
 
-def _tell(router: Router, peer: bytes, answer: Answer) -> None:
+def _tell(router: Router, peer: bytes, answer: RendezvousAnswer) -> None:
     try:
         router.send(peer, [msgspec.msgpack.encode(answer)])
     except NotSentError:
@@ -338,4 +340,4 @@ def _machine() -> str:
         return ""
 
 
-__all__ = ["Answer", "Hello", "JobPlacement", "NcclRendezvous", "find"]
+__all__ = ["JobPlacement", "NcclRendezvous", "PeerHello", "RendezvousAnswer", "find"]

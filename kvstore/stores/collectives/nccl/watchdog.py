@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from ....devices.driver import Driver
 from ....errors import KVStoreError, PeerLostError, TimeoutError
 from ....waiting import WaitClock
-from .rendezvous import Hello
+from .rendezvous import PeerHello
 
 log = logging.getLogger("kvstore.nccl")
 
@@ -50,7 +50,7 @@ class Watchdog:
     driver : Driver
     rank : int
     timeout : float
-    peers : iterable of Hello
+    peers : iterable of PeerHello
         The other processes.
     machine : str
         As in this process's own hello.
@@ -70,7 +70,7 @@ class Watchdog:
         driver: Driver,
         rank: int,
         timeout: float,
-        peers: Iterable[Hello],
+        peers: Iterable[PeerHello],
         machine: str,
         trouble: Callable[[], KVStoreError | None],
         abort: Callable[[], None],

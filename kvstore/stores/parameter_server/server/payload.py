@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....arrays.grouping import Key
-from ....arrays.sparse import RowSparseArray
+from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....errors import DTypeError, KVStoreError, RowIndexError, ShapeError
 from ....kernels import cpu
 from ...entry import Array
@@ -130,7 +130,7 @@ def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[i
             f"row ids of a push must ascend within [{start}, {start + shape[0]}), the rows of its slice"
         )
     data = _typed(data_bytes, dtype, n * width)
-    return RowSparseArray._trusted(data.reshape(n, *shape[1:]), ids, shape)
+    return trusted_rows(data.reshape(n, *shape[1:]), ids, shape)
 
 
 def _bytes(data: Any) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ....arrays import pages
 from ....arrays.grouping import Key
-from ....arrays.sparse import RowSparseArray
+from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....errors import StateFileError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
@@ -413,7 +413,7 @@ class Table:
             rows = None
             if isinstance(gradient, RowSparseArray):
                 rows = self._hold(gradient.indices)
-                gradient = RowSparseArray._trusted(gradient.data, rows, self.held.shape)
+                gradient = trusted_rows(gradient.data, rows, self.held.shape)
             if self.index is not None:
                 self._blank_for(updater.optimizer)
             changes = [self.held, *leaves(self.tree())]

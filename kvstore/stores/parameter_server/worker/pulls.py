@@ -11,7 +11,7 @@ import numpy as np
 
 from ....arrays.grouping import Group, Key
 from ....arrays.host import writable
-from ....arrays.sparse import RowSparseArray
+from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....devices.arrays import device_of
 from ....errors import ArrayError
 from ....kernels import cpu
@@ -176,7 +176,7 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
     if not key.sparse:
         return np.empty(key.shape, key.dtype)
     rows = np.empty((0, *key.shape[1:]), key.dtype)
-    return RowSparseArray._trusted(rows, np.empty(0, np.int64), key.shape)
+    return trusted_rows(rows, np.empty(0, np.int64), key.shape)
 
 
 def delivering(finish: Finish, later: Later) -> Finish:

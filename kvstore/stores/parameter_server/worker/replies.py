@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....arrays.sparse import RowSparseArray
+from ....arrays.sparse import RowSparseArray, reserve_rows
 from ....kernels import cpu
 from ...entry import Array
 from ...rows import Ids
@@ -126,7 +126,7 @@ def table_of(key: DistKey, record: Record, frames: Frames) -> tuple[Ids, Array]:
 
 def hand_over(out: RowSparseArray, rows: Array, ids: Ids) -> None:
     """Fill a row-sparse out; its element type may be another one."""
-    block = out._reserve(len(ids))
+    block = reserve_rows(out, len(ids))
     with np.errstate(all="ignore"):
         np.copyto(block, rows, casting="unsafe")
     out.data, out.indices = block, ids.copy()

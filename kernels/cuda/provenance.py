@@ -1,0 +1,39 @@
+"""What compiled kernels are made of: the text of this package, and the tools that compile it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+_TOOLS = (
+    "numba-cuda",
+    "numba",
+    "llvmlite",
+    "nvidia-nvvm",
+    "nvidia-cuda-nvcc",
+    "nvidia-nvjitlink",
+    "cuda-core",
+)
+
+
+@lru_cache(maxsize=1)
+def source_key() -> str:
+    """Hash of the text of all modules of this package."""
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    for path in sorted(here.rglob("*.py")):
+        digest.update(path.relative_to(here).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def toolchain() -> str:
+    """Versions of all that has a part in compiling, read without importing it."""
+    found = []
+    for name in _TOOLS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return ", ".join(found)

@@ -1,0 +1,115 @@
+"""What a trainer asks of its store: first values, sums of gradients, updates with an optimizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays.sparse import RowSparseArray
+from ..optimizer import Optimizer, Updater, states
+from ..store import KVStore, updater_of
+from .choice import Choice
+from .gradients import StepGradients
+
+
+class StoreExchange:
+    """Values, gradients and settings on their way to a store and back; where there is none, nothing."""
+
+    def __init__(self, choice: Choice, optimizer: Optimizer) -> None:
+        self._store, self._updates = choice.store, choice.updates
+        #: One of ours takes all keys in one call; others get one call for each, as Gluon makes them.
+        self._together = isinstance(choice.store, KVStore)
+        #: Settings of the optimizer as the store has them; None unless it works with a copy.
+        self._sent = optimizer.get_config() if self._has_copy(optimizer) else None
+
+    def _has_copy(self, optimizer: Optimizer) -> bool:
+        if not (self._updates and self._together):
+            return False
+        updater = updater_of(self._store)
+        return updater is not None and updater.optimizer is not optimizer
+
+    def init(self, values: dict[int, list[Any]]) -> None:
+        """Give the store its first values: replicas by key."""
+        if self._store is None or not values:
+            return
+        dense = [key for key, arrays in values.items() if not isinstance(arrays[0], RowSparseArray)]
+        if self._together and dense:
+            self._store.broadcast(dense, [values[key][0] for key in dense], [values[key] for key in dense])
+        for key, arrays in values.items():
+            if isinstance(arrays[0], RowSparseArray):
+                self._store.init(key, arrays[0])
+            elif not self._together:
+                self._store.broadcast(key, arrays[0], arrays)
+
+    def sum(self, gradients: Sequence[StepGradients], optimizer: Optimizer) -> None:
+        """Sum gradients over replicas and workers: in place, or into the weights where the store updates."""
+        if self._store is None:
+            return
+        self._send_settings(optimizer)
+        dense = [one for one in gradients if not one.is_sparse()]
+        if self._together:
+            self._sum_together(dense)
+        else:
+            self._sum_one_by_one(dense)
+        for one in gradients:
+            if one.is_sparse():
+                self._sum_rows(one)
+        if self._sent is not None:
+            for one in gradients:
+                optimizer._update_count(one.key)
+
+    def _send_settings(self, optimizer: Optimizer) -> None:
+        if self._sent is None:
+            return
+        now = optimizer.get_config()
+        changes = {name: value for name, value in now.items() if value != self._sent[name]}
+        if changes:
+            self._store.update_optimizer(**changes)
+            self._sent = now
+
+    def _sum_together(self, gradients: list[StepGradients]) -> None:
+        """All keys in one call, which our own stores do in one pass, or in one exchange."""
+        if gradients:
+            keys = [one.key for one in gradients]
+            outs = [self._outs(one) for one in gradients]
+            self._store.pushpull(keys, [one.pushed() for one in gradients], out=outs)
+
+    def _sum_one_by_one(self, gradients: list[StepGradients]) -> None:
+        for one in gradients:
+            if self._updates or not all(one.fresh):
+                self._store.pushpull(one.key, one.pushed(), out=self._outs(one), priority=-one.key)
+            else:
+                self._store.pushpull(one.key, one.pushed(), priority=-one.key)
+
+    def _outs(self, one: StepGradients) -> list[Any]:
+        return one.param.list_data() if self._updates else one.param.list_grad()
+
+    def _sum_rows(self, one: StepGradients) -> None:
+        key = one.key
+        self._store.push(key, one.pushed(), priority=-key)
+        weights = one.param.list_data()
+        if isinstance(weights[0], RowSparseArray):
+            return  # rows are pulled when a batch needs them
+        if self._updates:
+            self._store.pull(key, out=weights, priority=-key)
+            return
+        total = np.empty(weights[0].shape, one.param.list_grad()[0].dtype)
+        self._store.pull(key, out=total, priority=-key)
+        for grad in one.param.list_grad():
+            rows = RowSparseArray.from_dense(total)
+            grad.data, grad.indices = rows.data, rows.indices
+
+    def load_states(self, fname: str | os.PathLike[str], optimizer: Optimizer) -> Optimizer:
+        """Let the store read a file of states, and return the optimizer as it came from there."""
+        self._store.load_optimizer_states(fname)
+        updater = updater_of(self._store)
+        if updater is None or self._sent is None:
+            return getattr(updater, "optimizer", optimizer)
+        content = states.read(fname)
+        self._sent = updater.optimizer.get_config()
+        own = Updater(content.optimizer or optimizer)
+        own.restore_counts((content.counts, content.num_update))
+        return own.optimizer

@@ -1,0 +1,77 @@
+"""The gradients that count in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.host import readable
+from ..arrays.sparse import RowSparseArray
+from ..errors import ArrayError, ConfigError
+from .parameter import Trainable, check_factors
+
+
+class _StaleGradient(ConfigError, UserWarning):
+    """A gradient is that of an earlier step. MXNet raises UserWarning here, so this is one too."""
+
+
+class StepGradients(NamedTuple):
+    """A parameter in one step: its key, and which of its gradients count."""
+
+    key: int
+    param: Trainable
+    fresh: list[bool]
+
+    def pushed(self) -> list[Any]:
+        """Gradients of this step; zeros where there is none, for the others wait for this worker's part."""
+        grads = self.param.list_grad()
+        return [grad for grad, ok in zip(grads, self.fresh, strict=True) if ok] or [_zeros_like(grads[0])]
+
+    def is_sparse(self) -> bool:
+        """Whether its gradients are row-sparse."""
+        return isinstance(self.param.list_grad()[0], RowSparseArray)
+
+
+def of_step(params: Sequence[Trainable], ignore_stale: bool) -> list[StepGradients]:
+    """Return the gradients of all parameters that have any.
+
+    Raises
+    ------
+    ConfigError
+        A gradient was not written since the last step, or a factor is no number.
+    """
+    active = [(key, param) for key, param in enumerate(params) if param.grad_req != "null"]
+    for _, param in active:
+        check_factors(param)
+    found = [StepGradients(key, param, _freshness(param)) for key, param in active]
+    for one in found:
+        if not ignore_stale and not all(one.fresh):
+            raise _StaleGradient(
+                f"the gradient of parameter {one.param.name!r}, replica {one.fresh.index(False)}, was "
+                "not written since the last step; if not every batch uses it, pass ignore_stale_grad=True"
+            )
+    return found
+
+
+def mark_stale(gradients: Sequence[StepGradients]) -> None:
+    """Note that a step has used these."""
+    for one in gradients:
+        if getattr(one.param, "fresh", None) is not None:
+            one.param.fresh = [False] * len(one.fresh)  # type: ignore[attr-defined]
+
+
+def _freshness(param: Trainable) -> list[bool]:
+    """Say of each gradient whether it was written since the last step."""
+    grads = param.list_grad()
+    if not grads:
+        raise ArrayError(f"parameter {param.name!r} has no data yet; give it some before the first step")
+    fresh = getattr(param, "fresh", None)
+    return [True] * len(grads) if fresh is None else list(fresh)
+
+
+def _zeros_like(grad: Any) -> Any:
+    if isinstance(grad, RowSparseArray):
+        return RowSparseArray.zeros(grad.shape, grad.dtype)
+    return np.zeros_like(readable(grad, "gradient"))

@@ -1,0 +1,374 @@
+"""`Trainer`: Gluon's trainer without Gluon, for parameters that hold arrays of any library."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from ..compression import create as create_codec
+from ..errors import ArgumentError, CapabilityError, ConfigError
+from ..optimizer import Optimizer, checks
+from ..store import KVStore
+from ..store_kinds import is_on_servers
+from . import gradients
+from .arguments import count_replicas, in_order, make_optimizer
+from .choice import Choice, choose
+from .exchange import StoreExchange
+from .gradients import StepGradients
+from .parameter import Parameter, Trainable, factor
+from .updates import ReplicaUpdaters
+
+PathLike = str | os.PathLike[str]
+
+_UNDECIDED = Choice(None, False, False, False)
+
+
+class Trainer:
+    """Sum the gradients of all replicas and workers, and update the weights with them.
+
+    Call `step` after each backward pass. Weights are updated by the store where it can do that, else by the
+    trainer, once for each replica. Nothing is asked of a store before the first step, or the first call that
+    saves, loads or reads rows.
+
+    Parameters
+    ----------
+    params : list or dict of Parameter
+        Or of anything that has ``name``, ``grad_req``, ``list_data()`` and ``list_grad()``, see
+        `kvstore.trainer.parameter.Trainable`. All have equally many replicas. Those of a dict are taken
+        in the order of its keys. The store's keys are their positions.
+    optimizer : str or Optimizer
+        A name that `kvstore.optimizer.create` knows, or an optimizer, which the trainer then uses and
+        changes.
+    optimizer_params : dict, optional
+        Keywords of the optimizer, beside a name.
+    kvstore : KVStore, KVStoreBase, str or None
+        A store, the name of one, or None for none. By name, a store of one process is left out where
+        parameters have one replica: there is nothing to sum.
+    compression_params : dict, optional
+        As `KVStore.set_gradient_compression` takes them.
+    update_on_kvstore : bool, optional
+        Whether the store updates the weights. None: it does where it can, unless MXNET_UPDATE_ON_KVSTORE is
+        0, or gradients of dense weights are row-sparse and this is the only worker, or `kvstore` is
+        ``"local"`` and a parameter has more than 2**24 elements.
+
+    Raises
+    ------
+    ArgumentError, ConfigError, ShapeError
+        Something that cannot be meant.
+
+    Notes
+    -----
+    What holds for the store holds here: `step` waits for the other workers, never longer than the store's
+    timeout, and raises what its verbs raise. Not to be used from several threads at once.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> weight = Parameter("weight", np.ones(2, np.float32))
+    >>> trainer = Trainer([weight], "sgd", {"learning_rate": 0.5})
+    >>> weight.grad()[:] = [2, 4]
+    >>> trainer.step(batch_size=2)
+    >>> weight.data()
+    array([0.5, 0. ], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Trainable] | Mapping[str, Trainable],
+        optimizer: str | Optimizer,
+        optimizer_params: Mapping[str, Any] | None = None,
+        kvstore: Any = "device",
+        compression_params: dict[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+    ) -> None:
+        self._params = in_order(params)
+        self._keys = {id(param): key for key, param in enumerate(self._params)}
+        self._optimizer = make_optimizer(optimizer, optimizer_params)
+        self._attach_multipliers()
+        self._scale = self._optimizer.rescale_grad
+        self._wanted = kvstore, checks.optional(checks.flag)("update_on_kvstore", update_on_kvstore)
+        self._compression = compression_params
+        count_replicas(self._params)
+        for param in self._params:
+            if isinstance(param, Parameter):
+                param._trainer = self
+        self._forget_store()
+
+    def _attach_multipliers(self) -> None:
+        self._optimizer.param_dict = {key: _Factors(param) for key, param in enumerate(self._params)}
+
+    def _forget_store(self) -> None:
+        self._choice: Choice = _UNDECIDED
+        self._decided = False
+        self._exchange = StoreExchange(_UNDECIDED, self._optimizer)
+        self._updaters = ReplicaUpdaters(self._optimizer, 0)
+        self._new = list(range(len(self._params)))  # keys that the store does not have yet
+
+    # ---------------------------------------------------------------------------------------- training
+
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Sum the gradients, divide by `batch_size`, and update all weights.
+
+        Parameters
+        ----------
+        batch_size : float
+            Of all replicas and workers together where gradients are sums over samples; 1 where they are means
+            already. The same in all workers; it may change from step to step.
+        ignore_stale_grad : bool
+            Leave gradients out that were not written since the last step. A parameter without any is not
+            touched; where other workers wait for its sum, this one adds nothing to it.
+
+        Raises
+        ------
+        ConfigError
+            A gradient is stale (also a UserWarning); `batch_size` is not positive, or too small to divide by;
+            a factor is no number; or the optimizer's settings do not fit its states. Nothing has changed.
+        DTypeError, ShapeError, ArrayError
+            The optimizer cannot update a weight, or a gradient does not fit it. Nothing has changed where the
+            trainer updates.
+        As the verbs of the store
+        """
+        self._rescale(batch_size)
+        self._prepare()
+        found = self._gradients(ignore_stale_grad)
+        if not self._choice.updates:
+            self._updaters.check(found)
+        self._exchange.sum(found, self._optimizer)
+        if not self._choice.updates:
+            self._updaters.update(found)
+        gradients.mark_stale(found)
+
+    def allreduce_grads(self) -> None:
+        """Sum the gradients over replicas and workers, in place; then `update`.
+
+        Raises
+        ------
+        ConfigError
+            The store updates the weights, so gradients do not come back.
+        """
+        self._prepare()
+        self._check_updates_here("allreduce_grads")
+        self._exchange.sum(self._gradients(True), self._optimizer)
+
+    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Update all weights with gradients that `allreduce_grads` has summed; see `step`.
+
+        Raises
+        ------
+        ConfigError
+            The store updates the weights, or as `step`.
+        """
+        self._prepare()
+        self._check_updates_here("update")
+        self._rescale(batch_size)
+        found = self._gradients(ignore_stale_grad)
+        self._updaters.check(found)
+        self._updaters.update(found)
+        gradients.mark_stale(found)
+
+    def row_sparse_pull(self, parameter: Trainable, out: Any, row_ids: Any) -> None:
+        """Write some rows of a row-sparse parameter to `out`, as `KVStore.row_sparse_pull` does.
+
+        Parameters
+        ----------
+        parameter : Trainable
+            One of the trainer's.
+        out : RowSparseArray or list of them
+        row_ids : array
+        """
+        self._prepare()
+        key = self._key(parameter)
+        store = self._choice.store
+        if not isinstance(store, KVStore):
+            raise ConfigError("row_sparse_pull: this trainer has no store with row-sparse weights")
+        store.row_sparse_pull(key, out=out, row_ids=row_ids, priority=-key)
+
+    def _rescale(self, batch_size: float) -> None:
+        size = checks.finite("batch_size", batch_size)
+        if size <= 0:
+            raise ConfigError(f"batch_size must be a positive number, got {batch_size!r}")
+        scale = self._scale / size
+        if not math.isfinite(scale):
+            raise ConfigError(
+                f"batch_size {batch_size!r} is too small to divide by: gradients become infinite"
+            )
+        self._optimizer.rescale_grad = scale
+
+    def _check_updates_here(self, verb: str) -> None:
+        if self._choice.updates:
+            raise ConfigError(
+                f"{verb}: the store {self._choice.store.type!r} updates the weights; call step, or make the "
+                "trainer with update_on_kvstore=False"
+            )
+
+    def _gradients(self, ignore_stale: bool) -> list[StepGradients]:
+        """Return the gradients of this step, and those without any whose sum other workers wait for."""
+        found = gradients.of_step(self._params, ignore_stale)
+        return [one for one in found if any(one.fresh) or self._choice.awaited]
+
+    # -------------------------------------------------------------------------------------- the store
+
+    def _prepare(self) -> None:
+        """Have a store, and all parameters in it whose shape is known."""
+        replicas = count_replicas(self._params) if self._new else 0
+        if not self._decided:
+            self._decide(replicas)
+        if self._new:
+            self._new = self._init(self._new)
+
+    def _decide(self, replicas: int) -> None:
+        if not any(param.list_data() for param in self._params):
+            raise ConfigError("no parameter has data yet: give them some before the first step")
+        choice = choose(*self._wanted, self._params, replicas)
+        try:
+            if choice.store is None and self._compression:
+                create_codec(self._compression)  # nothing to compress, but what is wrong with it is told
+            elif self._compression:
+                choice.store.set_gradient_compression(self._compression)
+            if choice.updates:  # before the first values, so that their float32 copies are exact
+                choice.store.set_optimizer(self._optimizer)
+        except BaseException:
+            choice.close()
+            raise
+        self._choice, self._decided = choice, True
+        self._exchange = StoreExchange(choice, self._optimizer)
+        self._updaters = ReplicaUpdaters(self._optimizer, replicas)
+
+    def _init(self, keys: list[int]) -> list[int]:
+        """Give the store its first values; return the keys of parameters that have none yet."""
+        data = {key: arrays for key in keys if (arrays := self._params[key].list_data())}
+        self._exchange.init(data)
+        return [key for key in keys if key not in data]
+
+    def _data_change(self) -> None:
+        """Before a parameter gets other data: begin anew with another store, if this one has the weights."""
+        if not self._decided or not self._choice.updates:
+            return
+        if not self._choice.made or is_on_servers(self._choice.store):
+            what = "ready-made" if not self._choice.made else "on servers"
+            raise CapabilityError(
+                f"the store {self._choice.store.type!r} has the weights and is {what}, so it cannot be "
+                "replaced: set data before the first step"
+            )
+        self._choice.close()
+        self._forget_store()
+
+    # -------------------------------------------------------------------------------------- settings
+
+    @property
+    def kvstore(self) -> Any:
+        """The store in use; None before the first step, and where there is none."""
+        return self._choice.store
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; what is changed in it holds from the next step on, wherever the updates run."""
+        return self._optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The current rate, before the factors of parameters."""
+        return self._optimizer.learning_rate
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate, from the next step on; in a job of several workers in all of them.
+
+        Raises
+        ------
+        ConfigError
+            A schedule gives the rate (also a UserWarning), or `lr` is no finite number.
+        """
+        self._optimizer.set_learning_rate(lr)
+
+    # ---------------------------------------------------------------------------------------- states
+
+    def save_states(self, fname: PathLike) -> None:
+        """Write the optimizer, its states and its counts to a safetensors file, atomically.
+
+        Where the store updates and there are several workers, one of them is enough.
+
+        Raises
+        ------
+        ConfigError
+            A parameter has no data yet, or the optimizer is of a class that is not registered.
+        """
+        self._prepare()
+        self._check_complete("save_states")
+        if self._choice.updates:
+            self._choice.store.save_optimizer_states(fname, dump_optimizer=True)
+        else:
+            self._updaters.save(fname)
+
+    def load_states(self, fname: PathLike) -> None:
+        """Read a file of `save_states`; its optimizer takes the place of the present one.
+
+        The factors ``lr_mult`` and ``wd_mult`` stay those of the parameters. All workers of a job do this, or
+        none.
+
+        Raises
+        ------
+        StateFileError
+            The file is damaged or foreign. Nothing has changed then.
+        ConfigError
+            A parameter has no data yet.
+        """
+        self._prepare()
+        self._check_complete("load_states")
+        if self._choice.updates:
+            self._optimizer = self._exchange.load_states(fname, self._optimizer)
+        else:
+            weights = {key: param.list_data()[0] for key, param in enumerate(self._params)}
+            self._optimizer = self._updaters.load(fname, weights)
+        self._attach_multipliers()
+
+    def _check_complete(self, verb: str) -> None:
+        missing = [param.name for param in self._params if not param.list_data()]
+        if missing:
+            raise ConfigError(f"{verb}: parameter {missing[0]!r} has no data yet")
+
+    # -------------------------------------------------------------------------------------- lifetime
+
+    def close(self) -> None:
+        """Close the store, if the trainer has made it. A second call does nothing."""
+        self._choice.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; where an error leaves the block, the other workers of a job see this one as lost."""
+        if self._choice.made and isinstance(self._choice.store, KVStore):
+            self._choice.store.__exit__(kind, error, trace)
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        store = self._choice.store.type if self._choice.store is not None else None
+        where = f"store {store!r}" if self._decided else "no store yet"
+        return f"<Trainer: {len(self._params)} parameters, {self._optimizer!r}, {where}>"
+
+    def _key(self, parameter: Trainable) -> int:
+        key = self._keys.get(id(parameter))
+        if key is None:
+            raise ArgumentError(f"parameter {parameter.name!r} is not one of this trainer")
+        return key
+
+
+class _Factors:
+    """The multipliers of a parameter, live; 1 where it has none."""
+
+    def __init__(self, param: Trainable) -> None:
+        self._param = param
+
+    @property
+    def lr_mult(self) -> float:
+        return factor(self._param, "lr_mult")
+
+    @property
+    def wd_mult(self) -> float:
+        return factor(self._param, "wd_mult")
