@@ -20,6 +20,7 @@ import paths
 import pytest
 import servers
 from hypothesis import HealthCheck, settings
+from store_matrix import STORES
 
 import kvstore as kv
 from kvstore.kernels import cpu
@@ -29,10 +30,6 @@ settings.register_profile(
     "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("house")
-
-# The names that the contract holds for, on servers with their number. A new kind of store is added here and
-# must pass test_contract.py.
-MATRIX = ("local", "device", "shared", "dist_sync:1", "dist_sync:2", "dist_async:1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,14 +58,14 @@ def _on_servers(item: pytest.Item) -> bool:
     return made is not None and ":" in str(made.params.get("store_name", ""))
 
 
-@pytest.fixture(params=MATRIX)
+@pytest.fixture(params=STORES)
 def store_name(request: pytest.FixtureRequest, on_servers: Callable[[str], str]) -> str:
     return on_servers(str(request.param))
 
 
 @pytest.fixture
 def on_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Make a name of MATRIX fit for `kv.create`: its servers run, and the environment says where."""
+    """Make a name of STORES fit for `kv.create`: its servers run, and the environment says where."""
 
     def prepare(entry: str) -> str:
         name, _, count = entry.partition(":")

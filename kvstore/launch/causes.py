@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from kvstore.settings.table import DEFAULTS
+from kvstore.settings.definitions import DEFAULTS
 from kvstore.settings.variables import text_of
 
 from .child_process import ProcessRole

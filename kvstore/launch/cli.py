@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kvstore.errors import KVStoreError
-from kvstore.settings.table import DEFAULTS
+from kvstore.settings.definitions import DEFAULTS
 
 
 class _Commands(click.Group):

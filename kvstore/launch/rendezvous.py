@@ -17,8 +17,8 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError, TimeoutError
 from kvstore.settings import addresses, roles
+from kvstore.settings.definitions import SETTINGS
 from kvstore.settings.launchers import Placement
-from kvstore.settings.table import SETTINGS
 from kvstore.waiting import WaitClock
 
 from .certificates import Certificates

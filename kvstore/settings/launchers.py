@@ -1,8 +1,8 @@
 """Where this process stands in its job, read from the variables that launchers set.
 
 Each launcher has one class, which says when its variables count and how it names the job. They stand in
-`kvstore.settings.table`, as recorded from torchrun 2.x, Open MPI 5 (4 and older: their documentation), MPICH
-5, Intel MPI 2021 and horovodrun 0.28; those of Slurm come from its manual.
+`kvstore.settings.definitions`, as recorded from torchrun 2.x, Open MPI 5 (4 and older: their documentation),
+MPICH 5, Intel MPI 2021 and horovodrun 0.28; those of Slurm come from its manual.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from ..errors import ConfigError
-from .table import LAUNCHERS, LauncherRow
+from .definitions import LAUNCHERS, LauncherRow
 from .variables import process_variables
 
 #: Steps that Slurm itself makes (batch script, interactive shell, extern) are numbered from here on.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import ArgumentError, ConfigError, nearest
-from .table import DEFAULTS, IGNORED, SETTINGS, WORKER
+from .definitions import DEFAULTS, IGNORED, SETTINGS, WORKER
 from .variables import process_variables
 
 log = logging.getLogger("kvstore.config")

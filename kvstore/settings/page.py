@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from . import table
-from .table import Alias, LauncherRow, SettingRow
+from . import definitions
+from .definitions import Alias, LauncherRow, SettingRow
 
 _HEAD = """# Settings
 
-Made from `kvstore/settings/table.py` by `python -m kvstore.settings.page docs/reference/settings.md`.
+Made from `kvstore/settings/definitions.py` by `python -m kvstore.settings.page docs/reference/settings.md`.
 
 An argument beats the variable, and the variable beats the default. Of a variable and those that are *also*
 understood the first that is set counts; about role, numbers and scheduler all that are set must say the same.
@@ -35,17 +35,17 @@ def page() -> str:
         [
             _HEAD,
             "## Stores\n\nAn option is a keyword of `kvstore.create`.\n",
-            *_settings(table.STORES),
+            *_settings(definitions.STORES),
             "\n## Parameter servers\n",
-            *_settings(table.SERVERS),
+            *_settings(definitions.SERVERS),
             "\n## Who takes part, and where\n",
-            *_settings(table.PLACE),
+            *_settings(definitions.PLACE),
             _LAUNCHERS,
-            *_launchers(table.LAUNCHERS),
+            *_launchers(definitions.LAUNCHERS),
             "\n## Without effect\n\nA warning says so where one of these is set.\n",
-            *_ignored({**table.IGNORED, **table.IGNORED_ON_SERVERS}),
+            *_ignored({**definitions.IGNORED, **definitions.IGNORED_ON_SERVERS}),
             "\n## Tests and benches\n",
-            *_settings(table.DEVELOPMENT),
+            *_settings(definitions.DEVELOPMENT),
             "",
         ]
     )

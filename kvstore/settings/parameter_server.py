@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstore.errors import ConfigError
 
-from .table import DEFAULTS, SETTINGS
+from .definitions import DEFAULTS, SETTINGS
 from .variables import process_variables
 
 log = logging.getLogger("kvstore.ps.config")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from . import addresses, launchers
+from .definitions import DEFAULTS, IGNORED_ON_SERVERS, SETTINGS
 from .keys import Keys
-from .table import DEFAULTS, IGNORED_ON_SERVERS, SETTINGS
 from .variables import process_variables
 
 log = logging.getLogger("kvstore.roles")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from .table import SETTINGS
+from .definitions import SETTINGS
 
 _changing = threading.Lock()
 

@@ -114,7 +114,7 @@ def test_stores_and_roles_know_nothing_of_each_other() -> None:
 
 # Events and the time go in, actions come out: the simulator could not repeat a seed otherwise.
 _SERVERS = Path("kvstore/stores/parameter_server")
-_DEFAULTS = Path("kvstore/settings/table.py")
+_DEFAULTS = Path("kvstore/settings/definitions.py")
 MACHINES = ["scheduler/machine.py", "server/machine.py", "worker/state_machine/machine.py"]
 PURE = {"__future__", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math"}
 PURE |= {"msgspec", "numpy", "typing"}

@@ -23,8 +23,8 @@ import msgspec
 
 from ....errors import ConfigError, TimeoutError
 from ....settings import addresses, launchers, roles
+from ....settings.definitions import SETTINGS
 from ....settings.options import StoreConfig
-from ....settings.table import SETTINGS
 from ....settings.variables import process_variables
 from ....waiting import WaitClock
 from ...parameter_server.transport.channel import Dealer, NotSentError, Router

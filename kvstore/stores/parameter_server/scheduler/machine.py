@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from ....settings.table import DEFAULTS
+from ....settings.definitions import DEFAULTS
 from ..protocol.events import Action, Event, Heard, Received, Tick
 from ..protocol.messages import (
     Barrier,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ....settings.table import USUAL_SLICE_BYTES
+from ....settings.definitions import USUAL_SLICE_BYTES
 from ..protocol.losses import lost
 from ..protocol.messages import Failure, Loss, Member, View
 from .barrier import Barrier

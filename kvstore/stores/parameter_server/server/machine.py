@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from ....settings.table import DEFAULTS
+from ....settings.definitions import DEFAULTS
 from ..protocol.events import (
     ECHO,
     Action,

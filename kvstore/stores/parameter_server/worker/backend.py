@@ -19,8 +19,8 @@ from ....compression import Codec, Feedback
 from ....errors import ArrayError, CapabilityError, ConfigError
 from ....kernels import cpu
 from ....optimizer import Optimizer, Updater
+from ....settings.definitions import USUAL_SLICE_BYTES
 from ....settings.options import StoreConfig, slice_threshold
-from ....settings.table import USUAL_SLICE_BYTES
 from ...entry import Array, copy_into
 from ...outs import Later
 from ...protocol import Kind as Storage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .....settings.table import DEFAULTS
+from .....settings.definitions import DEFAULTS
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import kvstore as kv
-from kvstore.settings import table, variables
+from kvstore.settings import definitions, variables
+from kvstore.settings.definitions import DEFAULTS, SETTINGS
 from kvstore.settings.options import StoreConfig
 from kvstore.settings.parameter_server import PsConfig
-from kvstore.settings.table import DEFAULTS, SETTINGS
 from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions
 from kvstore.stores.parameter_server.server.machine import ServerOptions
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
@@ -88,11 +88,11 @@ def in_table() -> set[str]:
     rows = {name for row in SETTINGS.values() for name in (row.variable, *(a.variable for a in row.aliases))}
     launchers = {
         name
-        for row in table.LAUNCHERS
+        for row in definitions.LAUNCHERS
         for group in (row.signs, row.rank, row.size, row.local_rank, row.local_size, row.job, row.more)
         for name in group
     }
-    return (rows | launchers | set(table.IGNORED) | set(table.IGNORED_ON_SERVERS)) - {""}
+    return (rows | launchers | set(definitions.IGNORED) | set(definitions.IGNORED_ON_SERVERS)) - {""}
 
 
 def literals(name: str) -> set[str]:
@@ -104,17 +104,17 @@ def literals(name: str) -> set[str]:
 
 
 def test_every_variable_that_is_read_is_in_the_table() -> None:
-    for name in FILES.keys() - {"kvstore/settings/table.py"}:
+    for name in FILES.keys() - {"kvstore/settings/definitions.py"}:
         found = {text for text in literals(name) if VARIABLE.fullmatch(text)}
         assert found - NOT_OURS - in_table() == set(), name
 
 
 def test_every_row_is_used() -> None:
     used = {field.name for config in (StoreConfig, PsConfig) for field in fields(config)}
-    for name in FILES.keys() - {"kvstore/settings/table.py"}:
+    for name in FILES.keys() - {"kvstore/settings/definitions.py"}:
         used |= literals(name) & in_table()
         used |= set(re.findall(r'\b(?:text_of\(|SETTINGS\[|DEFAULTS\[)"(\w+)"', FILES[name].read_text()))
-    rows = (*table.STORES, *table.SERVERS, *table.PLACE)
+    rows = (*definitions.STORES, *definitions.SERVERS, *definitions.PLACE)
     assert [row.name for row in rows if not {row.name, row.variable} & used] == []
 
 
@@ -122,11 +122,13 @@ def test_what_tests_and_benches_read_is_in_the_table() -> None:
     sources = [path for folder in ("tests", "bench") for path in ROOT.glob(f"{folder}/**/*.py")]
     text = "".join(path.read_text() for path in sources if path != Path(__file__))
     found = set(re.findall(r'"(KVSTORE_(?:TEST|BENCH|SIM|FUZZ)_\w+)"', text))
-    assert found - FOR_CHILDREN == {row.variable for row in table.DEVELOPMENT}
+    assert found - FOR_CHILDREN == {row.variable for row in definitions.DEVELOPMENT}
 
 
 def test_the_names_of_settings_differ() -> None:
-    assert len(SETTINGS) == len((*table.STORES, *table.SERVERS, *table.PLACE, *table.DEVELOPMENT))
+    assert len(SETTINGS) == len(
+        (*definitions.STORES, *definitions.SERVERS, *definitions.PLACE, *definitions.DEVELOPMENT)
+    )
 
 
 def stated(tree: ast.Module) -> Iterator[tuple[str, str, ast.expr]]:
@@ -173,7 +175,9 @@ def test_options_have_the_defaults_of_the_table(config: StoreConfig | PsConfig) 
 
 
 def test_keywords_of_create_are_the_options() -> None:
-    assert [row.name for row in table.STORES if row.keyword] == [field.name for field in fields(StoreConfig)]
+    assert [row.name for row in definitions.STORES if row.keyword] == [
+        field.name for field in fields(StoreConfig)
+    ]
 
 
 def test_machines_have_the_defaults_of_the_table() -> None:
@@ -193,7 +197,7 @@ def test_the_help_of_create_has_the_defaults_of_the_table() -> None:
     told = dict(re.findall(r"^ +(\w+) : \w+, default (.+)$", inspect.getdoc(kv.create) or "", re.MULTILINE))
     told["credit_bytes"] = told["credit_bytes"].replace(" MB", " << 20")
     values = {name: value_of(ast.parse(text.strip("`"), mode="eval").body) for name, text in told.items()}
-    assert values == {row.name: row.default for row in table.STORES if row.keyword}
+    assert values == {row.name: row.default for row in definitions.STORES if row.keyword}
 
 
 def test_the_text_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
