@@ -58,37 +58,25 @@ def test_same_seed_same_bits_in_two_processes(tmp_path: Path) -> None:
     assert first[1] == second[1]
 
 
-def test_processes_end_with_the_bits_of_as_many_replicas(tmp_path: Path) -> None:
-    command = "from kvstore.launch.cli import main; main()"
-    found = set()
-    for more in ([], ["-n", "4"]):  # a worker's own sum comes first: 2 of 2 add up in another order
-        arguments = [sys.executable, "-c", command, "demo", "--epochs", "2", *more]
-        done = subprocess.run(
-            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(100), check=True
-        )
-        match = re.search(r"weights +([0-9a-f]{12})\n", done.stdout)
-        assert match is not None, done.stdout
-        found.add(match[1])
-    assert len(found) == 1
-
-
 def command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kvstore.launch", "demo", *arguments]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(300))
 
 
 @pytest.mark.timeout(600)
-def test_servers_of_its_own_end_with_the_same_bits(tmp_path: Path) -> None:
+def test_processes_and_servers_of_its_own_end_with_the_bits_of_as_many_replicas(tmp_path: Path) -> None:
     epochs = ["--epochs", "2"]
+    alone, together = (command(tmp_path, *epochs, *more) for more in ([], ["-n", "4"]))
+    # A worker's own sum comes first: 2 of 2 add up in another order.
     done = [
-        command(tmp_path, *epochs),
+        alone,
         command(tmp_path, *epochs, "-n", "4", "--store", "dist_sync"),
         command(tmp_path, *epochs, "-n", "2", "--replicas", "1", "--store", "dist_sync", "--servers", "2"),
     ]
-    assert [one.returncode for one in done] == [0, 0, 0], [one.stderr for one in done]
-    weights = [re.search(r"weights +([0-9a-f]{12})\n", one.stdout) for one in done]
+    assert [one.returncode for one in (*done, together)] == [0] * 4, [one.stderr for one in (*done, together)]
+    weights = [re.search(r"weights +([0-9a-f]{12})\n", one.stdout) for one in (*done, together)]
     assert all(weights)
-    assert weights[0][1] == weights[1][1]  # type: ignore[index]
+    assert weights[0][1] == weights[1][1] == weights[3][1]  # type: ignore[index]
     assert "4 workers of 1" in done[1].stdout
     assert "2 workers of 1" in done[2].stdout
     for one in done[1:]:

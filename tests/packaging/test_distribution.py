@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -44,6 +45,7 @@ def test_the_command_is_installed() -> None:
     assert script.value == "kvstore.launch.cli:main"
 
 
+@functools.cache
 def imported() -> set[str]:
     """Top names of all that the library imports, inside of functions too."""
     found: set[str] = set()

@@ -70,7 +70,9 @@ def test_arrays_that_overlap_and_go_by_frames(served: Served) -> None:
     same(served(2, 2, **BY_FRAME), "overlaps")
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("workers", "servers"), [(2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.nightly)]
+)
 def test_every_optimizer_gives_the_weights_of_local(served: Served, workers: int, servers: int) -> None:
     same(served(workers, servers, **SMALL), "optimizers")
 
