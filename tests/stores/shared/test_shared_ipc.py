@@ -67,7 +67,7 @@ def test_every_verb_on_a_real_gpu(job: MakeJob, places: list[str], name: str) ->
         pytest.skip("the driver refuses CUDA IPC here")
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("name", [name for name in DTYPES if name not in ("float16", "bfloat16")])
 def test_golden_sums(job: MakeJob, name: str, size: int) -> None:
     run(job(size), "golden", name)
@@ -80,8 +80,14 @@ def test_several_gpus_of_one_process(job: MakeJob) -> None:
 # ------------------------------------------------------------------------------------- rounds, order, memory
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "size"),
+    [
+        pytest.param(seed, size, marks=() if (seed, size) in ((0, 2), (1, 3)) else pytest.mark.nightly)
+        for seed in range(3)
+        for size in (2, 3)
+    ],
+)
 def test_workers_that_run_ahead_of_each_other(job: MakeJob, seed: int, size: int) -> None:
     same(job(size), "unsynchronised", seed)
 
