@@ -54,8 +54,8 @@ def test_an_interrupted_call_does_not_keep_the_lock(store: kv.KVStore) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for _ in range(30):
-            signal.setitimer(signal.ITIMER_REAL, 0.002)
             with pytest.raises(InterruptedError):
+                signal.setitimer(signal.ITIMER_REAL, 0.002)
                 while True:
                     store.push("w", gradient)
             pulled = threading.Thread(target=store.pull, args=("w", np.zeros(4, F)))
