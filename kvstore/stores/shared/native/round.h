@@ -485,15 +485,16 @@ static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
     return KV_READY;
 }
 
-/* Whether a sum that its dead owner had begun may be in arrays that it reads. An owner's own memory is one: it can be
- * read for some time after the death is known, and has the result where that goes to the array which was pushed. */
-static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round, int owner)
+/* Whether a sum that a dead worker had begun may be in arrays that it reads. The own memory of a dead one is such: it
+ * can be read for some time after the death is known, and has the result where that goes to the array which was pushed.
+ * Of any dead one: who finishes what another has begun may die over it, too. */
+static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const kv_part *part = kv_parts(me, e);
     int parity = (int)(round & 1);
     for (int w = 0; w < me->size && e->rule < 0; w++)
         if (e->mask >> w & 1 && (kv_in_place_now(me, &part[w], parity) ||
-                                 (w == owner && kv_kind_of(&part[w], parity) == KV_PRIVATE)))
+                                 (kv_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)))
             return 1;
     return 0;
 }
@@ -507,7 +508,7 @@ static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, 
     uint64_t round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
     if (kv_get(&log->entry) != here || log->round != round || log->chunk != chunk) {
         kv_do_chunk(me, call, log, phase, chunk);
-    } else if (!kv_over_sources(me, e, round, owner)) {
+    } else if (!kv_over_sources(me, e, round)) {
         kv_finish_chunk(me, call, log, phase);
     } else {
         kv_put(&e->failed, round);
