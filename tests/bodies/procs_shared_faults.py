@@ -385,7 +385,7 @@ def forks() -> None:
 def starved(limit: str) -> str:
     """A key that does not fit is an error of worker 0, and the store can be used afterwards."""
     if limit == "RLIMIT_AS":
-        limit_memory(500 << 20)  # no power of two: the region takes one, and threads need the rest
+        limit_memory(512 << 20)
     store = kv.create("shared")
     store.init("w", np.zeros(20_000, F))
     sizes = {"machine": 1 << 44, "RLIMIT_AS": 1 << 28, "RLIMIT_FSIZE": 1 << 23}

@@ -8,9 +8,18 @@
 
 enum { KV_BEAT = 250 /* milliseconds */, KV_FIRST_INDEX = 8 /* log2 of the first hash table's length */ };
 
+#define KV_ROOM ((size_t)64 << 20) /* bytes of addresses for stacks and heaps */
+
 static uint64_t kv_round_up(uint64_t bytes)
 {
     return (bytes + KV_PAGE - 1) & ~(KV_PAGE - 1);
+}
+
+/* Whether the process may address what the heartbeat's thread, and others, need. */
+static int kv_has_room(void)
+{
+    void *room = mmap(NULL, KV_ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return room != MAP_FAILED && !munmap(room, KV_ROOM);
 }
 
 /* Map as much of the region's future as the process may address; what is not reserved yet is not touched. */
@@ -18,7 +27,9 @@ static int kv_map_region(kv_self *me, int fd, uint64_t window, uint64_t least)
 {
     for (; window >= least; window /= 2) {
         void *base = mmap(NULL, window, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (base != MAP_FAILED) {
+        if (base != MAP_FAILED && !kv_has_room()) {
+            munmap(base, window);
+        } else if (base != MAP_FAILED) {
             me->base = (char *)base;
             me->head = (kv_header *)base;
             me->window = window;
