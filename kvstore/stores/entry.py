@@ -108,6 +108,11 @@ def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:
         raise ShapeError(f"{what} of key {entry.key!r} has shape {array.shape}, the key has {entry.shape}")
 
 
+def not_row_sparse(key: Key) -> ArrayError:
+    """Make the error for rows of a key that has none."""
+    return ArrayError(f"key {key!r} holds a dense array; row_sparse_pull reads row-sparse keys only")
+
+
 def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
     """Raise DTypeError unless `dtype` is the key's, whatever its byte order."""
     if not same_type(dtype, entry.dtype):

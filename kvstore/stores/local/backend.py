@@ -26,6 +26,7 @@ from ..entry import (
     copy_into,
     dense_source,
     first_value,
+    not_row_sparse,
     row_ids,
     sparse_outs,
     sparse_source,
@@ -214,9 +215,7 @@ class LocalBackend:
         for key, pairs in wanted:
             entry = self._entry(key)
             if entry.table is None:
-                raise ArrayError(
-                    f"key {key!r} holds a dense array; row_sparse_pull reads row-sparse keys only"
-                )
+                raise not_row_sparse(key)
             for out, ids in pairs:
                 check_shape(entry, out, "out")
                 jobs.append((entry.table, row_ids(entry, ids), out))

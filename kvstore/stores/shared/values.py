@@ -9,7 +9,7 @@ import numpy as np
 from ...arrays.grouping import Key
 from ...arrays.sparse import RowSparseArray
 from ...errors import ArrayError
-from ..entry import Array, check_shape
+from ..entry import Array, check_shape, not_row_sparse
 from ..protocol import Kind
 from .arguments import CallArguments
 from .gpu_access import GpuAccess
@@ -91,9 +91,7 @@ class StoredValues:
         for key, pairs in wanted:
             handle = self._arguments.handle(key)
             if not handle.sparse:
-                raise ArrayError(
-                    f"key {key!r} holds a dense array; row_sparse_pull reads row-sparse keys only"
-                )
+                raise not_row_sparse(key)
             for out, ids in pairs:
                 check_shape(handle, out, "out")
                 jobs.append((handle, self._rows.wanted(handle, ids), out))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..protocol.duplicate_filter import DuplicateFilter
 from ..protocol.events import Action, Apply, Attachment, Reply, Send, SliceRound
-from ..protocol.messages import Attach, Attached, Batch, Failure, Kind, LeftOut, Record
+from ..protocol.messages import SEQUENCE, Attach, Attached, Batch, Failure, Kind, LeftOut, Record
 
 _FAILURES = 1024  # failed requests that are remembered for one worker
 
@@ -123,7 +123,7 @@ class StepEffects:
         """Answer one request."""
         if session.gone:
             return
-        session.waiting.discard(record[2])
+        session.waiting.discard(record[SEQUENCE])
         if not session.answers and not session.report:
             self.touched.append(session)
         session.answers.append((kind, record, round, detail))

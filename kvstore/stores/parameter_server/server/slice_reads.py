@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.messages import Kind, Record
+from ..protocol.messages import KIND, ROUND, SEQUENCE, Kind, Record
 from .round_members import RoundMembers
 from .sessions import StepEffects, WorkerSession
 from .slice_rounds import SliceRounds
@@ -35,16 +35,16 @@ class SliceReads:
             # whoever knows of the loss asks for whatever there is
             effects.fail(session, record, rounds.round, broken)
         elif rounds.busy or not self.readable(rounds, record):
-            session.waiting.add(record[2])
+            session.waiting.add(record[SEQUENCE])
             rounds.pulls.append((session, record, frames))
         else:
             self.answer(session, rounds, record, frames, effects)
 
     def readable(self, rounds: SliceRounds, record: Record) -> bool:
         """Whether the round that a request wants is complete."""
-        if record[0] == _LAST_ROUND:
+        if record[KIND] == _LAST_ROUND:
             return self._members.broken is not None
-        return record[3] <= rounds.round or not self._members.sync
+        return record[ROUND] <= rounds.round or not self._members.sync
 
     def answer(
         self,
@@ -55,7 +55,7 @@ class SliceReads:
         effects: StepEffects,
     ) -> None:
         """Answer with the value, the last round, or a failure that the worker has to be told of."""
-        if record[0] == _LAST_ROUND:
+        if record[KIND] == _LAST_ROUND:
             effects.answer(session, _DONE, record, rounds.round)
         elif not rounds.failures or not _tell_failure(session, rounds, record, effects):
             effects.answer(session, _VALUE, record, rounds.round, frames)
@@ -63,11 +63,11 @@ class SliceReads:
 
 def _tell_failure(session: WorkerSession, rounds: SliceRounds, record: Record, effects: StepEffects) -> bool:
     """Answer that a round failed, of each once to each worker that pushed into it; then it may read."""
-    told = rounds.tell(session.rank, record[3]) if record[0] != Kind.FETCH_STATE else None
+    told = rounds.tell(session.rank, record[ROUND]) if record[KIND] != Kind.FETCH_STATE else None
     if told is None:
         return False
     number, failure = told
-    if number < record[3]:
+    if number < record[ROUND]:
         failure = msgspec.structs.replace(failure, text=f"{failure.text}; that was in round {number}")
     effects.fail(session, record, rounds.round, failure)
     return True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..protocol.events import Abort, Forget, SliceRound, Write
-from ..protocol.messages import PROBE, Failure, Kind, LeftOut, Record
+from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
 from .refusals import no_value, not_in_protocol, out_of_order
 from .round_members import RoundMembers
 from .sessions import StepEffects, StoreSessions, WorkerSession
@@ -59,8 +59,8 @@ class SliceRequests:
         self, session: WorkerSession, record: Record, frames: Sequence[Any], effects: StepEffects
     ) -> None:
         """Handle a request that has come for the first time, or whose slice is free now."""
-        kind = record[0]
-        rounds = self.slices.get(record[1])
+        kind = record[KIND]
+        rounds = self.slices.get(record[SLICE])
         if rounds is None or not rounds.ready:
             self._without_value(session, rounds, record, frames, effects)
         elif kind in _PUSHES:
@@ -81,8 +81,8 @@ class SliceRequests:
         self, session: WorkerSession, record: Record, frames: Sequence[Any], effects: StepEffects
     ) -> None:
         """Answer a request again; never do it again."""
-        kind, sequence = record[0], record[2]
-        rounds = self.slices.get(record[1])
+        kind, sequence = record[KIND], record[SEQUENCE]
+        rounds = self.slices.get(record[SLICE])
         if sequence in session.waiting:
             effects.report(session)
         elif sequence in session.failures:
@@ -91,7 +91,7 @@ class SliceRequests:
             effects.answer(session, _DONE, record, rounds.round if rounds else 0)
         elif kind == Kind.BAD or rounds is None or not rounds.ready:
             self._without_value(session, rounds, record, frames, effects)
-        elif record[13] == PROBE and kind == Kind.PULL_ROWS:
+        elif record[FLAGS] == PROBE and kind == Kind.PULL_ROWS:
             effects.answer(session, _UNKNOWN, record, 0)  # which rows, is in the payload
         else:
             self._reads.pull(session, rounds, record, frames if kind != _PUSHPULL else (), effects)
@@ -104,11 +104,11 @@ class SliceRequests:
         frames: Sequence[Any],
         effects: StepEffects,
     ) -> None:
-        number = record[3]
+        number = record[ROUND]
         ahead = number - rounds.round
         if ahead <= 0 or (ahead == 1 and rounds.busy == _ROUND):
             # Sent again to a server that has come back: its round is complete without it.
-            if record[0] == _PUSH:
+            if record[KIND] == _PUSH:
                 effects.answer(session, _DONE, record, rounds.round)
             else:
                 self._reads.pull(session, rounds, record, (), effects)
@@ -116,13 +116,13 @@ class SliceRequests:
         if ahead > _TOO_FAR or not rounds.put(number, (session.rank, record, frames)):
             effects.fail(session, record, 0, out_of_order(self._store, session.rank, record, rounds.round))
             return
-        if record[0] == _PUSHPULL:
-            session.waiting.add(record[2])
+        if record[KIND] == _PUSHPULL:
+            session.waiting.add(record[SEQUENCE])
             rounds.pulls.append((session, record, ()))
         elif ahead <= OPEN:
             effects.answer(session, _DONE, record, rounds.round)
         else:
-            session.waiting.add(record[2])
+            session.waiting.add(record[SEQUENCE])
             rounds.held.append((session, record))
         if ahead == 1 and len(rounds.parts[number]) + len(rounds.skip) >= len(self._members.needed):
             self._advance(rounds, effects)
@@ -135,7 +135,7 @@ class SliceRequests:
         frames: Sequence[Any],
         effects: StepEffects,
     ) -> None:
-        session.waiting.add(record[2])
+        session.waiting.add(record[SEQUENCE])
         if rounds.busy:
             rounds.queue.append((session, record, frames))
             return
@@ -154,7 +154,7 @@ class SliceRequests:
         effects: StepEffects,
     ) -> None:
         if rounds.busy:
-            session.waiting.add(record[2])
+            session.waiting.add(record[SEQUENCE])
             rounds.queue.append((session, record, frames))
         elif record.kind == _INIT and rounds.ready:
             effects.answer(session, _DONE, record, rounds.round)
@@ -162,7 +162,7 @@ class SliceRequests:
             self.forget((rounds.id,), effects)
             effects.answer(session, _DONE, record, 0)
         else:
-            session.waiting.add(record[2])
+            session.waiting.add(record[SEQUENCE])
             rounds.busy = _WRITE
             rounds.current = (session, record)
             effects.work.append(Write(self._store, rounds.id, session.rank, record, frames))
@@ -184,7 +184,7 @@ class SliceRequests:
         elif rounds is None or not rounds.defined:
             # The scheduler's word of this slice is still on its way.
             rounds = self.slices.setdefault(record.slice, SliceRounds(record.slice))
-            session.waiting.add(record[2])
+            session.waiting.add(record[SEQUENCE])
             rounds.queue.append((session, record, frames))
         else:
             self._write(session, rounds, record, frames, effects)

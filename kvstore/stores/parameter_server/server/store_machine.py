@@ -8,11 +8,27 @@ from typing import Any
 from ..protocol.duplicate_filter import DuplicateFilter
 from ..protocol.events import Send
 from ..protocol.losses import lost
-from ..protocol.messages import PROBE, Attach, Batch, Fenced, Kind, Missing, Record, View
+from ..protocol.messages import (
+    FLAGS,
+    NBYTES,
+    PLACE,
+    PROBE,
+    SEQUENCE,
+    Attach,
+    Batch,
+    Fenced,
+    Kind,
+    Missing,
+    PayloadLocation,
+    Record,
+    View,
+)
 from .round_members import RoundMembers
 from .sessions import StepEffects, StoreSessions, WorkerSession
 from .slice_requests import SliceRequests
 from .slice_rounds import SliceRounds
+
+_FRAME = PayloadLocation.FRAME
 
 
 class StoreMachine:
@@ -120,23 +136,23 @@ class StoreMachine:
         duplicates, handle = session.duplicates, self.requests.handle
         frames = batch.frames
         for record in batch.records:
-            sequence = record[2]
-            if record[13] == PROBE and sequence not in duplicates:
+            sequence = record[SEQUENCE]
+            if record[FLAGS] == PROBE and sequence not in duplicates:
                 effects.answer(session, Kind.UNKNOWN, record, 0)
             elif sequence == duplicates.low + 1 and not duplicates.above:
                 duplicates.low = sequence
-                if record[9] == 1:
-                    session.received += record[12]
+                if record[PLACE] == _FRAME:
+                    session.received += record[NBYTES]
                 handle(session, record, frames, effects)
             elif not duplicates.fits(sequence):
                 continue
             elif duplicates.take(sequence):
-                if record[9] == 1:
-                    session.received += record[12]
+                if record[PLACE] == _FRAME:
+                    session.received += record[NBYTES]
                 handle(session, record, frames, effects)
             else:
-                if record[9] == 1 and sequence <= session.replayed:
-                    session.received += record[12]
+                if record[PLACE] == _FRAME and sequence <= session.replayed:
+                    session.received += record[NBYTES]
                 self.requests.repeat(session, record, frames, effects)
         if session.received - session.reported >= self._report:
             effects.report(session)

@@ -13,9 +13,8 @@ from ....arrays.grouping import Group, Key
 from ....arrays.host import writable
 from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....devices.arrays import device_of
-from ....errors import ArrayError
 from ....kernels import cpu
-from ...entry import Array, Deliver, check_shape, row_ids, sparse_outs
+from ...entry import Array, Deliver, check_shape, not_row_sparse, row_ids, sparse_outs
 from ...outs import Later
 from ..protocol.messages import Kind
 from .client import Client
@@ -86,9 +85,7 @@ class Pulls:
         for name, pairs in wanted:
             key = self._keys.find_or_raise(name)
             if not key.sparse:
-                raise ArrayError(
-                    f"key {name!r} holds a dense array; row_sparse_pull reads row-sparse keys only"
-                )
+                raise not_row_sparse(name)
             for out, ids in pairs:
                 check_shape(key, out, "out")
                 rows = CollectRows(key, out, row_ids(key, ids))
