@@ -40,6 +40,7 @@ _MOST = 1 << 30  # bytes of one message: counts of MPI 3 have 31 bits
 _PATIENCE = 1e-3  # seconds of a wait for others after which the processor is left to them
 _NAP = 200e-6
 _LONG = 0.1  # seconds after which data on its way is no reason not to listen to the others
+_BEFORE_ABORT = 1.0  # seconds in which launchers pass on what was printed: they drop the rest
 _MANY = 64  # operations after which one who never waits takes in what the others have told
 
 
@@ -332,6 +333,7 @@ class Mpi:
     def _abort(self, text: str) -> None:
         if os.getpid() == self._pid and not self._mpi.Is_finalized():
             log.error("ending the MPI job: %s", text)
+            time.sleep(_BEFORE_ABORT)
             self._mpi.COMM_WORLD.Abort(1)
 
 
