@@ -53,6 +53,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Spare it also what a file of tests has left: a collection took a second after the compiler's."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def _on_servers(item: pytest.Item) -> bool:
     made = getattr(item, "callspec", None)
     return made is not None and ":" in str(made.params.get("store_name", ""))

@@ -469,8 +469,8 @@ def expected_weight(rounds: int, workers: int) -> float:
         return float(local.view("w")[0])
 
 
-def until_fenced(phase: str = "pushpull") -> dict[str, Any]:
-    """Work until somebody is lost, or until this process is found to have been."""
+def until_fenced(phase: str = "pushpull", stays: bool = False) -> dict[str, Any]:
+    """Work until somebody is lost, or until this process is found to have been; may stay until told to go."""
     load = Load()
     load.pushpull()
     tell("ready")
@@ -480,6 +480,8 @@ def until_fenced(phase: str = "pushpull") -> dict[str, Any]:
     except (kv.PeerLostError, kv.FencedError) as caught:
         noticed, error = time.monotonic(), caught
     tell("noticed")
+    if stays:
+        hear()
     if isinstance(error, kv.FencedError):
         with pytest.raises(kv.FencedError):
             load.store.push("small", np.ones(SHAPES["small"], F))

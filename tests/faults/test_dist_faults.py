@@ -448,7 +448,7 @@ def stop_for_a_while(faults: Faults, draw: random.Random, role: str) -> None:
 def stop_for_long(faults: Faults, draw: random.Random, role: str) -> None:
     """Who stands still for longer is lost, and fenced when it wakes up."""
     with faults.job(3 if role == "worker" else 2, 2) as made:
-        workers = made.start_all(BODIES, "until_fenced", draw.choice(["pushpull", "push", "barrier"]))
+        workers = made.start_all(BODIES, "until_fenced", draw.choice(["pushpull", "push", "barrier"]), True)
         ready(*workers)
         time.sleep(draw.random() * 0.1)
         one = {"worker": workers[-1], "server": made.servers[1], "scheduler": made.scheduler}[role]
@@ -457,6 +457,10 @@ def stop_for_long(faults: Faults, draw: random.Random, role: str) -> None:
         others = [worker for worker in workers if worker is not one]
         ready(*others, line="noticed")
         one.signal(signal.SIGCONT)
+        if one in workers:
+            ready(one, line="noticed")  # while the scheduler is there
+        for worker in workers:
+            say(worker, "go")
         found = finish(*workers)
         codes = made.ended(15)
         for worker, told in zip(workers, found, strict=True):

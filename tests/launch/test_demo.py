@@ -65,7 +65,7 @@ def command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.timeout(600)
 def test_processes_and_servers_of_its_own_end_with_the_bits_of_as_many_replicas(tmp_path: Path) -> None:
-    epochs = ["--epochs", "2"]
+    epochs = ["--epochs", "1"]
     alone, together = (command(tmp_path, *epochs, *more) for more in ([], ["-n", "4"]))
     # A worker's own sum comes first: 2 of 2 add up in another order.
     done = [

@@ -54,8 +54,8 @@ def said(process: subprocess.Popen[str]) -> str:
 
 def test_a_pulse_is_heard_until_it_is_closed(pulses: HeartbeatMonitor) -> None:
     pulse = HeartbeatResponder(pulses.address, "worker 0")
-    wait_for(pulses, "worker 0")
-    assert beats(pulses, "worker 0", 10 * BEAT) >= 5
+    for _ in range(5):
+        wait_for(pulses, "worker 0")
     pulse.close()
     pulse.close()
     time.sleep(BEAT)
