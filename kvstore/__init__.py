@@ -20,13 +20,20 @@ from typing import Any
 if "".join(getattr(sys, "argv", [])[:1]).rpartition("/")[2] in ("-m", "kvstore", "__main__.py"):
     importlib.import_module(".launch.signals", __name__).for_command()
 
+__version__ = "0.1.0"
+
 try:
-    from .kernels import cpu as _cpu  # noqa: F401
+    from .kernels import cpu as _cpu
 except ImportError as _error:
-    raise ImportError(
-        "kvstore's compiled kernels are not there. If this is the source tree, build it in place with "
-        "`pip install -e .`; otherwise install it with `pip install .` and import it from another directory"
-    ) from _error
+    from .source_tree import installed_package
+
+    if not (_package := installed_package(__version__, __path__[0])):
+        raise ImportError(
+            "kvstore's compiled kernels are not there. If this is the source tree, build it in place with "
+            "`pip install -e .`; otherwise install it with `pip install .`"
+        ) from _error
+    __path__[:] = [_package]
+    from .kernels import cpu as _cpu  # noqa: F401
 
 from . import errors, optimizer
 from .arrays.sparse import RowSparseArray
@@ -60,8 +67,6 @@ from .factory import create
 from .optimizer import lr_scheduler
 from .plan import Plan
 from .store import KVStore, Statistics
-
-__version__ = "0.1.0"
 
 sys.modules[f"{__name__}.sparse"] = sys.modules[RowSparseArray.__module__]  # old pickles say so
 

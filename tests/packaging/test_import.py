@@ -93,3 +93,65 @@ def test_a_tree_without_its_kernels_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         python("-S", "-c", f"import sys; sys.path[:0] = {paths}; import kvstore", cwd=tmp_path)
     assert "pip install -e ." in failed.value.stderr
+
+
+FROM_THE_ROOT = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import kvstore, numpy
+from kvstore.kernels import cpu
+store = kvstore.create("shared")
+store.init("w", numpy.ones(3))
+print(kvstore.__file__, cpu.__file__, sep="\\n")
+"""
+
+
+def unpacked(folder: Path, version: str = kvstore.__version__) -> Path:
+    """Lay out what `pip install .` leaves; links stand for copies."""
+    source = Path(kvstore.__file__).parent
+    (folder / "kvstore").mkdir(parents=True)
+    for path in source.iterdir():
+        (folder / "kvstore" / path.name).symlink_to(path)
+    (folder / "kvstore" / "kernels").symlink_to(source.parent / "kernels")
+    (folder / f"kvstore_train-{version}.dist-info").mkdir()
+    (folder / f"kvstore_train-{version}.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: kvstore-train\nVersion: {version}\n"
+    )
+    return folder
+
+
+def clone(folder: Path) -> Path:
+    """Copy the sources without what was built."""
+    shutil.copytree(
+        Path(kvstore.__file__).parent,
+        folder / "kvstore",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
+    return folder
+
+
+def from_the_root(*path: Path) -> subprocess.CompletedProcess[str]:
+    # -S: this environment's own kvstore is not seen, only the packages that it needs.
+    packages = {Path(numpy.__file__).parents[1]}
+    command = [sys.executable, "-S", "-c", FROM_THE_ROOT, *map(str, [*path, *packages])]
+    return subprocess.run(command, capture_output=True, text=True, timeout=pace.seconds(60))
+
+
+def test_in_the_root_of_a_clone_the_installed_package_serves(tmp_path: Path) -> None:
+    tree, site = clone(tmp_path / "tree"), unpacked(tmp_path / "site")
+    done = from_the_root(tree, site)
+    assert done.returncode == 0, done.stderr
+    sources, kernels = done.stdout.split()
+    assert sources == str(tree / "kvstore" / "__init__.py")
+    assert kernels.startswith(str(site))
+
+
+@pytest.mark.parametrize("version", [None, "0.0.1"])
+def test_sources_alone_or_beside_another_version_say_how_to_build(
+    tmp_path: Path, version: str | None
+) -> None:
+    path = [clone(tmp_path / "tree")]
+    if version is not None:
+        path.append(unpacked(tmp_path / "site", version))
+    done = from_the_root(*path)
+    assert "build it in place with `pip install -e .`" in done.stderr, done

@@ -1,0 +1,33 @@
+"""Import the installed kvstore where a source tree that was not built stands before it on the path."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+NAME = "kvstore-train"
+
+
+def installed_package(version: str, tree: str) -> str | None:
+    """Return the folder of the package that is installed.
+
+    Python looks in the current directory first, so in the root of a clone ``import kvstore`` finds the
+    sources, which have no compiled kernels.
+
+    Parameters
+    ----------
+    version : str
+        The only version that may be taken for the sources.
+    tree : str
+        Folder of the sources.
+
+    Returns
+    -------
+    str or None
+        The folder; None if this version is not installed, or is the sources themselves (an editable install).
+    """
+    for found in metadata.distributions(name=NAME):
+        package = Path(str(found.locate_file("kvstore")))
+        if found.version == version and (package / "kernels").is_dir() and package != Path(tree):
+            return str(package)
+    return None
