@@ -149,7 +149,7 @@ class DeviceArray:
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("this array is lent where it lies; copy it yourself")
         if stream != -1:
-            self._order(Stream(self.device, stream or driver.LEGACY_STREAM))
+            streams.order(driver.get(), self._stream, Stream(self.device, stream or driver.LEGACY_STREAM))
         return dlpack.export(
             self,
             self._memory.address,
@@ -159,12 +159,6 @@ class DeviceArray:
             self.readonly,
             max_version,
         )
-
-    def _order(self, taker: Stream) -> None:
-        """Let the taker's stream wait for the store's work."""
-        tail = streams.StreamCursor(driver.get(), self._stream)
-        tail.moved()
-        tail.hold(taker)
 
     def __len__(self) -> int:
         if not self.shape:

@@ -205,6 +205,12 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
 
     # ----------------------------------------------------------------------------------------- inspection
 
+    def fetch(self, key: Key) -> Any:
+        """Return the value on the host, for a file."""
+        if key in self._on_gpu:
+            self.engine.settle(self._copy(key).tail, f"the value of key {key!r}")
+        return super().fetch(key)
+
     def _copy(self, key: Key) -> DeviceKey:
         return self._on_gpu[key].first
 
