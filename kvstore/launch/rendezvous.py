@@ -21,7 +21,7 @@ from kvstore.settings.definitions import SETTINGS
 from kvstore.settings.launchers import Placement
 from kvstore.waiting import WaitClock
 
-from .certificates import Certificates
+from .certificates import Certificates, file_of
 from .child_process import ProcessRole
 
 #: Ports below those that Linux gives to connections.
@@ -59,7 +59,7 @@ class Rendezvous:
         """Make the variables that lead a process to the others."""
         found = {"KVSTORE_JOB": self.job, "KVSTORE_SCHEDULER": self.scheduler}
         if self.keys is not None:
-            found["KVSTORE_KEYS_FILE"] = str(self.keys / file_of(part))
+            found["KVSTORE_KEYS_FILE"] = str(self.keys / file_of(part.role, part.rank))
         if self.insecure:
             found["KVSTORE_INSECURE"] = "1"
         return found
@@ -158,11 +158,6 @@ def meeting(
             "where you trust all that can reach it"
         )
     return found
-
-
-def file_of(part: ProcessRole) -> str:
-    """Name of the file with the keys of a process, as `kvstore keys` gives it."""
-    return "scheduler.json" if part.role == "scheduler" else f"{part.role}-{part.rank}.json"
 
 
 def first_node(text: str) -> str:

@@ -25,7 +25,7 @@ from .child_process import ChildProcess, ProcessRole
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
 from .output_relay import OutputRelay
-from .process import GRACE, adopt_orphans, stopped, tied_to, told
+from .process import GRACE, adopt_orphans, stopped, tied_to, told, unstartable
 from .rendezvous import Rendezvous
 from .service import variables_of
 from .signals import ENDING
@@ -122,7 +122,7 @@ def run(company: Company, command: Sequence[str]) -> int:
     try:
         os.execvpe(command[0], list(command), environment)
     except OSError as error:
-        raise _unstartable(command, error) from error
+        raise unstartable(command, error) from error
 
 
 class _Rank:
@@ -269,11 +269,4 @@ def _program(command: Sequence[str], environment: Mapping[str, str]) -> subproce
             command, env=environment, close_fds=False, start_new_session=True, preexec_fn=tied_to(os.getpid())
         )
     except OSError as error:
-        raise _unstartable(command, error) from error
-
-
-def _unstartable(command: Sequence[str], error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot start {command[0]!r}: {error.strerror}; is it a program that can be run, or a Python script "
-        "whose name ends with .py?"
-    )
+        raise unstartable(command, error) from error

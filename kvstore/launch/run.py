@@ -21,8 +21,8 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 
 from .causes import Causes
-from .child_process import ProcessRole
-from .hosts.host_protocol import HostProtocol, Running
+from .child_process import ChildProcess, ProcessRole
+from .hosts.connection import RemoteProcess
 from .hosts.remote_hosts import Hosts, RemoteHosts
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
@@ -37,6 +37,9 @@ _FIRST_WORD = 60.0  # seconds after which a scheduler must have said where it is
 _BEAT = 1.0  # seconds between two looks at the way to other hosts
 _LEAVE = 2.0  # seconds in which servers and scheduler end by themselves after the last worker
 _SERVICE_GRACE = 3.0  # seconds between asking them to end and killing them
+
+
+Running = ChildProcess | RemoteProcess
 
 
 class _Stage(Enum):
@@ -144,7 +147,7 @@ class _Job:
         self._first_word = 0.0  # when the scheduler must have said where it is
         self._relay = OutputRelay((signal.SIGCHLD, *ENDING), self._on_signal)
         self._remote = hosts is not None
-        self._hosts: HostProtocol = (
+        self._hosts: LocalHost | RemoteHosts = (
             RemoteHosts(hosts, self._relay, reaper, prefix)
             if hosts
             else LocalHost(self._relay, reaper, prefix)

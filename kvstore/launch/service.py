@@ -201,26 +201,16 @@ def variables_of(
     """
     left = _LEFT_BEHIND if part.role == "worker" else (*_LEFT_BEHIND, *_PLACE)
     kept = {name: value for name, value in base.items() if name not in left}
-    ours = {
-        "KVSTORE_ROLE": part.role,
-        "KVSTORE_NUM_WORKERS": str(workers),
-        "KVSTORE_NUM_SERVERS": str(servers),
-    }
+    ours = {"KVSTORE_ROLE": part.role, "DMLC_ROLE": part.role}
+    ours |= {"KVSTORE_NUM_WORKERS": str(workers), "DMLC_NUM_WORKER": str(workers)}
+    ours |= {"KVSTORE_NUM_SERVERS": str(servers), "DMLC_NUM_SERVER": str(servers)}
+    ours["DMLC_LOCAL"] = str(int(address.startswith("ipc://")))
+    host, port = addresses.split(address)
+    if port:
+        ours |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": str(port)}
     if part.role == "server":
         ours["KVSTORE_SERVER_RANK"] = str(part.rank)
-    return {**_MALLOC, **kept, **ours, **_mxnet_s(part, workers, servers, address)}
-
-
-def _mxnet_s(part: ProcessRole, workers: int, servers: int, address: str) -> dict[str, str]:
-    """Make the variables that scripts written for MXNet look at."""
-    found = {
-        "DMLC_ROLE": part.role,
-        "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": str(servers),
-        "DMLC_LOCAL": str(int(address.startswith("ipc://"))),
-    }
-    host, port = addresses.split(address)
-    return found | ({"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": str(port)} if port else {})
+    return {**_MALLOC, **kept, **ours}
 
 
 def wanted(

@@ -114,6 +114,13 @@ From = AgentHello | AgentReady | Output | Address | Ended | Gone | AgentRefused 
 _encoder = msgspec.msgpack.Encoder()
 
 
+def version() -> str:
+    """Version of kvstore here, which must be the same on both sides."""
+    from kvstore import __version__
+
+    return __version__
+
+
 def packed(message: To | From) -> bytes:
     """Make the bytes of a message."""
     data = _encoder.encode(message)
