@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +28,7 @@ from .streams import Stream
 _HOST_TYPES = (np.ndarray, np.generic, RowSparseArray, str, bytes, bool, int, float, complex, list, tuple)
 
 
+@dataclass(eq=False, slots=True)
 class DeviceView:
     """What must be known of an array on a GPU to let a kernel have it.
 
@@ -47,26 +49,16 @@ class DeviceView:
         On which stream to work, for a view that was made ahead of the work.
     """
 
-    __slots__ = (
-        "address", "contiguous", "device", "dtype", "kind", "owner", "producer", "readonly", "shape", "stream"
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        address: int,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        device: int,
-        owner: Any,
-        kind: str = "any",
-        contiguous: bool = True,
-        readonly: bool = False,
-        producer: Stream | None = None,
-    ) -> None:
-        self.address, self.dtype, self.shape, self.device = address, dtype, shape, device
-        self.owner, self.kind, self.contiguous, self.readonly = owner, kind, contiguous, readonly
-        self.producer = producer
-        self.stream: Stream | None = None
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    device: int
+    owner: Any
+    kind: str = "any"
+    contiguous: bool = True
+    readonly: bool = False
+    producer: Stream | None = None
+    stream: Stream | None = None
 
     @property
     def nbytes(self) -> int:
