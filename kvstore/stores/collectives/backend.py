@@ -332,6 +332,3 @@ def told(names: list[str]) -> str:
     if len(names) < 2:
         return f"key {names[0]}" if names else "no keys"
     return f"{len(names)} keys ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-
-
-__all__ = ["AllReduceBackend", "Collective", "Item", "called", "check_launched", "check_process", "told"]

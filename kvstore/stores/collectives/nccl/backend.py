@@ -227,6 +227,3 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
 
 def _nothing() -> None:
     """All has been done."""
-
-
-__all__ = ["NcclBackend"]

@@ -338,6 +338,3 @@ def _machine() -> str:
         return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
         return ""
-
-
-__all__ = ["JobPlacement", "NcclRendezvous", "PeerHello", "RendezvousAnswer", "find"]
