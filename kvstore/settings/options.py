@@ -97,7 +97,9 @@ def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | No
     if unknown:
         named = ", ".join(f"{name}{nearest(name, known)}" for name in unknown)
         raise ConfigError(f"unknown option {named}; known are {', '.join(known)}")
-    _warn_of_meaningless(env)
+    for variable, reason in IGNORED.items():
+        if variable in env:
+            log.warning("%s is set and has no effect here: %s", variable, reason)
     chosen = {**_from_environment(env), **{name: (value, name) for name, value in options.items()}}
     return StoreConfig(**{name: _typed(name, value, source) for name, (value, source) in chosen.items()})
 
@@ -117,7 +119,10 @@ def _typed(name: str, value: Any, source: str) -> Any:
     if wanted is str and not isinstance(value, str):
         raise ArgumentError(f"{source} must be a str, not {value!r}")
     if wanted is bool:
-        return _flag(value, source)
+        found = {"0": False, "1": True}.get(value) if isinstance(value, str) else value
+        if not isinstance(found, bool):
+            raise ArgumentError(f"{source} must be a bool (0 or 1 in a variable), not {value!r}")
+        return found
     whole = wanted is not int or isinstance(value, str) or hasattr(value, "__index__")
     try:
         if isinstance(value, bool) or not whole:
@@ -142,16 +147,3 @@ def slice_threshold(environment: Mapping[str, str] | None = None) -> int:
             f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is no whole number from 1024 to 2**28: unset it"
         )
     return int(text)
-
-
-def _flag(value: Any, source: str) -> bool:
-    found = {"0": False, "1": True}.get(value) if isinstance(value, str) else value
-    if not isinstance(found, bool):
-        raise ArgumentError(f"{source} must be a bool (0 or 1 in a variable), not {value!r}")
-    return found
-
-
-def _warn_of_meaningless(env: Mapping[str, str]) -> None:
-    for variable, reason in IGNORED.items():
-        if variable in env:
-            log.warning("%s is set and has no effect here: %s", variable, reason)

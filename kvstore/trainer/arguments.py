@@ -57,15 +57,12 @@ def make_optimizer(optimizer: str | Optimizer, settings: Mapping[str, Any] | Non
             f"optimizer must be a name such as 'sgd', or an Optimizer such as kv.optimizer.SGD(), not "
             f"{optimizer!r}"
         )
-    if settings is not None and not _is_keywords(settings):
+    named = isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)
+    if settings is not None and not named:
         raise ArgumentError(
             f"optimizer_params must be a dict of keywords, such as {{'learning_rate': 0.1}}, not {settings!r}"
         )
     return create(optimizer, **(settings or {}))
-
-
-def _is_keywords(settings: Any) -> bool:
-    return isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)
 
 
 def count_replicas(params: list[Trainable]) -> int:

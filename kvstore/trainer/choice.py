@@ -79,7 +79,8 @@ def choose(kvstore: Any, update: bool | None, params: Sequence[Trainable], repli
     made = isinstance(kvstore, str) and store is not None
     try:
         updates = _by_default(store, kvstore, params)
-        distributed = store is not None and _is_distributed(store)
+        several = isinstance(store, KVStore) and store.num_workers > 1
+        distributed = store is not None and (several or is_on_servers(store))
         if sparse_weights:
             updates = _checked_for_sparse_weights(store, update)
         elif sparse_grads:
@@ -120,10 +121,6 @@ def _stays_here(name: str) -> bool:
     if alone:
         warn_if_apart(name)
     return alone
-
-
-def _is_distributed(store: Any) -> bool:
-    return is_on_servers(store) or (isinstance(store, KVStore) and store.num_workers > 1)
 
 
 # ------------------------------------------------------------------------------------------- who updates
@@ -201,6 +198,3 @@ def _check_takes_rows(store: Any) -> None:
         raise ConfigError(
             f"{type(store).__name__} has no verbs for row-sparse arrays; use a store of kvstore.create"
         )
-
-
-__all__ = ["Choice", "choose"]
