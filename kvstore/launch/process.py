@@ -58,6 +58,11 @@ def told(code: int) -> str:
     return f"failed with exit code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
 
 
+def exit_code(code: int) -> int:
+    """Exit code that tells how a failed process ended, as shells have it for signals."""
+    return code if code > 0 else 128 - code
+
+
 def unstartable(command: Sequence[str], error: OSError) -> ConfigError:
     """Make the error for a program that cannot be started."""
     return ConfigError(

@@ -179,15 +179,11 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         """Check what is pushed to GPUs, or only pulled from there."""
         pushed = dict(groups)
         only = [key for key in outs if key in self._on_gpu and key not in pushed]
-        items = [
-            self._gpus.item(self._like(key), pushed.get(key, []), outs.get(key, []), streams)
-            for key in (*pushed, *only)
-        ]
+        items = []
+        for key in (*pushed, *only):
+            like: Any = self._copy(key) if key in self._on_gpu else self._entry(key)
+            items.append(self._gpus.item(like, pushed.get(key, []), outs.get(key, []), streams))
         return sorted(items, key=lambda item: item.entry.number)
-
-    def _like(self, key: Key) -> Any:
-        """Return what says of a key which arrays fit."""
-        return self._copy(key) if key in self._on_gpu else self._entry(key)
 
     def _move(self, key: Key, values: list[Any], streams: Streams) -> None:
         """Let a key of the host move to the GPU of its first value."""

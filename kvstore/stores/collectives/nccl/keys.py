@@ -254,7 +254,11 @@ class NcclGpus:
 
     def _settle(self, items: Sequence[Item], calls: dict[int, Call]) -> None:
         """Wait for the sums, if what follows waits for the GPU: the driver's own waits have no end."""
-        slow = [item for item in items if any(_comes_by_host(item.entry, out) for out in item.outs)]
+        slow = [
+            item
+            for item in items
+            if any(isinstance(out, HostOut) or out.dtype != item.entry.dtype for out in item.outs)
+        ]
         if slow:
             for call in calls.values():
                 self._engine.settle(call.place.tail(call.stream), told([repr(i.entry.key) for i in slow]))
@@ -276,10 +280,6 @@ def _job(copy: DeviceKey, source: int) -> CollectiveArray:
 
 def _nearest(array: Any, own: Copies, first: int) -> int:
     return array.device if isinstance(array, DeviceView) and array.device in own else first
-
-
-def _comes_by_host(copy: DeviceKey, out: DeviceView | HostOut) -> bool:
-    return isinstance(out, HostOut) or out.dtype != copy.dtype
 
 
 def _summed_here(parts: Sequence[KeyOnGpu], call: Call, loans: list[StreamBuffer]) -> list[KeyOnGpu]:
