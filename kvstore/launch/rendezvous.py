@@ -19,6 +19,7 @@ from kvstore.errors import ConfigError, TimeoutError
 from kvstore.settings import addresses, roles
 from kvstore.settings.definitions import SETTINGS
 from kvstore.settings.launchers import Placement
+from kvstore.settings.variables import first_set
 from kvstore.waiting import WaitClock
 
 from .certificates import Certificates, file_of
@@ -215,9 +216,8 @@ def _of_slurm(place: Placement, environment: Mapping[str, str]) -> str:
 
 def _host(environment: Mapping[str, str]) -> str:
     """Address at which other hosts find a scheduler of this machine."""
-    for name in SETTINGS["host"].names():
-        if environment.get(name):
-            return environment[name]
+    if told := first_set(environment, SETTINGS["host"].names()):
+        return environment[told]
     prefix = environment.get("DMLC_INTERFACE", "")
     found = {name: one for name, one in addresses.interfaces().items() if name.startswith(prefix)}
     outward = [one for one in found.values() if prefix or not addresses.is_loopback(one)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ArgumentError, ConfigError, nearest
 from .definitions import DEFAULTS, IGNORED, SETTINGS, WORKER
-from .variables import process_variables
+from .variables import first_set, process_variables
 
 log = logging.getLogger("kvstore.config")
 
@@ -105,13 +105,8 @@ def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | No
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    found = {}
-    for field in fields(StoreConfig):
-        for variable in SETTINGS[field.name].names(WORKER):
-            if env.get(variable):
-                found[field.name] = (env[variable], variable)
-                break
-    return found
+    found = {field.name: first_set(env, SETTINGS[field.name].names(WORKER)) for field in fields(StoreConfig)}
+    return {name: (env[variable], variable) for name, variable in found.items() if variable}
 
 
 def _typed(name: str, value: Any, source: str) -> Any:

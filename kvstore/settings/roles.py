@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from . import addresses, launchers
 from .definitions import DEFAULTS, IGNORED_ON_SERVERS, SETTINGS
 from .keys import Keys
-from .variables import process_variables
+from .variables import first_set, process_variables
 
 log = logging.getLogger("kvstore.roles")
 
@@ -198,9 +198,9 @@ def _counts(env: Mapping[str, str], role: str, place: launchers.Placement | None
     missing = [names for names, found in ((_WORKERS, workers), (_SERVERS, servers)) if found is None]
     if role == "scheduler" and missing:
         names = " and ".join(" or ".join(names) for names in missing)
-        sign = next(f"{name}={env[name]}" for name in _ROLE if env.get(name))
+        sign = first_set(env, _ROLE)
         raise ConfigError(
-            f"this is the scheduler ({sign}), and {names} is not set: "
+            f"this is the scheduler ({sign}=scheduler), and {names} is not set: "
             "set it to the number of processes that will come, or call `kvstore scheduler -n 2 -s 1`"
         )
     return place.size if place else workers[1] if workers else 0, servers[1] if servers else 0
@@ -256,9 +256,8 @@ def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
 
 def _told_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str, str | None]:
     """Variable that says to which address to bind, and its value."""
-    for name in SETTINGS["host"].names():
-        if env.get(name):
-            return name, env[name]
+    if name := first_set(env, SETTINGS["host"].names()):
+        return name, env[name]
     if role == "scheduler" and _flag(env, "DMLC_USE_KUBERNETES"):
         return "DMLC_USE_KUBERNETES", "0.0.0.0"
     if env.get("DMLC_INTERFACE"):
@@ -367,7 +366,7 @@ def _agreed(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str] |
 
 def _number(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple[str, int] | None:
     """First of the variables that is set, and its value."""
-    name = next((name for name in names if env.get(name)), None)
+    name = first_set(env, names)
     if name is None:
         return None
     text = env[name]
