@@ -13,6 +13,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -63,27 +64,18 @@ class BytePSBackend(AllReduceBackend):
             self.engine.declare({name: e.value.nbytes for name, e in new.items()})
 
 
+@dataclass(eq=False, slots=True)
 class _Tensor:
     """A tensor that is declared, with its memory from the first sum on."""
 
-    __slots__ = ("array", "name", "tensor", "under_way")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.array: Array | None = None
-        self.tensor: Any = None
-        self.under_way: PolledOperation | None = None
+    name: str
+    array: Array | None = None
+    tensor: Any = None
+    under_way: PolledOperation | None = None
 
 
 class BytePS(PolledEngine):
     """See `kvstore.stores.collectives.engine.Collective`.
-
-    Parameters
-    ----------
-    timeout : float
-        Seconds after which a wait ends.
-    group : str
-        Stores of a group are paired by the order in which they are made.
 
     Raises
     ------

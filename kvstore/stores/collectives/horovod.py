@@ -63,13 +63,6 @@ class HorovodBackend(AllReduceBackend):
 class Horovod(PolledEngine):
     """See `kvstore.stores.collectives.engine.Collective`.
 
-    Parameters
-    ----------
-    timeout : float
-        Seconds after which a wait ends.
-    group : str
-        Stores of a group are paired by the order in which they are made.
-
     Raises
     ------
     MissingBackendError

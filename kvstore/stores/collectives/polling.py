@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ...errors import KVStoreError, TimeoutError
@@ -14,20 +15,21 @@ from .backend import check_process
 _NAP = 100e-6  # seconds between two looks; Horovod itself looks for work once in a millisecond
 
 
+@dataclass(eq=False, slots=True)
 class PolledOperation:
     """Operations of an engine that are waited for together."""
 
-    __slots__ = ("error", "left", "what")
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        #: What is under way, as the engine's own class has it.
-        self.left: list[Any] = []
-        self.error: KVStoreError | None = None
+    what: str
+    #: What is under way, as the engine's own class has it.
+    left: list[Any] = field(default_factory=list)
+    error: KVStoreError | None = None
 
 
 class PolledEngine:
-    """How such an engine is waited for, until the deadline; subclasses ask it, and take the results in."""
+    """How such an engine is waited for; subclasses ask it, and take the results in.
+
+    Each wait ends after `timeout` seconds. Stores of a group are paired by the order in which they are made.
+    """
 
     name: str
     #: As its makers write it, and what must be right for it to come to an end.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...arrays.grouping import Group, Key
 from ...devices import arrays, streams
 from ...devices.streams import Stream
+from ..local.bound import Bound
 from .arguments import order_behind
 from .keys import DeviceKey
 from .launches import KeyWork, Launches, are_apart
@@ -15,10 +16,8 @@ if TYPE_CHECKING:
     from .executor import GpuExecutor
 
 
-class GpuCall:
+class GpuCall(Bound):
     """A plan for keys of one GPU: nothing is looked at but the caller's stream.
-
-    See `kvstore.stores.local.bound.Bound`.
 
     The arrays of `works` lie on the GPU too and do not overlap; `objects` are these, in the order of the
     addresses there.

@@ -32,6 +32,19 @@ class HostAndGpuBackend(LocalBackend):
         """Return the copy of a key on GPUs that is looked at."""
         raise NotImplementedError
 
+    def discard(self, keys: list[Key]) -> None:
+        """Undo the init of keys."""
+        super().discard(keys)
+        for key in keys:
+            self._order.pop(key, None)
+            self._on_gpu.pop(key, None)
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._on_gpu.clear()
+        self._order.clear()
+        super().close()
+
     # ------------------------------------------------------------------------------------ inspection
 
     def keys(self) -> list[Key]:

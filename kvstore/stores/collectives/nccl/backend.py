@@ -74,13 +74,6 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         for key, value in self._of_rank_0(mine):
             self._gpus.assign(self._on_gpu[key], value)
 
-    def discard(self, keys: list[Key]) -> None:
-        """Undo the init of keys."""
-        super().discard(keys)
-        for key in keys:
-            self._order.pop(key, None)
-            self._on_gpu.pop(key, None)
-
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Copy out."""
         streams = Streams(out for _, outs in groups for out in outs)
@@ -213,12 +206,6 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
     def _places(self, key: Key) -> list[tuple[str, int]]:
         copies = self._on_gpu[key].copies.items()
         return [(f"worker {self.rank} cuda:{device}", copy.nbytes) for device, copy in copies]
-
-    def close(self) -> None:
-        """Wait for what is under way, and give everything back."""
-        self._on_gpu.clear()
-        self._order.clear()
-        super().close()
 
 
 def _nothing() -> None:
