@@ -66,16 +66,6 @@ class Driver:
 
     # ---------------------------------------------------------------------------------------- devices
 
-    def capability(self, device: int) -> tuple[int, int]:
-        """Compute capability, such as (9, 0)."""
-        kinds = self._api.CUdevice_attribute
-        major = kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-        minor = kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
-        return (
-            int(self._call("cuDeviceGetAttribute", major, device)),
-            int(self._call("cuDeviceGetAttribute", minor, device)),
-        )
-
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
         """Make a device's primary context the thread's; afterwards the old one is back."""

@@ -106,10 +106,7 @@ _RULES = {
     "SGLD": _Rule("sgld", {}, _agrees),
     "LAMB": _Rule("lamb", {**_MOMENTS, **_same("lower_bound", "upper_bound", "bias_correction")}, _agrees),
     "LARS": _Rule(
-        "lars",
-        {"eps": "epsilon", **_same("momentum", "lazy_update", "eta")},
-        _lars_differs,
-        shown=_copy_last,
+        "lars", {"eps": "epsilon", **_same("momentum", "lazy_update", "eta")}, _lars_differs, shown=_copy_last
     ),
     "DCASGD": _Rule("dcasgd", _same("momentum", "lamda"), _dcasgd_differs),
     "RMSProp": _Rule(
