@@ -282,7 +282,8 @@ def stream_for(arrays: Iterable[Any], device: int) -> Stream:
             return ahead
         cupy = cupy or kind == "cupy"
         if named is None and kind == "any" and device_of(array) == device:
-            named = _named_stream(array, device)
+            handle = (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")
+            named = None if handle is None else Stream(device, handle)
     if cupy:
         return streams.of_cupy(device)
     return named or Stream(device, driver.LEGACY_STREAM)
@@ -296,12 +297,6 @@ def speaker(objects: list[Any]) -> list[Any]:
             return [objects[kinds.index(kind)]]
     named = (one for one in objects if (getattr(one, "__cuda_array_interface__", None) or {}).get("stream"))
     return list(itertools.islice(named, 1))
-
-
-def _named_stream(array: Any, device: int) -> Stream | None:
-    interface = getattr(array, "__cuda_array_interface__", None) or {}
-    stream = interface.get("stream")
-    return None if stream is None else Stream(device, stream)
 
 
 def work_on(stream: Stream, kind: str) -> AbstractContextManager[Any]:

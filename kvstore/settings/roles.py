@@ -113,7 +113,9 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
     env = process_variables() if environment is None else environment
     if not signs(env):
         return None
-    _warn_of_meaningless(env)
+    for variable in IGNORED_ON_SERVERS:
+        if env.get(variable, "0") != "0":
+            _warn(variable)
     role = _role(env)
     scheduler = _scheduler(env)
     place = _place(env, scheduler) if role == "worker" else None
@@ -242,7 +244,9 @@ def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
     name, told = _told_host(env, role, scheduler)
     if told is None:
         return _facing(role, addresses.split(scheduler)[0])
-    host = _numeric(name, told)
+    host = addresses.resolved(told.strip("[]"))
+    if not host:
+        raise _unusable(name, told, "no host that is known here")
     if role == "worker":
         return host
     if addresses.is_wildcard(host):
@@ -276,12 +280,6 @@ def _of_interface(prefix: str) -> str:
         f"DMLC_INTERFACE={prefix!r} begins the name of no network interface with an IPv4 address; "
         f"there are {addresses.told(found)}"
     )
-
-
-def _numeric(name: str, host: str) -> str:
-    if number := addresses.resolved(host.strip("[]")):
-        return number
-    raise _unusable(name, host, "no host that is known here")
 
 
 def _unusable(name: str, host: str, reason: str) -> ConfigError:
@@ -386,12 +384,6 @@ def _contradiction(one: tuple[str, str], other: tuple[str, str]) -> ConfigError:
     return ConfigError(
         f"{one[0]} ({one[1]}) contradicts {other[0]} ({other[1]}): unset what an earlier launcher left behind"
     )
-
-
-def _warn_of_meaningless(env: Mapping[str, str]) -> None:
-    for variable in IGNORED_ON_SERVERS:
-        if env.get(variable, "0") != "0":
-            _warn(variable)
 
 
 @functools.cache
