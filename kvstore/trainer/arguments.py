@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ArgumentError, ShapeError
@@ -22,7 +22,13 @@ def in_order(params: Any) -> list[Trainable]:
                 f"{param!r} is no parameter: it needs name, grad_req, list_data() and list_grad(), as "
                 "kvstore.trainer.Parameter has"
             )
-    _check_once(params)
+    seen: set[int] = set()
+    for param in params:
+        if id(param) in seen:
+            raise ArgumentError(
+                f"parameter {param.name!r} is there twice, and each step would update it twice; list it once"
+            )
+        seen.add(id(param))
     return list(params)
 
 
@@ -34,16 +40,6 @@ def _sorted(params: Mapping[str, Any]) -> list[str]:
         raise ArgumentError(
             f"params must be a dict from names to parameters, and its keys are of types {kinds}: make all str"
         ) from None
-
-
-def _check_once(params: Sequence[Trainable]) -> None:
-    seen: set[int] = set()
-    for param in params:
-        if id(param) in seen:
-            raise ArgumentError(
-                f"parameter {param.name!r} is there twice, and each step would update it twice; list it once"
-            )
-        seen.add(id(param))
 
 
 def make_optimizer(optimizer: str | Optimizer, settings: Mapping[str, Any] | None) -> Optimizer:

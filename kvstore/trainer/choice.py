@@ -128,19 +128,15 @@ def _stays_here(name: str) -> bool:
 
 def _by_default(store: Any, kvstore: Any, params: Sequence[Trainable]) -> bool:
     """Say who updates where the caller does not."""
-    wanted = _wanted_by_environment()
+    text = text_of("update_on_kvstore")
+    if not text.isdecimal():
+        raise ConfigError(f"MXNET_UPDATE_ON_KVSTORE={text!r} must be 1 or 0")
+    wanted = bool(int(text))
     if store is None:
         return False
     if kvstore == "local" and max(map(_size, params), default=0) > _LARGE:
         wanted = False
     return bool(store.is_capable(KVStoreBase.OPTIMIZER)) and wanted
-
-
-def _wanted_by_environment() -> bool:
-    text = text_of("update_on_kvstore")
-    if not text.isdecimal():
-        raise ConfigError(f"MXNET_UPDATE_ON_KVSTORE={text!r} must be 1 or 0")
-    return bool(int(text))
 
 
 def _size(param: Trainable) -> int:
