@@ -19,7 +19,7 @@ from .arrays.sparse import RowSparseArray, kind_of
 from .errors import KeyKindError, StateFileError
 
 if TYPE_CHECKING:
-    from .stores.protocol import Backend, Kind
+    from .stores.protocol import Backend
 
 _FORMAT = "kvstore.values"
 
@@ -41,7 +41,9 @@ def load(backend: Backend, path: str) -> None:
     values = _read(path)
     known = set(backend.keys())
     for key in known & set(values):
-        _check_same_kind(key, backend.kind(key), kind_of(values[key]), path)
+        here, there = backend.kind(key), kind_of(values[key])
+        if here != there:
+            raise StateFileError(f"{path}: key {key!r} is {there} there and {here} in this store")
     try:
         backend.assign([(key, [value]) for key, value in values.items()])
     except KeyKindError as error:
@@ -103,8 +105,3 @@ def _typed(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     if array.dtype.name != dtype or array.shape != shape:
         raise ValueError(f"a tensor of {array.dtype} {array.shape} where the manifest says {dtype} {shape}")
     return array
-
-
-def _check_same_kind(key: Key, here: Kind, there: Kind, path: str) -> None:
-    if here != there:
-        raise StateFileError(f"{path}: key {key!r} is {there} there and {here} in this store")

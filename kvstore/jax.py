@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .averaging import check_made, check_not_late, check_rounds, check_store, check_sums, has_optimizer
-from .errors import (
-    ArgumentError,
-    ArrayError,
-    ConfigError,
-    DTypeError,
-    KeyNotFoundError,
-    MissingBackendError,
-)
+from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, KeyNotFoundError, MissingBackendError
 from .store import KVStore
 
 try:

@@ -511,7 +511,7 @@ class KVStore(KVStoreBase):
 
         Servers log the commands that they do not know.
         """
-        self._do_all(partial(self._backend.command, _whole_head(head), str(body)))
+        self._do_all(partial(self._backend.command, _whole(head, "the head of a command"), str(body)))
 
     # ------------------------------------------------------------------------------------ inspection
 
@@ -825,13 +825,6 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def _whole_head(head: Any) -> int:
-    try:
-        return operator.index(head)
-    except TypeError:
-        raise ArgumentError(f"the head of a command must be an int, not {head!r}") from None
-
-
 def _seconds(timeout: Any) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.integer, np.floating)):
         raise ArgumentError(f"timeout must be a number of seconds, not {timeout!r}")
@@ -840,8 +833,8 @@ def _seconds(timeout: Any) -> float:
     return float(min(timeout, threading.TIMEOUT_MAX))
 
 
-def _whole(priority: Any) -> int:
+def _whole(value: Any, what: str = "priority") -> int:
     try:
-        return operator.index(priority)
+        return operator.index(value)
     except TypeError:
-        raise ArgumentError(f"priority must be an int, not {priority!r}") from None
+        raise ArgumentError(f"{what} must be an int, not {value!r}") from None

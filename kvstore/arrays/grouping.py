@@ -48,7 +48,8 @@ def group(key: Any, value: Any, what: str = "value") -> list[Group]:
             groups[name] = arrays
         else:
             known += arrays
-    _check_one_kind(groups)
+    if len({type(key) for key in groups}) > 1:
+        raise KeyKindError("int and str keys in one call; a store uses one kind of key")
     return list(groups.items())
 
 
@@ -121,18 +122,14 @@ def _zipped(keys: Any, values: Any, what: str) -> Iterator[tuple[Any, Any]]:
     return zip(keys, values)  # noqa: B905 - lengths are checked above
 
 
-def _check_one_kind(groups: dict[Key, list[Any]]) -> None:
-    if len({type(key) for key in groups}) > 1:
-        raise KeyKindError("int and str keys in one call; a store uses one kind of key")
-
-
 def pair_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[RowSparseArray, Any]]]]:
     """Pair every out with its row ids."""
     if out is None or row_ids is None:
         raise ArrayError("row_sparse_pull needs both `out` and `row_ids`")
     wanted = []
     for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_ids"), strict=True):
-        ids = _id_arrays(ids)
+        if all(isinstance(one, (int, float, np.number)) for one in ids):
+            ids = [ids]  # plain numbers are one list of ids, not as many arrays
         for one in outs:
             if not isinstance(one, RowSparseArray):
                 raise ArrayError(f"out of key {name!r} must be a RowSparseArray, not {type(one).__name__}")
@@ -144,8 +141,3 @@ def pair_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[Ro
             )
         wanted.append((name, list(zip(outs, ids, strict=True))))
     return wanted
-
-
-def _id_arrays(ids: list[Any]) -> list[Any]:
-    """Plain numbers are one list of ids, not as many arrays."""
-    return [ids] if all(isinstance(one, (int, float, np.number)) for one in ids) else ids

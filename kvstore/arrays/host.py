@@ -65,7 +65,10 @@ def readable(obj: Any, what: str = "value") -> Array:
     view = obj if type(obj) is np.ndarray else _view(obj, what)
     if cpu.is_plain(view):
         return view
-    return _plain(view, what)
+    dtype = _native(view.dtype, what)
+    if cpu.is_plain(view):  # a bfloat16 array, met for the first time
+        return view
+    return np.array(view, dtype=dtype, order="C", copy=True, subok=False)
 
 
 def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | None]:
@@ -152,13 +155,6 @@ def _describe(obj: Any) -> str:
     return name if shape is None else f"{name} of shape {tuple(shape)}"
 
 
-def _plain(view: Array, what: str) -> Array:
-    dtype = _native(view.dtype, what)
-    if cpu.is_plain(view):  # a bfloat16 array, met for the first time
-        return view
-    return np.array(view, dtype=dtype, order="C", copy=True, subok=False)
-
-
 def _native(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     native = dtype.newbyteorder("=")
     if cpu.supported(native):
@@ -172,7 +168,9 @@ def _native(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
 def _view(obj: Any, what: str, write: bool = False) -> Array:
     """Find the protocol that `obj` speaks."""
     if isinstance(obj, np.ndarray):
-        return _of_subclass(obj, what)
+        if isinstance(obj, np.ma.MaskedArray):
+            raise ArrayError(f"{what} is a masked array, whose mask would be lost; pass .filled(...) instead")
+        return obj.view(np.ndarray)
     refuse_what_is_no_array(obj, what)
     if hasattr(obj, "__dlpack__"):
         return _from_dlpack(obj, what, write)
@@ -184,12 +182,6 @@ def _view(obj: Any, what: str, write: bool = False) -> Array:
         return np.asarray(obj) if hasattr(obj, "__array_interface__") else np.asarray(memoryview(obj))
     except (TypeError, ValueError, BufferError) as error:
         raise ArrayError(f"{what} is no usable array: {_describe(obj)} ({error})") from error
-
-
-def _of_subclass(obj: Array, what: str) -> Array:
-    if isinstance(obj, np.ma.MaskedArray):
-        raise ArrayError(f"{what} is a masked array, whose mask would be lost; pass .filled(...) instead")
-    return obj.view(np.ndarray)
 
 
 def refuse_what_is_no_array(obj: Any, what: str) -> None:
@@ -223,7 +215,8 @@ def _from_dlpack(obj: Any, what: str, write: bool) -> Array:
         obj = obj.detach()  # a torch parameter: its memory, without its place in the graph
     if "bfloat16" in str(getattr(obj, "dtype", "")) and hasattr(obj, "data_ptr"):
         return _bfloat16_view(obj, what)
-    return _imported(obj, what, write and not _immutable(obj))
+    immutable = type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
+    return _imported(obj, what, write and not immutable)
 
 
 def _imported(obj: Any, what: str, write: bool) -> Array:
@@ -239,10 +232,6 @@ def _imported(obj: Any, what: str, write: bool) -> Array:
         raise
     except Exception as error:
         raise DTypeError(f"{what} cannot be viewed: {_describe(obj)} ({error})") from error
-
-
-def _immutable(obj: Any) -> bool:
-    return type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 def _says_who_may_write(obj: Any) -> bool:
@@ -271,17 +260,12 @@ def _bfloat16_view(obj: Any, what: str) -> Array:
     dtype = bfloat16(what)
     if not obj.is_contiguous():
         raise ArrayError(f"{what} is a strided bfloat16 tensor; pass a contiguous one")
-    return _at_address(obj.data_ptr(), dtype, tuple(obj.shape), obj)
-
-
-def _at_address(address: int, dtype: np.dtype[Any], shape: tuple[int, ...], owner: Any) -> Array:
-    """Writable view of memory that lives as long as `owner`, which the view keeps alive."""
-    count = math.prod(shape)
+    count = math.prod(obj.shape)
     if count == 0:
-        return np.empty(shape, dtype)
-    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    memory._owner = owner
-    return np.ndarray(shape, dtype, buffer=memory)
+        return np.empty(tuple(obj.shape), dtype)
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(obj.data_ptr())
+    memory._owner = obj  # the view keeps the memory, and that keeps the tensor
+    return np.ndarray(tuple(obj.shape), dtype, buffer=memory)
 
 
 class _MXNetDLPack:

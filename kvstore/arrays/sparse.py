@@ -48,7 +48,9 @@ class RowSparseArray(RowSparse):
 
     def __init__(self, data: Any, indices: Any, shape: tuple[int, ...]) -> None:
         rows = np.asarray(readable(data, "data"))
-        self.shape = _checked_shape(shape, rows)
+        self.shape = full = _plain_shape(shape)
+        if rows.ndim != len(full) or rows.shape[1:] != full[1:]:
+            raise ShapeError(f"data of shape {rows.shape} cannot be rows of a table of shape {full}")
         ids = _checked_ids(indices, rows, self.shape[0])
         self.data, self.indices = _canonical(rows, ids)
         self._capacity: npt.NDArray[Any] | None = None
@@ -136,13 +138,6 @@ def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
         raise ShapeError(
             f"a row-sparse shape has at least one dimension, each from 0 to 2**63 - 1, not {full}"
         )
-    return full
-
-
-def _checked_shape(shape: tuple[int, ...], rows: npt.NDArray[Any]) -> tuple[int, ...]:
-    full = _plain_shape(shape)
-    if rows.ndim != len(full) or rows.shape[1:] != full[1:]:
-        raise ShapeError(f"data of shape {rows.shape} cannot be rows of a table of shape {full}")
     return full
 
 

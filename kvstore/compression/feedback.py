@@ -67,7 +67,9 @@ class Feedback:
 
     def pushed(self, key: Key, values: list[Array]) -> Pushed:
         """Return values that count as packed and unpacked, each with its residual."""
-        residuals = self._of(key, values) if self.codec.feedback else None
+        residuals = None
+        if self.codec.feedback:
+            residuals = [self._residual(key, source, value.shape) for source, value in enumerate(values)]
         if self.codec.compiled is not None:
             return KernelSource(self.codec.compiled, values, residuals)
         return PythonCodecSource(self.codec, key, values, residuals)
@@ -161,9 +163,6 @@ class Feedback:
                 )
             found[key, source] = pages.copy(array)
         return found
-
-    def _of(self, key: Key, values: list[Array]) -> list[Array]:
-        return [self._residual(key, source, value.shape) for source, value in enumerate(values)]
 
     def _residual(self, key: Key, source: int, shape: tuple[int, ...]) -> Array:
         residual = self._residuals.get((key, source))

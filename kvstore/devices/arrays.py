@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +28,7 @@ from .streams import Stream
 _HOST_TYPES = (np.ndarray, np.generic, RowSparseArray, str, bytes, bool, int, float, complex, list, tuple)
 
 
+@dataclass(eq=False, slots=True)
 class DeviceView:
     """What must be known of an array on a GPU to let a kernel have it.
 
@@ -47,26 +49,16 @@ class DeviceView:
         On which stream to work, for a view that was made ahead of the work.
     """
 
-    __slots__ = (
-        "address", "contiguous", "device", "dtype", "kind", "owner", "producer", "readonly", "shape", "stream"
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        address: int,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        device: int,
-        owner: Any,
-        kind: str = "any",
-        contiguous: bool = True,
-        readonly: bool = False,
-        producer: Stream | None = None,
-    ) -> None:
-        self.address, self.dtype, self.shape, self.device = address, dtype, shape, device
-        self.owner, self.kind, self.contiguous, self.readonly = owner, kind, contiguous, readonly
-        self.producer = producer
-        self.stream: Stream | None = None
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    device: int
+    owner: Any
+    kind: str = "any"
+    contiguous: bool = True
+    readonly: bool = False
+    producer: Stream | None = None
+    stream: Stream | None = None
 
     @property
     def nbytes(self) -> int:
@@ -149,7 +141,7 @@ class DeviceArray:
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("this array is lent where it lies; copy it yourself")
         if stream != -1:
-            self._order(Stream(self.device, stream or driver.LEGACY_STREAM))
+            streams.order(driver.get(), self._stream, Stream(self.device, stream or driver.LEGACY_STREAM))
         return dlpack.export(
             self,
             self._memory.address,
@@ -159,12 +151,6 @@ class DeviceArray:
             self.readonly,
             max_version,
         )
-
-    def _order(self, taker: Stream) -> None:
-        """Let the taker's stream wait for the store's work."""
-        tail = streams.StreamCursor(driver.get(), self._stream)
-        tail.moved()
-        tail.hold(taker)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -296,7 +282,8 @@ def stream_for(arrays: Iterable[Any], device: int) -> Stream:
             return ahead
         cupy = cupy or kind == "cupy"
         if named is None and kind == "any" and device_of(array) == device:
-            named = _named_stream(array, device)
+            handle = (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")
+            named = None if handle is None else Stream(device, handle)
     if cupy:
         return streams.of_cupy(device)
     return named or Stream(device, driver.LEGACY_STREAM)
@@ -310,12 +297,6 @@ def speaker(objects: list[Any]) -> list[Any]:
             return [objects[kinds.index(kind)]]
     named = (one for one in objects if (getattr(one, "__cuda_array_interface__", None) or {}).get("stream"))
     return list(itertools.islice(named, 1))
-
-
-def _named_stream(array: Any, device: int) -> Stream | None:
-    interface = getattr(array, "__cuda_array_interface__", None) or {}
-    stream = interface.get("stream")
-    return None if stream is None else Stream(device, stream)
 
 
 def work_on(stream: Stream, kind: str) -> AbstractContextManager[Any]:

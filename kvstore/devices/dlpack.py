@@ -15,7 +15,7 @@ import numpy as np
 from ..arrays.host import bfloat16
 from ..errors import ArrayError, DTypeError
 
-CUDA, CUDA_HOST, CUDA_MANAGED = 2, 3, 13
+CUDA, CUDA_MANAGED = 2, 13
 _READ_ONLY = 1
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 _CODES = {name: code for code, name in _KINDS.items()}

@@ -66,16 +66,6 @@ class Driver:
 
     # ---------------------------------------------------------------------------------------- devices
 
-    def capability(self, device: int) -> tuple[int, int]:
-        """Compute capability, such as (9, 0)."""
-        kinds = self._api.CUdevice_attribute
-        major = kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-        minor = kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
-        return (
-            int(self._call("cuDeviceGetAttribute", major, device)),
-            int(self._call("cuDeviceGetAttribute", minor, device)),
-        )
-
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
         """Make a device's primary context the thread's; afterwards the old one is back."""
@@ -140,23 +130,19 @@ class Driver:
         ------
         MemoryError
         """
-        with self.on(device):
-            return int(self._call("cuMemAlloc", nbytes))
+        return int(self._on(device, "cuMemAlloc", nbytes))
 
     def free(self, device: int, address: int) -> None:
         """Give memory back, once the device has done with it."""
-        with self.on(device):
-            self._call("cuMemFree", address)
+        self._on(device, "cuMemFree", address)
 
     def lend(self, device: int, nbytes: int, stream: int) -> int:
         """Address of memory for work on one stream, from the driver's pool."""
-        with self.on(device):
-            return int(self._call("cuMemAllocAsync", nbytes, stream))
+        return int(self._on(device, "cuMemAllocAsync", nbytes, stream))
 
     def take_back(self, device: int, address: int, stream: int) -> None:
         """End a loan when the stream comes to this point."""
-        with self.on(device):
-            self._call("cuMemFreeAsync", address, stream)
+        self._on(device, "cuMemFreeAsync", address, stream)
 
     def pin(self, nbytes: int) -> int:
         """Address of new host memory that devices read and write by themselves."""
@@ -165,8 +151,7 @@ class Driver:
 
     def unpin(self, address: int) -> None:
         """Give back what `pin` has returned."""
-        with self.on(0):
-            self._call("cuMemFreeHost", address)
+        self._on(0, "cuMemFreeHost", address)
 
     def register(self, address: int, nbytes: int) -> None:
         """Page-lock whole pages of this process, so that devices read and write them by themselves.
@@ -181,8 +166,7 @@ class Driver:
 
     def unregister(self, address: int) -> None:
         """End what `register` began at this address; no copy may be under way."""
-        with self.on(0):
-            self._call("cuMemHostUnregister", address)
+        self._on(0, "cuMemHostUnregister", address)
 
     def export(self, device: int, address: int) -> bytes:
         """Name memory that `allocate` made, so that other processes can `open` it.
@@ -208,58 +192,48 @@ class Driver:
         """
         handle = self._api.CUipcMemHandle()
         ctypes.memmove(handle.getPtr(), name, IPC_HANDLE_BYTES)
-        with self.on(device):
-            return int(self._call("cuIpcOpenMemHandle", handle, _LAZY_PEER_ACCESS))
+        return int(self._on(device, "cuIpcOpenMemHandle", handle, _LAZY_PEER_ACCESS))
 
     def close(self, device: int, address: int) -> None:
         """End what `open` began, once the device has done with it."""
-        with self.on(device):
-            self._call("cuIpcCloseMemHandle", address)
+        self._on(device, "cuIpcCloseMemHandle", address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int, device: int) -> None:
         """Copy between any two places but two devices, in the order of the stream."""
-        with self.on(device):
-            self._call("cuMemcpyAsync", target, source, nbytes, stream)
+        self._on(device, "cuMemcpyAsync", target, source, nbytes, stream)
 
     def copy_between(
         self, target: tuple[int, int], source: tuple[int, int], nbytes: int, stream: int, device: int
     ) -> None:
         """Copy between two devices; each place is (device, address). `device` is the stream's."""
         to, at = self._context(target[0]), self._context(source[0])
-        with self.on(device):
-            self._call("cuMemcpyPeerAsync", target[1], to, source[1], at, nbytes, stream)
+        self._on(device, "cuMemcpyPeerAsync", target[1], to, source[1], at, nbytes, stream)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int, device: int) -> None:
         """Set all bytes of a piece of memory to one value, in the order of the stream."""
-        with self.on(device):
-            self._call("cuMemsetD8Async", target, byte, nbytes, stream)
+        self._on(device, "cuMemsetD8Async", target, byte, nbytes, stream)
 
     # ------------------------------------------------------------------------------ streams and events
 
     def stream(self, device: int) -> int:
         """Make a stream that waits for no other."""
-        with self.on(device):
-            return int(self._call("cuStreamCreate", 1))
+        return int(self._on(device, "cuStreamCreate", 1))
 
     def drop_stream(self, stream: int, device: int) -> None:
         """Give back a stream; what is on it is still done."""
-        with self.on(device):
-            self._call("cuStreamDestroy", stream)
+        self._on(device, "cuStreamDestroy", stream)
 
     def event(self, device: int) -> int:
         """Make an event that orders streams and measures no time."""
-        with self.on(device):
-            return int(self._call("cuEventCreate", _NO_TIMING))
+        return int(self._on(device, "cuEventCreate", _NO_TIMING))
 
     def record(self, event: int, stream: int, device: int) -> None:
         """Let an event stand for all that is on a stream now."""
-        with self.on(device):
-            self._call("cuEventRecord", event, stream)
+        self._on(device, "cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int, device: int) -> None:
         """Let what follows on a stream, which is the device's, wait for an event."""
-        with self.on(device):
-            self._call("cuStreamWaitEvent", stream, event, 0)
+        self._on(device, "cuStreamWaitEvent", stream, event, 0)
 
     def is_done(self, event: int, device: int) -> bool:
         """Whether the device has come to an event."""
@@ -272,18 +246,15 @@ class Driver:
 
     def finish(self, event: int, device: int) -> None:
         """Block until the device has come to an event."""
-        with self.on(device):
-            self._call("cuEventSynchronize", event)
+        self._on(device, "cuEventSynchronize", event)
 
     def drop_event(self, event: int, device: int) -> None:
         """Give back an event, which need not have come."""
-        with self.on(device):
-            self._call("cuEventDestroy", event)
+        self._on(device, "cuEventDestroy", event)
 
     def synchronize(self, stream: int, device: int) -> None:
         """Block until a stream has nothing left to do."""
-        with self.on(device):
-            self._call("cuStreamSynchronize", stream)
+        self._on(device, "cuStreamSynchronize", stream)
 
     # ---------------------------------------------------------------------------------------- kernels
 
@@ -340,6 +311,10 @@ class Driver:
         if status:
             self._check(name, status)
         return results[0] if len(results) == 1 else results
+
+    def _on(self, device: int, name: str, *arguments: Any) -> Any:
+        with self.on(device):
+            return self._call(name, *arguments)
 
     def _check(self, name: str, status: Any) -> None:
         code = int(status)

@@ -89,8 +89,3 @@ def of_cupy(device: int) -> Stream:
     """CuPy's current stream of a device."""
     current = sys.modules["cupy"].cuda.get_current_stream(device)
     return Stream(device, current.ptr, current)
-
-
-def of_interface(device: int, stream: int | None) -> Stream:
-    """Stream of a ``__cuda_array_interface__``: absent or None means that no order is asked for."""
-    return Stream(device, stream or LEGACY_STREAM)

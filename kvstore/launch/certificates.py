@@ -42,7 +42,7 @@ class Certificates:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for role, rank in self._pairs:
-                path = folder / ("scheduler.json" if role == "scheduler" else f"{role}-{rank}.json")
+                path = folder / file_of(role, rank)
                 _write(path, self.of(role, rank))
                 written.append(path)
         except FileExistsError as error:
@@ -52,6 +52,11 @@ class Certificates:
         except OSError as error:
             raise ConfigError(f"keys cannot be written to {error.filename}: {error.strerror}") from error
         return written
+
+
+def file_of(role: str, rank: int) -> str:
+    """Name of the file with the keys of a process."""
+    return "scheduler.json" if role == "scheduler" else f"{role}-{rank}.json"
 
 
 def written(keys: Keys) -> int:

@@ -9,10 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstore.errors import ConfigError
-
 from .output import Lines, Writes
-from .process import GRACE, stopped, tied_to, told
+from .process import GRACE, stopped, tied_to, told, unstartable
 
 TAIL = 20  # lines of stderr that are told again at the end
 UNKILLABLE = 5.0  # seconds after which a process that even SIGKILL does not end is given up
@@ -150,7 +148,4 @@ def _start(
             pass_fds=tuple(descriptors),
         )
     except OSError as error:
-        raise ConfigError(
-            f"cannot start {command[0]!r}: {error.strerror}; is it a program that can be run, or a Python "
-            "script whose name ends with .py?"
-        ) from error
+        raise unstartable(command, error) from error

@@ -42,6 +42,31 @@ _insecure = click.option(
 )
 
 
+#: Options of scheduler and server, and the variables in the place of which they stand.
+_VARIABLES = {
+    "workers": "KVSTORE_NUM_WORKERS",
+    "servers": "KVSTORE_NUM_SERVERS",
+    "scheduler": "KVSTORE_SCHEDULER",
+    "rank": "KVSTORE_SERVER_RANK",
+    "host": "KVSTORE_HOST",
+    "port": "KVSTORE_PORT",
+    "keys": "KVSTORE_KEYS_FILE",
+    "insecure": "KVSTORE_INSECURE",
+    "snapshot": "KVSTORE_SNAPSHOT",
+    "snapshot_interval": "KVSTORE_SNAPSHOT_INTERVAL",
+}
+
+
+def _environment(role: str, options: dict[str, Any]) -> dict[str, str]:
+    """Variables of this process, with its role and the options that are given."""
+    from kvstore.launch.serve import environment_with
+    from kvstore.settings.variables import process_variables
+
+    options["insecure"] = 1 if options["insecure"] else None
+    given = {_VARIABLES[name]: value for name, value in options.items()}
+    return environment_with({"KVSTORE_ROLE": role, **given}, process_variables())
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvstore-train", prog_name="kvstore", message="%(prog)s %(version)s")
 def main() -> None:
@@ -226,35 +251,19 @@ def role(
 @_keys
 @_insecure
 @click.option("--report-fd", type=click.IntRange(min=0), help="Write the address there instead of to stdout.")
-def scheduler(
-    port: int | None,
-    workers: int | None,
-    servers: int | None,
-    host: str | None,
-    keys: str | None,
-    insecure: bool,
-    report_fd: int | None,
-) -> None:
+def scheduler(port: int | None, host: str | None, report_fd: int | None, **options: Any) -> None:
     """Run the scheduler of a job, and print its address as soon as others can connect.
 
     What no option says is read from the variables KVSTORE_* and DMLC_*. `kvstore run -s` does all of this on
     one machine.
     """
-    from kvstore.launch.serve import address_option, environment_with, reporter
+    from kvstore.launch.serve import address_option, reporter
     from kvstore.launch.serve import scheduler as serve
     from kvstore.settings.variables import process_variables
 
-    options = {
-        "KVSTORE_ROLE": "scheduler",
-        "KVSTORE_NUM_WORKERS": workers,
-        "KVSTORE_NUM_SERVERS": servers,
-        "KVSTORE_SCHEDULER": address_option(host, port, process_variables()),
-        "KVSTORE_HOST": host,
-        "KVSTORE_KEYS_FILE": keys,
-        "KVSTORE_INSECURE": 1 if insecure else None,
-    }
+    options |= {"host": host, "scheduler": address_option(host, port, process_variables())}
     report = reporter(report_fd, click.echo)
-    serve(environment_with(options, process_variables()), report, launched=report_fd is not None)
+    serve(_environment("scheduler", options), report, launched=report_fd is not None)
 
 
 @main.command()
@@ -271,37 +280,14 @@ def scheduler(
     "--snapshot", metavar="DIR", help="Folder in which the server saves what it holds, now and then."
 )
 @_interval
-def server(
-    scheduler: str | None,
-    rank: int | None,
-    host: str | None,
-    port: int | None,
-    keys: str | None,
-    insecure: bool,
-    imports: tuple[str, ...],
-    snapshot: str | None,
-    snapshot_interval: float | None,
-) -> None:
+def server(imports: tuple[str, ...], **options: Any) -> None:
     """Run one server of a job, until the job is over.
 
     What no option says is read from the variables KVSTORE_* and DMLC_*.
     """
-    from kvstore.launch.serve import environment_with
     from kvstore.launch.serve import server as serve
-    from kvstore.settings.variables import process_variables
 
-    options = {
-        "KVSTORE_ROLE": "server",
-        "KVSTORE_SCHEDULER": scheduler,
-        "KVSTORE_SERVER_RANK": rank,
-        "KVSTORE_HOST": host,
-        "KVSTORE_PORT": port,
-        "KVSTORE_KEYS_FILE": keys,
-        "KVSTORE_INSECURE": 1 if insecure else None,
-        "KVSTORE_SNAPSHOT": snapshot,
-        "KVSTORE_SNAPSHOT_INTERVAL": snapshot_interval,
-    }
-    serve(environment_with(options, process_variables()), imports)
+    serve(_environment("server", options), imports)
 
 
 @main.command()

@@ -5,17 +5,47 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kvstore.settings.keys import Keys
 from kvstore.settings.variables import process_variables
 
 from .certificates import written
 from .child_process import ChildProcess, ProcessRole
-from .hosts.host_protocol import HostLoss
 from .orphan_reaper import OrphanReaper
 from .output import Writes
 from .output_relay import OutputRelay
-from .report import Report
+from .process import HostLoss
+
+_MOST = 1 << 10  # bytes of an address
+
+
+class _Report:
+    """The pipe on which a scheduler tells where it is; `theirs` is for it to inherit."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = os.pipe()
+        os.set_blocking(self.ours, False)
+        self._text = b""
+        self._open = {self.ours, self.theirs}
+
+    def read(self) -> str | None:
+        """Take what is there; the address once it is complete. An empty text: none will come."""
+        try:
+            data = os.read(self.ours, _MOST)
+        except BlockingIOError:
+            return None
+        self._text += data
+        line, newline, _ = self._text.partition(b"\n")
+        if newline:
+            return line.decode(errors="replace")
+        return None if data and len(self._text) < _MOST else ""
+
+    def close(self, *ends: int) -> None:
+        """Close these ends, or both, where they are open."""
+        for descriptor in self._open & set(ends or (self.ours, self.theirs)):
+            self._open.remove(descriptor)
+            os.close(descriptor)
 
 
 class LocalHost:
@@ -36,7 +66,7 @@ class LocalHost:
 
     def __init__(self, relay: OutputRelay, reaper: OrphanReaper, prefix: bool) -> None:
         self._relay, self._reaper, self._prefix = relay, reaper, prefix
-        self._reports: set[Report] = set()
+        self._reports: set[_Report] = set()
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -75,7 +105,7 @@ class LocalHost:
                 report = self._reported(told)
                 descriptors.append(report.theirs)
                 command = [*command, "--report-fd", str(report.theirs)]
-                stack.callback(report.sent)
+                stack.callback(report.close, report.theirs)  # it has inherited that
             if keys is not None:
                 descriptors.append(written(keys))
                 stack.callback(os.close, descriptors[-1])
@@ -89,7 +119,7 @@ class LocalHost:
         self._relay.add(child.err)
         return child
 
-    def forget(self, child: ChildProcess) -> None:
+    def forget(self, child: Any) -> None:
         """Pass on what is left of the output of a process that is gone."""
         self._reaper.forget(child.group)
         self._relay.drop(child.out)
@@ -100,8 +130,8 @@ class LocalHost:
         for report in list(self._reports):
             self._close(report)
 
-    def _reported(self, told: Callable[[str], None]) -> Report:
-        report = Report()
+    def _reported(self, told: Callable[[str], None]) -> _Report:
+        report = _Report()
 
         def look() -> None:
             if (address := report.read()) is not None:
@@ -112,7 +142,7 @@ class LocalHost:
         self._relay.watch(report.ours, look)
         return report
 
-    def _close(self, report: Report) -> None:
+    def _close(self, report: _Report) -> None:
         self._reports.discard(report)
         self._relay.forget(report.ours)
         report.close()

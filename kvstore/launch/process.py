@@ -6,8 +6,11 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from kvstore.errors import ConfigError
 
 #: Seconds between asking a process to end and killing it, so that all are gone within two.
 GRACE = 1.5
@@ -15,6 +18,14 @@ GRACE = 1.5
 DESERTED = 69
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclass(frozen=True)
+class HostLoss:
+    """What ended the way to processes: a sentence, and the last words on stderr of what led there."""
+
+    text: str
+    tail: Sequence[bytes]
 
 
 def new_job() -> str:
@@ -45,6 +56,19 @@ def told(code: int) -> str:
     if code == 0:
         return "ended too early"
     return f"failed with exit code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
+
+
+def exit_code(code: int) -> int:
+    """Exit code that tells how a failed process ended, as shells have it for signals."""
+    return code if code > 0 else 128 - code
+
+
+def unstartable(command: Sequence[str], error: OSError) -> ConfigError:
+    """Make the error for a program that cannot be started."""
+    return ConfigError(
+        f"cannot start {command[0]!r}: {error.strerror}; is it a program that can be run, or a Python script "
+        "whose name ends with .py?"
+    )
 
 
 def signal_name(number: int) -> str:

@@ -19,9 +19,10 @@ from kvstore.errors import ConfigError, TimeoutError
 from kvstore.settings import addresses, roles
 from kvstore.settings.definitions import SETTINGS
 from kvstore.settings.launchers import Placement
+from kvstore.settings.variables import first_set
 from kvstore.waiting import WaitClock
 
-from .certificates import Certificates
+from .certificates import Certificates, file_of
 from .child_process import ProcessRole
 
 #: Ports below those that Linux gives to connections.
@@ -59,7 +60,7 @@ class Rendezvous:
         """Make the variables that lead a process to the others."""
         found = {"KVSTORE_JOB": self.job, "KVSTORE_SCHEDULER": self.scheduler}
         if self.keys is not None:
-            found["KVSTORE_KEYS_FILE"] = str(self.keys / file_of(part))
+            found["KVSTORE_KEYS_FILE"] = str(self.keys / file_of(part.role, part.rank))
         if self.insecure:
             found["KVSTORE_INSECURE"] = "1"
         return found
@@ -160,11 +161,6 @@ def meeting(
     return found
 
 
-def file_of(part: ProcessRole) -> str:
-    """Name of the file with the keys of a process, as `kvstore keys` gives it."""
-    return "scheduler.json" if part.role == "scheduler" else f"{part.role}-{part.rank}.json"
-
-
 def first_node(text: str) -> str:
     """Name the first host of a list such as ``n[07-12,20],m3``, as Slurm writes it.
 
@@ -220,9 +216,8 @@ def _of_slurm(place: Placement, environment: Mapping[str, str]) -> str:
 
 def _host(environment: Mapping[str, str]) -> str:
     """Address at which other hosts find a scheduler of this machine."""
-    for name in SETTINGS["host"].names():
-        if environment.get(name):
-            return environment[name]
+    if told := first_set(environment, SETTINGS["host"].names()):
+        return environment[told]
     prefix = environment.get("DMLC_INTERFACE", "")
     found = {name: one for name, one in addresses.interfaces().items() if name.startswith(prefix)}
     outward = [one for one in found.values() if prefix or not addresses.is_loopback(one)]

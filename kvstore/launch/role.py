@@ -25,7 +25,7 @@ from .child_process import ChildProcess, ProcessRole
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
 from .output_relay import OutputRelay
-from .process import GRACE, adopt_orphans, stopped, tied_to, told
+from .process import GRACE, adopt_orphans, exit_code, stopped, tied_to, told, unstartable
 from .rendezvous import Rendezvous
 from .service import variables_of
 from .signals import ENDING
@@ -68,14 +68,9 @@ class Company:
 
     def command(self, part: ProcessRole) -> list[str]:
         """Command line of the scheduler or of a server."""
-        imports = [word for name in self.imports for word in ("--import", name)]
-        return [
-            sys.executable,
-            "-m",
-            "kvstore.launch",
-            part.role,
-            *(imports if part.role == "server" else ()),
-        ]
+        words = [sys.executable, "-m", "kvstore.launch", part.role]
+        names = self.imports if part.role == "server" else ()
+        return words + [word for name in names for word in ("--import", name)]
 
 
 def placed() -> Placement:
@@ -122,7 +117,7 @@ def run(company: Company, command: Sequence[str]) -> int:
     try:
         os.execvpe(command[0], list(command), environment)
     except OSError as error:
-        raise _unstartable(command, error) from error
+        raise unstartable(command, error) from error
 
 
 class _Rank:
@@ -182,7 +177,7 @@ class _Rank:
 
     def _start(self, part: ProcessRole, address: str, tell: Callable[[str], None] | None = None) -> None:
         environment = self._company.environment(part, process_variables(), address)
-        told = tell or _nothing if part.role == "scheduler" else None
+        told = tell or (lambda address: None) if part.role == "scheduler" else None
         child = self._local_host.start(part, self._company.command(part), environment, told=told)
         self._services.append(child)
         self._left.append(child)
@@ -204,8 +199,7 @@ class _Rank:
             early = self._worker is None
             if (child.code or early) and self._code is None:
                 self._say(child.how)
-                code = child.code or 1
-                self._end(code if code > 0 else 128 - code)
+                self._end(exit_code(child.code or 1))
         for child in [child for child in self._left if child.gone()]:
             self._left.remove(child)
             self._local_host.forget(child)
@@ -230,7 +224,7 @@ class _Rank:
             self._end_all(signal.SIGTERM)
         elif code:
             self._say(f"rank {self._company.place.rank} {told(code)}")
-            self._end(code if code > 0 else 128 - code)
+            self._end(exit_code(code))
 
     def _on_signal(self, number: int) -> None:
         if number != signal.SIGCHLD:
@@ -255,10 +249,6 @@ class _Rank:
         self._relay.err.write(f"kvstore role: {text}\n".encode())
 
 
-def _nothing(address: str) -> None:
-    """Take an address that all know."""
-
-
 def _program(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the program of a rank with all that the launcher has left open for it, in a group of its own.
 
@@ -269,11 +259,4 @@ def _program(command: Sequence[str], environment: Mapping[str, str]) -> subproce
             command, env=environment, close_fds=False, start_new_session=True, preexec_fn=tied_to(os.getpid())
         )
     except OSError as error:
-        raise _unstartable(command, error) from error
-
-
-def _unstartable(command: Sequence[str], error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot start {command[0]!r}: {error.strerror}; is it a program that can be run, or a Python script "
-        "whose name ends with .py?"
-    )
+        raise unstartable(command, error) from error

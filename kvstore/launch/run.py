@@ -21,13 +21,13 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 
 from .causes import Causes
-from .child_process import ProcessRole
-from .hosts.host_protocol import HostProtocol, Running
+from .child_process import ChildProcess, ProcessRole
+from .hosts.connection import RemoteProcess
 from .hosts.remote_hosts import Hosts, RemoteHosts
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
 from .output_relay import OutputRelay
-from .process import DESERTED, adopt_orphans, new_job, signal_name, variables
+from .process import DESERTED, adopt_orphans, exit_code, new_job, signal_name, variables
 from .service import Cast, Service
 from .signals import ENDING
 
@@ -37,6 +37,9 @@ _FIRST_WORD = 60.0  # seconds after which a scheduler must have said where it is
 _BEAT = 1.0  # seconds between two looks at the way to other hosts
 _LEAVE = 2.0  # seconds in which servers and scheduler end by themselves after the last worker
 _SERVICE_GRACE = 3.0  # seconds between asking them to end and killing them
+
+
+Running = ChildProcess | RemoteProcess
 
 
 class _Stage(Enum):
@@ -144,7 +147,7 @@ class _Job:
         self._first_word = 0.0  # when the scheduler must have said where it is
         self._relay = OutputRelay((signal.SIGCHLD, *ENDING), self._on_signal)
         self._remote = hosts is not None
-        self._hosts: HostProtocol = (
+        self._hosts: LocalHost | RemoteHosts = (
             RemoteHosts(hosts, self._relay, reaper, prefix)
             if hosts
             else LocalHost(self._relay, reaper, prefix)
@@ -195,8 +198,9 @@ class _Job:
 
     def _start(self, part: ProcessRole) -> None:
         keys = self._cast.keys(part) if self._cast else None
+        command = self._command if part.role == "worker" or not self._cast else self._cast.command(part)
         told = self._on_address if part.role == "scheduler" else None
-        process = self._hosts.start(part, self._command_of(part), self._environment(part), keys, told)
+        process = self._hosts.start(part, command, self._environment(part), keys, told)
         self._running.append(process)
         self._left.append(process)
         if part.role == "scheduler":
@@ -211,11 +215,6 @@ class _Job:
             local = self._hosts.local(part.rank)
             return chosen | variables(self._name, part.rank, self._size, restart, local)
         return chosen | {"KVSTORE_RESTART": str(restart)}
-
-    def _command_of(self, part: ProcessRole) -> Sequence[str]:
-        if self._cast is None or part.role == "worker":
-            return self._command
-        return self._cast.command(part)
 
     # ------------------------------------------------------------------------------------------- waiting
 
@@ -332,17 +331,13 @@ class _Job:
             self._say(self._failure + how)
             for line in lines:
                 self._relay.err.write(line + b"\n")
-        elif self._signal is None and self._running_in_vain():
+        elif self._signal is None and self._scheduler is not None and self._scheduler.code == DESERTED:
             self._say(
                 "no worker has created a store on servers, so they had nothing to do: create 'dist_sync' (or "
                 "another store of that kind) in the program, or leave -s away"
             )
         elif self._signal:
             self._say(f"all workers are ended, because of {signal_name(self._signal)}")
-
-    def _running_in_vain(self) -> bool:
-        """Whether a scheduler has waited for workers, and none has ever come."""
-        return self._scheduler is not None and self._scheduler.code == DESERTED
 
     def _write_out(self) -> None:
         """Wait for the readers of our output, but not for long after a signal."""
@@ -358,5 +353,4 @@ class _Job:
     def _exit_code(self) -> int:
         if self._failure is None:
             return 128 + self._signal if self._signal else 0
-        code = (self._failed.code if self._failed else None) or 1
-        return code if code >= 0 else 128 - code
+        return exit_code((self._failed.code if self._failed else None) or 1)

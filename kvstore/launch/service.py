@@ -138,9 +138,19 @@ class Cast:
 
     def environment(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
         """Variables of a process: those of `base`, and its part."""
-        address = self.address or self._first_address()
-        known = variables_of(part, base, self._workers, self.service.servers, address)
-        return {**known, **self._ours(part, address), **self._options(part, base)}
+        service, address = self.service, self.address
+        if not address:  # any free port, or a name that only this job has
+            ipc = service.transport == "ipc"
+            address = f"ipc://@kvstore/{self._job}/scheduler" if ipc else addresses.tcp(service.host, 0)
+        return {
+            **variables_of(part, base, self._workers, service.servers, address),
+            "KVSTORE_JOB": self._job,
+            "KVSTORE_SCHEDULER": address,
+            "KVSTORE_HOST": self._address_of(part) if self._address_of else service.host,
+            "KVSTORE_PORT": "0",
+            "KVSTORE_INSECURE": str(int(service.insecure)),
+            **self._options(part, base),
+        }
 
     def keys(self, part: ProcessRole) -> Keys | None:
         """Keys of a process; None without keys."""
@@ -165,21 +175,6 @@ class Cast:
                 environment["KVSTORE_KEYS_FD"] = str(descriptor)
             roles.find(environment)
 
-    def _ours(self, part: ProcessRole, address: str) -> dict[str, str]:
-        return {
-            "KVSTORE_JOB": self._job,
-            "KVSTORE_SCHEDULER": address,
-            "KVSTORE_HOST": self._address_of(part) if self._address_of else self.service.host,
-            "KVSTORE_PORT": "0",
-            "KVSTORE_INSECURE": str(int(self.service.insecure)),
-        }
-
-    def _first_address(self) -> str:
-        """Where the scheduler is asked to be: at any free port, or at a name that only this job has."""
-        if self.service.transport == "ipc":
-            return f"ipc://@kvstore/{self._job}/scheduler"
-        return addresses.tcp(self.service.host, 0)
-
     def _options(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
         service, found = self.service, {}
         if service.snapshot:
@@ -201,26 +196,16 @@ def variables_of(
     """
     left = _LEFT_BEHIND if part.role == "worker" else (*_LEFT_BEHIND, *_PLACE)
     kept = {name: value for name, value in base.items() if name not in left}
-    ours = {
-        "KVSTORE_ROLE": part.role,
-        "KVSTORE_NUM_WORKERS": str(workers),
-        "KVSTORE_NUM_SERVERS": str(servers),
-    }
+    ours = {"KVSTORE_ROLE": part.role, "DMLC_ROLE": part.role}
+    ours |= {"KVSTORE_NUM_WORKERS": str(workers), "DMLC_NUM_WORKER": str(workers)}
+    ours |= {"KVSTORE_NUM_SERVERS": str(servers), "DMLC_NUM_SERVER": str(servers)}
+    ours["DMLC_LOCAL"] = str(int(address.startswith("ipc://")))
+    host, port = addresses.split(address)
+    if port:
+        ours |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": str(port)}
     if part.role == "server":
         ours["KVSTORE_SERVER_RANK"] = str(part.rank)
-    return {**_MALLOC, **kept, **ours, **_mxnet_s(part, workers, servers, address)}
-
-
-def _mxnet_s(part: ProcessRole, workers: int, servers: int, address: str) -> dict[str, str]:
-    """Make the variables that scripts written for MXNet look at."""
-    found = {
-        "DMLC_ROLE": part.role,
-        "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": str(servers),
-        "DMLC_LOCAL": str(int(address.startswith("ipc://"))),
-    }
-    host, port = addresses.split(address)
-    return found | ({"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": str(port)} if port else {})
+    return {**_MALLOC, **kept, **ours}
 
 
 def wanted(
@@ -242,18 +227,13 @@ def wanted(
             )
         return None
     if hosts is not None:
-        given |= _on_hosts(given, hosts)
+        for name, value in (("transport", "ipc"), ("host", given.get("host"))):
+            if name in given and given[name] == value:
+                raise ConfigError(f"--{name} {value} is for one machine: --hosts says where servers run")
+        given |= {"host": hosts.layout.addresses[0], "program": (hosts.python, "-m", "kvstore.launch")}
     given["restarts"] = given.pop("server_restarts", 0)
     if text_of("insecure") == "1" and not given.get("secure"):
         given["insecure"] = True
     if program.endswith(".py"):
         given["import_path"] = str(Path(program).absolute().parent)
     return Service(servers, **given)
-
-
-def _on_hosts(given: Mapping[str, Any], hosts: Hosts) -> dict[str, Any]:
-    """Say what other hosts make of a service."""
-    for name, value in (("transport", "ipc"), ("host", given.get("host"))):
-        if name in given and given[name] == value:
-            raise ConfigError(f"--{name} {value} is for one machine: --hosts says where servers run")
-    return {"host": hosts.layout.addresses[0], "program": (hosts.python, "-m", "kvstore.launch")}

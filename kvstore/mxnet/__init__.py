@@ -169,7 +169,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
 
     def _foreign(self, optimizer: Any, why: str) -> Foreign:
         name = type(optimizer).__name__
-        if self._runs_code_of(optimizer):
+        runs = not is_on_servers(self.store) and (self.num_workers == 1 or keeps_states_only(optimizer))
+        if runs:
             log.info("%s is run by MXNet's own code: %s", name, why)
             return Foreign.of(optimizer, self._tables)
         raise CapabilityError(
@@ -177,11 +178,6 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
             "for it: pass update_on_kvstore=False to the Trainer, so that MXNet updates in the workers, or "
             "set one of kvstore.optimizer"
         )
-
-    def _runs_code_of(self, optimizer: Any) -> bool:
-        if is_on_servers(self.store):
-            return False
-        return self.num_workers == 1 or keeps_states_only(optimizer)
 
     def _follow(self, key: Any, values: Any) -> None:
         """Tell the store what has been changed in MXNet's optimizer."""

@@ -51,6 +51,3 @@ def _both(ours: type[KVStoreError]) -> Any:
     if ours not in _made:
         _made[ours] = type(ours.__name__, (ours, MXNetError), {"__doc__": ours.__doc__})
     return _made[ours]
-
-
-__all__ = ["all_raise_both", "raises_both"]

@@ -106,10 +106,7 @@ _RULES = {
     "SGLD": _Rule("sgld", {}, _agrees),
     "LAMB": _Rule("lamb", {**_MOMENTS, **_same("lower_bound", "upper_bound", "bias_correction")}, _agrees),
     "LARS": _Rule(
-        "lars",
-        {"eps": "epsilon", **_same("momentum", "lazy_update", "eta")},
-        _lars_differs,
-        shown=_copy_last,
+        "lars", {"eps": "epsilon", **_same("momentum", "lazy_update", "eta")}, _lars_differs, shown=_copy_last
     ),
     "DCASGD": _Rule("dcasgd", _same("momentum", "lamda"), _dcasgd_differs),
     "RMSProp": _Rule(
@@ -174,13 +171,14 @@ class Translated:
     ours: Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
-        self._scheduler = self.theirs.lr_scheduler
-        self._schedule = _schedule(self.theirs)
-        self._told = self._settings()
         rule = rule_of(self.theirs)
         if rule is None:
             raise ConfigError(f"{type(self.theirs).__name__}: {obstacle(self.theirs)}")
-        self.ours = create(rule.name, **self._told)
+        self._rule = rule
+        self._scheduler = self.theirs.lr_scheduler
+        self._schedule = _schedule(self.theirs)
+        self._told = self._settings()
+        self.ours = create(self._rule.name, **self._told)
         self._seen: set[Index] = set()
 
     def changes(self, keys: list[Index]) -> dict[str, Any]:
@@ -205,9 +203,7 @@ class Translated:
 
     def shown(self, state: State) -> State:
         """Return a key's state in the order of MXNet's."""
-        rule = rule_of(self.theirs)
-        assert rule is not None
-        return rule.shown(state)
+        return self._rule.shown(state)
 
     def count(self, keys: list[Index]) -> None:
         """Count an update of each key, as MXNet's object would have."""
@@ -215,9 +211,7 @@ class Translated:
 
     def adopt(self, loaded: Optimizer) -> None:
         """Take over the settings of an optimizer that came from a file."""
-        rule = rule_of(self.theirs)
-        assert rule is not None
-        for theirs, ours in {**_same(*_COMMON), **rule.settings}.items():
+        for theirs, ours in {**_same(*_COMMON), **self._rule.settings}.items():
             setattr(self.theirs, theirs, getattr(loaded, ours))
         if loaded.lr_scheduler != self._schedule:
             self.theirs.lr_scheduler = loaded.lr_scheduler
@@ -229,9 +223,7 @@ class Translated:
         self._told.update(lr_mult=loaded.lr_mult, wd_mult=loaded.wd_mult, param_idx2name=loaded.idx2name)
 
     def _settings(self) -> dict[str, Any]:
-        theirs = self.theirs
-        rule = rule_of(theirs)
-        assert rule is not None
+        theirs, rule = self.theirs, self._rule
         settings = {name: getattr(theirs, name) for name in _COMMON}
         settings.update({ours: getattr(theirs, name) for name, ours in rule.settings.items()})
         settings.update(rule.fixed)
@@ -275,13 +267,11 @@ def _schedule(optimizer: Any) -> LRScheduler | None:
     if theirs.warmup_steps and theirs.warmup_final_lr != getattr(theirs, "base_lr_orig", theirs.base_lr):
         raise ConfigError(f"the schedule {name} warms up to another rate than the optimizer's learning_rate")
     settings = {ours: getattr(theirs, attribute) for attribute, ours in _SCHEDULES[name].items()}
-    settings.update(_warmup(theirs))
+    settings.update(
+        {name: getattr(theirs, name) for name in ("warmup_steps", "warmup_begin_lr", "warmup_mode")}
+    )
     made: LRScheduler = getattr(lr_scheduler, name)(**settings)
     return made
-
-
-def _warmup(schedule: Any) -> dict[str, Any]:
-    return {name: getattr(schedule, name) for name in ("warmup_steps", "warmup_begin_lr", "warmup_mode")}
 
 
 # ------------------------------------------------------------------------------------- MXNet's own code

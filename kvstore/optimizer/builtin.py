@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import kernels
+from ..arrays import pages
 from ..arrays.host import FLOATS
 from ..errors import ConfigError, DTypeError, ShapeError
 from .optimizer import Array, Index, Optimizer, State, dense, is_half
@@ -69,6 +70,11 @@ class Elementwise(BuiltIn):
     def rule(self) -> str:
         """Return the name of the compiled rule that the present settings want."""
         return self.rule_name
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zeros for each state of the compiled rule: None, an array, or a tuple of arrays."""
+        zeros = tuple(pages.zeros_like(weight) for _ in range(kernels.cpu.rule_states(self.rule())))
+        return zeros if len(zeros) > 1 else zeros[0] if zeros else None
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t` of a key, in the order of the compiled rule."""

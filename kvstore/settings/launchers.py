@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 from ..errors import ConfigError
 from .definitions import LAUNCHERS, LauncherRow
-from .variables import process_variables
+from .variables import first_set, process_variables
 
 #: Steps that Slurm itself makes (batch script, interactive shell, extern) are numbered from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -90,7 +90,7 @@ class _Launcher:
 
     def _number(self, env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, int]:
         """First of the variables that is set, and its value."""
-        found = _first(env, names)
+        found = first_set(env, names)
         if found is None:
             there = next(f"{sign}={env[sign]}" for sign in self.row.signs if env.get(sign))
             text = f"{there} is set and {' or '.join(names)} is not"
@@ -136,7 +136,7 @@ class _OpenMpi(_Launcher):
     """The namespace is made from host and pid of mpirun; every process has it, spawned ones another."""
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
-        if found := _first(env, self.row.job):
+        if found := first_set(env, self.row.job):
             return f"openmpi:{env[found]}"
         raise _nameless("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "mpirun -x KVSTORE_JOB=...")
 
@@ -150,12 +150,12 @@ class _Mpich(_Launcher):
 
     def absent(self, env: Mapping[str, str]) -> str | None:
         """Leave the processes of ``srun --mpi=pmi2`` to Slurm: they have PMI_RANK, but no local rank."""
-        if _LAUNCHERS["slurm"].absent(env) is None and not _first(env, self.row.local_rank):
+        if _LAUNCHERS["slurm"].absent(env) is None and not first_set(env, self.row.local_rank):
             return "PMI_RANK, if set, comes from srun: there is no MPI_LOCALRANKID"
         return super().absent(env)
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
-        if found := _first(env, self.row.job):
+        if found := first_set(env, self.row.job):
             return f"mpich:{env[found]}"
         if alone:
             return f"mpich:parent-{os.getppid()}"
@@ -198,7 +198,7 @@ class _Slurm(_Launcher):
 
     def _local_size(self, env: Mapping[str, str]) -> tuple[str, int]:
         """Tasks on this node, from a list such as ``4(x2),1`` with one entry a node."""
-        name = _first(env, self.row.local_size) or self.row.local_size[0]
+        name = first_set(env, self.row.local_size) or self.row.local_size[0]
         text = env.get(name, "")
         if re.fullmatch(r"[0-9]+", text):
             return self._number(env, (name,))
@@ -275,11 +275,6 @@ def _verdict(launcher: _Launcher, env: Mapping[str, str]) -> str:
     except ConfigError as error:
         return str(error)
     return f"says rank {found.rank} of {found.size}, but comes later in the order"
-
-
-def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    """Name the first of the variables that is set."""
-    return next((name for name in names if env.get(name)), None)
 
 
 def _entries(name: str, text: str) -> Iterator[tuple[int, int]]:

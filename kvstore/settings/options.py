@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ArgumentError, ConfigError, nearest
 from .definitions import DEFAULTS, IGNORED, SETTINGS, WORKER
-from .variables import process_variables
+from .variables import first_set, process_variables
 
 log = logging.getLogger("kvstore.config")
 
@@ -97,19 +97,16 @@ def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | No
     if unknown:
         named = ", ".join(f"{name}{nearest(name, known)}" for name in unknown)
         raise ConfigError(f"unknown option {named}; known are {', '.join(known)}")
-    _warn_of_meaningless(env)
+    for variable, reason in IGNORED.items():
+        if variable in env:
+            log.warning("%s is set and has no effect here: %s", variable, reason)
     chosen = {**_from_environment(env), **{name: (value, name) for name, value in options.items()}}
     return StoreConfig(**{name: _typed(name, value, source) for name, (value, source) in chosen.items()})
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    found = {}
-    for field in fields(StoreConfig):
-        for variable in SETTINGS[field.name].names(WORKER):
-            if env.get(variable):
-                found[field.name] = (env[variable], variable)
-                break
-    return found
+    found = {field.name: first_set(env, SETTINGS[field.name].names(WORKER)) for field in fields(StoreConfig)}
+    return {name: (env[variable], variable) for name, variable in found.items() if variable}
 
 
 def _typed(name: str, value: Any, source: str) -> Any:
@@ -117,7 +114,10 @@ def _typed(name: str, value: Any, source: str) -> Any:
     if wanted is str and not isinstance(value, str):
         raise ArgumentError(f"{source} must be a str, not {value!r}")
     if wanted is bool:
-        return _flag(value, source)
+        found = {"0": False, "1": True}.get(value) if isinstance(value, str) else value
+        if not isinstance(found, bool):
+            raise ArgumentError(f"{source} must be a bool (0 or 1 in a variable), not {value!r}")
+        return found
     whole = wanted is not int or isinstance(value, str) or hasattr(value, "__index__")
     try:
         if isinstance(value, bool) or not whole:
@@ -142,16 +142,3 @@ def slice_threshold(environment: Mapping[str, str] | None = None) -> int:
             f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is no whole number from 1024 to 2**28: unset it"
         )
     return int(text)
-
-
-def _flag(value: Any, source: str) -> bool:
-    found = {"0": False, "1": True}.get(value) if isinstance(value, str) else value
-    if not isinstance(found, bool):
-        raise ArgumentError(f"{source} must be a bool (0 or 1 in a variable), not {value!r}")
-    return found
-
-
-def _warn_of_meaningless(env: Mapping[str, str]) -> None:
-    for variable, reason in IGNORED.items():
-        if variable in env:
-            log.warning("%s is set and has no effect here: %s", variable, reason)

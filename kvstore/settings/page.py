@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from . import definitions
@@ -31,6 +31,7 @@ _COLUMNS = ("variable", "option", "also", "type", "default", "read by", "meaning
 
 def page() -> str:
     """Make the text of the page."""
+    ignored = {**definitions.IGNORED, **definitions.IGNORED_ON_SERVERS}
     return "\n".join(
         [
             _HEAD,
@@ -43,7 +44,7 @@ def page() -> str:
             _LAUNCHERS,
             *_launchers(definitions.LAUNCHERS),
             "\n## Without effect\n\nA warning says so where one of these is set.\n",
-            *_ignored({**definitions.IGNORED, **definitions.IGNORED_ON_SERVERS}),
+            *_table(("variable", "why"), [(_code(variable), why) for variable, why in ignored.items()]),
             "\n## Tests and benches\n",
             *_settings(definitions.DEVELOPMENT),
             "",
@@ -84,10 +85,6 @@ def _launchers(rows: Iterable[LauncherRow]) -> list[str]:
             for row in rows
         ],
     )
-
-
-def _ignored(rows: Mapping[str, str]) -> list[str]:
-    return _table(("variable", "why"), [(_code(variable), why) for variable, why in rows.items()])
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -21,26 +21,7 @@ log = logging.getLogger("kvstore.ps.config")
 class PsConfig:
     """Options of a scheduler or a server; the times count for workers too.
 
-    Attributes
-    ----------
-    timeout : float
-        Seconds after which any wait ends with an error; KVSTORE_TIMEOUT.
-    threads : int
-        Threads for large work of a server; 0 takes the usable cores. KVSTORE_NUM_THREADS.
-    heartbeat : float
-        Seconds between two signs of life that the scheduler asks for; KVSTORE_HEARTBEAT, or
-        PS_HEARTBEAT_INTERVAL.
-    dead_after : float
-        Seconds of silence after which a process counts as lost; KVSTORE_DEAD_AFTER, or PS_HEARTBEAT_TIMEOUT.
-    resend : float
-        Seconds after which a request without an answer is sent again; KVSTORE_RESEND, or PS_RESEND_TIMEOUT in
-        milliseconds.
-    snapshot : str
-        Folder in which servers keep snapshots; empty: none are kept. KVSTORE_SNAPSHOT.
-    snapshot_interval : float
-        Seconds between two of them; KVSTORE_SNAPSHOT_INTERVAL.
-    server_restarts : int
-        How many lost servers the launcher starts again, in all; KVSTORE_SERVER_RESTARTS.
+    What each means, and its variable, stands in `kvstore.settings.definitions`.
     """
 
     timeout: float = DEFAULTS["timeout"]

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from . import addresses, launchers
 from .definitions import DEFAULTS, IGNORED_ON_SERVERS, SETTINGS
 from .keys import Keys
-from .variables import process_variables
+from .variables import first_set, process_variables
 
 log = logging.getLogger("kvstore.roles")
 
@@ -113,7 +113,9 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
     env = process_variables() if environment is None else environment
     if not signs(env):
         return None
-    _warn_of_meaningless(env)
+    for variable in IGNORED_ON_SERVERS:
+        if env.get(variable, "0") != "0":
+            _warn(variable)
     role = _role(env)
     scheduler = _scheduler(env)
     place = _place(env, scheduler) if role == "worker" else None
@@ -130,7 +132,7 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
         port=_port(env, role, scheduler),
         keys=_keys(env),
         insecure=_flag(env, "KVSTORE_INSECURE"),
-        restart=_number(env, ("KVSTORE_RESTART",), 0)[1] if env.get("KVSTORE_RESTART") else 0,
+        restart=(_number(env, ("KVSTORE_RESTART",), 0) or ("", 0))[1],
     )
     found = _fitted(found)
     _refuse_open_doors(found)
@@ -198,15 +200,12 @@ def _counts(env: Mapping[str, str], role: str, place: launchers.Placement | None
     missing = [names for names, found in ((_WORKERS, workers), (_SERVERS, servers)) if found is None]
     if role == "scheduler" and missing:
         names = " and ".join(" or ".join(names) for names in missing)
+        sign = first_set(env, _ROLE)
         raise ConfigError(
-            f"this is the scheduler ({_sign_of_role(env)}), and {names} is not set: "
+            f"this is the scheduler ({sign}=scheduler), and {names} is not set: "
             "set it to the number of processes that will come, or call `kvstore scheduler -n 2 -s 1`"
         )
     return place.size if place else workers[1] if workers else 0, servers[1] if servers else 0
-
-
-def _sign_of_role(env: Mapping[str, str]) -> str:
-    return next(f"{name}={env[name]}" for name in _ROLE if env.get(name))
 
 
 def _rank(
@@ -218,14 +217,13 @@ def _rank(
         return place.rank
     names = SETTINGS["worker_rank" if role == "worker" else "server_rank"].names()
     count = workers if role == "worker" else servers
-    if _said(env, names):
-        name, rank = _number(env, names, 0)
-    elif _said(env, ("DMLC_TASK_ID",)):
+    found, first = _number(env, names, 0), 0
+    if found is None:
         # dmlc's tracker counts the workers first, and goes on with the servers.
-        name, rank = _number(env, ("DMLC_TASK_ID",), 0)
-        rank -= 0 if role == "worker" else workers
-    else:
+        found, first = _number(env, ("DMLC_TASK_ID",), 0), 0 if role == "worker" else workers
+    if found is None:
         return -1
+    name, rank = found[0], found[1] - first
     if rank < 0 or (count and rank >= count):
         raise ConfigError(
             f"{name}={env[name]} is not the number of one of {count} {role}s: correct or unset it"
@@ -246,7 +244,9 @@ def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
     name, told = _told_host(env, role, scheduler)
     if told is None:
         return _facing(role, addresses.split(scheduler)[0])
-    host = _numeric(name, told)
+    host = addresses.resolved(told.strip("[]"))
+    if not host:
+        raise _unusable(name, told, "no host that is known here")
     if role == "worker":
         return host
     if addresses.is_wildcard(host):
@@ -260,9 +260,8 @@ def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
 
 def _told_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str, str | None]:
     """Variable that says to which address to bind, and its value."""
-    for name in SETTINGS["host"].names():
-        if env.get(name):
-            return name, env[name]
+    if name := first_set(env, SETTINGS["host"].names()):
+        return name, env[name]
     if role == "scheduler" and _flag(env, "DMLC_USE_KUBERNETES"):
         return "DMLC_USE_KUBERNETES", "0.0.0.0"
     if env.get("DMLC_INTERFACE"):
@@ -281,12 +280,6 @@ def _of_interface(prefix: str) -> str:
         f"DMLC_INTERFACE={prefix!r} begins the name of no network interface with an IPv4 address; "
         f"there are {addresses.told(found)}"
     )
-
-
-def _numeric(name: str, host: str) -> str:
-    if number := addresses.resolved(host.strip("[]")):
-        return number
-    raise _unusable(name, host, "no host that is known here")
 
 
 def _unusable(name: str, host: str, reason: str) -> ConfigError:
@@ -310,9 +303,10 @@ def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
         return addresses.split(scheduler)[1]
     # PORT belongs to many programs: it is ours only where MXNet's variables are.
     names = SETTINGS["port"].names() if env.get("DMLC_ROLE") else ("KVSTORE_PORT",)
-    if role == "worker" or not _said(env, names):
+    found = None if role == "worker" else _number(env, names, 0)
+    if found is None:
         return 0
-    name, port = _number(env, names, 0)
+    name, port = found
     if port > 65535:
         raise ConfigError(f"{name}={port} is no port: set it to a number below 65536, or 0 for a free one")
     return port
@@ -320,8 +314,8 @@ def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
 
 def _keys(env: Mapping[str, str]) -> Keys | None:
     """Keys from an inherited descriptor or a file; they are read anew at each call."""
-    if env.get("KVSTORE_KEYS_FD"):
-        return Keys.from_descriptor(_number(env, ("KVSTORE_KEYS_FD",), 0)[1])
+    if descriptor := _number(env, ("KVSTORE_KEYS_FD",), 0):
+        return Keys.from_descriptor(descriptor[1])
     return Keys.from_file(env["KVSTORE_KEYS_FILE"]) if env.get("KVSTORE_KEYS_FILE") else None
 
 
@@ -368,13 +362,11 @@ def _agreed(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str] |
     return found[0] if found else None
 
 
-def _said(env: Mapping[str, str], names: tuple[str, ...]) -> bool:
-    return any(env.get(name) for name in names)
-
-
-def _number(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple[str, int]:
+def _number(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple[str, int] | None:
     """First of the variables that is set, and its value."""
-    name = next(name for name in names if env.get(name))
+    name = first_set(env, names)
+    if name is None:
+        return None
     text = env[name]
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= _MOST:
         raise ConfigError(f"{name}={text!r} is no whole number from {least} to {_MOST}: correct or unset it")
@@ -392,12 +384,6 @@ def _contradiction(one: tuple[str, str], other: tuple[str, str]) -> ConfigError:
     return ConfigError(
         f"{one[0]} ({one[1]}) contradicts {other[0]} ({other[1]}): unset what an earlier launcher left behind"
     )
-
-
-def _warn_of_meaningless(env: Mapping[str, str]) -> None:
-    for variable in IGNORED_ON_SERVERS:
-        if env.get(variable, "0") != "0":
-            _warn(variable)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from .definitions import SETTINGS
@@ -18,10 +18,16 @@ def process_variables() -> Mapping[str, str]:
     return MappingProxyType(os.environ)
 
 
+def first_set(env: Mapping[str, str], names: Iterable[str]) -> str | None:
+    """Name the first of the variables that is set."""
+    return next((name for name in names if env.get(name)), None)
+
+
 def text_of(name: str) -> str:
     """Text of a setting that has a default, by its name in the table: of the first variable that is set."""
     row = SETTINGS[name]
-    return next((found for variable in row.names() if (found := os.environ.get(variable))), str(row.default))
+    variable = first_set(os.environ, row.names())
+    return os.environ[variable] if variable else str(row.default)
 
 
 def set_variables(changes: Mapping[str, str]) -> None:

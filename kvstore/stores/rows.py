@@ -50,12 +50,6 @@ class RowTable:
         self.data, self.ids = block, rows
         self._note_if_full()
 
-    def replace_by_dense(self, table: Array) -> None:
-        """Become `table`, with all rows present."""
-        block = self._room(self.shape[0], [table])
-        np.copyto(block, table)
-        self.data, self.ids = block, None
-
     def fill(self) -> Array:
         """Make every row present, absent ones as zeros, and return the table."""
         if self.ids is not None:
@@ -64,10 +58,6 @@ class RowTable:
             self._block = self.data = full
             self.ids = None
         return self.data
-
-    def restore(self, data: Array) -> None:
-        """Take back a full table that an updater has spoilt."""
-        np.copyto(self.data, data)
 
     def gather(self, ids: Ids, out: RowSparseArray) -> None:
         """Fill `out` with the rows of ascending, unique `ids`; a row that is absent comes as zeros."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -25,7 +25,7 @@ Batch = list[tuple[Entry, Sources, list[Array]]]
 UserUpdater = Callable[[Key, Any, Array], None]
 
 
-class WeightUpdate(Protocol):
+class WeightUpdate:
     """How pushed values reach the weights."""
 
     def check(self, entry: Entry) -> None:
@@ -33,12 +33,15 @@ class WeightUpdate(Protocol):
 
     def dense(self, batch: Batch) -> None:
         """Apply the sums of dense values, and fill the outs."""
+        raise NotImplementedError
 
     def small(self, entry: Entry, value: Any, out: Any) -> bool:
         """Apply the sum for one small key where all is plain; False: nothing has happened."""
+        return False
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Apply the sum of row-sparse values."""
+        raise NotImplementedError
 
 
 def apply_with(updater: UserUpdater | None) -> WeightUpdate:
@@ -79,11 +82,22 @@ def check_floating(entry: Keyed, updater: Updater) -> None:
         raise DTypeError(f"key {entry.key!r} holds {entry.dtype}; {rule} updates floating-point weights only")
 
 
-class AssignUpdate:
-    """The sum replaces what is stored."""
+def give_up(updater: Updater, counts: Counts, error: BaseException) -> NoReturn:
+    """Count no update; what a schedule or a setting of the user raised is an error of the updater."""
+    updater.restore_counts(counts)
+    if isinstance(error, (KVStoreError, MemoryError)) or not isinstance(error, Exception):
+        raise error
+    what = type(updater.optimizer).__name__
+    raise UpdaterError(f"{what} raised {type(error).__name__} (worker 0): {error}") from error
 
-    def check(self, entry: Entry) -> None:
-        """Every type can be summed."""
+
+def updater_error(error: Exception, key: Key) -> UpdaterError:
+    """Make the error for a callable that has raised."""
+    return UpdaterError(f"the updater raised {type(error).__name__} on key {key!r} (worker 0): {error}")
+
+
+class AssignUpdate(WeightUpdate):
+    """The sum replaces what is stored."""
 
     def dense(self, batch: Batch) -> None:
         """All keys in one pass over memory."""
@@ -104,7 +118,7 @@ class AssignUpdate:
         entry.value[gradient.indices] = gradient.data
 
 
-class FusedUpdate:
+class FusedUpdate(WeightUpdate):
     """An optimizer's compiled rule, in the same pass as the sum."""
 
     def __init__(self, updater: Updater) -> None:
@@ -127,11 +141,7 @@ class FusedUpdate:
             cpu.update(items)
             keep(batch)
         except BaseException as error:
-            self._give_up(counts, error)
-
-    def small(self, entry: Entry, value: Any, out: Any) -> bool:
-        """Leave it to `dense`."""
-        return False
+            give_up(self._updater, counts, error)
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Only the rows that were pushed, or all of them where absent ones feel decay and momentum too."""
@@ -145,18 +155,10 @@ class FusedUpdate:
             rows, maps, datas = merge(sources)
             cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
         except BaseException as error:
-            self._give_up(counts, error)
-
-    def _give_up(self, counts: Counts, error: BaseException) -> NoReturn:
-        """Count no update; what a schedule or a setting of the user raised is an error of the updater."""
-        self._updater.restore_counts(counts)
-        if isinstance(error, (KVStoreError, MemoryError)) or not isinstance(error, Exception):
-            raise error
-        what = type(self._updater.optimizer).__name__
-        raise UpdaterError(f"{what} raised {type(error).__name__} (worker 0): {error}") from error
+            give_up(self._updater, counts, error)
 
 
-class CallbackUpdate:
+class CallbackUpdate(WeightUpdate):
     """Any callable ``updater(key, merged, stored)``; if it raises, the weight is as before."""
 
     def __init__(self, updater: UserUpdater) -> None:
@@ -175,10 +177,6 @@ class CallbackUpdate:
                 self._call(entry, total)
         emit(batch)
 
-    def small(self, entry: Entry, value: Any, out: Any) -> bool:
-        """Leave it to `dense`."""
-        return False
-
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Hand over the row-sparse sum."""
         self._call(entry, merged(sources))
@@ -188,18 +186,11 @@ class CallbackUpdate:
         with entry.scratch("before") as before:
             np.copyto(before, weight)
             try:
-                self._updater(entry.key, _view(gradient), weight.view())
+                # Views: an updater may change the attributes of its arrays as it likes.
+                shown = gradient if isinstance(gradient, RowSparseArray) else gradient.view()
+                self._updater(entry.key, shown, weight.view())
             except BaseException as error:
                 np.copyto(weight, before)
                 if not isinstance(error, Exception):  # Ctrl-C stays what it is
                     raise
-                raise _updater_error(error, entry) from error
-
-
-def _view(gradient: Array | RowSparseArray) -> Array | RowSparseArray:
-    """Let an updater change the attributes of its array as it likes: they are not the store's."""
-    return gradient if isinstance(gradient, RowSparseArray) else gradient.view()
-
-
-def _updater_error(error: Exception, entry: Entry) -> UpdaterError:
-    return UpdaterError(f"the updater raised {type(error).__name__} on key {entry.key!r} (worker 0): {error}")
+                raise updater_error(error, entry.key) from error

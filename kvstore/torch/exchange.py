@@ -55,9 +55,7 @@ class Gradients:
 
     def finish(self, taking_part: list[Slot]) -> None:
         """Wait for the sums of all workers, and put them in the places of the gradients."""
-        for slot in taking_part:
-            slot.wait()
-        _raise_first(taking_part)
+        _wait_for(taking_part)
         for slot in taking_part:
             if slot.sparse:
                 self._finish_rows(slot)
@@ -98,9 +96,7 @@ class Weights:
 
     def finish(self, taking_part: list[Slot]) -> None:
         """Wait for the weights, and write them to the parameters."""
-        for slot in taking_part:
-            slot.wait()
-        _raise_first(taking_part)
+        _wait_for(taking_part)
         if taking_part:
             outs = [array(walked(slot.parameter, slot.order)) for slot in taking_part]
             self._store.pull([slot.key for slot in taking_part], out=outs)
@@ -189,7 +185,9 @@ def _pushed_rows(slot: Slot) -> RowSparseArray:
     return rows_of(gradient, repr(slot.name))
 
 
-def _raise_first(taking_part: list[Slot]) -> None:
+def _wait_for(taking_part: list[Slot]) -> None:
+    for slot in taking_part:
+        slot.wait()
     for slot in taking_part:
         if slot.error is not None:
             raise slot.error

@@ -51,7 +51,9 @@ def broadcast(
                 "what is nested each part by itself"
             )
         check(name, tensor)
-    share(store, [(prefix + name, name, _bytes_of_bool(tensor.detach())) for name, tensor in pairs])
+    plain = [(name, tensor.detach()) for name, tensor in pairs]
+    plain = [(name, one.view(torch.uint8) if one.dtype == torch.bool else one) for name, one in plain]
+    share(store, [(prefix + name, name, one) for name, one in plain])
 
 
 def share(store: KVStore, named: list[tuple[str, str, Tensor]]) -> None:
@@ -117,10 +119,6 @@ def array(tensor: Tensor) -> Any:
     if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:
         return tensor.numpy()
     return tensor
-
-
-def _bytes_of_bool(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 # ------------------------------------------------------------------------------------------------- rows

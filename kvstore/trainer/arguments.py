@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ArgumentError, ShapeError
@@ -22,7 +22,13 @@ def in_order(params: Any) -> list[Trainable]:
                 f"{param!r} is no parameter: it needs name, grad_req, list_data() and list_grad(), as "
                 "kvstore.trainer.Parameter has"
             )
-    _check_once(params)
+    seen: set[int] = set()
+    for param in params:
+        if id(param) in seen:
+            raise ArgumentError(
+                f"parameter {param.name!r} is there twice, and each step would update it twice; list it once"
+            )
+        seen.add(id(param))
     return list(params)
 
 
@@ -36,16 +42,6 @@ def _sorted(params: Mapping[str, Any]) -> list[str]:
         ) from None
 
 
-def _check_once(params: Sequence[Trainable]) -> None:
-    seen: set[int] = set()
-    for param in params:
-        if id(param) in seen:
-            raise ArgumentError(
-                f"parameter {param.name!r} is there twice, and each step would update it twice; list it once"
-            )
-        seen.add(id(param))
-
-
 def make_optimizer(optimizer: str | Optimizer, settings: Mapping[str, Any] | None) -> Optimizer:
     """Return an optimizer, made if it is given by name."""
     if isinstance(optimizer, Optimizer):
@@ -57,15 +53,12 @@ def make_optimizer(optimizer: str | Optimizer, settings: Mapping[str, Any] | Non
             f"optimizer must be a name such as 'sgd', or an Optimizer such as kv.optimizer.SGD(), not "
             f"{optimizer!r}"
         )
-    if settings is not None and not _is_keywords(settings):
+    named = isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)
+    if settings is not None and not named:
         raise ArgumentError(
             f"optimizer_params must be a dict of keywords, such as {{'learning_rate': 0.1}}, not {settings!r}"
         )
     return create(optimizer, **(settings or {}))
-
-
-def _is_keywords(settings: Any) -> bool:
-    return isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)
 
 
 def count_replicas(params: list[Trainable]) -> int:

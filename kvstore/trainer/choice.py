@@ -79,7 +79,8 @@ def choose(kvstore: Any, update: bool | None, params: Sequence[Trainable], repli
     made = isinstance(kvstore, str) and store is not None
     try:
         updates = _by_default(store, kvstore, params)
-        distributed = store is not None and _is_distributed(store)
+        several = isinstance(store, KVStore) and store.num_workers > 1
+        distributed = store is not None and (several or is_on_servers(store))
         if sparse_weights:
             updates = _checked_for_sparse_weights(store, update)
         elif sparse_grads:
@@ -122,28 +123,20 @@ def _stays_here(name: str) -> bool:
     return alone
 
 
-def _is_distributed(store: Any) -> bool:
-    return is_on_servers(store) or (isinstance(store, KVStore) and store.num_workers > 1)
-
-
 # ------------------------------------------------------------------------------------------- who updates
 
 
 def _by_default(store: Any, kvstore: Any, params: Sequence[Trainable]) -> bool:
     """Say who updates where the caller does not."""
-    wanted = _wanted_by_environment()
+    text = text_of("update_on_kvstore")
+    if not text.isdecimal():
+        raise ConfigError(f"MXNET_UPDATE_ON_KVSTORE={text!r} must be 1 or 0")
+    wanted = bool(int(text))
     if store is None:
         return False
     if kvstore == "local" and max(map(_size, params), default=0) > _LARGE:
         wanted = False
     return bool(store.is_capable(KVStoreBase.OPTIMIZER)) and wanted
-
-
-def _wanted_by_environment() -> bool:
-    text = text_of("update_on_kvstore")
-    if not text.isdecimal():
-        raise ConfigError(f"MXNET_UPDATE_ON_KVSTORE={text!r} must be 1 or 0")
-    return bool(int(text))
 
 
 def _size(param: Trainable) -> int:
@@ -201,6 +194,3 @@ def _check_takes_rows(store: Any) -> None:
         raise ConfigError(
             f"{type(store).__name__} has no verbs for row-sparse arrays; use a store of kvstore.create"
         )
-
-
-__all__ = ["Choice", "choose"]

@@ -17,9 +17,8 @@ from kvstore.settings.keys import Keys
 from ..child_process import TAIL, UNKILLABLE, ProcessRole
 from ..output import Lines, Sink
 from ..output_relay import OutputRelay
-from ..process import GRACE, tied_to, told
+from ..process import GRACE, HostLoss, tied_to, told
 from . import messages as m
-from .host_protocol import HostLoss
 
 #: Seconds without a word from the agent after which it is lost; it waits as long for ours.
 PATIENCE = 60.0
@@ -250,7 +249,7 @@ class Connection:
                     process.hear(message)
 
     def _compare(self, version: str) -> None:
-        ours = _version()
+        ours = m.version()
         if version != ours:
             self._lose(
                 f"host {self.name} has kvstore {version} and this machine {ours}: install the same version"
@@ -278,12 +277,6 @@ class Connection:
             else "is kvstore installed there, in the same Python (--python)?"
         )
         return f"host {self.name} could not be reached {how}: {advice}"
-
-
-def _version() -> str:
-    from kvstore import __version__
-
-    return __version__
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -111,7 +111,8 @@ class Layout:
         self.hosts = tuple(host for host, _ in chosen)
         #: Address of each host, as a number.
         self.addresses = _reached(self.hosts)
-        self._places = [(index, *place) for index, (_, n) in enumerate(chosen) for place in _ranks(n)]
+        #: Of each worker its host, and its number among how many there.
+        self._places = [(index, rank, n) for index, (_, n) in enumerate(chosen) for rank in range(n)]
 
     def host(self, part: ProcessRole) -> int:
         """Index of the host on which a process runs. The scheduler has the first."""
@@ -126,10 +127,6 @@ class Layout:
     def address(self, part: ProcessRole) -> str:
         """Address of the host on which a process runs."""
         return self.addresses[self.host(part)]
-
-
-def _ranks(count: int) -> Iterator[tuple[int, int]]:
-    return ((rank, count) for rank in range(count))
 
 
 def _entry(word: str) -> Host:

@@ -114,6 +114,13 @@ From = AgentHello | AgentReady | Output | Address | Ended | Gone | AgentRefused 
 _encoder = msgspec.msgpack.Encoder()
 
 
+def version() -> str:
+    """Version of kvstore here, which must be the same on both sides."""
+    from kvstore import __version__
+
+    return __version__
+
+
 def packed(message: To | From) -> bytes:
     """Make the bytes of a message."""
     data = _encoder.encode(message)
@@ -155,7 +162,10 @@ class Reader:
                 return
             message = bytes(self._data[4 : 4 + size])
             del self._data[: 4 + size]
-            yield self._decoded(message)
+            try:
+                yield self._decoder.decode(message)
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"between kvstore run and its far side: {error}") from error
 
     def _greeted(self) -> bool:
         start = self._data.find(MAGIC)
@@ -165,9 +175,3 @@ class Reader:
             del self._data[: start + len(MAGIC)]
             self._greeting = False
         return start >= 0
-
-    def _decoded(self, message: bytes) -> Any:
-        try:
-            return self._decoder.decode(message)
-        except msgspec.MsgspecError as error:
-            raise ProtocolError(f"between kvstore run and its far side: {error}") from error

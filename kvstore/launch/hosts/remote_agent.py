@@ -86,7 +86,7 @@ class RemoteAgent:
         """Do as told, until the other end is gone."""
         with contextlib.closing(self._relay), contextlib.closing(self._local_host):
             self._channel.write(m.MAGIC)
-            self._channel.send(m.AgentHello(_version()))
+            self._channel.send(m.AgentHello(m.version()))
             self._relay.watch(0, self._on_input)
             while self._children or not self._over:
                 self._turn()
@@ -194,12 +194,6 @@ def _enter(folder: str) -> None:
         raise ProtocolError(
             f"{folder} cannot be entered ({error.strerror}): start the job from a folder that all hosts have"
         ) from error
-
-
-def _version() -> str:
-    from kvstore import __version__
-
-    return __version__
 
 
 def main() -> None:

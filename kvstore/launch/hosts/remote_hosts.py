@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvstore.errors import ConfigError
 from kvstore.settings.keys import Keys
@@ -17,9 +18,9 @@ from kvstore.settings.variables import process_variables, text_of
 from ..child_process import ProcessRole
 from ..orphan_reaper import OrphanReaper
 from ..output_relay import OutputRelay
+from ..process import HostLoss
 from .connection import LEAVE, Connection, RemoteProcess
 from .host_list import Host, Layout, of_file, of_list
-from .host_protocol import HostLoss
 
 #: Variables that go to other hosts: ours, MXNet's, and those without which the same program is another.
 _CARRIED = ("KVSTORE_", "DMLC_", "PS_", "MXNET_")
@@ -105,8 +106,8 @@ class RemoteHosts:
         mark = part.mark if self._prefix else b""
         return connection.start(next(self._numbers), part, command, environment, mark, keys, told)
 
-    def forget(self, process: RemoteProcess) -> None:
-        """Forget a process that is gone."""
+    def forget(self, process: Any) -> None:
+        """Forget a process of these hosts that is gone."""
         process.connection.forget(process)
 
     def look(self) -> HostLoss | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...arrays import pages
 from ..builtin import Elementwise
 from ..checks import Settings, fraction, non_negative
-from ..optimizer import Array, Index, State
+from ..optimizer import Array, Index
 from ..registry import register
 
 
@@ -42,10 +41,6 @@ class AdaDelta(Elementwise):
     ) -> None:
         super().__init__(learning_rate=learning_rate, **common)
         self._keep(rho=rho, epsilon=epsilon)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return zeros for both mean squares."""
-        return (pages.zeros_like(weight), pages.zeros_like(weight))
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""

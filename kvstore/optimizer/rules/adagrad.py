@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ...arrays import pages
 from ..builtin import Elementwise
 from ..checks import Settings, non_negative
-from ..optimizer import Array, Index, State
+from ..optimizer import Array, Index
 from ..registry import register
 
 
@@ -39,10 +38,6 @@ class AdaGrad(Elementwise):
     def __init__(self, learning_rate: float | None = None, epsilon: float = 1e-6, **common: Any) -> None:
         super().__init__(learning_rate=learning_rate, **common)
         self._keep(epsilon=epsilon)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return a history of zeros."""
-        return pages.zeros_like(weight)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows"."""

@@ -49,7 +49,7 @@ class Adam(TwoMoments, Elementwise):
         lazy_update: bool = False,
         **common: Any,
     ) -> None:
-        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self._keep(lazy_update=lazy_update)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:

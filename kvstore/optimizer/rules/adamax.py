@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..builtin import Elementwise
 from ..optimizer import Array, Index
 from ..registry import register
@@ -32,16 +30,6 @@ class Adamax(TwoMoments, Elementwise):
 
     default_learning_rate = 0.002
     rule_name = "adamax"
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        **common: Any,
-    ) -> None:
-        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""

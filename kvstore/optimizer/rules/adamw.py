@@ -47,7 +47,7 @@ class AdamW(TwoMoments, Elementwise):
         correct_bias: bool = True,
         **common: Any,
     ) -> None:
-        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self._keep(correct_bias=correct_bias)
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:

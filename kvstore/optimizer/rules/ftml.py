@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...arrays import pages
 from ..builtin import Elementwise
-from ..optimizer import Array, Index, State
+from ..optimizer import Array, Index
 from ..registry import register
 from .moments import TwoMoments
 
@@ -44,11 +43,7 @@ class FTML(TwoMoments, Elementwise):
         epsilon: float = 1e-8,
         **common: Any,
     ) -> None:
-        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return zeros for d, v and z."""
-        return (pages.zeros_like(weight), pages.zeros_like(weight), pages.zeros_like(weight))
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""

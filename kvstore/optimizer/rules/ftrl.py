@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...arrays import pages
 from ..builtin import Elementwise
 from ..checks import Settings, non_negative
-from ..optimizer import Array, Index, State
+from ..optimizer import Array, Index
 from ..registry import register
 
 
@@ -46,10 +45,6 @@ class Ftrl(Elementwise):
     ) -> None:
         super().__init__(learning_rate=learning_rate, **common)
         self._keep(lamda1=lamda1, beta=beta)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return zeros for z and n."""
-        return (pages.zeros_like(weight), pages.zeros_like(weight))
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows" for a row-sparse key, else "dense"."""

@@ -6,9 +6,10 @@ import math
 from typing import Any, ClassVar
 
 from ... import kernels
+from ...arrays import pages
 from ..builtin import WholeTensor
 from ..checks import Settings, flag, non_negative, optional
-from ..optimizer import Array, Index
+from ..optimizer import Array, Index, State
 from ..registry import register
 from .moments import TwoMoments
 
@@ -59,8 +60,12 @@ class LAMB(TwoMoments, WholeTensor):
         bias_correction: bool = True,
         **common: Any,
     ) -> None:
-        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self._keep(lower_bound=lower_bound, upper_bound=upper_bound, bias_correction=bias_correction)
+
+    def create_state(self, index: Index, weight: Array) -> State:
+        """Return zeros for the mean and the variance."""
+        return (pages.zeros_like(weight), pages.zeros_like(weight))
 
     def step(self, index: Index, weight: Array, grad: Array, states: tuple[Array, ...]) -> None:
         """Count one update of a key and apply it."""

@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...arrays import pages
 from ..builtin import BuiltIn
 from ..checks import Settings, fraction, non_negative
-from ..optimizer import Array, Index, State
+from ..optimizer import Array
 
 
 class TwoMoments(BuiltIn):
@@ -21,13 +20,16 @@ class TwoMoments(BuiltIn):
     beta2: float
     epsilon: float
 
-    def __init__(self, beta1: float, beta2: float, epsilon: float, **common: Any) -> None:
-        super().__init__(**common)
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        **common: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
         self._keep(beta1=beta1, beta2=beta2, epsilon=epsilon)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return zeros for the mean and the variance."""
-        return (pages.zeros_like(weight), pages.zeros_like(weight))
 
     def _corrected(self, lr: float, t: int) -> float:
         """Rate times the bias correction of both moments (Kingma and Ba, arXiv:1412.6980, section 2)."""

@@ -50,7 +50,7 @@ class Nadam(TwoMoments, Elementwise):
         schedule_decay: float = 0.004,
         **common: Any,
     ) -> None:
-        super().__init__(beta1, beta2, epsilon, learning_rate=learning_rate, **common)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self._keep(schedule_decay=schedule_decay)
         # The last count of each key, and its product, from which the next follows by one multiplication.
         self._products: dict[Index, tuple[int, float]] = {}

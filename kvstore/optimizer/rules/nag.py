@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...arrays import pages
 from ..builtin import Elementwise
 from ..checks import Settings, non_negative
-from ..optimizer import Array, Index, State
+from ..optimizer import Array, Index
 from ..registry import register
 
 
@@ -45,10 +44,6 @@ class NAG(Elementwise):
     ) -> None:
         super().__init__(learning_rate=learning_rate, multi_precision=multi_precision, **common)
         self._keep(momentum=momentum)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return zero momentum, or None."""
-        return pages.zeros_like(weight) if self.momentum else None
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ...arrays import pages
 from ..builtin import Elementwise
 from ..checks import Settings, flag, fraction, non_negative, optional
-from ..optimizer import Array, Index, State
+from ..optimizer import Array, Index
 from ..registry import register
 
 
@@ -67,12 +66,6 @@ class RMSProp(Elementwise):
     ) -> None:
         super().__init__(learning_rate=learning_rate, **common)
         self._keep(rho=rho, momentum=momentum, epsilon=epsilon, centered=centered, clip_weights=clip_weights)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return zeros: the mean square, or three arrays if centred."""
-        if not self.centered:
-            return pages.zeros_like(weight)
-        return (pages.zeros_like(weight), pages.zeros_like(weight), pages.zeros_like(weight))
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from ...arrays import pages
 from ..builtin import Elementwise
 from ..checks import Settings, flag, non_negative
-from ..optimizer import Array, Index, State
+from ..optimizer import Array, Index
 from ..registry import register
 
 
@@ -50,10 +49,6 @@ class SGD(Elementwise):
     ) -> None:
         super().__init__(learning_rate=learning_rate, multi_precision=multi_precision, **common)
         self._keep(momentum=momentum, lazy_update=lazy_update)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return zero momentum, or None."""
-        return pages.zeros_like(weight) if self.momentum else None
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows" if lazy, or if a row without gradient stays as it is anyway."""

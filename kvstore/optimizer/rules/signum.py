@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...arrays import pages
 from ..builtin import Elementwise
 from ..checks import Settings, finite, fraction
-from ..optimizer import Array, Index, State
+from ..optimizer import Array, Index
 from ..registry import register
 
 
@@ -44,10 +43,6 @@ class Signum(Elementwise):
     ) -> None:
         super().__init__(learning_rate=learning_rate, **common)
         self._keep(momentum=momentum, wd_lh=wd_lh)
-
-    def create_state(self, index: Index, weight: Array) -> State:
-        """Return zero momentum, or None."""
-        return pages.zeros_like(weight) if self.momentum else None
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""

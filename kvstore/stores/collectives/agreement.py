@@ -39,6 +39,3 @@ def difference(engine: str, rank: int, what: str) -> ConfigError:
         f"types: with {engine} all workers call init, push, barrier and the rest alike, with the same keys "
         "and in the same order; nothing has changed"
     )
-
-
-__all__ = ["all_mean_the_same", "difference", "mark"]

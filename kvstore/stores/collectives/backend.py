@@ -239,21 +239,11 @@ class AllReduceBackend(LocalBackend):
         """Refuse."""
         raise self._refused("optimizers; update the weights after pushpull")
 
-    def configure(self, changes: dict[str, Any]) -> None:
+    def _runs_no_optimizer(self, *_: Any, **__: Any) -> None:
         """Refuse."""
         raise self._refused("optimizers")
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Refuse."""
-        raise self._refused("optimizers")
-
-    def save_states(self, path: str, dump_optimizer: bool) -> None:
-        """Refuse."""
-        raise self._refused("optimizers")
-
-    def load_states(self, path: str) -> None:
-        """Refuse."""
-        raise self._refused("optimizers")
+    configure = set_learning_rate = save_states = load_states = _runs_no_optimizer
 
     def set_compression(self, codec: Codec) -> None:
         """Refuse."""
@@ -342,6 +332,3 @@ def told(names: list[str]) -> str:
     if len(names) < 2:
         return f"key {names[0]}" if names else "no keys"
     return f"{len(names)} keys ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-
-
-__all__ = ["AllReduceBackend", "Collective", "Item", "called", "check_launched", "check_process", "told"]

@@ -13,6 +13,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,13 +22,12 @@ import numpy.typing as npt
 
 from ...arrays import pages
 from ...arrays.grouping import Group
-from ...errors import ConfigError, KVStoreError, MissingBackendError, TimeoutError
+from ...errors import ConfigError, KVStoreError, MissingBackendError
 from ...settings.options import StoreConfig
-from ...waiting import WaitClock
 from ..entry import Entry
-from .backend import AllReduceBackend, called, check_launched, check_process
+from .backend import AllReduceBackend, called, check_launched
 from .engine import Finish, Item, plain
-from .polling import poll
+from .polling import PolledEngine, PolledOperation
 
 log = logging.getLogger("kvstore.byteps")
 
@@ -64,39 +64,18 @@ class BytePSBackend(AllReduceBackend):
             self.engine.declare({name: e.value.nbytes for name, e in new.items()})
 
 
+@dataclass(eq=False, slots=True)
 class _Tensor:
     """A tensor that is declared, with its memory from the first sum on."""
 
-    __slots__ = ("array", "name", "tensor", "under_way")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.array: Array | None = None
-        self.tensor: Any = None
-        self.under_way: _Operation | None = None
+    name: str
+    array: Array | None = None
+    tensor: Any = None
+    under_way: PolledOperation | None = None
 
 
-class _Operation:
-    """Sums of BytePS that are waited for together."""
-
-    __slots__ = ("error", "left", "what")
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        #: Handles, each with the tensor and the array that it belongs to.
-        self.left: list[tuple[Any, _Tensor, Array]] = []
-        self.error: KVStoreError | None = None
-
-
-class BytePS:
+class BytePS(PolledEngine):
     """See `kvstore.stores.collectives.engine.Collective`.
-
-    Parameters
-    ----------
-    timeout : float
-        Seconds after which a wait ends.
-    group : str
-        Stores of a group are paired by the order in which they are made.
 
     Raises
     ------
@@ -108,18 +87,15 @@ class BytePS:
         This process is a fork of one that uses BytePS.
     """
 
-    name = "byteps"
+    name, _title, _needs = "byteps", "BytePS", "the servers live"
     dtypes = _DTYPES
     compares = False
 
     def __init__(self, timeout: float, group: str) -> None:
-        check_process(self.name)
+        super().__init__(timeout, log)
         self._bps, self._ops, self._from_numpy = _imported()
-        self._timeout = timeout
-        self._lock = threading.Lock()
         self._tensors: dict[str, _Tensor] = {}
         self._sizes: dict[str, tuple[int, int]] = {}  # name -> bytes, and how often they have changed
-        self._broken: str | None = None
         if self._bps not in _started:
             self._bps.init()
             _started[self._bps] = threading.get_ident()
@@ -134,7 +110,7 @@ class BytePS:
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0: the others add zeros."""
-        operation = _Operation(called("init, broadcast or load", items))
+        operation = PolledOperation(called("init, broadcast or load", items))
         for name, array in items:
             self._note(name, array.nbytes)
         for name, array in items:
@@ -145,7 +121,7 @@ class BytePS:
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Begin to sum; a higher `priority` goes first."""
-        operation = _Operation(called("the sum", items))
+        operation = PolledOperation(called("the sum", items))
         for name, array in items:
             if array.size:
                 self._start(operation, f"key.{self._known(name)}", array.reshape(-1), priority)
@@ -153,7 +129,7 @@ class BytePS:
 
     def barrier(self) -> None:
         """Wait until all processes have called it."""
-        operation = _Operation("a barrier")
+        operation = PolledOperation("a barrier")
         self._start(operation, "barrier", np.zeros(1, np.int32), 0)
         self._finish(operation)
 
@@ -171,10 +147,6 @@ class BytePS:
                 if tensor.under_way is not None:
                     self._until_complete(tensor.under_way)
             self._broken = "the store is closed"
-
-    def abandon(self) -> None:
-        """Let `close` wait for nobody; the others wait until their deadline, for BytePS tells nobody."""
-        self._broken = "the store was left by an error"
 
     # ----------------------------------------------------------------------------------------- tensors
 
@@ -230,12 +202,11 @@ class BytePS:
 
     # ------------------------------------------------------------------------------------------ waiting
 
-    def _start(self, operation: _Operation, base: str, array: Array, priority: int) -> None:
+    def _start(self, operation: PolledOperation, base: str, array: Array, priority: int) -> None:
         tensor = self._tensor(base, array)
         if tensor.under_way is not None:
             self._until_complete(tensor.under_way)
-        if self._broken is not None:
-            raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
+        self._check()
         assert tensor.array is not None
         tensor.array[...] = array
         begin: Callable[..., Any] = self._ops.push_pull_async_inplace
@@ -246,24 +217,11 @@ class BytePS:
         tensor.under_way = operation
         operation.left.append((handle, tensor, array))
 
-    def _finish(self, operation: _Operation) -> None:
-        self._until_complete(operation)
-        if operation.error is not None:
-            raise operation.error
+    def _is_done(self, one: Any) -> bool:
+        return bool(self._bps.poll(one[0]))
 
-    def _until_complete(self, operation: _Operation) -> None:
-        clock = WaitClock(self._timeout)
-        if not poll(partial(self._complete, operation), clock, log, self.rank, operation.what):
-            raise self._give_up(operation, clock.waited)
-
-    def _complete(self, operation: _Operation) -> bool:
-        """Take in the results that are there, and say whether these are all."""
-        with self._lock:
-            while operation.left and self._bps.poll(operation.left[-1][0]):
-                self._take_in(operation, *operation.left.pop())
-            return not operation.left
-
-    def _take_in(self, operation: _Operation, handle: Any, tensor: _Tensor, array: Array) -> None:
+    def _take_in(self, operation: PolledOperation, one: tuple[Any, _Tensor, Array]) -> None:
+        handle, tensor, array = one
         tensor.under_way = None
         try:
             self._bps.synchronize(handle)
@@ -274,16 +232,9 @@ class BytePS:
 
     # ------------------------------------------------------------------------------------------ trouble
 
-    def _failed(self, operation: _Operation, error: Exception) -> KVStoreError:
+    def _failed(self, operation: PolledOperation, error: Exception) -> KVStoreError:
         self._broken = f"BytePS failed in {operation.what}: {error}"
         return KVStoreError(f"worker {self.rank}: {self._broken}; its own lines above say more")
-
-    def _give_up(self, operation: _Operation, waited: float) -> TimeoutError:
-        self._broken = f"worker {self.rank} has waited {waited:.0f} s for {operation.what}"
-        return TimeoutError(
-            f"{self._broken}: all workers must call it, and the servers live; BytePS cannot take it back, so "
-            "start the job again"
-        )
 
 
 def _imported() -> tuple[Any, Any, Callable[[Array], Any]]:

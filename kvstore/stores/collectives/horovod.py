@@ -10,20 +10,18 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
+from ...errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError
 from ...optimizer import Optimizer
 from ...settings.options import StoreConfig
-from ...waiting import WaitClock
-from .backend import AllReduceBackend, called, check_launched, check_process
+from .backend import AllReduceBackend, called, check_launched
 from .engine import Finish, Item, plain
-from .polling import poll
+from .polling import PolledEngine, PolledOperation
 
 log = logging.getLogger("kvstore.horovod")
 
@@ -62,26 +60,8 @@ class HorovodBackend(AllReduceBackend):
             log.warning("%s does nothing with horovod, as in MXNet: update the weights after pushpull", verb)
 
 
-class _Operation:
-    """Operations of Horovod that are waited for together."""
-
-    __slots__ = ("error", "handles", "what")
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.handles: list[Any] = []  # of those that are under way
-        self.error: KVStoreError | None = None
-
-
-class Horovod:
+class Horovod(PolledEngine):
     """See `kvstore.stores.collectives.engine.Collective`.
-
-    Parameters
-    ----------
-    timeout : float
-        Seconds after which a wait ends.
-    group : str
-        Stores of a group are paired by the order in which they are made.
 
     Raises
     ------
@@ -93,18 +73,15 @@ class Horovod:
         Horovod does not start; or this process is a fork of one that uses it.
     """
 
-    name = "horovod"
+    name, _title, _needs = "horovod", "Horovod", "with the same keys"
     dtypes = _DTYPES
     compares = False
 
     def __init__(self, timeout: float, group: str) -> None:
-        check_process(self.name)
+        super().__init__(timeout, log)
         self._hvd, self._tensor = _imported()
-        self._timeout = timeout
-        self._lock = threading.Lock()
         self._turns: dict[str, Iterator[int]] = {}
-        self._last: dict[str, _Operation] = {}  # by the whole name
-        self._broken: str | None = None
+        self._last: dict[str, PolledOperation] = {}  # by the whole name
         self._initialise()
         self.rank, self.size = int(self._hvd.rank()), int(self._hvd.size())
         self.local_rank = int(self._hvd.local_rank())
@@ -124,7 +101,7 @@ class Horovod:
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
-        operation = _Operation(called("init, broadcast or load", items))
+        operation = PolledOperation(called("init, broadcast or load", items))
         for name, array in items:
             self._start(
                 operation,
@@ -135,7 +112,7 @@ class Horovod:
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Begin to sum; horovod.torch knows no `priority`."""
-        operation = _Operation(called("the sum", items))
+        operation = PolledOperation(called("the sum", items))
         by_type: dict[np.dtype[Any], list[Item]] = {}
         for name, array in items:
             if array.size:
@@ -161,7 +138,7 @@ class Horovod:
 
     def barrier(self) -> None:
         """Wait until all processes have called it."""
-        operation = _Operation("a barrier")
+        operation = PolledOperation("a barrier")
         tensor = self._tensor(np.zeros(1, np.int32))
         self._start(operation, "barrier", partial(self._hvd.allreduce_async_, tensor, op=self._hvd.Sum))
         self._finish(operation)
@@ -181,52 +158,33 @@ class Horovod:
                 self._until_complete(operation)
             self._broken = "the store is closed"
 
-    def abandon(self) -> None:
-        """Let `close` wait for nobody; the others notice when this process ends."""
-        self._broken = "the store was left by an error"
-
     # ------------------------------------------------------------------------------------------ waiting
 
-    def _start(self, operation: _Operation, base: str, begin: Callable[..., Any]) -> None:
+    def _start(self, operation: PolledOperation, base: str, begin: Callable[..., Any]) -> None:
         """Begin, under a name that follows from the calls so far, and that is not under way any more."""
         turn = next(self._turns.setdefault(base, itertools.count())) % _TURNS
         name = f"{self._prefix}.{base}.{turn}"
         if (earlier := self._last.get(name)) is not None:
             self._until_complete(earlier)
-        if self._broken is not None:
-            raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
+        self._check()
         try:
-            operation.handles.append(begin(name=name))
+            operation.left.append(begin(name=name))
         except self._hvd.HorovodInternalError as error:
             raise self._lost(operation, error) from error
         self._last[name] = operation
 
-    def _finish(self, operation: _Operation) -> None:
-        self._until_complete(operation)
-        if operation.error is not None:
-            raise operation.error
+    def _is_done(self, one: Any) -> bool:
+        return bool(self._hvd.poll(one))
 
-    def _until_complete(self, operation: _Operation) -> None:
-        clock = WaitClock(self._timeout)
-        if not poll(partial(self._complete, operation), clock, log, self.rank, operation.what):
-            raise self._give_up(operation, clock.waited)
-
-    def _complete(self, operation: _Operation) -> bool:
-        """Take in the results that are there, and say whether these are all."""
-        with self._lock:
-            while operation.handles and self._hvd.poll(operation.handles[-1]):
-                self._take_in(operation, operation.handles.pop())
-            return not operation.handles
-
-    def _take_in(self, operation: _Operation, handle: Any) -> None:
+    def _take_in(self, operation: PolledOperation, one: Any) -> None:
         try:
-            self._hvd.synchronize(handle)
+            self._hvd.synchronize(one)
         except self._hvd.HorovodInternalError as error:
             operation.error = operation.error or self._lost(operation, error)
 
     # ------------------------------------------------------------------------------------------ trouble
 
-    def _lost(self, operation: _Operation, error: Exception) -> KVStoreError:
+    def _lost(self, operation: PolledOperation, error: Exception) -> KVStoreError:
         """Say what Horovod's only kind of error means."""
         if "Mismatched" in str(error):
             return ConfigError(
@@ -236,13 +194,6 @@ class Horovod:
         if self._broken is None:
             self._broken = f"Horovod ended in {operation.what}: another worker has failed or left ({error})"
         return PeerLostError(f"worker {self.rank}: {self._broken}")
-
-    def _give_up(self, operation: _Operation, waited: float) -> TimeoutError:
-        self._broken = f"worker {self.rank} has waited {waited:.0f} s for {operation.what}"
-        return TimeoutError(
-            f"{self._broken}: all workers must call it, and with the same keys; Horovod cannot take it back, "
-            "so start the job again"
-        )
 
 
 def _imported() -> tuple[Any, Callable[[Any], Any]]:

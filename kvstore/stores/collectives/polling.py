@@ -1,24 +1,91 @@
-"""Waiting for engines that tell nobody when they are done: they are asked again and again."""
+"""Engines that tell nobody when they are done: they are asked again and again."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
+from ...errors import KVStoreError, TimeoutError
 from ...waiting import WaitClock
+from .backend import check_process
 
 _NAP = 100e-6  # seconds between two looks; Horovod itself looks for work once in a millisecond
 
 
-def poll(complete: Callable[[], bool], clock: WaitClock, log: logging.Logger, rank: int, what: str) -> bool:
-    """Return whether `complete` said yes before the clock was over; log, once, that it lasts."""
-    while True:
-        waited = clock.read()
-        if complete():
-            return True
-        if clock.over:
-            return False
-        if clock.tells():
-            log.warning("worker %d has waited %.0f s for %s; all workers must call it", rank, waited, what)
-        time.sleep(_NAP)
+@dataclass(eq=False, slots=True)
+class PolledOperation:
+    """Operations of an engine that are waited for together."""
+
+    what: str
+    #: What is under way, as the engine's own class has it.
+    left: list[Any] = field(default_factory=list)
+    error: KVStoreError | None = None
+
+
+class PolledEngine:
+    """How such an engine is waited for; subclasses ask it, and take the results in.
+
+    Each wait ends after `timeout` seconds. Stores of a group are paired by the order in which they are made.
+    """
+
+    name: str
+    #: As its makers write it, and what must be right for it to come to an end.
+    _title: str
+    _needs: str
+    rank: int
+
+    def __init__(self, timeout: float, log: logging.Logger) -> None:
+        check_process(self.name)
+        self._timeout, self._log = timeout, log
+        self._lock = threading.Lock()
+        self._broken: str | None = None
+
+    def abandon(self) -> None:
+        """Let `close` wait for nobody; the others wait until they notice."""
+        self._broken = "the store was left by an error"
+
+    def _is_done(self, one: Any) -> bool:
+        raise NotImplementedError
+
+    def _take_in(self, operation: PolledOperation, one: Any) -> None:
+        """Take a result in, or keep its error."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
+
+    def _finish(self, operation: PolledOperation) -> None:
+        self._until_complete(operation)
+        if operation.error is not None:
+            raise operation.error
+
+    def _until_complete(self, operation: PolledOperation) -> None:
+        clock = WaitClock(self._timeout)
+        while True:
+            waited = clock.read()
+            if self._complete(operation):
+                return
+            if clock.over:
+                self._give_up(operation, waited)
+            if clock.tells():
+                text = "worker %d has waited %.0f s for %s; all workers must call it"
+                self._log.warning(text, self.rank, waited, operation.what)
+            time.sleep(_NAP)
+
+    def _complete(self, operation: PolledOperation) -> bool:
+        """Take in the results that are there, and say whether these are all."""
+        with self._lock:
+            while operation.left and self._is_done(operation.left[-1]):
+                self._take_in(operation, operation.left.pop())
+            return not operation.left
+
+    def _give_up(self, operation: PolledOperation, waited: float) -> NoReturn:
+        self._broken = f"worker {self.rank} has waited {waited:.0f} s for {operation.what}"
+        raise TimeoutError(
+            f"{self._broken}: all workers must call it, and {self._needs}; {self._title} cannot take it "
+            "back, so start the job again"
+        )

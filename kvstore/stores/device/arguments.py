@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays.grouping import Key
 from ...arrays.host import HALVES, readable, writable
 from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceView
 from ...devices.memory import host_copy
 from ...devices.place import GpuContext
-from ...devices.streams import Stream
+from ...devices.streams import Stream, order
 from ...errors import CapabilityError
 from ...kernels import cuda
 from ..entry import Deliver, Entry, check_dtype, check_shape
@@ -133,7 +134,7 @@ class Call:
         self.plain = False
         here, device = self._lend(value.nbytes), self.place.device
         if value.nbytes:
-            self._wait_for(self._streams.of(value.device))
+            order(self.place.driver, self._streams.of(value.device), self.stream)
             pair = (device, here), (value.device, value.address)
             self.place.driver.copy_between(*pair, value.nbytes, self.stream.handle, device)
         return here
@@ -157,14 +158,10 @@ class Call:
         if (other.device, other.handle) != (self.stream.device, self.stream.handle):
             self._others[other.device, other.handle] = other
 
-    def _wait_for(self, other: Stream) -> None:
-        if (other.device, other.handle) != (self.stream.device, self.stream.handle):
-            _order(self.place, other, self.stream)
-
     def begin(self, entries: Iterable[DeviceKey]) -> None:
         """Let the stream wait for the arrays' owners, and for what was done with these keys before."""
         for other in self._others.values():
-            _order(self.place, other, self.stream)
+            order(self.place.driver, other, self.stream)
         order_behind(entries, self.place, self.stream)
 
     # -------------------------------------------------------------------------------------- outs, after
@@ -274,26 +271,63 @@ def order_behind(entries: Iterable[DeviceKey], place: GpuContext, stream: Stream
     return bool(others)
 
 
-def _order(place: GpuContext, first: Stream, then: Stream) -> None:
-    """Let a stream wait for all that is on another one now."""
-    driver = place.driver
-    event = driver.event(first.device)
-    try:
-        driver.record(event, first.handle, first.device)
-        driver.wait(then.handle, event, then.device)
-    finally:
-        driver.drop_event(event, first.device)
-
-
 def _converted(source: Array, target: Array) -> None:
     with np.errstate(all="ignore"):
         np.copyto(target, source, casting="unsafe")
 
 
-def host_value(entry_dtype: np.dtype[Any], out: DeviceView, value: Array) -> Array:
-    """Return a host value in the element type of an out on a GPU."""
-    if out.dtype == entry_dtype:
-        return np.ascontiguousarray(value)
-    array = np.empty(value.shape, out.dtype)
-    _converted(value, array)
-    return array
+# ------------------------------------------------------------------------------------------ whole values
+
+
+def new_key(place: GpuContext, key: Key, number: int, value: DeviceView, streams: Streams) -> DeviceKey:
+    """Make a key with a copy of its first value, which lies on the GPU."""
+    stream = streams.of(value.device)
+    call = Call(place, stream, streams)
+    entry = DeviceKey(place, key, number, value.shape, value.dtype, place.tail(stream))
+    source = call.source(entry, value)
+    call.begin([])
+    if value.nbytes:
+        place.driver.copy(entry.memory.address, source, value.nbytes, stream.handle, value.device)
+    call.end([entry])
+    return entry
+
+
+def adopted_key(place: GpuContext, key: Key, number: int, value: Array, stream: Stream) -> DeviceKey:
+    """Make a key of one that lay on the host."""
+    entry = DeviceKey(place, key, number, value.shape, value.dtype, place.tail(stream))
+    if value.nbytes:
+        address = value.ctypes.data
+        place.driver.copy(entry.memory.address, address, value.nbytes, stream.handle, place.device)
+    entry.tail.moved()
+    return entry
+
+
+def copy_to(target: DeviceView, entry: DeviceKey, array: Any, streams: Streams) -> None:
+    """Copy an array of the key's shape and type, from anywhere, to one on the key's GPU."""
+    seen = seen_value(entry, array, streams)
+    stream = streams.of(entry.device)
+    call = Call(entry.place, stream, streams)
+    source = call.source(entry, seen)
+    call.order_with(target)
+    call.begin([])
+    if entry.nbytes:
+        entry.place.driver.copy(target.address, source, entry.nbytes, stream.handle, entry.device)
+    call.end([])
+
+
+def send(value: Array, out: DeviceView, place: GpuContext, streams: Streams) -> None:
+    """Copy a value of the host to an array on a GPU."""
+    stream = streams.of(out.device)
+    call = Call(place, stream, streams)
+    target, bring = (out, None) if out.contiguous else arrays.room_for(out, "out", stream)
+    call.order_with(target)
+    call.begin([])
+    array = np.ascontiguousarray(value)
+    if out.dtype != value.dtype:
+        array = np.empty(value.shape, out.dtype)
+        _converted(value, array)
+    if array.nbytes:
+        place.driver.copy(target.address, array.ctypes.data, array.nbytes, stream.handle, out.device)
+    call.end([])
+    if bring is not None:
+        bring()

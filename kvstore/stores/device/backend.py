@@ -83,11 +83,9 @@ class DeviceBackend(HostAndGpuBackend):
 
     def discard(self, keys: list[Key]) -> None:
         """Undo the init of keys."""
+        if any(key in self._on_gpu for key in keys):
+            self._gpus.changed()
         super().discard(keys)
-        for key in keys:
-            self._order.pop(key, None)
-            if self._on_gpu.pop(key, None) is not None:
-                self._gpus.changed()
 
     def push(self, groups: list[Group]) -> None:
         """Sum, then update or replace."""
@@ -328,8 +326,6 @@ class DeviceBackend(HostAndGpuBackend):
         """Wait for what is under way, and let the memory go."""
         if self._gpus is not None:
             self._gpus.close()
-        self._on_gpu.clear()
-        self._order.clear()
         super().close()
         self._gpus = None
 

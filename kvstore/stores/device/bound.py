@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...arrays.grouping import Group, Key
 from ...devices import arrays, streams
 from ...devices.streams import Stream
+from ..local.bound import Bound
 from .arguments import order_behind
 from .keys import DeviceKey
 from .launches import KeyWork, Launches, are_apart
@@ -15,18 +16,11 @@ if TYPE_CHECKING:
     from .executor import GpuExecutor
 
 
-class GpuCall:
+class GpuCall(Bound):
     """A plan for keys of one GPU: nothing is looked at but the caller's stream.
 
-    See `kvstore.stores.local.bound.Bound`.
-
-    Parameters
-    ----------
-    gpus : GpuExecutor
-    works : list of KeyWork
-        Keys of one GPU, whose arrays lie there too and do not overlap.
-    objects : list
-        The arrays, in the order of the addresses in `works`.
+    The arrays of `works` lie on the GPU too and do not overlap; `objects` are these, in the order of the
+    addresses there.
     """
 
     def __init__(self, gpus: GpuExecutor, works: list[KeyWork], objects: list[Any]) -> None:
@@ -99,7 +93,9 @@ def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -
     works: list[KeyWork] = []
     for key, values in groups:
         entry = gpus.entries.get(key)
-        if entry is None or entry.form is None or not values or entry.device != _device(works, entry):
+        if entry is None or entry.form is None or not values:
+            return None
+        if works and works[0].entry.device != entry.device:
             return None
         srcs = _addresses_if(entry, values)
         filled = _addresses_if(entry, outs[key]) if outs else ()
@@ -108,11 +104,6 @@ def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -
         works.append(KeyWork(entry, srcs, filled))
     works.sort(key=lambda work: work.entry.number)
     return works
-
-
-def _device(works: list[KeyWork], entry: DeviceKey) -> int:
-    """GPU of the works so far."""
-    return works[0].entry.device if works else entry.device
 
 
 def _addresses_if(entry: DeviceKey, tensors: list[Any]) -> tuple[int, ...] | None:

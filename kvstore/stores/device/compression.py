@@ -14,6 +14,7 @@ from ...errors import CapabilityError
 from ...kernels import cuda
 from .keys import Array, DeviceKey
 from .launches import KeyWork, Launches, count_of
+from .updates import PlainSum
 
 _FLOAT32 = np.dtype(np.float32)
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -60,8 +61,8 @@ class DeviceFeedback(Feedback):
         return super().nbytes + sum(m.nbytes for entry in self._on_gpu() for m in entry.residuals.values())
 
 
-class CompressedSum:
-    """Each value counts as what it decodes to; see `kvstore.stores.device.updates.Sum`."""
+class CompressedSum(PlainSum):
+    """Each value counts as what it decodes to."""
 
     def __init__(self, feedback: DeviceFeedback) -> None:
         self._feedback = feedback

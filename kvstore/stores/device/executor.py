@@ -14,7 +14,7 @@ from ...devices.place import GpuContext
 from ...devices.streams import Stream
 from ...errors import ArrayError
 from . import states
-from .arguments import Call, Item, Streams, host_value, order_behind, seen_out, seen_value
+from .arguments import Call, Item, Streams, adopted_key, new_key, order_behind, seen_out, seen_value
 from .bound import GpuCall
 from .keys import Array, DeviceKey
 from .launches import KeyWork, Launches, are_apart
@@ -75,29 +75,12 @@ class GpuExecutor:
 
     def add(self, key: Key, number: int, value: DeviceView, streams: Streams) -> None:
         """Take a key, with a copy of its value."""
-        stream = streams.of(value.device)
-        call = Call(self.place(value.device), stream, streams)
-        entry = DeviceKey(call.place, key, number, value.shape, value.dtype, call.place.tail(stream))
-        source = call.source(entry, value)
-        call.begin([])
-        if value.nbytes:
-            self.driver.copy(entry.memory.address, source, value.nbytes, stream.handle, value.device)
-        call.end([entry])
-        self.entries[key] = entry
+        self.entries[key] = new_key(self.place(value.device), key, number, value, streams)
 
     def adopt(self, key: Key, number: int, value: Array, device: int, stream: Stream) -> DeviceKey:
         """Take a key over from the host."""
-        place = self.place(device)
-        entry = DeviceKey(place, key, number, value.shape, value.dtype, place.tail(stream))
-        if value.nbytes:
-            self.driver.copy(entry.memory.address, value.ctypes.data, value.nbytes, stream.handle, device)
-        entry.tail.moved()
-        self.entries[key] = entry
+        entry = self.entries[key] = adopted_key(self.place(device), key, number, value, stream)
         return entry
-
-    def fetch(self, entry: DeviceKey) -> Array:
-        """Copy a value to the host."""
-        return entry.to_host()
 
     def assign(self, entry: DeviceKey, value: Array) -> None:
         """Overwrite a value from the host."""
@@ -221,35 +204,6 @@ class GpuExecutor:
         call = Call(place, streams.of(place.device), streams)
         works = [_work(call, item) for item in items]
         return GpuCall(self, works, objects) if call.plain and call.alone and are_apart(works) else None
-
-    # ------------------------------------------------------------------------------------------ copies
-
-    def copy(self, entry: DeviceKey, array: Any, target: DeviceView, streams: Streams) -> None:
-        """Copy an array of the key's shape and type, from anywhere, to one on the key's GPU."""
-        seen = seen_value(entry, array, streams)
-        stream = streams.of(entry.device)
-        call = Call(entry.place, stream, streams)
-        source = call.source(entry, seen)
-        call.order_with(target)
-        call.begin([])
-        if entry.nbytes:
-            self.driver.copy(target.address, source, entry.nbytes, stream.handle, entry.device)
-        call.end([])
-
-    def send(self, value: Array, outs: list[DeviceView], streams: Streams) -> None:
-        """Copy a value of the host to arrays on GPUs."""
-        for out in outs:
-            stream = streams.of(out.device)
-            call = Call(self.place(out.device), stream, streams)
-            target, bring = (out, None) if out.contiguous else arrays.room_for(out, "out", stream)
-            call.order_with(target)
-            call.begin([])
-            array = host_value(value.dtype, out, value)
-            if array.nbytes:
-                self.driver.copy(target.address, array.ctypes.data, array.nbytes, stream.handle, out.device)
-            call.end([])
-            if bring is not None:
-                bring()
 
     # -------------------------------------------------------------------------------------------- the end
 

@@ -11,7 +11,7 @@ from ...devices.arrays import DeviceArray, DeviceView
 from ...errors import CapabilityError, DuplicateKeyError
 from ..entry import Array, Entry, dense_of, initialised_already
 from ..local.backend import LocalBackend
-from .arguments import Streams, seen_out
+from .arguments import Streams, copy_to, seen_out, send
 from .keys import DeviceKey
 
 #: Arrays on GPUs that take values of the host's keys.
@@ -32,6 +32,19 @@ class HostAndGpuBackend(LocalBackend):
         """Return the copy of a key on GPUs that is looked at."""
         raise NotImplementedError
 
+    def discard(self, keys: list[Key]) -> None:
+        """Undo the init of keys."""
+        super().discard(keys)
+        for key in keys:
+            self._order.pop(key, None)
+            self._on_gpu.pop(key, None)
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._on_gpu.clear()
+        self._order.clear()
+        super().close()
+
     # ------------------------------------------------------------------------------------ inspection
 
     def keys(self) -> list[Key]:
@@ -44,7 +57,7 @@ class HostAndGpuBackend(LocalBackend):
 
     def fetch(self, key: Key) -> Any:
         """Return the value on the host, for a file."""
-        return self._gpus.fetch(self._on_gpu[key]) if key in self._on_gpu else super().view(key)
+        return self._copy(key).to_host() if key in self._on_gpu else super().view(key)
 
     def empty(self, key: Key) -> Any:
         """Memory where the key lies; on its first GPU."""
@@ -60,7 +73,7 @@ class HostAndGpuBackend(LocalBackend):
             return
         streams = Streams([array])
         target = arrays.view(home, "array", streams.of(home.device))
-        self._gpus.copy(self._on_gpu[key], array, target, streams)
+        copy_to(target, self._copy(key), array, streams)
 
     def key_templates(self) -> dict[Key, Array]:
         """For each key an array of its shape and type that takes no memory."""
@@ -108,7 +121,8 @@ class HostAndGpuBackend(LocalBackend):
 
     def _send(self, sent: Sent, streams: Streams) -> None:
         for key, outs in sent:
-            self._gpus.send(dense_of(self._entry(key)), outs, streams)
+            for out in outs:
+                send(dense_of(self._entry(key)), out, self._gpus.place(out.device), streams)
 
     # ---------------------------------------------------------------------------------------- checks
 

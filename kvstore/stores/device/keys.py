@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,22 +44,9 @@ class DeviceKey:
     """
 
     __slots__ = (
-        "_spare",
-        "dtype",
-        "form",
-        "key",
-        "like",
-        "memory",
-        "number",
-        "numel",
-        "owner",
-        "place",
-        "residuals",
-        "shape",
-        "state",
-        "tail",
-        "type_name",
-    )
+        "_spare", "dtype", "form", "key", "like", "memory", "number", "numel", "owner", "place", "residuals",
+        "shape", "state", "tail", "type_name",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -130,13 +118,12 @@ class DeviceKey:
         self.place.upload(memory.address, np.ascontiguousarray(array), stream)
 
 
+@dataclass(eq=False, slots=True)
 class StateArray:
     """An array of an optimizer's state on a GPU."""
 
-    __slots__ = ("dtype", "memory")
-
-    def __init__(self, memory: Memory, dtype: np.dtype[Any]) -> None:
-        self.memory, self.dtype = memory, dtype
+    memory: Memory
+    dtype: np.dtype[Any]
 
 
 def leaves(state: State) -> Iterator[StateArray]:

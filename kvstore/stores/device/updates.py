@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 from ...arrays.grouping import Key
 from ...devices.streams import Stream
-from ...errors import CapabilityError, KVStoreError, UpdaterError
+from ...errors import CapabilityError
 from ...kernels import cuda
 from ...optimizer import Updater
-from ...optimizer.updater import Counts
-from ..update import check_floating
+from ..update import check_floating, give_up, updater_error
 from . import states
 from .keys import DeviceKey
 from .launches import KeyWork, Launches, Parameters, Values, count_of
@@ -19,8 +18,8 @@ from .launches import KeyWork, Launches, Parameters, Values, count_of
 UserUpdater = Callable[[Key, Any, Any], None]
 
 
-class Sum(Protocol):
-    """How the sources of a key become one gradient: as they are, or compressed and decoded on the way."""
+class PlainSum:
+    """How the sources of a key become one gradient: left to right, in one pass; a subclass compresses."""
 
     def check(self, entry: DeviceKey) -> None:
         """Raise if the key's values cannot be summed this way."""
@@ -29,51 +28,43 @@ class Sum(Protocol):
         """Make what the sum keeps with the keys; before launches are built or found."""
 
     def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
-        """Append launches that write each key's sum to `into(work)` and to its outs."""
-
-    def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
-        """Append what must come before an update that sums by itself; return works for that."""
-
-
-class PlainSum:
-    """Left to right, in one pass."""
-
-    def check(self, entry: DeviceKey) -> None:
-        """Every type can be summed."""
-
-    def prepare(self, works: Sequence[KeyWork], stream: Stream) -> None:
-        """Nothing is kept."""
-
-    def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
-        """One launch for each element type."""
+        """Append launches that write each key's sum to `into(work)` and to its outs; one for each type."""
         for dtype, group in by_type(works):
             spec = cuda.choose("sum", dtype, count_of(work.srcs for work in group))
             rows = [cuda.Row(w.entry.numel, srcs=w.srcs, dst=into(w), outs=w.outs) for w in group]
             launches.add(spec, rows)
 
     def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
-        """Nothing: the update reads the sources."""
+        """Append what must come before an update that sums by itself; return works for that."""
         return works
 
 
-class GpuUpdate(Protocol):
+class GpuUpdate:
     """How pushed values reach the values on a GPU."""
 
     #: Whether `run` calls the user's code, key by key.
-    by_key: bool
+    by_key = False
+
+    def __init__(self, total: PlainSum) -> None:
+        self._sum = total
 
     @property
     def tag(self) -> str:
         """Name what `build` depends on and the user may change at any time."""
+        return ""
 
     def check(self, entry: DeviceKey) -> None:
         """Raise if the key cannot be updated this way; called before anything changes."""
+        self._sum.check(entry)
 
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """Append what these works need."""
+        raise NotImplementedError
 
     def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
         """Do it; `launches` makes, or finds, what `build` has built."""
+        self._sum.prepare(works, stream)
+        launches().run(stream)
 
 
 def by_type(works: Sequence[KeyWork]) -> list[tuple[str, list[KeyWork]]]:
@@ -94,42 +85,26 @@ def emit(launches: Launches, works: Sequence[KeyWork]) -> None:
         launches.add(cuda.choose("sum", dtype, 1), rows)
 
 
-class GpuAssignUpdate:
+class GpuAssignUpdate(GpuUpdate):
     """The sum replaces the value."""
-
-    by_key = False
-    tag = ""
-
-    def __init__(self, total: Sum) -> None:
-        self._sum = total
-
-    def check(self, entry: DeviceKey) -> None:
-        """Leave it to the sum."""
-        self._sum.check(entry)
 
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """Sum into the value and the outs."""
         self._sum.add(launches, works, lambda work: work.entry.memory.address)
 
-    def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
-        """Launch."""
-        self._sum.prepare(works, stream)
-        launches().run(stream)
 
-
-class GpuFusedUpdate:
+class GpuFusedUpdate(GpuUpdate):
     """An optimizer's rule in the same launch as the sum."""
 
-    by_key = False
-
-    def __init__(self, total: Sum, updater: Updater) -> None:
-        self._sum, self._updater = total, updater
+    def __init__(self, total: PlainSum, updater: Updater) -> None:
+        super().__init__(total)
+        self._updater = updater
 
     def check(self, entry: DeviceKey) -> None:
         """Refuse integers, and rules without a kernel."""
         check_floating(entry, self._updater)
         states.check_rule(self._updater.optimizer)
-        self._sum.check(entry)
+        super().check(entry)
 
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """One launch for each element type and kind of state."""
@@ -167,7 +142,7 @@ class GpuFusedUpdate:
             values: Values = [optimizer.advance(work.entry.key, work.entry.like) for work in works]
             launches().run(stream, values)
         except BaseException as error:
-            self._give_up(counts, error)
+            give_up(updater, counts, error)
 
     @property
     def tag(self) -> str:
@@ -178,22 +153,15 @@ class GpuFusedUpdate:
     def _optimizer(self) -> Any:
         return self._updater.optimizer
 
-    def _give_up(self, counts: Counts, error: BaseException) -> NoReturn:
-        self._updater.restore_counts(counts)
-        if isinstance(error, (KVStoreError, MemoryError)) or not isinstance(error, Exception):
-            raise error
-        what = type(self._updater.optimizer).__name__
-        raise UpdaterError(f"{what} raised {type(error).__name__} (worker 0): {error}") from error
 
-
-class GpuCallbackUpdate:
+class GpuCallbackUpdate(GpuUpdate):
     """Any callable ``updater(key, merged, stored)``; if it raises, the value is as before."""
 
     by_key = True
-    tag = ""
 
-    def __init__(self, total: Sum, updater: UserUpdater) -> None:
-        self._sum, self._updater = total, updater
+    def __init__(self, total: PlainSum, updater: UserUpdater) -> None:
+        super().__init__(total)
+        self._updater = updater
 
     def check(self, entry: DeviceKey) -> None:
         """Leave it to the callable; optimizers that are not compiled work on host arrays."""
@@ -201,7 +169,7 @@ class GpuCallbackUpdate:
             check_floating(entry, self._updater)
             states.check_rule(self._updater.optimizer)
             raise CapabilityError("this optimizer runs on host arrays only")
-        self._sum.check(entry)
+        super().check(entry)
 
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """Sum into memory beside the value."""
@@ -210,8 +178,7 @@ class GpuCallbackUpdate:
 
     def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
         """Sum and call; then fill the outs."""
-        self._sum.prepare(works, stream)
-        launches().run(stream)
+        super().run(works, stream, launches)
         for work in works:
             self._call(work.entry, stream)
         filled = Launches(works[0].entry.place, [work.entry for work in works])
@@ -233,16 +200,14 @@ class GpuCallbackUpdate:
                 copy(entry.memory.address, before.address, size, stream.handle, device)
             if not isinstance(error, Exception):  # Ctrl-C stays what it is
                 raise
-            raise UpdaterError(
-                f"the updater raised {type(error).__name__} on key {entry.key!r} (worker 0): {error}"
-            ) from error
+            raise updater_error(error, entry.key) from error
 
 
 def _merged(entry: DeviceKey) -> int:
     return entry.spare("merged", entry.dtype).address
 
 
-def apply_with(total: Sum, updater: UserUpdater | None) -> GpuUpdate:
+def apply_with(total: PlainSum, updater: UserUpdater | None) -> GpuUpdate:
     """Choose: no updater, a rule with a kernel, or any callable."""
     if updater is None:
         return GpuAssignUpdate(total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,39 +19,34 @@ if TYPE_CHECKING:
 Plain = list[tuple[Entry, list[Array], list[Array]]]
 
 
-class Bound(Protocol):
+class Bound:
     """A `pushpull` with fixed arrays."""
 
     def fits(self) -> bool:
         """Whether keys and updates are still those that it was made for."""
+        return True
 
     def is_current(self) -> bool:
         """Whether the arrays also lie where they lay."""
+        return True
 
     def run(self) -> None:
         """Do it; where it fits."""
+        raise NotImplementedError
 
 
-class Anything:
-    """Any call, done the long way each time."""
+class Anything(Bound):
+    """Any call, done the long way each time: everything is looked at then."""
 
     def __init__(self, backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> None:
         self._backend, self._groups, self._outs = backend, groups, outs
-
-    def fits(self) -> bool:
-        """Return True: everything is looked at each time."""
-        return True
-
-    def is_current(self) -> bool:
-        """Return True: everything is looked at each time."""
-        return True
 
     def run(self) -> None:
         """Check, and do it."""
         self._backend.pushpull(self._groups, self._outs)
 
 
-class HostCall:
+class HostCall(Bound):
     """Dense keys with plain arrays of the host."""
 
     def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool, call: Anything) -> None:

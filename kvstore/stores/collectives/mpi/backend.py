@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -53,24 +54,20 @@ class MpiBackend(AllReduceBackend):
         super().__init__(config, Mpi(config.timeout, config.group))
 
 
+@dataclass(eq=False, slots=True)
 class _Operation:
     """An operation on its way: first the comparison, then the data."""
 
-    __slots__ = ("back", "checks", "data", "done", "error", "items", "number", "request", "start", "what")
-
-    def __init__(
-        self, what: str, checks: Array, items: Sequence[Item], start: Callable[[_Operation], list[Any]]
-    ) -> None:
-        self.what = what
-        self.number = 0  # of the store's operations, from 1
-        self.checks = checks  # what this process means, and then the highest of what all mean
-        self.items = items
-        self.start = start
-        self.request: Any = None  # of the comparison
-        self.data: list[Any] | None = None  # requests of what `start` has begun
-        self.back: list[tuple[Array, list[Array]]] = []  # packed arrays, and where they belong
-        self.done = False
-        self.error: KVStoreError | None = None
+    what: str
+    checks: Array  # what this process means, and then the highest of what all mean
+    items: Sequence[Item]
+    start: Callable[[_Operation], list[Any]]
+    number: int = 0  # of the store's operations, from 1
+    request: Any = None  # of the comparison
+    data: list[Any] | None = None  # requests of what `start` has begun
+    back: Sequence[tuple[Array, list[Array]]] = ()  # packed arrays, and where they belong
+    done: bool = False
+    error: KVStoreError | None = None
 
 
 class Mpi:

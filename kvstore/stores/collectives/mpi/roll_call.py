@@ -67,6 +67,3 @@ def absent(ranks: Sequence[int]) -> str:
     first = ", ".join(map(str, ranks[:-1][:8]))
     rest = f"{len(ranks) - 8} more" if len(ranks) > 9 else f"{ranks[-1]}"
     return f"and workers {first} and {rest} have not, or are stopped"
-
-
-__all__ = ["RollCall", "absent"]

@@ -74,13 +74,6 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         for key, value in self._of_rank_0(mine):
             self._gpus.assign(self._on_gpu[key], value)
 
-    def discard(self, keys: list[Key]) -> None:
-        """Undo the init of keys."""
-        super().discard(keys)
-        for key in keys:
-            self._order.pop(key, None)
-            self._on_gpu.pop(key, None)
-
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Copy out."""
         streams = Streams(out for _, outs in groups for out in outs)
@@ -179,15 +172,11 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         """Check what is pushed to GPUs, or only pulled from there."""
         pushed = dict(groups)
         only = [key for key in outs if key in self._on_gpu and key not in pushed]
-        items = [
-            self._gpus.item(self._like(key), pushed.get(key, []), outs.get(key, []), streams)
-            for key in (*pushed, *only)
-        ]
+        items = []
+        for key in (*pushed, *only):
+            like: Any = self._copy(key) if key in self._on_gpu else self._entry(key)
+            items.append(self._gpus.item(like, pushed.get(key, []), outs.get(key, []), streams))
         return sorted(items, key=lambda item: item.entry.number)
-
-    def _like(self, key: Key) -> Any:
-        """Return what says of a key which arrays fit."""
-        return self._copy(key) if key in self._on_gpu else self._entry(key)
 
     def _move(self, key: Key, values: list[Any], streams: Streams) -> None:
         """Let a key of the host move to the GPU of its first value."""
@@ -205,6 +194,12 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
 
     # ----------------------------------------------------------------------------------------- inspection
 
+    def fetch(self, key: Key) -> Any:
+        """Return the value on the host, for a file."""
+        if key in self._on_gpu:
+            self.engine.settle(self._copy(key).tail, f"the value of key {key!r}")
+        return super().fetch(key)
+
     def _copy(self, key: Key) -> DeviceKey:
         return self._on_gpu[key].first
 
@@ -212,15 +207,6 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         copies = self._on_gpu[key].copies.items()
         return [(f"worker {self.rank} cuda:{device}", copy.nbytes) for device, copy in copies]
 
-    def close(self) -> None:
-        """Wait for what is under way, and give everything back."""
-        self._on_gpu.clear()
-        self._order.clear()
-        super().close()
-
 
 def _nothing() -> None:
     """All has been done."""
-
-
-__all__ = ["NcclBackend"]

@@ -360,6 +360,3 @@ def _nothing() -> None:
 
 def _raise(error: KVStoreError) -> None:
     raise error
-
-
-__all__ = ["Nccl"]

@@ -15,7 +15,17 @@ from ....devices.arrays import DeviceView
 from ....devices.place import StreamBuffer
 from ....devices.streams import Stream
 from ....errors import DTypeError
-from ...device.arguments import Call, HostOut, Item, Streams, host_value, order_behind, seen_out, seen_value
+from ...device.arguments import (
+    Call,
+    HostOut,
+    Item,
+    Streams,
+    adopted_key,
+    new_key,
+    order_behind,
+    seen_out,
+    seen_value,
+)
 from ...device.keys import Array, DeviceKey
 from ...device.launches import KeyWork, Launches, are_apart
 from ...device.updates import PlainSum
@@ -66,7 +76,7 @@ class NcclGpus:
     """
 
     def __init__(self, engine: Nccl) -> None:
-        self._engine = engine
+        self._engine, self.place = engine, engine.place
         self._driver = engine.driver
         self.entries: dict[Key, NcclKey] = {}
 
@@ -86,7 +96,7 @@ class NcclGpus:
     def add(self, new: Sequence[tuple[Key, int, DeviceView]], streams: Streams) -> None:
         """Take keys, with copies of their values, or of rank 0's."""
         ordered = sorted(new, key=lambda one: str(one[0]))
-        made = [self._added(key, number, value, streams) for key, number, value in ordered]
+        made = [new_key(self.place(one[2].device), *one, streams) for one in ordered]
         self._spread(made, {copy.device: streams.of(copy.device) for copy in made})
         self.entries.update({copy.key: NcclKey(copy) for copy in made})
 
@@ -94,7 +104,7 @@ class NcclGpus:
         """Make room for the sum of a key that has no value, on the GPU of the first array of the sum."""
         streams = Streams([value])
         seen = self.value(key, value, streams)
-        place = self._engine.place(seen.device)
+        place = self.place(seen.device)
         tail = place.tail(streams.of(seen.device))
         self.entries[key] = NcclKey(DeviceKey(place, key, number, seen.shape, seen.dtype, tail))
 
@@ -104,17 +114,6 @@ class NcclGpus:
             for copy in entry.copies.values():
                 copy.place.keep([copy], copy.tail.stream)
 
-    def _added(self, key: Key, number: int, value: DeviceView, streams: Streams) -> DeviceKey:
-        stream = streams.of(value.device)
-        call = Call(self._engine.place(value.device), stream, streams)
-        copy = DeviceKey(call.place, key, number, value.shape, value.dtype, call.place.tail(stream))
-        source = call.source(copy, value)
-        call.begin([])
-        if value.nbytes:
-            self._driver.copy(copy.memory.address, source, value.nbytes, stream.handle, value.device)
-        call.end([copy])
-        return copy
-
     def _spread(self, copies: Sequence[DeviceKey], streams: dict[int, Stream]) -> None:
         if self._engine.size > 1:
             jobs = [_job(copy, copy.memory.address) for copy in copies]
@@ -122,12 +121,7 @@ class NcclGpus:
 
     def adopt(self, key: Key, number: int, value: Array, device: int, stream: Stream) -> NcclKey:
         """Take a key over from the host."""
-        place = self._engine.place(device)
-        copy = DeviceKey(place, key, number, value.shape, value.dtype, place.tail(stream))
-        if value.nbytes:
-            self._driver.copy(copy.memory.address, value.ctypes.data, value.nbytes, stream.handle, device)
-        copy.tail.moved()
-        entry = self.entries[key] = NcclKey(copy)
+        entry = self.entries[key] = NcclKey(adopted_key(self.place(device), key, number, value, stream))
         return entry
 
     def assign(self, entry: NcclKey, value: Array) -> None:
@@ -185,7 +179,7 @@ class NcclGpus:
 
     def _beside(self, entry: NcclKey, device: int) -> DeviceKey:
         """Make room for a copy on another GPU."""
-        first, place = entry.first, self._engine.place(device)
+        first, place = entry.first, self.place(device)
         copy = DeviceKey(place, first.key, first.number, first.shape, first.dtype, place.tail(place.own))
         copy.form = first.form
         return copy
@@ -260,7 +254,11 @@ class NcclGpus:
 
     def _settle(self, items: Sequence[Item], calls: dict[int, Call]) -> None:
         """Wait for the sums, if what follows waits for the GPU: the driver's own waits have no end."""
-        slow = [item for item in items if any(_comes_by_host(item.entry, out) for out in item.outs)]
+        slow = [
+            item
+            for item in items
+            if any(isinstance(out, HostOut) or out.dtype != item.entry.dtype for out in item.outs)
+        ]
         if slow:
             for call in calls.values():
                 self._engine.settle(call.place.tail(call.stream), told([repr(i.entry.key) for i in slow]))
@@ -275,41 +273,6 @@ class NcclGpus:
                     pair = (there, address), (device, copy.memory.address)
                     self._driver.copy_between(*pair, copy.nbytes, handle, device)
 
-    def send(self, value: Array, outs: Sequence[DeviceView], streams: Streams) -> None:
-        """Copy a value of the host to arrays on GPUs."""
-        for out in outs:
-            stream = streams.of(out.device)
-            call = Call(self._engine.place(out.device), stream, streams)
-            target, bring = (out, None) if out.contiguous else arrays.room_for(out, "out", stream)
-            call.order_with(target)
-            call.begin([])
-            array = host_value(value.dtype, out, value)
-            if array.nbytes:
-                self._driver.copy(target.address, array.ctypes.data, array.nbytes, stream.handle, out.device)
-            call.end([])
-            if bring is not None:
-                bring()
-
-    # ---------------------------------------------------------------------------------------- inspection
-
-    def fetch(self, entry: NcclKey) -> Array:
-        """Copy a value to the host."""
-        self._engine.settle(entry.first.tail, f"the value of key {entry.key!r}")
-        return entry.first.to_host()
-
-    def copy(self, entry: NcclKey, array: Any, target: DeviceView, streams: Streams) -> None:
-        """Copy an array of the key's shape and type, from anywhere, to one on the key's first GPU."""
-        like = entry.first
-        seen = seen_value(like, array, streams)
-        stream = streams.of(like.device)
-        call = Call(like.place, stream, streams)
-        source = call.source(like, seen)
-        call.order_with(target)
-        call.begin([])
-        if like.nbytes:
-            self._driver.copy(target.address, source, like.nbytes, stream.handle, like.device)
-        call.end([])
-
 
 def _job(copy: DeviceKey, source: int) -> CollectiveArray:
     return CollectiveArray(copy.device, source, copy.memory.address, copy.numel, copy.type_name)
@@ -317,10 +280,6 @@ def _job(copy: DeviceKey, source: int) -> CollectiveArray:
 
 def _nearest(array: Any, own: Copies, first: int) -> int:
     return array.device if isinstance(array, DeviceView) and array.device in own else first
-
-
-def _comes_by_host(copy: DeviceKey, out: DeviceView | HostOut) -> bool:
-    return isinstance(out, HostOut) or out.dtype != copy.dtype
 
 
 def _summed_here(parts: Sequence[KeyOnGpu], call: Call, loans: list[StreamBuffer]) -> list[KeyOnGpu]:

@@ -35,6 +35,7 @@ log = logging.getLogger("kvstore.nccl")
 M = TypeVar("M")
 
 _VERSION = 1
+_THANKS = b"thanks"
 _AGAIN = 0.2  # seconds between two hellos
 _PATIENCE = 5.0  # seconds in which those who have an answer should say so
 _LOOK = 0.5  # seconds of a wait for a hello
@@ -171,13 +172,7 @@ def _trusted(address: str, env: Mapping[str, str]) -> str:
 
 
 class NcclRendezvous:
-    """One store's processes, before they have NCCL.
-
-    Parameters
-    ----------
-    place : Place
-    config : StoreConfig
-    """
+    """One store's processes, before they have NCCL."""
 
     def __init__(self, place: JobPlacement, config: StoreConfig) -> None:
         self._place, self._timeout = place, config.timeout
@@ -216,7 +211,10 @@ class NcclRendezvous:
             clock.read()
             self._take(router, here, min(_LOOK, clock.left))
             if clock.over and self._missing(here):
-                raise self._alone(here)
+                raise TimeoutError(
+                    f"worker 0 of {self._place.size} waited {self._timeout:g} s for "
+                    f"{_names(self._missing(here))} to create the store: all workers must, in the same order"
+                )
             if clock.tells():
                 log.warning("worker 0 waits for %s", _names(self._missing(here)))
         answer = RendezvousAnswer(make(), [hello for _, (_, hello) in sorted(here.items())])
@@ -262,19 +260,13 @@ class NcclRendezvous:
             if found is None:
                 continue
             peer, frames = found
-            if _thanks(frames):
+            if len(frames) == 1 and frames[0].bytes == _THANKS:
                 waiting -= {rank for rank in waiting if here[rank][0] == peer}
             elif (hello := _read(frames, PeerHello)) is not None and hello.store == self._store:
                 _tell(router, peer, answer)
 
     def _missing(self, here: Mapping[int, object]) -> list[int]:
         return [rank for rank in range(self._place.size) if rank not in here]
-
-    def _alone(self, here: Mapping[int, object]) -> TimeoutError:
-        return TimeoutError(
-            f"worker 0 of {self._place.size} waited {self._timeout:g} s for {_names(self._missing(here))} to "
-            "create the store: all workers must, in the same order"
-        )
 
     # ------------------------------------------------------------------------------------------ others
 
@@ -301,13 +293,6 @@ class NcclRendezvous:
             raise ConfigError(answer.refusal)
         dealer.send([_THANKS])
         return answer
-
-
-_THANKS = b"thanks"
-
-
-def _thanks(frames: list[Any]) -> bool:
-    return len(frames) == 1 and frames[0].bytes == _THANKS
 
 
 def _read(frames: list[Any], kind: type[M]) -> M | None:
@@ -338,6 +323,3 @@ def _machine() -> str:
         return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
         return ""
-
-
-__all__ = ["JobPlacement", "NcclRendezvous", "PeerHello", "RendezvousAnswer", "find"]

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ....devices.driver import Driver
 from ....errors import KVStoreError, PeerLostError, TimeoutError
@@ -29,17 +30,15 @@ _GRACE = 0.5  # seconds in which what a peer has begun before its end may still 
 _NAP = 50e-6
 
 
+@dataclass(eq=False, slots=True)
 class Pending:
     """An operation from before its call until the GPU is done with it."""
 
-    __slots__ = ("begun", "clock", "device", "event", "what")
-
-    def __init__(self, what: str, timeout: float) -> None:
-        self.what = what
-        self.begun = time.monotonic()
-        self.clock = WaitClock(timeout)
-        self.event = 0  # 0: the call has not returned
-        self.device = 0
+    what: str
+    clock: WaitClock
+    begun: float = field(default_factory=time.monotonic)
+    event: int = 0  # 0: the call has not returned
+    device: int = 0
 
 
 class Watchdog:
@@ -98,7 +97,7 @@ class Watchdog:
             The store is broken.
         """
         self.check()
-        pending = Pending(what, self._timeout)
+        pending = Pending(what, WaitClock(self._timeout))
         with self._lock:
             self._pending.append(pending)
             if self._thread is None:
