@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from bench import compression, compression_cases, local, machine, table
-from bench.compression_cases import CompressionCase
+from bench.cases import compression as compression_cases
+from bench.cases.compression import CompressionCase
+from bench.claims import compression, local
+from bench.peers.compression.ours import Ours
 from bench.peers.process import PeerProcess
-from bench.peers_compression.ours import Ours
-from bench.rounds import Measured, Plan, measure
+from bench.runner import machine, table
+from bench.runner.rounds import Measured, Plan, measure
 
 PLAN = Plan(rounds=5, spare=0, turn=0.03)
 EVERYTHING = os.environ.get("KVSTORE_BENCH_ALL", "") not in ("", "0")

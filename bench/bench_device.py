@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from bench import device, table
-from bench.device_cases import Case, all_cases
-from bench.device_rounds import Clock, Measured, copy_rate, measure
-from bench.peers_device.base import Data, Peer, Unsupported
-from bench.peers_device.ours import Ours
-from bench.peers_device.rival_cupy import CuPy
-from bench.peers_device.rival_torch import Torch
-from bench.peers_device.rival_triton import Triton
+from bench.cases.device import Case, all_cases
+from bench.claims import device
+from bench.peers.device.base import Data, Peer, Unsupported
+from bench.peers.device.ours import Ours
+from bench.peers.device.rival_cupy import CuPy
+from bench.peers.device.rival_torch import Torch
+from bench.peers.device.rival_triton import Triton
+from bench.runner import table
+from bench.runner.gpu_rounds import Clock, Measured, copy_rate, measure
 
 torch: Any = pytest.importorskip("torch")
 if not torch.cuda.is_available():

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from bench import compiled, dist, dist_cases, dist_table, machine, table
-from bench.dist_cases import DistCase
-from bench.peers_dist.group import DistGroup
-from bench.rounds import Measured
+from bench.cases import dist as dist_cases
+from bench.cases.dist import DistCase
+from bench.claims import dist, dist_table
+from bench.peers.dist.group import DistGroup
+from bench.runner import compiled, machine, table
+from bench.runner.rounds import Measured
 
 PLAN = replace(dist.FULL, spare=0, turn=0.03)
 EVERYTHING = os.environ.get("KVSTORE_BENCH_ALL", "") not in ("", "0")

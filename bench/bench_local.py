@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from bench import cases, local, machine, table
-from bench.cases import Case
-from bench.peers.ours import Ours
+from bench.cases import local as cases
+from bench.cases.local import Case
+from bench.claims import local
+from bench.peers.local.ours import Ours
 from bench.peers.process import PeerProcess
-from bench.rounds import Measured, Plan, measure
+from bench.runner import machine, table
+from bench.runner.rounds import Measured, Plan, measure
 
 PLAN = Plan(rounds=5, spare=0, turn=0.03)
 EVERYTHING = os.environ.get("KVSTORE_BENCH_ALL", "") not in ("", "0")

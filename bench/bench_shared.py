@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from bench import compiled, machine, shared, shared_cases, shared_table, table
-from bench.peers_shared.group import Group
-from bench.rounds import Measured, Plan
-from bench.shared_cases import SharedCase
+from bench.cases import shared as shared_cases
+from bench.cases.shared import SharedCase
+from bench.claims import shared, shared_table
+from bench.peers.group.driver import Group
+from bench.runner import compiled, machine, table
+from bench.runner.rounds import Measured, Plan
 
 PLAN = Plan(rounds=5, spare=0, turn=0.03)
 EVERYTHING = os.environ.get("KVSTORE_BENCH_ALL", "") not in ("", "0")

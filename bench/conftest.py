@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from bench import machine
+from bench.runner import machine
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import shared_table, table
-from .command import RESULTS
-from .dist_cases import APART
+from bench import ROOT
+from bench.cases.dist import APART
+from bench.claims import shared_table
+from bench.runner import table
+from bench.runner.command import RESULTS
 
-ROOT = Path(__file__).parents[1]
 README, GUIDE = ROOT / "README.md", ROOT / "docs" / "how-to" / "gradient-compression.md"
 _SECTION = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->)", re.DOTALL)
 
@@ -90,7 +91,7 @@ def put(page: Path, text: str) -> None:
 
 def guide(results: dict[str, Any]) -> str:
     """Lay out what compression did to training."""
-    from . import convergence  # needs what the demo needs
+    from bench.claims import convergence  # needs what the demo needs
 
     return "\n".join(convergence.tables(results))
 

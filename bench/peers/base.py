@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases import Case
+from bench.cases.local import Case
 
 Array = npt.NDArray[Any]
 Call = Callable[[], Any]

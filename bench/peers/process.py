@@ -11,11 +11,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from bench import ROOT
+
 _START = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.worker import main; main()"
 _PATIENCE = 300.0  # seconds for one answer
 

@@ -14,19 +14,19 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from .base import Peer, Unsupported, digest
+from bench.peers.base import Peer, Unsupported, digest
 
 #: What a setting calls the peer, and where its class is below `bench`.
 PEERS = {
-    "ours": "peers.ours:Ours",
-    "numpy": "peers.plain:Numpy",
-    "limit": "peers.limit:Limit",
-    "mxnet": "peers.rival_mxnet:MXNet",
-    "torch": "peers.rival_torch:Torch",
-    "compression/ours": "peers_compression.ours:Ours",
-    "compression/numpy": "peers_compression.plain:Numpy",
-    "compression/limit": "peers_compression.limit:Limit",
-    "compression/mxnet": "peers_compression.rival_mxnet:MXNet",
+    "ours": "peers.local.ours:Ours",
+    "numpy": "peers.local.plain:Numpy",
+    "limit": "peers.local.limit:Limit",
+    "mxnet": "peers.local.rival_mxnet:MXNet",
+    "torch": "peers.local.rival_torch:Torch",
+    "compression/ours": "peers.compression.ours:Ours",
+    "compression/numpy": "peers.compression.plain:Numpy",
+    "compression/limit": "peers.compression.limit:Limit",
+    "compression/mxnet": "peers.compression.rival_mxnet:MXNet",
 }
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import convergence, figures
-from bench.compression_tasks import TASKS, Batch
-from bench.convergence import Recipe
+from bench import figures
+from bench.cases.training import TASKS, Batch
+from bench.claims import convergence
+from bench.claims.convergence import Recipe
 
 pytestmark = [
     pytest.mark.bench,

@@ -13,14 +13,16 @@ import numpy.typing as npt
 import pytest
 from references import lcg
 
-from bench import compiled, compression, compression_cases, local
-from bench.compression_cases import CHECKED, CompressionCase
-from bench.machine import Probe
+from bench.cases import compression as compression_cases
+from bench.cases.compression import CHECKED, CompressionCase
+from bench.claims import compression, local
 from bench.peers.base import digest
+from bench.peers.compression import spans
 from bench.peers.process import PeerError, PeerProcess, Setting
 from bench.peers.worker import make
-from bench.peers_compression import spans
-from bench.rounds import Measured, Plan, measure
+from bench.runner import compiled
+from bench.runner.machine import Probe
+from bench.runner.rounds import Measured, Plan, measure
 
 pytestmark = pytest.mark.bench
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import command, ddp
-from bench.machine import Probe
-from bench.rounds import Measured
+from bench.claims import ddp
+from bench.runner import command
+from bench.runner.machine import Probe
+from bench.runner.rounds import Measured
 
 pytestmark = pytest.mark.bench
 

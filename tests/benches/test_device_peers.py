@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import device
-from bench.device_cases import RESNET, Case, all_cases
-from bench.device_rounds import Measured
+from bench.cases.device import RESNET, Case, all_cases
+from bench.claims import device
+from bench.runner.gpu_rounds import Measured
 
 pytestmark = pytest.mark.bench
 

@@ -16,15 +16,20 @@ import numpy.typing as npt
 import pace
 import pytest
 
-from bench import cases, compiled, dist, dist_cases, dist_plot, dist_profile, dist_table
-from bench.dist_cases import APART, ENTRIES, KEY, DistCase, Goal, Inputs
-from bench.machine import Probe
+from bench.cases import dist as dist_cases
+from bench.cases import local as cases
+from bench.cases.dist import APART, ENTRIES, KEY, DistCase, Goal, Inputs
+from bench.claims import dist, dist_table
 from bench.peers.base import digest
+from bench.peers.dist.bare_zmq import _cuts
+from bench.peers.dist.group import DistGroup
+from bench.peers.dist.launch import DistSetting
 from bench.peers.process import PeerError
-from bench.peers_dist.bare_zmq import _cuts
-from bench.peers_dist.group import DistGroup
-from bench.peers_dist.launch import DistSetting
-from bench.rounds import Measured, Plan
+from bench.plots import dist as dist_plot
+from bench.runner import compiled
+from bench.runner import profile as dist_profile
+from bench.runner.machine import Probe
+from bench.runner.rounds import Measured, Plan
 
 pytestmark = [
     pytest.mark.bench,

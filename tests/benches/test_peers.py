@@ -11,14 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bench import cases, compiled, figures, local, table
-from bench.cases import Case
-from bench.command import RESULTS
-from bench.machine import Probe
+from bench import figures
+from bench.cases import local as cases
+from bench.cases.local import Case
+from bench.claims import local
 from bench.peers.base import Peer, Unsupported, digest
 from bench.peers.process import PeerError, PeerProcess, Setting
 from bench.peers.worker import make
-from bench.rounds import Measured, Plan, measure
+from bench.runner import compiled, table
+from bench.runner.command import RESULTS
+from bench.runner.machine import Probe
+from bench.runner.rounds import Measured, Plan, measure
 
 pytestmark = pytest.mark.bench
 
@@ -104,7 +107,7 @@ def test_sparse_result(peer: Peer, case: Case) -> None:
 @pytest.mark.skipif("limit" not in LOCAL, reason="needs a C compiler")
 @pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
 def test_every_way_of_the_compiled_limit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("bench.peers.limit")
+    module = importlib.import_module("bench.peers.local.limit")
     monkeypatch.setattr(module, "SMALL", 0)
     limit = module.Limit()
     limit.prepare(case)

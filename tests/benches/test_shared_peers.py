@@ -13,14 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bench import cases, compiled, plot, shared, shared_cases, shared_table
-from bench.machine import Probe
+from bench.cases import local as cases
+from bench.cases import shared as shared_cases
+from bench.cases.shared import RIVALS, USERS, SharedCase
+from bench.claims import shared, shared_table
 from bench.peers.base import digest
+from bench.peers.group.driver import Group
 from bench.peers.process import PeerError
-from bench.peers_shared.group import Group
-from bench.peers_shared.launch import GroupSetting
-from bench.rounds import Measured, Plan
-from bench.shared_cases import RIVALS, USERS, SharedCase
+from bench.peers.shared.launch import GroupSetting
+from bench.plots import shared as plot
+from bench.runner import compiled
+from bench.runner.machine import Probe
+from bench.runner.rounds import Measured, Plan
 
 pytestmark = [
     pytest.mark.bench,

@@ -1,0 +1,1 @@
+"""Claims: who takes part, and what the tables show."""

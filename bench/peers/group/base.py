@@ -1,0 +1,87 @@
+"""The interface of a peer between processes, and how it is timed."""
+
+from __future__ import annotations
+
+import gc
+import math
+from time import perf_counter, process_time
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bench.cases.shared import SharedCase
+from bench.peers.base import Array, Call, digest
+from bench.peers.group.link import Place
+
+__all__ = ["Array", "Call", "GroupPeer", "Place", "digest"]
+
+
+class GroupPeer:
+    """One worker of a peer.
+
+    `prepare` makes the arrays, makes one call, and returns what that call produced. Afterwards `variants`
+    names the ways to make the call again, the same in every worker. `buffers` are written before each
+    repetition, as a training loop writes its gradients; where a call writes the sum into them (`grows`),
+    that also undoes its growth, so that values stay what they were. `cpu` is what the last run took of the
+    processor, in seconds.
+    """
+
+    #: What the cases of its bench are.
+    case_type: ClassVar[type[Any]] = SharedCase
+
+    grows = True
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.variants: dict[str, Call] = {}
+        self.buffers: list[Any] = []
+        self.calls = 0
+        self.cpu = 0.0
+
+    def prepare(self, case: Any) -> list[Array]:
+        """Get ready, call once, and return the result: the sums, or the weights after an update."""
+        raise NotImplementedError
+
+    def run(self, variant: str, repeats: int, links: int) -> list[float]:
+        """Seconds of each of `repeats` calls; a chain of `links` has one more, which goes first."""
+        call = self.variants[variant]
+        times: list[float] = []
+        gc.collect()
+        gc.disable()
+        start = process_time()
+        try:
+            while len(times) < repeats:
+                self._rescale()
+                count = min(links, repeats - len(times))
+                self.place.gate.wait()
+                times += self._timed(call, count + 1)[1:] if links > 1 else self._timed(call, count)
+        finally:
+            self.cpu = process_time() - start
+            gc.enable()
+        return times
+
+    def _timed(self, call: Call, count: int) -> list[float]:
+        times = [0.0] * count
+        for i in range(count):
+            start = perf_counter()
+            call()
+            times[i] = perf_counter() - start
+        self.calls += count
+        return times
+
+    def _rescale(self) -> None:
+        factor = math.pow(self.place.processes, -self.calls) if self.grows else 1.0
+        self.calls = 0
+        self.scale(factor)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the buffers."""
+        for buffer in self.buffers:
+            np.multiply(buffer, np.float32(factor), out=buffer)
+
+    def release(self) -> None:
+        """Let go of the arrays of the last case."""
+        self.variants, self.buffers, self.calls = {}, [], 0
+
+    def close(self) -> None:
+        """Leave the group in good order."""
