@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.cases.base import Case
 from bench.cases.local import MB, Array
 
 VALUES = 2  # of a push: one for each core of a small machine
@@ -19,7 +19,7 @@ _BITS = {"2bit": 2, "1bit": 1}
 
 
 @dataclass(frozen=True)
-class CompressionCase:
+class CompressionCase(Case):
     """One line of the tables.
 
     Attributes
@@ -48,9 +48,6 @@ class CompressionCase:
     threshold: float = 0.5
     goals: dict[str, float] = field(default_factory=dict)
 
-    #: There is no goal in microseconds.
-    most_us: ClassVar[float] = 0.0
-
     @property
     def bits(self) -> int:
         """Bits of an element when packed."""
@@ -60,13 +57,6 @@ class CompressionCase:
     def packed_bytes(self) -> int:
         """Bytes of a packed gradient: whole words of 32 bits."""
         return 4 * -(-self.size * self.bits // 32)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> CompressionCase:
-        return cls(**fields)
 
 
 # ------------------------------------------------------------------------------------------------ inputs

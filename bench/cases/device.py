@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from bench.cases.base import Case
 from bench.cases.local import resnet50
 
 #: Elements of the large cases: 256 MiB of float32.
@@ -14,7 +15,7 @@ RESNET = tuple(math.prod(shape) for shape in resnet50())
 
 
 @dataclass(frozen=True)
-class Case:
+class DeviceCase(Case):
     """One line of the tables.
 
     Attributes
@@ -60,22 +61,22 @@ class Case:
         return self.bytes_each * self.elements
 
 
-def all_cases(large: int = LARGE, resnet: tuple[int, ...] = RESNET) -> Iterator[Case]:
+def all_cases(large: int = LARGE, resnet: tuple[int, ...] = RESNET) -> Iterator[DeviceCase]:
     """List the cases, with other sizes for a trial."""
     one = (large,)
     for k in (2, 4, 8):
-        yield Case(f"sum k={k} 256 MiB", "sum", one, k, bytes_each=4 * (k + 1), share=0.9)
-    yield Case("sum k=4 bfloat16 128 MiB", "sum", one, 4, "bfloat16", bytes_each=10, share=0.88)
-    yield Case("2-bit quantise 256 MiB", "quantise", one, 1, bytes_each=12.25, share=0.85)
+        yield DeviceCase(f"sum k={k} 256 MiB", "sum", one, k, bytes_each=4 * (k + 1), share=0.9)
+    yield DeviceCase("sum k=4 bfloat16 128 MiB", "sum", one, 4, "bfloat16", bytes_each=10, share=0.88)
+    yield DeviceCase("2-bit quantise 256 MiB", "quantise", one, 1, bytes_each=12.25, share=0.85)
     for k, share in ((4, 0.8), (8, 0.6)):
         name = f"2-bit decode and sum k={k} 256 MiB"
-        yield Case(name, "dequantise", one, k, bytes_each=4 + 0.25 * k, share=share)
-    yield Case("2-bit compressed push k=4 256 MiB", "compress", one, 4, bytes_each=52, share=0.85)
-    yield Case("sum k=4 + SGD-momentum 256 MiB", "update", one, 4, bytes_each=32, share=0.85)
+        yield DeviceCase(name, "dequantise", one, k, bytes_each=4 + 0.25 * k, share=share)
+    yield DeviceCase("2-bit compressed push k=4 256 MiB", "compress", one, 4, bytes_each=52, share=0.85)
+    yield DeviceCase("sum k=4 + SGD-momentum 256 MiB", "update", one, 4, bytes_each=32, share=0.85)
     for k in (2, 4, 8):
         goals = {"torch foreach": 1.9} if k == 4 else {}
         floor = 4 * (k + 1)
         most = 10.0 if k == 4 else 0.0
-        yield Case(f"ResNet-50 sum k={k}", "sum", resnet, k, "float32", floor, 1 / 1.15, goals, most)
-    yield Case("ResNet-50 sum k=4 + SGD-momentum", "update", resnet, 4, bytes_each=32)
-    yield Case("one key of 4 KB, k=2", "sum", (1024,), 2, bytes_each=12, most_us=8.0)
+        yield DeviceCase(f"ResNet-50 sum k={k}", "sum", resnet, k, "float32", floor, 1 / 1.15, goals, most)
+    yield DeviceCase("ResNet-50 sum k=4 + SGD-momentum", "update", resnet, 4, bytes_each=32)
+    yield DeviceCase("one key of 4 KB, k=2", "sum", (1024,), 2, bytes_each=12, most_us=8.0)

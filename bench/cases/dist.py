@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.local import KB, MB, Array, Shape, resnet50
+from bench.cases.base import KeyedCase, Shape
+from bench.cases.local import KB, MB, Array, resnet50
 from bench.cases.shared import LINE, memory, padded, pieces
 
 #: So large that what an update changed is seen beside the weights.
@@ -92,13 +93,13 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class DistCase:
+class DistCase(KeyedCase):
     """One block of the tables: a push and a pull of every key, by every worker.
 
     Attributes
     ----------
     name : str
-        Unique; what ``--case`` matches.
+        Unique; what ``--only`` matches.
     shapes : tuple of shapes
         One for each key.
     workers, servers : int
@@ -130,7 +131,7 @@ class DistCase:
         """Payload of one worker: what it pushes."""
         if self.rows:
             return 4 * self.rows * math.prod(self.shapes[0][1:])
-        return 4 * sum(math.prod(shape) for shape in self.shapes)
+        return super().nbytes
 
     @property
     def job(self) -> tuple[int, int, str, str, bool]:
@@ -142,19 +143,9 @@ class DistCase:
         """Whether the case is about compression; the others of its peers are there to compare with."""
         return any(ENTRIES[peer].codec for peer in self.peers)
 
-    @property
-    def links(self) -> int:
-        """There are no chains of calls."""
-        return 1
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> DistCase:
-        shapes = tuple(tuple(shape) for shape in fields["shapes"])
-        goals = tuple(Goal(**goal) for goal in fields["goals"])
-        return cls(**{**fields, "shapes": shapes, "peers": tuple(fields["peers"]), "goals": goals})
+        return super().from_json({**fields, "goals": [Goal(**goal) for goal in fields["goals"]]})
 
 
 # ------------------------------------------------------------------------------------------------ inputs

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.cases.base import KeyedCase, Shape
+
 Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-4, 0.9, 1e-4
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -23,7 +24,7 @@ STREAMS = ("read", "write", "copy", "scale")
 
 
 @dataclass(frozen=True)
-class Case:
+class LocalCase(KeyedCase):
     """One line of the tables.
 
     Attributes
@@ -58,22 +59,6 @@ class Case:
     goals: dict[str, float] = field(default_factory=dict)
     most_us: float = 0.0
 
-    @property
-    def nbytes(self) -> int:
-        """Payload of one value over all keys."""
-        return 4 * sum(math.prod(shape) for shape in self.shapes)
-
-    @property
-    def keys(self) -> list[int]:
-        return list(range(len(self.shapes)))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Case:
-        return cls(**{**fields, "shapes": tuple(tuple(shape) for shape in fields["shapes"])})
-
 
 # ------------------------------------------------------------------------------------------------ inputs
 
@@ -87,7 +72,7 @@ class Inputs:
     outs: list[list[Array]]
 
 
-def inputs(case: Case) -> Inputs:
+def inputs(case: LocalCase) -> Inputs:
     """Make the arrays of a dense case: the same numbers for every peer, every page touched."""
     rng = np.random.default_rng(7)
     base = rng.random(case.nbytes // 4, np.float32) - np.float32(0.5)
@@ -101,7 +86,7 @@ def inputs(case: Case) -> Inputs:
     return Inputs(weights, values, outs)
 
 
-def _factor(case: Case, j: int) -> float:
+def _factor(case: LocalCase, j: int) -> float:
     """Values that are summed in place grow with every call and end at infinity, which costs no time.
 
     They must not cancel out: some machines write zeros three times as fast as anything else.
@@ -132,7 +117,7 @@ class SparseInputs:
     rows: list[Array]
 
 
-def sparse_inputs(case: Case) -> SparseInputs:
+def sparse_inputs(case: LocalCase) -> SparseInputs:
     """Make the arrays of a row-sparse case; the values' rows overlap as random batches do."""
     rng = np.random.default_rng(7)
     (shape,) = case.shapes
@@ -165,22 +150,22 @@ _ONE_CALL: dict[str, Goals] = {"4 KB": {"mxnet": 12}, "4 MB": {"mxnet": 8}, "64 
 _OPTIMIZERS = {"sgd_momentum": "SGD-momentum", "adam": "Adam"}
 
 
-def all_cases() -> list[Case]:
+def all_cases() -> list[LocalCase]:
     """Every case, in the order of the tables."""
     return [*_plain(), *_apart(), *_updates(), *_resnet(), *_sparse()]
 
 
-def streams() -> list[Case]:
+def streams() -> list[LocalCase]:
     """Bare passes over 64 MB arrays: what the memory allows."""
     shape = ((64 * MB // 4,),)
-    return [Case(f"stream {verb} 64 MB", verb, shape, k=1) for verb in STREAMS]
+    return [LocalCase(f"stream {verb} 64 MB", verb, shape, k=1) for verb in STREAMS]
 
 
-def _dense(name: str, verb: str, size: str, k: int, **more: Any) -> Case:
-    return Case(f"{name} k={k} {size}", verb, ((_SIZES[size] // 4,),), k, **more)
+def _dense(name: str, verb: str, size: str, k: int, **more: Any) -> LocalCase:
+    return LocalCase(f"{name} k={k} {size}", verb, ((_SIZES[size] // 4,),), k, **more)
 
 
-def _plain() -> Iterator[Case]:
+def _plain() -> Iterator[LocalCase]:
     for size in _SIZES:
         for k in (2, 4, 8):
             goals = _ONE_CALL.get(size, {}) if k < 8 else {}
@@ -193,7 +178,7 @@ def _plain() -> Iterator[Case]:
             yield _dense("pushpull in place", "pushpull", size, k, goals=goals, most_us=most, in_place=True)
 
 
-def _apart() -> Iterator[Case]:
+def _apart() -> Iterator[LocalCase]:
     for size in ("4 KB", "4 MB", "64 MB"):
         for k in (2, 4):
             goals = {"mxnet": 2.2} if size == "64 MB" else {}
@@ -202,7 +187,7 @@ def _apart() -> Iterator[Case]:
             yield _dense("pull alone", "pull", size, k)
 
 
-def _updates() -> Iterator[Case]:
+def _updates() -> Iterator[LocalCase]:
     for update, label in _OPTIMIZERS.items():
         for size in ("4 KB", "4 MB", "64 MB"):
             for k in (2, 4):
@@ -210,11 +195,11 @@ def _updates() -> Iterator[Case]:
         yield _dense(f"pushpull {label}", "pushpull", "64 MB", 8, update=update)
 
 
-def _resnet() -> Iterator[Case]:
+def _resnet() -> Iterator[LocalCase]:
     shapes = resnet50()
 
-    def case(name: str, verb: str, k: int, **more: Any) -> Case:
-        return Case(f"ResNet-50 {name} k={k}", verb, shapes, k, **more)
+    def case(name: str, verb: str, k: int, **more: Any) -> LocalCase:
+        return LocalCase(f"ResNet-50 {name} k={k}", verb, shapes, k, **more)
 
     for k in (2, 4, 8):
         yield case("pushpull", "pushpull", k, goals=_BIG if k < 8 else {})
@@ -229,11 +214,11 @@ def _resnet() -> Iterator[Case]:
         yield case(f"update alone {label}", "push", 1, update=update, goals=goals)
 
 
-def _sparse() -> Iterator[Case]:
+def _sparse() -> Iterator[LocalCase]:
     for shape, rows in (((100_000, 128), 10_000), ((1_000_000, 64), 20_000)):
         name = f"{shape[0]:,} x {shape[1]}, {rows:,} rows"
         for verb, update, least in (("push", "", 3.5), ("push", "sgd", 3.5), ("pull", "", 2.5)):
             label = f"{verb} + SGD" if update else verb
-            yield Case(
+            yield LocalCase(
                 f"row-sparse {label} k=2 {name}", verb, (shape,), 2, update, rows=rows, goals={"mxnet": least}
             )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.cases.local import KB, MB, Array, Shape, resnet50
+from bench.cases.base import KeyedCase, Shape
+from bench.cases.local import KB, MB, Array, resnet50
 
 LIMITS = ("limit", "bare", "memcpy")
 RIVALS = ("openmpi", "mpich", "deepspeed", "gloo", "mxnet")
@@ -21,7 +21,7 @@ Goals = dict[str, float]
 
 
 @dataclass(frozen=True)
-class SharedCase:
+class SharedCase(KeyedCase):
     """One line of the tables.
 
     Attributes
@@ -64,26 +64,9 @@ class SharedCase:
     tail: float = 0.0
 
     @property
-    def nbytes(self) -> int:
-        """Payload of one worker."""
-        return 4 * sum(math.prod(shape) for shape in self.shapes)
-
-    @property
-    def keys(self) -> list[int]:
-        return list(range(len(self.shapes)))
-
-    @property
     def links(self) -> int:
         """Calls of a chain between two rescalings: each multiplies the values by the number of processes."""
         return int(100 / math.log2(self.processes)) if self.wait else 1
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> SharedCase:
-        shapes = tuple(tuple(shape) for shape in fields["shapes"])
-        return cls(**{**fields, "shapes": shapes, "peers": tuple(fields["peers"])})
 
 
 # ------------------------------------------------------------------------------------------------ inputs

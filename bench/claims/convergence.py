@@ -1,4 +1,4 @@
-"""What compression does to training: accuracy and bytes of each codec: ``python -m bench.convergence``.
+"""What compression does to training: accuracy and bytes of each codec.
 
 Four workers' gradients are the four values of each push into a `device` store, each with its own residual.
 """
@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import statistics
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -19,51 +18,17 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from bench.cases.training import TASKS, Batch, Task
+from bench.cases.base import Case
+from bench.cases.convergence import TASKS, Batch, Recipe, Task, recipes
 from bench.runner import machine
-from bench.runner.command import RESULTS
+from bench.runner.claim import Claim
 from bench.runner.table import markdown
 from kvstore import compression
 
 WORKERS = 4
 MOMENTUM = 0.9
-#: Thresholds of 2bit and units of 1bit that are tried, in multiples of the gradients' root mean square.
-MULTIPLES = (1.0, 3.0, 10.0, 30.0, 100.0)
-#: The multiple that gets a curve.
-SHOWN = 10.0
 #: The libraries' own threads: there is a process for each core.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "KVSTORE_NUM_THREADS")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How gradients are sent.
-
-    Attributes
-    ----------
-    codec : str
-        ``none``, or a codec's name.
-    multiple : float
-        For 2bit the threshold, for 1bit the unit that +1 and -1 stand for, in multiples of the gradients'
-        root mean square; 0 for the others.
-    """
-
-    codec: str
-    multiple: float = 0.0
-
-    @property
-    def label(self) -> str:
-        return f"{self.codec}, {self.multiple:g} RMS" if self.multiple else self.codec
-
-    def params(self, rms: float) -> dict[str, Any]:
-        """Parameters of `set_gradient_compression`. 1bit sends +1 above zero, -1 otherwise."""
-        if self.codec == "2bit":
-            return {"type": "2bit", "threshold": self.multiple * rms}
-        return {"type": self.codec, **({"threshold": 0.0} if self.codec == "1bit" else {})}
-
-    def unit(self, rms: float) -> float:
-        """Size that gradients are divided by before the push, and the optimizer multiplies sums with."""
-        return self.multiple * rms if self.codec == "1bit" else 1.0
 
 
 @dataclass(frozen=True)
@@ -75,12 +40,6 @@ class Run:
     seed: int
     accuracy: list[float]
     bytes_each_epoch: int
-
-
-def recipes() -> list[Recipe]:
-    """Every way to send, in the order of the tables."""
-    coarse = [Recipe(codec, multiple) for codec in ("2bit", "1bit") for multiple in MULTIPLES]
-    return [Recipe("none"), Recipe("fp16"), Recipe("bf16"), *coarse]
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -150,20 +109,57 @@ def sizes(name: str) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------- results
 
 
-def measure(names: Iterable[str], seeds: int) -> dict[str, Any]:
-    """Train everything, as many at a time as there are processors."""
-    started, found = time.time(), []
-    context = multiprocessing.get_context("spawn")
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # for the children, who have yet to import NumPy
-    with ProcessPoolExecutor(len(machine.cpus()), mp_context=context) as pool:
-        for name in names:
-            size = sizes(name)
-            jobs = [
-                [pool.submit(train, name, recipe, seed, size["all"]) for seed in range(seeds)]
-                for recipe in recipes()
-            ]
-            found.append({"task": name, "rms": size, "recipes": [_row(job, size["all"]) for job in jobs]})
-    return {"machine": machine.describe(), "minutes": (time.time() - started) / 60, "tasks": found}
+@dataclass(frozen=True)
+class Training(Case):
+    """Everything that is tried with one task."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a task gave, as the JSON has it."""
+
+    case: Training
+    row: dict[str, Any]
+
+
+class Convergence(Claim):
+    name, title = "convergence", "Training with compressed gradients"
+    common = ("only", "list", "write")
+    picture = ""
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--seeds", type=int, default=5)
+
+    def cases(self, options: argparse.Namespace) -> Iterable[Any]:
+        return map(Training, TASKS)
+
+    def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
+        """Train everything, as many at a time as there are processors."""
+        context = multiprocessing.get_context("spawn")
+        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # for the children, who have yet to import NumPy
+        with ProcessPoolExecutor(len(machine.cpus()), mp_context=context) as pool:
+            for case in chosen:
+                yield Measured(case, _measured(case.name, options.seeds, pool))
+
+    def page(self, found: list[Measured], took: float) -> str:
+        return report(_results(found, took)) if found else ""
+
+    def to_json(self, found: list[Measured], took: float) -> str:
+        return to_json(_results(found, took))
+
+
+def _results(found: list[Measured], took: float) -> dict[str, Any]:
+    return {"machine": machine.describe(), "minutes": took / 60, "tasks": [m.row for m in found]}
+
+
+def _measured(name: str, seeds: int, pool: ProcessPoolExecutor) -> dict[str, Any]:
+    size = sizes(name)
+    jobs = [
+        [pool.submit(train, name, recipe, seed, size["all"]) for seed in range(seeds)] for recipe in recipes()
+    ]
+    return {"task": name, "rms": size, "recipes": [_row(job, size["all"]) for job in jobs]}
 
 
 def _row(jobs: list[Any], rms: float) -> dict[str, Any]:
@@ -196,7 +192,7 @@ def report(results: dict[str, Any]) -> str:
     """Write the page."""
     seeds = len(results["tasks"][0]["recipes"][0]["accuracy"])
     parts = [
-        "# Training with compressed gradients\n",
+        f"# {Convergence.title}\n",
         f"{results['machine']}. {results['minutes']:.0f} minutes.\n\n"
         f"{WORKERS} workers, SGD with momentum, {seeds} seeds: mean [lowest-highest] of the test accuracy "
         "at the end, in percent. RMS is the root mean square of the gradients that a worker pushes, before "
@@ -276,99 +272,4 @@ def final(recipe: dict[str, Any]) -> float:
     return means(recipe)[-1]
 
 
-# ------------------------------------------------------------------------------------------------- picture
-
-
-def draw(results: dict[str, Any], target: Any) -> None:
-    """Draw a row for each task: accuracy over epochs, over bytes, and at the end over the multiple.
-
-    Raises
-    ------
-    SystemExit
-        There is no matplotlib.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SystemExit("plots need matplotlib: pip install matplotlib") from None
-    tasks = results["tasks"]
-    figure = Figure(figsize=(15, 4.2 * len(tasks)), layout="constrained")
-    FigureCanvasAgg(figure)
-    for (epochs, moved, ends), task in zip(figure.subplots(len(tasks), 3, squeeze=False), tasks, strict=True):
-        _draw_curves(epochs, moved, task)
-        _draw_ends(ends, task)
-    figure.savefig(target, dpi=110)
-
-
-def _draw_curves(epochs: Any, moved: Any, task: dict[str, Any]) -> None:
-    for colour, recipe in enumerate(shown(task)):
-        middle, runs = means(recipe), recipe["accuracy"]
-        numbers = range(1, len(middle) + 1)
-        low, high = ([pick(at) for at in zip(*runs, strict=True)] for pick in (min, max))
-        style = {"color": f"C{colour}", "label": recipe["label"]}
-        epochs.plot(numbers, middle, **style)
-        epochs.fill_between(numbers, low, high, alpha=0.15, color=f"C{colour}")
-        moved.plot([number * recipe["bytes_each_epoch"] / 1e6 for number in numbers], middle, **style)
-    epochs.set(xlabel="epochs", ylabel="test accuracy", title=TASKS[task["task"]].name)
-    moved.set(xlabel="MB pushed by all workers", xscale="log")
-    for panel in (epochs, moved):
-        panel.set_ylim(0.5, 1)
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize="small")
-
-
-def shown(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """Pick what gets a curve: each codec, the coarse ones with the same multiple in every task."""
-    return [recipe for recipe in task["recipes"] if recipe["multiple"] in (0, SHOWN)]
-
-
-def _draw_ends(panel: Any, task: dict[str, Any]) -> None:
-    for codec, colour in (("2bit", "C3"), ("1bit", "C4")):
-        tried = [recipe for recipe in task["recipes"] if recipe["codec"] == codec]
-        middle = [final(recipe) for recipe in tried]
-        ends = [[run[-1] for run in recipe["accuracy"]] for recipe in tried]
-        spread = [
-            [a - min(e) for a, e in zip(middle, ends, strict=True)],
-            [max(e) - a for a, e in zip(middle, ends, strict=True)],
-        ]
-        multiples = [recipe["multiple"] for recipe in tried]
-        panel.errorbar(multiples, middle, spread, marker="o", capsize=3, color=colour, label=codec)
-    panel.axhline(final(task["recipes"][0]), color="C0", linestyle="--", label="none")
-    panel.set(
-        xlabel="threshold (2bit) or unit (1bit) ÷ RMS of the gradients", ylabel="test accuracy at the end"
-    )
-    panel.set_xscale("log")
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize="small")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Train, print, write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.convergence", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--task", choices=list(TASKS), nargs="+", default=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--write", default="", metavar="NAME", help="write bench/results/NAME.md, .json and .png"
-    )
-    parser.add_argument(
-        "--draw", default="", metavar="NAME", help="only draw NAME.png from NAME.json, and stop"
-    )
-    options = parser.parse_args(arguments)
-    if options.draw:
-        draw(json.loads((RESULTS / f"{options.draw}.json").read_text()), RESULTS / f"{options.draw}.png")
-        return 0
-    results = measure(options.task, options.seeds)
-    text = report(results)
-    print(text)
-    if options.write:
-        (RESULTS / f"{options.write}.md").write_text(text)
-        (RESULTS / f"{options.write}.json").write_text(to_json(results))
-        draw(results, RESULTS / f"{options.write}.png")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+CLAIM = Convergence()

@@ -1,4 +1,4 @@
-"""The `device` store on a GPU beside its rivals, as shares of the copy rate: ``python -m bench.device``."""
+"""The `device` store on a GPU beside its rivals, as shares of the copy rate."""
 
 from __future__ import annotations
 
@@ -9,70 +9,96 @@ import platform
 import re
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bench.cases.device import Case, all_cases
+from bench.cases.device import all_cases
 from bench.peers.device.base import Peer
 from bench.peers.device.ours import Ours
 from bench.peers.device.rival_cupy import CuPy
 from bench.peers.device.rival_torch import Torch
 from bench.peers.device.rival_triton import Triton
 from bench.runner import table
-from bench.runner.command import RESULTS
+from bench.runner.claim import Claim
 from bench.runner.gpu_rounds import Clock, Measured, copy_rate, measure
 
 _SMALL = 1 << 14
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
-    options = _options(arguments)
-    torch: Any = importlib.import_module("torch")
-    device = "cpu" if options.trial else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        print("there is no GPU here; --trial runs small cases on the processor", file=sys.stderr)
-        return 1
-    chosen = [case for case in _cases(options.trial) if re.search(options.only, case.name)]
-    rate = copy_rate(torch, device, Clock(torch, device), _SMALL if options.trial else 256 << 20)
-    started, measured = time.time(), []
-    for number, case in enumerate(chosen, start=1):
-        if time.time() - started > options.seconds:
-            print(f"time is up: {len(chosen) - number + 1} cases are left out", file=sys.stderr)
-            break
-        measured += _measured(case, torch, device, rate, options.rounds)
-        print(f"{number}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
-        if options.write:
-            _write(options.write, measured, torch, rate)
-    print(report(measured, machine(torch), rate))
-    return 0
+class Device(Claim):
+    name, title = "device", "The device store on a GPU, beside its rivals"
+    common = tuple(option for option in Claim.common if option != "turn")
+    rounds = 15
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after that")
+        parser.add_argument("--trial", action="store_true", help="small cases, on the processor")
+
+    def cases(self, options: argparse.Namespace) -> Iterable[Any]:
+        return all_cases(_SMALL, (1000, 3, 70)) if options.trial else all_cases()
+
+    def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
+        """Measure case after case, all peers in this process."""
+        torch: Any = importlib.import_module("torch")
+        device = "cpu" if options.trial else "cuda"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise SystemExit("there is no GPU here; --trial runs small cases on the processor")
+        rate = copy_rate(torch, device, Clock(torch, device), _SMALL if options.trial else 256 << 20)
+        started = time.time()
+        for number, case in enumerate(chosen, start=1):
+            if time.time() - started > options.seconds:
+                print(f"time is up: {len(chosen) - number + 1} cases are left out", file=sys.stderr)
+                break
+            result = measure(case, peers(options.peers), torch, device, rate, options.rounds)
+            if device == "cuda":
+                torch.cuda.empty_cache()
+            print(f"{number}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
+            if result is not None:
+                yield result
+
+    def where(self) -> str:
+        return machine(importlib.import_module("torch"))
+
+    def page(self, found: list[Measured], took: float) -> str:
+        rounds = len(next(iter(found[0].gpu.values()))) if found else 0
+        about = (
+            f"{self.where()}.\n\n"
+            f"A plain copy moves {_rate(found) / 1e12:.3f} TB/s (bytes read and written); *at the copy rate* "
+            "is what the bytes that a case must move would take. Ratios are *time of the peer ÷ time of "
+            f"kvstore*, median [lowest-highest] of {rounds} rounds in which all peers took turns; times "
+            "are by events of the GPU, over ten calls back to back; *host* is what the processor needs to "
+            "queue a call. How, and what each peer does: [bench/README.md](../README.md).\n"
+        )
+        return "\n".join([f"# {self.title}\n", about, *self.sections(found)])
+
+    def sections(self, found: list[Measured]) -> Iterator[str]:
+        yield from ("## Goals\n", table.markdown(GOALS_HEAD, goals(found)))
+        yield from ("## All cases\n", table.markdown(HEAD, rows(found)))
+
+    def to_json(self, found: list[Measured], took: float) -> str:
+        head = {"machine": self.where(), "copy_bytes_per_second": _rate(found)}
+        content = {**head, "cases": list(map(_row, found))}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.device", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name matches")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after that")
-    parser.add_argument("--trial", action="store_true", help="small cases, on the processor")
-    parser.add_argument("--write", default="", metavar="PATH", help="write PATH.md and PATH.json")
-    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    options = parser.parse_args(arguments)
-    if options.list:
-        print("\n".join(case.name for case in all_cases()))
-        raise SystemExit
-    return options
+def peers(only: str = "") -> list[Peer]:
+    """Make the peers, ours first."""
+    rivals: list[Peer] = [Torch(), CuPy(), Triton()]
+    return [Ours(), *(rival for rival in rivals if re.search(only, rival.name))]
 
 
-def _cases(trial: bool) -> list[Case]:
-    return list(all_cases(_SMALL, (1000, 3, 70)) if trial else all_cases())
+def _rate(found: list[Measured]) -> float:
+    return found[0].copy_rate if found else 0.0
 
 
-def _measured(case: Case, torch: Any, device: str, rate: float, rounds: int) -> list[Measured]:
-    peers: list[Peer] = [Ours(), Torch(), CuPy(), Triton()]
-    found = measure(case, peers, torch, device, rate, rounds)
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return [] if found is None else [found]
+def _row(m: Measured) -> dict[str, Any]:
+    return {
+        "case": m.case.name,
+        "bytes": m.case.nbytes,
+        "gpu_us": {way: [round(us, 2) for us in found] for way, found in m.gpu.items()},
+        "host_us": {way: round(us, 2) for way, us in m.host.items()},
+        "wrong": m.wrong,
+    }
 
 
 def machine(torch: Any) -> str:
@@ -127,60 +153,17 @@ def goals(measured: list[Measured]) -> list[list[str]]:
         if case.share:
             share = m.floor / m.median(m.best)
             line = [case.name, "share of the copy rate", f"{share:.2f}", f"≥ {case.share:.2f}"]
-            found.append([*line, _holds(share >= case.share)])
+            found.append([*line, table.mark(share >= case.share)])
         for way, least in case.goals.items():
             if way in m.gpu:
                 ratio = m.median(way) / m.median(m.best)
                 line = [case.name, f"beside {way}", f"{ratio:.2f}", f"≥ {least:g}"]
-                found.append([*line, _holds(ratio >= least)])
+                found.append([*line, table.mark(ratio >= least)])
         if case.most_us:
             us = min(us for way, us in _own_host(m) if way != "kvstore plan.refresh")
             line = [case.name, "host, for a call", _us(us), f"≤ {case.most_us:g} µs"]
-            found.append([*line, _holds(us <= case.most_us)])
+            found.append([*line, table.mark(us <= case.most_us)])
     return found
 
 
-def _holds(holds: bool) -> str:
-    return "yes" if holds else "**no**"
-
-
-def report(measured: list[Measured], where: str, rate: float) -> str:
-    """Write the whole page."""
-    rounds = len(next(iter(measured[0].gpu.values()))) if measured else 0
-    return "\n".join(
-        [
-            "# The device store on a GPU, beside its rivals\n",
-            f"{where}.\n\n"
-            f"A plain copy moves {rate / 1e12:.3f} TB/s (bytes read and written); *at the copy rate* is what "
-            "the bytes that a case must move would take. Ratios are *time of the peer ÷ time of kvstore*, "
-            f"median [lowest-highest] of {rounds} rounds in which all peers took turns; times are by events "
-            "of the GPU, over ten calls back to back; *host* is what the processor needs to queue a call. "
-            "How, and what each peer does: [bench/README.md](../README.md).\n",
-            "## Goals\n",
-            table.markdown(GOALS_HEAD, goals(measured)),
-            "## All cases\n",
-            table.markdown(HEAD, rows(measured)),
-        ]
-    )
-
-
-def _write(name: str, measured: list[Measured], torch: Any, rate: float) -> None:
-    path = Path(name) if "/" in name else RESULTS / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".md").write_text(report(measured, machine(torch), rate))
-    cases = [
-        {
-            "case": m.case.name,
-            "bytes": m.case.nbytes,
-            "gpu_us": {way: [round(us, 2) for us in found] for way, found in m.gpu.items()},
-            "host_us": {way: round(us, 2) for way, us in m.host.items()},
-            "wrong": m.wrong,
-        }
-        for m in measured
-    ]
-    content = {"machine": machine(torch), "copy_bytes_per_second": rate, "cases": cases}
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+CLAIM = Device()

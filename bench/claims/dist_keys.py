@@ -1,4 +1,4 @@
-"""How the cost of one call grows with its keys: ``python -m bench.dist_keys [--write NAME] [--busy N]``.
+"""How the cost of one call to the parameter server grows with its keys.
 
 Jobs of 2 workers and 1 server init so many keys of 1 KB in one call, and pushpull all of them in one call.
 Beside each time stands what it is of the time with the fewest keys: on a straight line it is 1.
@@ -9,54 +9,94 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import kvstore as kv
-from bench.runner.command import RESULTS
-from bench.runner.machine import describe
-from bench.runner.table import markdown
+from bench import ROOT
+from bench.cases.base import Case
+from bench.runner import machine, table
+from bench.runner.claim import Claim
 
 COUNTS = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 ELEMENTS = 256
 ROUNDS = 5
 _HEAD = "measured "
 _BURNER = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(1_000_000))"
+_WORKER = (
+    f"import sys; sys.path.append({str(ROOT)!r}); from bench.claims import dist_keys; dist_keys.worker()"
+)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and write table and plot."""
-    parser = argparse.ArgumentParser(prog="python -m bench.dist_keys", description=__doc__)
-    parser.add_argument("--write", metavar="NAME", help="write bench/results/NAME.md, .json and .png")
-    parser.add_argument("--busy", type=int, default=0, help="so many other processes compute meanwhile")
-    parser.add_argument("--counts", default=",".join(map(str, COUNTS)))
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.worker:
-        worker(options.worker)
-        return 0
-    with contextlib.ExitStack() as stack:
-        for _ in range(options.busy):
-            one = subprocess.Popen([sys.executable, "-ISc", _BURNER], start_new_session=True)
-            stack.callback(one.wait)
-            stack.callback(one.kill)
-        cases = [measured(int(count)) for count in options.counts.split(",")]
-    results = {"machine": describe(), "busy": options.busy, "cases": cases}
-    print(table(results))
-    if options.write:
-        (RESULTS / f"{options.write}.json").write_text(json.dumps(results, indent=1) + "\n")
-        (RESULTS / f"{options.write}.md").write_text(table(results))
-        draw(results, RESULTS / f"{options.write}.png")
-    return 0
+@dataclass(frozen=True)
+class KeysCase(Case):
+    """One job."""
+
+    name: str
+    keys: int
 
 
-def worker(count: int) -> None:
+@dataclass
+class Measured:
+    """Seconds of a job, while so many other processes computed."""
+
+    case: KeysCase
+    seconds: dict[str, Any]
+    busy: int
+
+
+class DistKeys(Claim):
+    name, title = "dist-keys", "Cost of a key"
+    common = ("only", "list", "write")
+    picture = ""
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--busy", type=int, default=0, help="so many other processes compute meanwhile")
+        parser.add_argument("--counts", default=",".join(map(str, COUNTS)))
+
+    def cases(self, options: argparse.Namespace) -> Iterable[Any]:
+        return [KeysCase(f"{int(count):,} keys", int(count)) for count in options.counts.split(",")]
+
+    def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
+        with contextlib.ExitStack() as stack:
+            for _ in range(options.busy):
+                one = subprocess.Popen([sys.executable, "-ISc", _BURNER], start_new_session=True)
+                stack.callback(one.wait)
+                stack.callback(one.kill)
+            for case in chosen:
+                yield Measured(case, seconds(case.keys), options.busy)
+
+    def page(self, found: list[Measured], took: float) -> str:
+        return page_of(_results(found)) if found else ""
+
+    def to_json(self, found: list[Measured], took: float) -> str:
+        return json.dumps(_results(found), indent=1) + "\n"
+
+
+def _results(found: list[Measured]) -> dict[str, Any]:
+    rows = [{"keys": m.case.keys, **m.seconds} for m in found]
+    return {"machine": machine.describe(), "busy": found[0].busy, "cases": rows}
+
+
+def seconds(count: int) -> dict[str, Any]:
+    """Run one job."""
+    program = [sys.executable, "-c", _WORKER, str(count)]
+    command = [sys.executable, "-m", "kvstore.launch", "run", "-n", "2", "-s", "1", "--", *program]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    line = next(line for line in told.splitlines() if _HEAD in line)
+    found: dict[str, Any] = json.loads(line.partition(_HEAD)[2])
+    return found
+
+
+def worker() -> None:
     """Be one worker of a job; worker 0 tells the seconds."""
+    count = int(sys.argv[1])
     keys, values = list(range(count)), [np.full(ELEMENTS, 1, np.float32) for _ in range(count)]
     with kv.create("dist_sync") as store:
         store.barrier()
@@ -74,16 +114,7 @@ def worker(count: int) -> None:
             print(_HEAD + json.dumps(seconds), flush=True)
 
 
-def measured(count: int) -> dict[str, Any]:
-    """Run one job."""
-    program = [sys.executable, "-m", "bench.claims.dist_keys", "--worker", str(count)]
-    command = [sys.executable, "-m", "kvstore.launch", "run", "-n", "2", "-s", "1", "--", *program]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    line = next(line for line in told.splitlines() if _HEAD in line)
-    return {"keys": count, **json.loads(line.partition(_HEAD)[2])}
-
-
-def table(results: dict[str, Any]) -> str:
+def page_of(results: dict[str, Any]) -> str:
     """Write the table."""
     cases = results["cases"]
     rows = []
@@ -100,30 +131,9 @@ def table(results: dict[str, Any]) -> str:
     size = 4 * ELEMENTS // 1024
     return (
         f"dist_sync, 2 workers, 1 server, keys of {size} KB{beside}, on {results['machine']}.\n\n"
-        + markdown(head, rows)
+        + table.markdown(head, rows)
         + "\n"
     )
 
 
-def draw(results: dict[str, Any], target: Any) -> None:
-    """Draw seconds over keys, and the straight line through the origin and the last point."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    keys = [case["keys"] for case in results["cases"]]
-    for what in ("init", "pushpull"):
-        seconds = [statistics.median(np.atleast_1d(case[what])) for case in results["cases"]]
-        (line,) = axis.plot(keys, seconds, "o-", label=what)
-        axis.plot([0, keys[-1]], [0, seconds[-1]], ":", color=line.get_color())
-    axis.set_xlabel("keys in one call")
-    axis.set_ylabel("seconds")
-    axis.set_title(f"dist_sync, {results['machine'].partition(',')[0]}", fontsize="small")
-    axis.legend()
-    figure.savefig(target, dpi=120)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CLAIM = DistKeys()

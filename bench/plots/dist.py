@@ -1,15 +1,13 @@
-"""Draw how cost grows: ``python -m bench.dist_plot [NAME]`` after ``python -m bench.dist --write NAME``."""
+"""How cost grows: time over bytes, keys, workers and servers."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
+from bench import plots
 from bench.cases.dist import APART, ENTRIES, KEY, RESNET
-from bench.runner.command import RESULTS
 
 #: Entries that are drawn, always in the same colour.
 DRAWN = ("ours", "ours shm", "mxnet", "gloo", "floor", "memcpy")
@@ -17,15 +15,6 @@ DRAWN = ("ours", "ours shm", "mxnet", "gloo", "floor", "memcpy")
 #: Place on the axis, and median, lowest and highest milliseconds.
 Point = tuple[float, float, float, float]
 Case = dict[str, Any]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Read the results, and write a picture beside them."""
-    parser = argparse.ArgumentParser(prog="python -m bench.dist_plot", description=__doc__)
-    parser.add_argument("name", nargs="?", default="dist")
-    name = parser.parse_args(arguments).name
-    draw(json.loads((RESULTS / f"{name}.json").read_text()), RESULTS / f"{name}-scaling.png")
-    return 0
 
 
 def draw(results: dict[str, Any], target: Path) -> None:
@@ -36,16 +25,10 @@ def draw(results: dict[str, Any], target: Path) -> None:
     SystemExit
         There is no matplotlib, or nothing to draw.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SystemExit("plots need matplotlib: pip install matplotlib") from None
     panels = [panel for panel in _panels(results["cases"]) if panel[2]]
     if not panels:
         raise SystemExit("nothing to draw: no plain sums in these results")
-    figure = Figure(figsize=(5 * len(panels), 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = plots.figure(5 * len(panels), 4.5)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (title, label, lines, log) in zip(axes, panels, strict=True):
         _fill(axis, lines, log)
@@ -101,7 +84,3 @@ def _fill(axis: Any, lines: dict[str, list[Point]], log: bool) -> None:
         axis.set_xscale("log", base=2)
     else:
         axis.set_xticks(sorted({int(point[0]) for points in lines.values() for point in points}))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

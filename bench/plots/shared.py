@@ -1,27 +1,17 @@
-"""Draw ratios over size: ``python -m bench.plot [NAME]`` after ``python -m bench.shared --write NAME``."""
+"""Ratios over size."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from bench.claims.shared_table import PEERS
-from bench.runner.command import RESULTS
+from bench import plots
+from bench.claims.shared import PEERS
+from bench.runner import table
 
 Points = list[tuple[int, float, float, float]]
 LEGEND = {"limit": "compiled limit", "cma": "process_vm_readv limit"}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Read the results, and write a picture beside them."""
-    parser = argparse.ArgumentParser(prog="python -m bench.plot", description=__doc__)
-    parser.add_argument("name", nargs="?", default="shared")
-    path = RESULTS / f"{parser.parse_args(arguments).name}.json"
-    draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    return 0
 
 
 def draw(results: dict[str, Any], target: Path) -> None:
@@ -32,16 +22,10 @@ def draw(results: dict[str, Any], target: Path) -> None:
     SystemExit
         There is no matplotlib, or nothing to draw.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SystemExit("plots need matplotlib: pip install matplotlib") from None
     panels = {key: lines for key in _panels(results["cases"]) if (lines := curves(results["cases"], *key))}
     if not panels:
         raise SystemExit("nothing to draw: no sums of one array in these results")
-    figure = Figure(figsize=(5.5 * len(panels), 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = plots.figure(5.5 * len(panels), 4.5)
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for panel, ((processes, home), lines) in zip(axes, panels.items(), strict=True):
         _fill(panel, lines)
@@ -66,7 +50,7 @@ def curves(cases: list[dict[str, Any]], processes: int, home: str) -> dict[str, 
         ours = case["seconds"]["ours"]
         for peer in PEERS:
             if times := case["seconds"].get(peer):
-                ratios = [a / b for a, b in zip(times, ours, strict=True)]
+                ratios = table.over(times, ours)
                 point = (case["bytes"], statistics.median(ratios), min(ratios), max(ratios))
                 found.setdefault(peer, []).append(point)
     return found
@@ -87,7 +71,3 @@ def _fill(panel: Any, lines: dict[str, Points]) -> None:
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set_xlabel("bytes of one array")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.cases.device import Case
-from bench.peers.device.base import Data, Peer, Unsupported, Way
+from bench.cases.device import DeviceCase
+from bench.peers.base import Unsupported
+from bench.peers.device.base import Data, Peer, Way
 
 
 @dataclass
 class Measured:
     """What was found out about a case; times in microseconds, one for each round."""
 
-    case: Case
+    case: DeviceCase
     copy_rate: float  # bytes in a second, read and written
     gpu: dict[str, list[float]] = field(default_factory=dict)
     host: dict[str, float] = field(default_factory=dict)
@@ -80,7 +81,7 @@ def copy_rate(torch: Any, device: str, clock: Clock, elements: int) -> float:
 
 
 def measure(
-    case: Case, peers: list[Peer], torch: Any, device: str, rate: float, rounds: int, calls: int = 10
+    case: DeviceCase, peers: list[Peer], torch: Any, device: str, rate: float, rounds: int, calls: int = 10
 ) -> Measured | None:
     """Let the peers take turns; None where our own side cannot do the case here."""
     clock, data = Clock(torch, device), Data(case, torch, device)
@@ -145,7 +146,7 @@ def host_us(call: Callable[[], Any], clock: Clock, batches: int = 5, calls: int 
     return best
 
 
-def _reference(case: Case, data: Data) -> list[Any] | None:
+def _reference(case: DeviceCase, data: Data) -> list[Any] | None:
     if case.op != "sum":
         return None
     return [sum(value.double() for value in values) for values in data.values[0]]

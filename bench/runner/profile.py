@@ -1,4 +1,4 @@
-"""Where the time of a case goes: ``python -m bench.dist --profile CASE``.
+"""Where the time of a case goes: ``python -m bench dist --profile CASE``.
 
 Every process of one entry looks at its own Python threads a thousand times a second, or with ``--calls``
 counts and times what its main thread calls; beside that stands what the kernel says of all threads, those of
@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.cases.dist import DistCase
+from bench import ROOT
+from bench.cases.dist import ENTRIES, DistCase
 from bench.peers.dist import sampler
-from bench.peers.dist.group import DistGroup
-from bench.peers.dist.launch import DistSetting
-from bench.peers.shared.launch import ROOT
+from bench.peers.dist.launch import DistGroup
+from bench.peers.process import Setting
 from bench.runner.table import markdown, time
 
 SECONDS = 3.0  # of calls that are looked at
@@ -55,7 +55,7 @@ class Thread:
         return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
-def profile(case: DistCase, setting: DistSetting, way: str = "", calls: bool = False) -> str:
+def profile(case: DistCase, setting: Setting, way: str = "", calls: bool = False) -> str:
     """Run a case with one entry, and say where its processes were, or what they called."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as name:
         folder = Path(name)
@@ -81,7 +81,7 @@ def _profiled(case: DistCase, group: DistGroup, folder: Path, way: str) -> str:
     _order(folder, sampler.TELLING)
     after = {pid: _threads(pid) for pid in group.pids}
     found = _told(folder)
-    head = f"# {case.name}: {group.setting.entry.label}, {variant}\n\n"
+    head = f"# {case.name}: {ENTRIES[group.setting.name].label}, {variant}\n\n"
     head += f"{repeats} calls, median {time(statistics.median(times))} while looked at.\n"
     parts = [head]
     for pid in group.pids:

@@ -8,33 +8,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from bench.peers.process import Process
 from bench.runner.machine import Others, Probe
 
 BUSY = 0.10  # a round in which others took more of the machine than that is repeated
 CLOSE = 1.25  # variants up to that much slower than the peer's best stay in the race,
 FIELD = 2  # and usually at most so many
-
-
-class Process(Protocol):
-    """A peer's process, or a group of them; `cpu` is what a call of the last run took of the processors."""
-
-    setting: Any
-    cpu: float
-
-    @property
-    def pids(self) -> list[int]: ...
-
-    def start_prepare(self, case: Any) -> None: ...
-
-    def finish_prepare(self) -> tuple[list[str], list[float]] | str: ...
-
-    def run(self, variant: str, repeats: int) -> list[float]: ...
-
-    def column(self, variant: str) -> str:
-        """Where the tables show a variant; of those in one column the best one counts."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bench.cases.device import Case
+from bench.cases.device import DeviceCase
+from bench.peers import base
 
 #: A way to do a case: called with the number of the set of tensors to use.
 Way = Callable[[int], None]
@@ -13,10 +14,6 @@ Way = Callable[[int], None]
 LEARNING_RATE, MOMENTUM, THRESHOLD = 0.1, 0.9, 0.5
 #: Sets of tensors take turns, so that together they are this much larger than any cache.
 ROTATED_BYTES = 512 << 20
-
-
-class Unsupported(Exception):
-    """The peer has nothing to put beside this case."""
 
 
 class Data:
@@ -33,7 +30,7 @@ class Data:
         For each set and key a tensor for the result.
     """
 
-    def __init__(self, case: Case, torch: Any, device: str) -> None:
+    def __init__(self, case: DeviceCase, torch: Any, device: str) -> None:
         self.case, self.torch, self.device = case, torch, device
         self.dtype = getattr(torch, case.dtype)
         self.sets = max(1, min(8, -(-ROTATED_BYTES // max(1, int(case.nbytes)))))
@@ -55,9 +52,10 @@ class Data:
         return [list(column) for column in zip(*self.values[number], strict=True)]
 
 
-class Peer:
-    """Someone who can do the cases."""
+class Peer(base.Peer):
+    """One that works in the process of the bench, and is timed by the GPU."""
 
+    case_type = DeviceCase
     name = ""
 
     def ways(self, data: Data) -> dict[str, Way]:
@@ -65,7 +63,7 @@ class Peer:
 
         Raises
         ------
-        Unsupported
+        bench.peers.base.Unsupported
         """
         raise NotImplementedError
 

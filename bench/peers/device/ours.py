@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from bench.peers.device.base import LEARNING_RATE, MOMENTUM, THRESHOLD, Data, Peer, Unsupported, Way
+from bench.peers.base import Unsupported
+from bench.peers.device.base import LEARNING_RATE, MOMENTUM, THRESHOLD, Data, Peer, Way
 
 
 class Ours(Peer):

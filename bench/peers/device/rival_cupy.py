@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from bench.peers.device.base import Data, Peer, Unsupported, Way
+from bench.peers.base import Unsupported
+from bench.peers.device.base import Data, Peer, Way
 
 _RAW = r"""
 extern "C" __global__ void sum{k}({parameters}, float4 *o, long long n) {{

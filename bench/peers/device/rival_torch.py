@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.peers.device.base import LEARNING_RATE, MOMENTUM, Data, Peer, Unsupported, Way
+from bench.peers.base import Unsupported
+from bench.peers.device.base import LEARNING_RATE, MOMENTUM, Data, Peer, Way
 
 
 class Torch(Peer):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from bench.peers.device.base import Data, Peer, Unsupported, Way
+from bench.peers.base import Unsupported
+from bench.peers.device.base import Data, Peer, Way
 
 _BLOCKS = (1024, 4096)
 

@@ -11,10 +11,12 @@ from functools import partial
 import zmq
 
 from bench.cases.local import KB, MB
-from bench.cases.dist import DistCase, Entry
+from bench.cases.dist import DistCase
 
 from bench.peers.dist import echo
-from bench.peers.dist.base import Array, DistPeer, Place
+from bench.peers.base import Array
+from bench.peers.dist.base import DistPeer
+from bench.peers.group.link import Place
 
 CHUNKS = {"256 KB": 256 * KB, "1 MB": MB}
 LARGE = 16 * MB  # from here on small chunks only cost more
@@ -27,8 +29,8 @@ Piece = tuple[int, memoryview, memoryview]
 class BareZeroMQ(DistPeer):
     """Zero copy where pyzmq can: chunks go as they lie in one array, and come back into the other."""
 
-    def __init__(self, place: Place, entry: Entry) -> None:
-        super().__init__(place, entry)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
         self.sockets: list[zmq.Socket[bytes]] = []
 
     def prepare(self, case: DistCase) -> list[Array]:

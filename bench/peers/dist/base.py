@@ -6,10 +6,10 @@ import gc
 from collections.abc import Callable, Sequence
 from time import perf_counter, process_time
 
-from bench.cases.dist import DistCase, Entry, Inputs
-from bench.peers.group.base import Array, Call, GroupPeer, Place
-
-__all__ = ["Array", "Call", "DistPeer", "Place", "all_of", "changes"]
+from bench.cases.dist import ENTRIES, DistCase, Inputs
+from bench.peers.base import Array
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place
 
 PUSHPULL, PAIR = "pushpull", "push, then pull"
 
@@ -22,16 +22,13 @@ class DistPeer(GroupPeer):
 
     case_type = DistCase
 
-    def __init__(self, place: Place, entry: Entry) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self.entry = entry
+        self.entry = ENTRIES[place.name]
         self.data: Inputs | None = None
         self.write: Callable[[int], None] = _nothing
 
-    def prepare(self, case: DistCase) -> list[Array]:
-        raise NotImplementedError
-
-    def run(self, variant: str, repeats: int, links: int) -> list[float]:
+    def run(self, variant: str, repeats: int) -> list[float]:
         call, times = self.variants[variant], list[float]()
         gc.collect()
         gc.disable()
@@ -77,16 +74,6 @@ class DistPeer(GroupPeer):
 
 def _nothing(call: int) -> None:
     """Push the same again."""
-
-
-def all_of(calls: Sequence[Call]) -> Call:
-    """Make one call of several."""
-
-    def call() -> None:
-        for one in calls:
-            one()
-
-    return call
 
 
 def changes(after: Sequence[Array], before: Sequence[Array]) -> list[Array]:

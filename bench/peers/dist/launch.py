@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import socket
-from dataclasses import dataclass, field
+import contextlib
+from pathlib import Path
 
-from bench.cases.dist import ENTRIES, Entry
-from bench.peers.shared.launch import ROOT, Command, GroupSetting, Launch
+from bench.cases.dist import APART, ENTRIES
+from bench.peers.dist.base import PAIR
+from bench.peers.group.driver import Group
+from bench.peers.group.launch import Launch, mxnet, workers
+from bench.peers.process import Setting
+from bench.runner import compiled
 
-_START = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.dist.worker import main; main()"
-_SERVE = "import sys; sys.path.append(sys.argv.pop(1)); import bench.peers.local.rival_mxnet"
+_HERE = Path(__file__).parent
 #: Seconds after which our store says for whom it waits: before the bench loses patience.
 _TIMEOUT = "100"
 #: malloc keeps large blocks instead of giving their pages back, to be touched anew for the next message.
@@ -20,65 +23,44 @@ _KEEP = {
 }
 
 
-@dataclass(frozen=True)
-class DistSetting(GroupSetting):
-    """An entry of the tables, and the job that it does; `processes` are the workers."""
+class DistGroup(Group):
+    """Workers, and whatever serves them; they live through all cases of a job."""
 
-    servers: int = 1
-    env: tuple[tuple[str, str], ...] = field(default=())
+    def column(self, variant: str) -> str:
+        """Push and pull in two calls have a column of their own."""
+        return self.setting.name + (APART if variant.startswith(PAIR) else "")
 
-    @property
-    def entry(self) -> Entry:
-        return ENTRIES[self.name]
+    def plan(self, address: str, folder: str) -> Launch:
+        entry = ENTRIES[self.setting.name]
+        if entry.engine == "ours":
+            return _ours(self.setting, address)
+        if entry.engine == "mxnet":
+            return mxnet(self.setting, address, DMLC_LOCAL="1" if entry.transport == "ipc" else "0")
+        return workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP})
 
+    def codes(self) -> tuple[Path, Path]:
+        return compiled.build(_HERE.parent / "group" / "meet.c"), compiled.build(_HERE / "floor.c")
 
-def plan(setting: DistSetting, address: str) -> Launch:
-    """Say what to start."""
-    if setting.entry.engine == "ours":
-        return _ours(setting, address)
-    if setting.entry.engine == "mxnet":
-        return _mxnet(setting, address)
-    env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP, **dict(setting.env)}
-    return _workers(setting, address, env)
-
-
-def _command(setting: DistSetting, address: str) -> list[str]:
-    return [setting.python, "-c", _START, str(ROOT), setting.name, address, str(setting.processes)]
+    def beside(self) -> list[int]:
+        """Return scheduler, servers, launcher: all descendants that are not workers."""
+        started = [process.pid for process in (*self.processes, *self.helpers)]
+        return sorted({pid for one in started for pid in _family(one)} - set(self.workers))
 
 
-def _workers(setting: DistSetting, address: str, env: dict[str, str], *helpers: Command) -> Launch:
-    n, command = setting.processes, _command(setting, address)
-    ranks = [(command, {**env, "KVSTORE_BENCH_RANK": str(rank)}) for rank in range(n)]
-    return Launch(n, ranks, list(helpers))
+def _family(pid: int) -> list[int]:
+    """Return a process and all that it started, and they in turn."""
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += _family(int(child))
+    return found
 
 
-def _ours(setting: DistSetting, address: str) -> Launch:
+def _ours(setting: Setting, address: str) -> Launch:
     """Let the launcher start the scheduler, the servers and the workers, as a user would."""
-    entry, n = setting.entry, setting.processes
+    entry, n = ENTRIES[setting.name], setting.processes
     command = [setting.python, "-m", "kvstore.launch", "run", "-n", str(n), "-s", str(setting.servers)]
     command += ["--transport", entry.transport, *(["--secure"] if entry.secure else []), "--"]
     env = {"KVSTORE_TIMEOUT": _TIMEOUT, **dict(setting.env)}
-    return Launch(n, [([*command, *_command(setting, address)], env)])
-
-
-def _mxnet(setting: DistSetting, address: str) -> Launch:
-    common = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(_free_port()),
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_NUM_WORKER": str(setting.processes),
-        "DMLC_NUM_SERVER": str(setting.servers),
-        "DMLC_LOCAL": "1" if setting.entry.transport == "ipc" else "0",
-        "OMP_NUM_THREADS": "1",
-        **dict(setting.env),
-    }
-    serve = [setting.python, "-c", _SERVE, str(ROOT)]
-    roles = ["scheduler", *["server"] * setting.servers]
-    helpers = [(serve, {**common, "DMLC_ROLE": role}) for role in roles]
-    return _workers(setting, address, {**common, "DMLC_ROLE": "worker"}, *helpers)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    return Launch(n, [([*command, *setting.command("group.worker", address, n)], env)])

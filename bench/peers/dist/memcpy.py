@@ -10,7 +10,8 @@ import numpy as np
 from bench.cases.local import KB, MB
 from bench.cases.dist import DistCase
 
-from bench.peers.dist.base import Array, DistPeer
+from bench.peers.base import Array
+from bench.peers.dist.base import DistPeer
 
 BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
 

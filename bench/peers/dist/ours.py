@@ -11,7 +11,8 @@ import kvstore as kv
 from bench.cases import local as cases, dist as dist_cases
 from bench.cases.dist import DistCase, Inputs
 
-from bench.peers.dist.base import PAIR, PUSHPULL, Array, Call, DistPeer, all_of, changes
+from bench.peers.base import Array, Call, all_of
+from bench.peers.dist.base import PAIR, PUSHPULL, DistPeer, changes
 
 
 def optimizer(name: str) -> kv.optimizer.Optimizer:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from bench.cases.dist import DistCase, Entry
+from bench.cases.dist import DistCase
 from bench.peers.shared.rival_gloo import join, ways
 
-from bench.peers.dist.base import Array, DistPeer, Place
+from bench.peers.base import Array
+from bench.peers.dist.base import DistPeer
+from bench.peers.group.link import Place
 
 
 class Gloo(DistPeer):
     """The sums land in the gradients' own arrays."""
 
-    def __init__(self, place: Place, entry: Entry) -> None:
-        super().__init__(place, entry)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
         join(place)
 
     def prepare(self, case: DistCase) -> list[Array]:

@@ -12,10 +12,12 @@ import socket
 from functools import partial
 
 from bench.cases.local import KB, MB
-from bench.cases.dist import DistCase, Entry
+from bench.cases.dist import DistCase
 
 from bench.peers.dist import echo
-from bench.peers.dist.base import Array, DistPeer, Place
+from bench.peers.base import Array
+from bench.peers.dist.base import DistPeer
+from bench.peers.group.link import Place
 
 IN_TURN, POLLING, THREAD = range(3)
 BLOCKS = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB}
@@ -32,10 +34,10 @@ def _blocks(nbytes: int, few: bool) -> list[str]:
 class Sockets(DistPeer):
     """A round trip of all bytes, spread over the servers."""
 
-    def __init__(self, place: Place, entry: Entry) -> None:
-        super().__init__(place, entry)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
         self.code = ctypes.CDLL(place.limits)
-        self.family = socket.AF_UNIX if entry.transport == "ipc" else socket.AF_INET
+        self.family = socket.AF_UNIX if self.entry.transport == "ipc" else socket.AF_INET
         self.lines: dict[str, list[socket.socket]] = {}
         self.addresses: list[str] = []
 

@@ -5,29 +5,23 @@ from __future__ import annotations
 import gc
 import math
 from time import perf_counter, process_time
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from bench.cases.shared import SharedCase
-from bench.peers.base import Array, Call, digest
+from bench.peers.base import Call, Peer
 from bench.peers.group.link import Place
 
-__all__ = ["Array", "Call", "GroupPeer", "Place", "digest"]
 
-
-class GroupPeer:
+class GroupPeer(Peer):
     """One worker of a peer.
 
-    `prepare` makes the arrays, makes one call, and returns what that call produced. Afterwards `variants`
-    names the ways to make the call again, the same in every worker. `buffers` are written before each
-    repetition, as a training loop writes its gradients; where a call writes the sum into them (`grows`),
-    that also undoes its growth, so that values stay what they were. `cpu` is what the last run took of the
-    processor, in seconds.
+    `buffers` are written before each repetition, as a training loop writes its gradients; where a call writes
+    the sum into them (`grows`), that also undoes its growth, so that values stay what they were.
     """
 
-    #: What the cases of its bench are.
-    case_type: ClassVar[type[Any]] = SharedCase
+    case_type = SharedCase
 
     grows = True
 
@@ -36,15 +30,10 @@ class GroupPeer:
         self.variants: dict[str, Call] = {}
         self.buffers: list[Any] = []
         self.calls = 0
-        self.cpu = 0.0
 
-    def prepare(self, case: Any) -> list[Array]:
-        """Get ready, call once, and return the result: the sums, or the weights after an update."""
-        raise NotImplementedError
-
-    def run(self, variant: str, repeats: int, links: int) -> list[float]:
-        """Seconds of each of `repeats` calls; a chain of `links` has one more, which goes first."""
-        call = self.variants[variant]
+    def run(self, variant: str, repeats: int) -> list[float]:
+        """Seconds of each of `repeats` calls; a chain of links has one more, which goes first."""
+        call, links = self.variants[variant], self.case.links
         times: list[float] = []
         gc.collect()
         gc.disable()
@@ -80,8 +69,5 @@ class GroupPeer:
             np.multiply(buffer, np.float32(factor), out=buffer)
 
     def release(self) -> None:
-        """Let go of the arrays of the last case."""
-        self.variants, self.buffers, self.calls = {}, [], 0
-
-    def close(self) -> None:
-        """Leave the group in good order."""
+        super().release()
+        self.buffers, self.calls = [], 0

@@ -16,19 +16,16 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from bench import ROOT
+from bench.peers.group.launch import Launch, start
 from bench.peers.group.link import PAGE
-from bench.peers.process import PeerError
-from bench.peers.shared import launch
-from bench.peers.shared.launch import GroupSetting, Launch
-from bench.runner import compiled
+from bench.peers.process import PATIENCE, PeerError, Process, Setting
 
-_PATIENCE = 300.0  # seconds for one answer
-_START = 60.0  # and for all processes to come up
+_START = 60.0  # seconds for all processes to come up
 _SHM = Path("/dev/shm")
+#: What a peer that had to be killed may leave there.
+_NAMES = ("sm_segment.", "mpich_shm_", "deepspeed_allreduce_buffer_", "torch_", "ucx_")
 
 
 class _Line:
@@ -54,53 +51,42 @@ class _Line:
         return message
 
 
-class Group:
+class Group(Process):
     """A peer's processes; started when a case needs them, and again after they failed."""
 
-    def __init__(self, setting: GroupSetting) -> None:
-        self.setting = setting
-        self.failure = ""
-        self.cpu = 0.0
-        self._links = 1
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._helpers: list[subprocess.Popen[bytes]] = []
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.helpers: list[subprocess.Popen[bytes]] = []
         self._lines: list[_Line] = []
-        self._pids: list[int] = []
+        self.workers: list[int] = []
         self._folder = ""
 
     @property
     def pids(self) -> list[int]:
-        return [*self._pids, *self._beside()]
+        return [*self.workers, *self.beside()]
 
-    def column(self, variant: str) -> str:
-        """All ways of calling count for the peer."""
-        return self.setting.name
+    # ------------------------------------------------------------- what groups of one claim do otherwise
 
-    # ------------------------------------------------------------- what groups of another bench do otherwise
+    #: Names of peers that are started anew for each case: their settings, or their memory, outlive a case.
+    fresh: tuple[str, ...] = ()
 
-    def _plan(self, address: str) -> Launch:
+    def plan(self, address: str, folder: str) -> Launch:
         """Say what to start."""
-        return launch.plan(self.setting, address, self._folder)
+        raise NotImplementedError
 
-    def _codes(self) -> tuple[str, str]:
+    def codes(self) -> tuple[Path, Path]:
         """Build the barrier and the limits, once."""
-        here = Path(__file__).parent
-        gate = compiled.build(here / "gate.c", "-lm")
-        return str(gate), str(compiled.build(ROOT / "bench/peers/shared/limit.c", "-fopenmp", "-lm"))
+        raise NotImplementedError
 
-    def _fresh(self) -> bool:
-        """Whether every case needs new processes."""
-        return self.setting.name in launch.FRESH
-
-    def _beside(self) -> list[int]:
+    def beside(self) -> list[int]:
         """Return the processes that work for the workers."""
-        return [helper.pid for helper in self._helpers]
+        return [helper.pid for helper in self.helpers]
 
     # ------------------------------------------------------------------------------------------- orders
 
     def start_prepare(self, case: Any) -> None:
-        """Let all workers prepare; `finish_prepare` waits for them."""
-        self._links, self.failure = case.links, ""
+        self.failure = ""
         with self._failing():
             if not self._lines:
                 self._start()
@@ -122,7 +108,7 @@ class Group:
         """Seconds of each call, of the worker that took longest."""
         before = self._beside_cpu()
         try:
-            self._send({"do": "run", "variant": variant, "repeats": repeats, "links": self._links})
+            self._send({"do": "run", "variant": variant, "repeats": repeats})
             replies = self._replies()
         except (PeerError, OSError) as error:
             self._fail(error)
@@ -132,8 +118,7 @@ class Group:
         return [max(times) for times in zip(*(reply["times"] for reply in replies), strict=True)]
 
     def rest(self) -> None:
-        """Let go of the arrays of the case."""
-        if self._fresh():
+        if self.setting.name in self.fresh:
             self.close()
         elif self._lines:
             with self._failing():
@@ -169,12 +154,12 @@ class Group:
 
     def _messages(self) -> list[dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while len(found) < len(self._lines):
             waiting = [line for rank, line in enumerate(self._lines) if rank not in found]
             ready, _, _ = select.select(waiting, [], [], max(0.0, end - time.monotonic()))
             if not ready:
-                raise PeerError(f"no answer in {_PATIENCE:g} s")
+                raise PeerError(f"no answer in {PATIENCE:g} s")
             for line in ready:
                 message = line.read()
                 if message is not None and "error" in message:
@@ -184,7 +169,7 @@ class Group:
         return [found[rank] for rank in range(len(self._lines))]
 
     def _beside_cpu(self) -> float:
-        return sum(map(_cpu_of, self._beside()))
+        return sum(map(_cpu_of, self.beside()))
 
     # ------------------------------------------------------------------------------------------ processes
 
@@ -192,12 +177,12 @@ class Group:
         address = f"kvstore-bench-{secrets.token_hex(16)}"
         self._folder = tempfile.mkdtemp(prefix="kvstore-bench-")
         self._names = _shm_names()
-        plan = self._plan(address)
+        plan = self.plan(address, self._folder)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("\0" + address)
             listener.listen()
-            self._helpers = [launch.start(command, self._folder) for command in plan.helpers]
-            self._processes = [launch.start(command, self._folder) for command in plan.ranks]
+            self.helpers = [start(command, self._folder) for command in plan.helpers]
+            self.processes = [start(command, self._folder) for command in plan.ranks]
             self._accept(listener, plan.workers)
 
     def _accept(self, listener: socket.socket, workers: int) -> None:
@@ -209,10 +194,10 @@ class Group:
                 line = _Line(listener.accept()[0])
                 hello = line.read() or {}
                 come[hello["rank"]] = line, hello["pid"]
-            elif time.monotonic() > end or any(p.poll() is not None for p in self._processes):
+            elif time.monotonic() > end or any(p.poll() is not None for p in self.processes):
                 raise PeerError("its processes did not come up")
         self._lines = [come[rank][0] for rank in range(workers)]
-        self._pids = [come[rank][1] for rank in range(workers)]
+        self.workers = [come[rank][1] for rank in range(workers)]
         self._welcome()
 
     def _welcome(self) -> None:
@@ -221,33 +206,24 @@ class Group:
         for line in self._lines:
             socket.send_fds(line.connection, [b" "], [page])
         os.close(page)
-        gate, limits = self._codes()
+        gate, limits = map(str, self.codes())
         self._send({"gate": gate, "limits": limits, "processes": self.setting.processes})
 
     def close(self, kill: bool = False) -> None:
-        """End all processes and wait for them; leave nothing behind."""
         for line in self._lines:
             line.connection.close()
-        for pid in self._pids if kill else ():
+        for pid in self.workers if kill else ():
             _kill_worker(pid)
-        self._lines, self._pids = [], []
-        for process in self._processes:
+        self._lines, self.workers = [], []
+        for process in self.processes:
             _end(process, 0.0 if kill else 15.0)
-        for helper in self._helpers:
+        for helper in self.helpers:
             _end(helper, 0.0)
-        self._processes, self._helpers = [], []
+        self.processes, self.helpers = [], []
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             _sweep(self._names)
             self._folder = ""
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(kill=kind is not None)
 
 
 def _kill_worker(pid: int) -> None:
@@ -283,6 +259,6 @@ def _shm_names() -> set[str]:
 def _sweep(before: set[str]) -> None:
     """Unlink what a peer that was killed left."""
     for name in _shm_names() - before:
-        if name.startswith(launch.NAMES):
+        if name.startswith(_NAMES):
             with contextlib.suppress(OSError):
                 (_SHM / name).unlink()

@@ -57,9 +57,16 @@ class Link:
         return list(answer["gathered"])
 
 
+def free_port() -> int:
+    """Find a port of loopback that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 @dataclass
 class Place:
-    """Where a worker stands in its group."""
+    """Where a worker stands in its group, and what the group is called."""
 
     rank: int
     workers: int
@@ -67,3 +74,4 @@ class Place:
     link: Link
     gate: Gate
     limits: str
+    name: str

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases import local as cases
-from bench.cases.local import Case, Inputs
+from bench.cases.local import Inputs, LocalCase
 from bench.peers.base import Array, Peer, Unsupported
 from bench.runner import compiled, machine
 
@@ -55,7 +55,7 @@ class Limit(Peer):
         self.code.limit_stream.restype = ctypes.c_float
         self.threads = len(machine.cpus())
 
-    def prepare(self, case: Case) -> list[Array]:
+    def prepare(self, case: LocalCase) -> list[Array]:
         if case.rows:
             raise Unsupported("no compiled limit for row-sparse cases")
         self.steps = 0
@@ -78,7 +78,7 @@ class Limit(Peer):
         self.timers = {}
         self.data, self.stored, self.states = Inputs([], [], []), [], []
 
-    def _plan(self, case: Case) -> None:
+    def _plan(self, case: LocalCase) -> None:
         jobs = [self._job(verb, case) for verb in (("push", "pull") if case.verb == "pair" else (case.verb,))]
         touched = case.nbytes * (2 * case.k + 1)
         for threads in {1, self.threads} if touched < 16 * SMALL else {self.threads}:
@@ -90,7 +90,7 @@ class Limit(Peer):
                     update = UPDATES.index(case.update)
                     self.timers[label] = partial(self._run, jobs, update, number, threads, fixed)
 
-    def _job(self, verb: str, case: Case) -> ctypes.Array[Item]:
+    def _job(self, verb: str, case: LocalCase) -> ctypes.Array[Item]:
         items = (Item * len(case.shapes))()
         for i, item in enumerate(items):
             weight, values, outs = self.stored[i], self.data.values[i], self.data.outs[i]
@@ -142,7 +142,7 @@ class Limit(Peer):
         self.steps += repeats if update else 0
         return list(seconds)
 
-    def _prepare_stream(self, case: Case) -> list[Array]:
+    def _prepare_stream(self, case: LocalCase) -> list[Array]:
         ((n,),) = case.shapes
         self.stored = [on_huge_pages(np.ones(n, np.float32)) for _ in range(2)]
         ways = {"ordinary stores": 0, "streaming stores": 1} if case.verb in ("write", "copy") else {"": 0}
@@ -162,7 +162,7 @@ def _nothing() -> None:
     """Stand in for a call that C times."""
 
 
-def _states(case: Case) -> range:
+def _states(case: LocalCase) -> range:
     return range({"": 0, "sgd_momentum": 1, "adam": 2}[case.update])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import kvstore as kv
 from bench.cases import local as cases
-from bench.cases.local import Case
+from bench.cases.local import LocalCase
 from bench.peers.base import Array, Peer, Unsupported
 
 
@@ -28,7 +28,7 @@ def optimizer(name: str) -> kv.optimizer.Optimizer:
 class Ours(Peer):
     """A `local` store."""
 
-    def prepare(self, case: Case) -> list[Array]:
+    def prepare(self, case: LocalCase) -> list[Array]:
         if case.verb in cases.STREAMS:
             raise Unsupported("the store has no bare memory passes")
         self.store = kv.create("local")
@@ -39,7 +39,7 @@ class Ours(Peer):
         if hasattr(self, "store"):
             self.store.close()
 
-    def _prepare_dense(self, case: Case) -> list[Array]:
+    def _prepare_dense(self, case: LocalCase) -> list[Array]:
         data = cases.inputs(case)
         self.store.init(case.keys, data.weights)
         if case.update:
@@ -69,7 +69,7 @@ class Ours(Peer):
             "pull": pull,
         }
 
-    def _prepare_sparse(self, case: Case) -> list[Array]:
+    def _prepare_sparse(self, case: LocalCase) -> list[Array]:
         data = cases.sparse_inputs(case)
         (shape,) = case.shapes
         values = [kv.RowSparseArray(rows, ids, shape) for rows, ids in zip(data.rows, data.ids, strict=True)]

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 
 from bench.cases import local as cases
-from bench.cases.local import Case
+from bench.cases.local import LocalCase
 from bench.peers.base import Array, Peer, Unsupported
 
 
 class Numpy(Peer):
     """Whole-array operations with ``out=``."""
 
-    def prepare(self, case: Case) -> list[Array]:
+    def prepare(self, case: LocalCase) -> list[Array]:
         if case.verb in cases.STREAMS:
             raise Unsupported("measured in C")
         return self._prepare_sparse(case) if case.rows else self._prepare_dense(case)
 
-    def _prepare_dense(self, case: Case) -> list[Array]:
+    def _prepare_dense(self, case: LocalCase) -> list[Array]:
         data = cases.inputs(case)
         stored = [weight.copy() for weight in data.weights]
         push = _push(case, stored, data.values)
@@ -40,7 +40,7 @@ class Numpy(Peer):
         call()
         return stored if case.verb == "push" else [out for outs in data.outs for out in outs]
 
-    def _prepare_sparse(self, case: Case) -> list[Array]:
+    def _prepare_sparse(self, case: LocalCase) -> list[Array]:
         data = cases.sparse_inputs(case)
         state: dict[str, Any] = {}
         outs = [np.empty_like(rows) for rows in data.rows]
@@ -69,7 +69,7 @@ class Numpy(Peer):
         return [data.table[ids] for ids in data.ids] if call is update else outs
 
 
-def _push(case: Case, stored: list[Array], values: list[list[Array]]) -> Callable[[], None]:
+def _push(case: LocalCase, stored: list[Array], values: list[list[Array]]) -> Callable[[], None]:
     if not case.update:
 
         def push() -> None:

@@ -16,7 +16,7 @@ for _name, _kind in {"bool": bool, "int": int, "float": float, "object": object}
 import mxnet as mx  # noqa: E402 - needs the names above
 
 from bench.cases import local as cases  # noqa: E402
-from bench.cases.local import Case  # noqa: E402
+from bench.cases.local import LocalCase  # noqa: E402
 from bench.peers.base import Array, Call, Peer, Unsupported  # noqa: E402
 
 
@@ -33,7 +33,7 @@ def optimizer(name: str) -> Any:
 class MXNet(Peer):
     """Waits for the results of every call, as a training loop does before it reads them."""
 
-    def prepare(self, case: Case) -> list[Array]:
+    def prepare(self, case: LocalCase) -> list[Array]:
         if case.verb in cases.STREAMS:
             raise Unsupported("measured in C")
         self.store = mx.kv.create("local")
@@ -48,7 +48,7 @@ class MXNet(Peer):
         self.store = None
         mx.nd.waitall()
 
-    def _prepare_dense(self, case: Case) -> list[Array]:
+    def _prepare_dense(self, case: LocalCase) -> list[Array]:
         data = cases.inputs(case)
         weights = [mx.nd.array(weight) for weight in data.weights]
         values = [[mx.nd.array(value) for value in own] for own in data.values]
@@ -65,7 +65,7 @@ class MXNet(Peer):
             self.variants["one operator for each tensor"] = _operators(case.update, weights, values)
         return results
 
-    def _ways(self, case: Case, keys: Any, values: Any, outs: Any) -> dict[str, Call]:
+    def _ways(self, case: LocalCase, keys: Any, values: Any, outs: Any) -> dict[str, Call]:
         flat = [out for own in outs for out in own]
         if len(keys) == 1:
             keys, values, outs = keys[0], values[0], outs[0]
@@ -87,7 +87,7 @@ class MXNet(Peer):
             if wait == "waitall" or case.verb != "push"
         }
 
-    def _prepare_sparse(self, case: Case) -> list[Array]:
+    def _prepare_sparse(self, case: LocalCase) -> list[Array]:
         data = cases.sparse_inputs(case)
         (shape,) = case.shapes
         values = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bench.cases import local as cases
-from bench.cases.local import Case
+from bench.cases.local import LocalCase
 from bench.peers.base import Array, Peer, Unsupported
 from bench.runner import machine
 
@@ -13,7 +13,7 @@ from bench.runner import machine
 class Torch(Peer):
     """`torch.optim` with ``fused=True``."""
 
-    def prepare(self, case: Case) -> list[Array]:
+    def prepare(self, case: LocalCase) -> list[Array]:
         if not (case.verb == "push" and case.k == 1 and case.update in ("sgd_momentum", "adam")):
             raise Unsupported("PyTorch has no store; only the update alone compares")
         torch.set_num_threads(len(machine.cpus()))

@@ -10,7 +10,8 @@ import numpy as np
 
 from bench.cases import shared as shared_cases
 from bench.cases.shared import SharedCase
-from bench.peers.group.base import Array, GroupPeer
+from bench.peers.base import Array
+from bench.peers.group.base import GroupPeer
 from bench.peers.group.worker import serve
 from bench.peers.worker import die_with_parent
 
@@ -93,27 +94,26 @@ class Manager(Central):
         _tools["barrier"].wait(60)
 
 
-def _worker(name: str, address: str, rank: int, workers: int) -> None:
+def _worker(claim: str, name: str, address: str, rank: int, workers: int) -> None:
     die_with_parent()
-    serve(name, address, rank, workers)
+    serve(claim, name, address, rank, workers)
 
 
 def main() -> None:
     """Make the tools, then the workers, which inherit them."""
     die_with_parent()
-    name, address, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    claim, name, address = sys.argv[1:4]
+    workers = int(sys.argv[4])
     context = multiprocessing.get_context("fork")
     if name == "queue":
         _tools["queues"] = [context.Queue() for _ in range(workers)]
     else:
         manager = context.Manager()
         _tools.update(manager=manager, dict=manager.dict(), barrier=context.Barrier(workers))
-    processes = [context.Process(target=_worker, args=(name, address, r, workers)) for r in range(workers)]
+    processes = [
+        context.Process(target=_worker, args=(claim, name, address, r, workers)) for r in range(workers)
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-
-
-if __name__ == "__main__":
-    main()

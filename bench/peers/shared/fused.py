@@ -10,7 +10,8 @@ import numpy as np
 
 from bench.cases import local as cases
 from bench.cases.shared import Inputs, SharedCase
-from bench.peers.group.base import Call, Place
+from bench.peers.base import Call
+from bench.peers.group.link import Place
 from bench.peers.local.plain import corrected_rate
 
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from bench.cases import shared as shared_cases
 from bench.cases.shared import LINE, SharedCase
-from bench.peers.group.base import Array, Call, GroupPeer, Place
+from bench.peers.base import Array, Call
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place
 from bench.peers.local.limit import MAX_VALUES, PARAMS, UPDATES, Item, Params, fill
 
 MARKS = 1024  # their place in the group's shared page, behind the barrier
@@ -63,9 +65,12 @@ class _Compiled(GroupPeer):
         self.kept, self.variants, self.update = [own, *kept], ways, UPDATES.index(case.update)
         self.c.own, self.c.n, self.c.grows = own.ctypes.data, own.size, int(not case.update)
         self.c.calls = self.since.value = 0
-        self.run(next(iter(ways)), 1, 1)
+        self._run(next(iter(ways)), 1, 1)
 
-    def run(self, variant: str, repeats: int, links: int) -> list[float]:
+    def run(self, variant: str, repeats: int) -> list[float]:
+        return self._run(variant, repeats, self.case.links)
+
+    def _run(self, variant: str, repeats: int, links: int) -> list[float]:
         self.variants[variant]()
         seconds = (ctypes.c_double * repeats)()
         how = self.how if self.kind == SHARED else 0

@@ -10,7 +10,8 @@ import numpy as np
 import kvstore as kv
 from bench.cases import shared as shared_cases
 from bench.cases.shared import SharedCase
-from bench.peers.group.base import Array, Call, GroupPeer
+from bench.peers.base import Array, Call, all_of
+from bench.peers.group.base import GroupPeer
 from bench.peers.local.ours import optimizer
 
 SPIN = {"spin": 60.0, "block": 0.0}  # seconds that a wait spins before it sleeps
@@ -51,7 +52,7 @@ class Ours(GroupPeer):
         if len(keys) == 1:
             return {"": step(keys[0], values[0])}
         each = [step(key, value) for key, value in zip(keys, values, strict=True)]
-        return {"one call": step(keys, values), "a call for each key": partial(_all, each)}
+        return {"one call": step(keys, values), "a call for each key": all_of(each)}
 
     def _allreduce(self, key: Any, value: Any) -> Call:
         assert self.store is not None
@@ -74,8 +75,3 @@ class Ours(GroupPeer):
         if self.store is not None:
             self.store.close()
             self.store = None
-
-
-def _all(calls: list[Call]) -> None:
-    for call in calls:
-        call()

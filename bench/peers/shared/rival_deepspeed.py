@@ -13,8 +13,9 @@ import torch
 
 from bench.cases import shared as shared_cases
 from bench.cases.shared import SharedCase
-from bench.peers.group.base import Array, Call, GroupPeer, Place
-from bench.peers.shared.rival_gloo import free_port
+from bench.peers.base import Array, Call
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place, free_port
 
 
 class DeepSpeed(GroupPeer):

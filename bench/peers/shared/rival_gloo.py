@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -13,7 +12,9 @@ import torch.distributed as dist
 from bench.cases import shared as shared_cases
 from bench.cases.local import MB
 from bench.cases.shared import SharedCase
-from bench.peers.group.base import Array, Call, GroupPeer, Place
+from bench.peers.base import Array, Call, all_of
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place, free_port
 from bench.peers.shared import fused
 
 BUCKETS = (1 * MB, 25 * MB)  # DistributedDataParallel's first, and the others
@@ -32,7 +33,7 @@ class Gloo(GroupPeer):
         self.variants = ways(data.values, data.flat)
         if case.update:
             label, step = fused.stepper(case, data, self.place)
-            self.variants = {f"{name}, {label}": _all([w, step]) for name, w in self.variants.items()}
+            self.variants = {f"{name}, {label}": all_of([w, step]) for name, w in self.variants.items()}
         next(iter(self.variants.values()))()
         self.calls = 1
         return data.weights if case.update else data.values
@@ -50,16 +51,10 @@ def join(place: Place) -> None:
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.workers, timeout=limit)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def ways(values: list[Array], memory: Array) -> dict[str, Call]:
     """Sum arrays that are cuts of flat memory, in each way that a user might choose."""
     tensors, flat = [torch.from_numpy(value) for value in values], torch.from_numpy(memory)
-    found = {"a call for each key": _all([partial(dist.all_reduce, tensor) for tensor in tensors])}
+    found = {"a call for each key": all_of([partial(dist.all_reduce, tensor) for tensor in tensors])}
     if len(tensors) > 1:
         found["flat"] = partial(dist.all_reduce, flat)
         found["asynchronous"] = partial(_together, tensors)
@@ -75,11 +70,3 @@ def _buckets(flat: Any) -> list[Any]:
 def _together(tensors: list[Any]) -> None:
     for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
         work.wait()
-
-
-def _all(calls: list[Call]) -> Call:
-    def call() -> None:
-        for one in calls:
-            one()
-
-    return call

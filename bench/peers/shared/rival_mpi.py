@@ -8,7 +8,8 @@ from mpi4py import MPI
 
 from bench.cases import shared as shared_cases
 from bench.cases.shared import SharedCase
-from bench.peers.group.base import Array, Call, GroupPeer
+from bench.peers.base import Array, Call, all_of
+from bench.peers.group.base import GroupPeer
 from bench.peers.shared import fused
 
 
@@ -23,7 +24,7 @@ class MPIGroup(GroupPeer):
             self.variants["flat"] = _reduce([data.flat])
         if case.update:
             label, step = fused.stepper(case, data, self.place)
-            self.variants = {f"{name}, {label}": _then(call, step) for name, call in self.variants.items()}
+            self.variants = {f"{name}, {label}": all_of([call, step]) for name, call in self.variants.items()}
         next(iter(self.variants.values()))()
         self.calls = 1
         return data.weights if case.update else data.values
@@ -39,13 +40,5 @@ def _reduce(arrays: list[Array]) -> Call:
     def call() -> None:
         for message in messages:
             reduce(whole, message)
-
-    return call
-
-
-def _then(first: Call, second: Call) -> Call:
-    def call() -> None:
-        first()
-        second()
 
     return call

@@ -7,7 +7,8 @@ from typing import Any
 
 from bench.cases import shared as shared_cases
 from bench.cases.shared import SharedCase
-from bench.peers.group.base import Array, Call, GroupPeer
+from bench.peers.base import Array, Call
+from bench.peers.group.base import GroupPeer
 from bench.peers.local.rival_mxnet import mx, optimizer
 
 

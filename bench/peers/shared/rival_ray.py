@@ -12,7 +12,9 @@ import ray
 from bench import ROOT
 from bench.cases import shared as shared_cases
 from bench.cases.shared import SharedCase
-from bench.peers.group.base import Array, GroupPeer, Place
+from bench.peers.base import Array
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place
 
 
 class Worker:

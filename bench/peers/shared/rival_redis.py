@@ -7,7 +7,8 @@ import os
 import numpy as np
 import redis
 
-from bench.peers.group.base import Array, Place
+from bench.peers.base import Array
+from bench.peers.group.link import Place
 from bench.peers.shared.forked import Central
 
 

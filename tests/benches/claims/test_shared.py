@@ -16,13 +16,12 @@ import pytest
 from bench.cases import local as cases
 from bench.cases import shared as shared_cases
 from bench.cases.shared import RIVALS, USERS, SharedCase
-from bench.claims import shared, shared_table
+from bench.claims import shared
 from bench.peers.base import digest
-from bench.peers.group.driver import Group
-from bench.peers.process import PeerError
-from bench.peers.shared.launch import GroupSetting
+from bench.peers.process import PeerError, Setting
+from bench.peers.shared.launch import SharedGroup
 from bench.plots import shared as plot
-from bench.runner import compiled
+from bench.runner import compiled, rivals, run, table
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan
 
@@ -58,14 +57,18 @@ def step(
     return weight - rate * m / (np.sqrt(v) + cases.EPSILON)
 
 
-def setting(name: str, processes: int = 2) -> GroupSetting:
-    found = [one for one in shared.settings(processes) if one.name == name]
+def setting(name: str, processes: int = 2) -> Setting:
+    found = [
+        one
+        for one in shared.CLAIM.settings([SharedCase(name, "allreduce", ODD, processes)])
+        if one.name == name
+    ]
     if not found:
-        pytest.skip(f"{shared.ELSEWHERE.get(name, name)} names no environment")
+        pytest.skip(f"no environment has {name}: {rivals.rival(name)}")
     return found[0]
 
 
-def check(group: Group, case: SharedCase) -> None:
+def check(group: SharedGroup, case: SharedCase) -> None:
     """Sums are right at first, and stay finite and right after chains that are rescaled."""
     group.start_prepare(case)
     reply = group.finish_prepare()
@@ -84,28 +87,28 @@ def check(group: Group, case: SharedCase) -> None:
 @pytest.mark.parametrize("name", ["ours", *SUMS])
 def test_sums(name: str, processes: int) -> None:
     case = SharedCase("sums", "allreduce", ODD, processes)
-    with Group(setting(name, processes)) as group:
+    with SharedGroup(setting(name, processes)) as group:
         check(group, case)
         check(group, replace(case, home="private", pages="small"))
 
 
 @pytest.mark.parametrize("name", ["ours", *UPDATES])
 def test_updates(name: str) -> None:
-    with Group(setting(name)) as group:
+    with SharedGroup(setting(name)) as group:
         for update in ("sgd_momentum", "adam"):
             check(group, SharedCase(update, "update", ODD, update=update))
 
 
 @pytest.mark.parametrize("name", ["queue", "manager", *USERS[2:]])
 def test_what_users_might_do(name: str) -> None:
-    with Group(setting(name)) as group:
+    with SharedGroup(setting(name)) as group:
         check(group, SharedCase("one", "allreduce", ONE, home="private"))
 
 
 @pytest.mark.parametrize("wait", ["spin", "block"])
 @pytest.mark.parametrize("name", ["ours", "limit", "openmpi"])
 def test_chains(name: str, wait: str) -> None:
-    with Group(setting(name)) as group:
+    with SharedGroup(setting(name)) as group:
         case = SharedCase("chain", "allreduce", ((1024,),), wait=wait)
         check(group, case)
         group.start_prepare(case)
@@ -113,7 +116,7 @@ def test_chains(name: str, wait: str) -> None:
         assert len(group.run(group_variant(group, case), 250)) == 250
 
 
-def group_variant(group: Group, case: SharedCase) -> str:
+def group_variant(group: SharedGroup, case: SharedCase) -> str:
     group.start_prepare(case)
     reply = group.finish_prepare()
     assert not isinstance(reply, str), reply
@@ -122,14 +125,14 @@ def group_variant(group: Group, case: SharedCase) -> str:
 
 @pytest.mark.parametrize("name", ["memcpy", "line", "futex"])
 def test_measures_run(name: str) -> None:
-    with Group(setting(name)) as group:
+    with SharedGroup(setting(name)) as group:
         variant = group_variant(group, SharedCase(name, "allreduce", ((1024,),)))
         assert all(seconds > 0 for seconds in group.run(variant, 20))
 
 
 def test_dead_worker_is_told_and_leaves_nothing() -> None:
     case = SharedCase("sums", "allreduce", ODD)
-    group = Group(setting("limit"))
+    group = SharedGroup(setting("limit"))
     variant = group_variant(group, case)
     pids = group.pids
     os.kill(pids[-1], signal.SIGKILL)
@@ -141,7 +144,7 @@ def test_dead_worker_is_told_and_leaves_nothing() -> None:
 
 
 def test_error_in_a_worker_leaves_the_peer_out() -> None:
-    with Group(setting("limit")) as group:
+    with SharedGroup(setting("limit")) as group:
         group.start_prepare(SharedCase("bad", "allreduce", ODD, update="unheard of"))
         reply = group.finish_prepare()
         assert isinstance(reply, str)
@@ -156,17 +159,17 @@ def test_groups_take_turns(tmp_path: Path) -> None:
     goals = {"limit": 1e-9, "openmpi|mpich": 3}
     case = SharedCase("small", "allreduce", ODD, peers=("limit", "bare"), goals=goals, tail=1e9)
     limit, bare = setting("limit"), setting("bare")
-    with shared.groups([limit, bare]) as peers:
-        result = shared.one(case, peers, Plan(rounds=3, spare=0, turn=0.001), still)
+    with run.running(shared.CLAIM, [limit, bare]) as peers:
+        result = run.one(shared.CLAIM, case, peers, Plan(rounds=3, spare=0, turn=0.001), still)
     assert result is not None
     assert result.wrong == []
-    assert "÷" in shared.report([result], 60.0)
+    assert "÷" in shared.CLAIM.page([result], 60.0)
     for name in ("seconds", "tails", "cpu", "variants"):
         found = getattr(result, name)
         found["ours"] = found["bare"]
-    rows = shared_table.goals([result])
+    rows = table.goals([result], shared.PEERS)
     assert [row[-1] for row in rows] == ["yes", "not run", "yes"]
-    written = json.loads(shared.to_json([result, result]))
+    written = json.loads(shared.CLAIM.to_json([result, result], 60.0))
     assert len(written["cases"]) == 2
     assert len(written["cases"][0]["tails"]["ours"]) == 3
 
@@ -174,7 +177,7 @@ def test_groups_take_turns(tmp_path: Path) -> None:
 def test_best_of_several_is_taken_round_by_round() -> None:
     case = SharedCase("x", "allreduce", ONE, goals={"openmpi|mpich": 2})
     seconds = {"ours": [1.0, 1.0], "openmpi": [2.0, 5.0], "mpich": [4.0, 3.0]}
-    row = shared_table.goals([Measured(case, seconds, {}, [], [0.0])])[0]
+    row = table.goals([Measured(case, seconds, {}, [], [0.0])], shared.PEERS)[0]
     assert row[4] == "2.50 [2.00-3.00]"
 
 

@@ -1,10 +1,8 @@
-"""One worker of ``python -m bench.ddp``: a model trained in several ways, a turn of some steps at a time."""
+"""Ways to train a model in PyTorch, each with a copy of its own, and a worker that takes turns with them."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,68 +14,62 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import kvstore as kv
+from bench.cases.ddp import DdpCase
+from bench.peers.base import Array
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place
 from kvstore.torch import DistributedOptimizer, HookState, allreduce_hook
 
 RATE, MOMENTUM = 0.001, 0.9
 RANK = int(os.environ.get("KVSTORE_RANK", "0"))
 
 
-def main() -> None:
-    """Do what the lines of stdin say, and answer each with a line."""
-    torch.set_num_threads(1)
-    meeting = f"file://{os.getcwd()}/meeting"
-    dist.init_process_group(
-        "gloo", init_method=meeting, rank=RANK, world_size=2, timeout=timedelta(minutes=3)
-    )
-    answers, sys.stdout = sys.stdout, sys.stderr
-    turns = Turns()
-    for line in sys.stdin:
-        answers.write(json.dumps(turns.answer(json.loads(line))) + "\n")
-        answers.flush()
-    turns.close()
-    dist.destroy_process_group()
+class Training(GroupPeer):
+    """Each way is a variant; a turn is some steps of one, after a barrier."""
 
+    case_type = DdpCase
 
-class Turns:
-    """The ways to train one model, each with a copy of its own, and the stores that they need."""
-
-    def __init__(self) -> None:
-        self._steps: dict[str, Callable[[], None]] = {}
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        torch.set_num_threads(1)
+        meeting = f"file://{os.getcwd()}/meeting"
+        dist.init_process_group(
+            "gloo", init_method=meeting, rank=RANK, world_size=2, timeout=timedelta(minutes=3)
+        )
         self._stores: list[kv.KVStore] = []
 
-    def answer(self, request: dict[str, Any]) -> Any:
-        what = request["do"]
-        if what == "versions":
-            return f"torch {torch.__version__.partition('+')[0]}, kvstore {kv.__version__}"
-        if what == "prepare":
-            return self._prepare(request["model"], request["batch"])
-        dist.barrier()
-        before = time.process_time()
-        times = [_timed(self._steps[what]) for _ in range(request["steps"])]
-        return {"times": times, "cpu": time.process_time() - before}
-
-    def _prepare(self, name: str, batch: int) -> str:
-        self.close()
-        data = MODELS[name][1](batch)
+    def prepare(self, case: DdpCase) -> list[Array]:
+        """Make three steps in each way; there is nothing to compare with other peers."""
+        data = MODELS[case.model][1](case.batch)
         ways = {"alone": alone, "gloo": gloo, "hook": hook, "optimizer": optimizer, "store": on_store}
-        models = {way: _made(name) for way in ways}
-        self._steps = {way: make(models[way], data, self._open) for way, make in ways.items()}
-        for step in self._steps.values():
+        models = {way: _made(case.model) for way in ways}
+        self.variants = {way: make(models[way], data, self._open) for way, make in ways.items()}
+        for step in self.variants.values():
             for _ in range(3):
                 step()
         _compare({way: model for way, model in models.items() if way != "alone"})
-        return name
+        return []
+
+    def run(self, variant: str, repeats: int) -> list[float]:
+        dist.barrier()
+        before = time.process_time()
+        times = [_timed(self.variants[variant]) for _ in range(repeats)]
+        self.cpu = time.process_time() - before
+        return times
 
     def _open(self) -> kv.KVStore:
         made = kv.create("shared", timeout=120)
         self._stores.append(made)
         return made
 
-    def close(self) -> None:
-        self._steps = {}
+    def release(self) -> None:
+        super().release()
         for store in self._stores:
             store.close()
         self._stores = []
+
+    def close(self) -> None:
+        dist.destroy_process_group()
 
 
 def _made(name: str) -> nn.Module:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.cases.device import RESNET, Case, all_cases
+from bench.cases.device import RESNET, DeviceCase, all_cases
 from bench.claims import device
+from bench.runner import run
 from bench.runner.gpu_rounds import Measured
 
 pytestmark = pytest.mark.bench
@@ -39,7 +40,7 @@ def test_floors_at_4_3_terabytes_a_second(name: str, floor: float) -> None:
 
 @pytest.fixture
 def measured() -> Measured:
-    case = Case("a case", "sum", (1000,), 2, bytes_each=12, share=0.9, goals={"rival": 1.9}, most_us=8)
+    case = DeviceCase("a case", "sum", (1000,), 2, bytes_each=12, share=0.9, goals={"rival": 1.9}, most_us=8)
     found = Measured(case, copy_rate=1e9, ours=["kvstore plan", "kvstore push"])
     found.gpu = {"kvstore plan": [12.5, 12.5, 12.5], "kvstore push": [20.0] * 3, "rival": [25.0, 20.0, 30.0]}
     found.host = {"kvstore plan": 7.0, "kvstore push": 30.0, "kvstore plan.refresh": 5.0, "rival": 3.0}
@@ -58,9 +59,10 @@ def test_goals(measured: Measured) -> None:
     assert [line[-1] for line in device.goals([measured])] == ["**no**"] * 3
 
 
-def test_the_page(measured: Measured) -> None:
+def test_the_page(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.CLAIM, "where", lambda: "a GPU")
     measured.wrong = {"rival": 0.5}
-    page = device.report([measured], "a GPU", 1e9)
+    page = device.CLAIM.page([measured], 60)
     assert "| a case | 12 µs | 12.5 µs (plan) | 0.96 [0.96-0.96] |" in page
     assert "plan 7 µs, push 30 µs, plan.refresh 5 µs" in page
     assert "rival (wrong result!) 25 µs: 2.00 [1.60-2.40]" in page
@@ -69,7 +71,7 @@ def test_the_page(measured: Measured) -> None:
 
 def test_a_trial_on_the_processor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    assert device.main(["--trial", "--rounds", "2", "--write", str(tmp_path / "device")]) == 0
+    assert run.main(device.CLAIM, ["--trial", "--rounds", "2", "--write", str(tmp_path / "device")]) == 0
     assert "wrong result" not in capsys.readouterr().out
     content = json.loads((tmp_path / "device.json").read_text())
     assert not any(case["wrong"] for case in content["cases"])

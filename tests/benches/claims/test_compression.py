@@ -15,12 +15,12 @@ from references import lcg
 
 from bench.cases import compression as compression_cases
 from bench.cases.compression import CHECKED, CompressionCase
-from bench.claims import compression, local
+from bench.claims import compression
 from bench.peers.base import digest
 from bench.peers.compression import spans
 from bench.peers.process import PeerError, PeerProcess, Setting
 from bench.peers.worker import make
-from bench.runner import compiled
+from bench.runner import compiled, run
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan, measure
 
@@ -63,7 +63,7 @@ def expected(case: CompressionCase) -> list[Array]:
 @pytest.mark.parametrize("name", LOCAL)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_results(name: str, case: CompressionCase) -> None:
-    peer = make(f"compression/{name}")
+    peer = make("compression", name)
     for mine, right in zip(peer.prepare(case), expected(case), strict=True):
         np.testing.assert_array_equal(mine, right)
     for variant in peer.variants:
@@ -73,7 +73,7 @@ def test_results(name: str, case: CompressionCase) -> None:
 
 def ways(name: str) -> list[str]:
     """Every way of a peer that does the work."""
-    peer: Any = make(f"compression/{name}")
+    peer: Any = make("compression", name)
     found = [
         label
         for verb in ("quantise", "pair")
@@ -85,7 +85,7 @@ def ways(name: str) -> list[str]:
 
 
 def way(name: str, label: str, case: CompressionCase) -> Any:
-    peer: Any = make(f"compression/{name}")
+    peer: Any = make("compression", name)
     return (peer.ways(case) | peer.ways(CompressionCase("x", "pair", *fields(case))))[label]
 
 
@@ -184,25 +184,25 @@ def still() -> Probe:
 
 def test_peers_in_processes_take_turns() -> None:
     case = CompressionCase("small", "quantise", "2bit", 3000, "uniform", goals={"numpy": 1e-9, "mxnet": 2})
-    with local.running(compression.settings()) as peers:
+    with run.running(compression.CLAIM, compression.CLAIM.settings()) as peers:
         result = measure(case, peers, Plan(rounds=3, spare=0, turn=0.001), still)
     assert result is not None
     assert result.wrong == []
     assert set(result.seconds) == set(LOCAL)
-    page = compression.report([result], 60.0)
+    page = compression.CLAIM.page([result], 60.0)
     assert "| small | NumPy |" in page
     assert "Not run: MXNet 1.9.1." in page
-    assert json.loads(local.to_json([result]))["cases"][0]["case"] == "small"
+    assert json.loads(compression.CLAIM.to_json([result], 60.0))["cases"][0]["case"] == "small"
 
 
 def test_wrong_result_shows() -> None:
     case = CompressionCase("small", "quantise", "2bit", 3, "uniform")
     found = Measured(case, {"ours": [1.0], "numpy": [2.0]}, {}, [], [0.0], wrong=["numpy"])
-    assert "2 s: 2.00 [2.00-2.00] wrong result!" in compression.report([found], 1.0)
+    assert "2 s: 2.00 [2.00-2.00] wrong result!" in compression.CLAIM.page([found], 1.0)
 
 
 def test_failure_in_a_peer_is_told() -> None:
-    with PeerProcess(Setting("numpy", bench="compression")) as process:
+    with PeerProcess(Setting("numpy", "compression")) as process:
         process.start_prepare(CompressionCase("bad", "unheard of", "2bit", 3, "uniform"))
         with pytest.raises(PeerError, match="Traceback"):
             process.finish_prepare()

@@ -19,15 +19,13 @@ import pytest
 from bench.cases import dist as dist_cases
 from bench.cases import local as cases
 from bench.cases.dist import APART, ENTRIES, KEY, DistCase, Goal, Inputs
-from bench.claims import dist, dist_table
+from bench.claims import dist
 from bench.peers.base import digest
 from bench.peers.dist.bare_zmq import _cuts
-from bench.peers.dist.group import DistGroup
-from bench.peers.dist.launch import DistSetting
+from bench.peers.dist.launch import DistGroup
 from bench.peers.process import PeerError
 from bench.plots import dist as dist_plot
-from bench.runner import compiled
-from bench.runner import profile as dist_profile
+from bench.runner import compiled, profile, run
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan
 
@@ -87,7 +85,8 @@ def expected_codes(case: DistCase) -> list[Array]:
 
 
 def group(name: str, workers: int = 2, servers: int = 1) -> DistGroup:
-    found = [one for one in dist.settings(workers, servers) if one.name == name]
+    case = DistCase(name, ODD, workers, servers, peers=(name,))
+    found = dist.CLAIM.settings([case])
     if not found:
         pytest.skip(f"{name} has no environment here")
     return DistGroup(found[0])
@@ -191,16 +190,16 @@ def still() -> Probe:
 
 def test_groups_take_turns() -> None:
     case = DistCase("small", ODD, peers=("floor", "memcpy"), goals=(Goal("ours", "floor", 1e-9),))
-    wanted = [setting for setting in dist.settings(2, 1) if setting.name in case.peers]
-    with dist.groups(wanted) as peers:
-        result = dist.one(case, peers, Plan(rounds=3, spare=0, turn=0.001), still)
+    wanted = dist.CLAIM.settings([case])
+    with run.running(dist.CLAIM, wanted) as peers:
+        result = run.one(dist.CLAIM, case, peers, Plan(rounds=3, spare=0, turn=0.001), still)
     assert result is not None
     assert result.wrong == []
     assert len(result.seconds["floor"]) == 3
-    assert dist_table.goals([result])[0][-1] == "not run"
-    page = dist.report([result], 60.0)
+    assert dist.goals([result])[0][-1] == "not run"
+    page = dist.CLAIM.page([result], 60.0)
     assert "| floor: TCP sockets |" in page
-    written = json.loads(dist.to_json([result, result]))
+    written = json.loads(dist.CLAIM.to_json([result, result], 60.0))
     assert len(written["cases"]) == 2
     assert len(written["cases"][0]["cpu"]["memcpy"]) == 3
 
@@ -211,7 +210,7 @@ def test_one_call_is_compared_with_one_and_two_with_two() -> None:
     )
     seconds = {"ours": [1.0, 1.0], "ours apart": [2.0, 2.0], "mxnet": [3.0, 3.0], "mxnet apart": [3.0, 3.0]}
     found = Measured(case, {**seconds, "floor": [1.0, 3.0]}, {}, [], [0.0], cpu={})
-    rows = dist_table.goals([found])
+    rows = dist.goals([found])
     assert [(row[1], row[5], row[-1]) for row in rows] == [
         ("kvstore, tcp", "3.00 [3.00-3.00]", "yes"),
         ("kvstore, tcp, push then pull", "1.50 [1.50-1.50]", "**no**"),
@@ -243,7 +242,9 @@ def test_gradients_differ_from_call_to_call_and_stay_in_their_arrays() -> None:
 
 def row(case: DistCase, **seconds: float) -> dict[str, Any]:
     times = {name.replace("_", " "): [first, 2 * first, 3 * first] for name, first in seconds.items()}
-    found: dict[str, Any] = json.loads(dist.to_json([Measured(case, times, {}, [], [0.0])]))["cases"][0]
+    found: dict[str, Any] = json.loads(dist.CLAIM.to_json([Measured(case, times, {}, [], [0.0])], 1.0))[
+        "cases"
+    ][0]
     return found
 
 
@@ -272,10 +273,10 @@ def test_plot_takes_the_better_way_and_leaves_other_work_out(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("calls", [False, True])
 def test_profile_looks_at_every_process(monkeypatch: pytest.MonkeyPatch, calls: bool) -> None:
-    monkeypatch.setattr(dist_profile, "SECONDS", 0.3)
+    monkeypatch.setattr(profile, "SECONDS", 0.3)
     case = DistCase("small", ((70_001,),), peers=("zmq",))
-    (setting,) = (one for one in dist.settings(2, 1) if one.name == "zmq")
-    text = dist_profile.profile(case, setting, calls=calls)
+    (setting,) = dist.CLAIM.settings([case])
+    text = profile.profile(case, setting, calls=calls)
     assert text.count("## worker") == 3  # two, and one that sends back
     assert "ZMQbg" in text
     assert re.search(r"bare_zmq.py(:\d+)? _trip", text)
@@ -290,6 +291,5 @@ def test_chunks_cover_all_bytes_once(n: int, servers: int) -> None:
 
 
 def test_settings_name_the_job() -> None:
-    for setting in dist.settings(4, 2):
-        assert isinstance(setting, DistSetting)
+    for setting in dist.CLAIM.settings([DistCase("x", ODD, 4, 2, peers=tuple(ENTRIES))]):
         assert (setting.processes, setting.servers) == (4, 2)

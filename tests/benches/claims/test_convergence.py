@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bench import figures
-from bench.cases.training import TASKS, Batch
+from bench.cases.convergence import TASKS, Batch, Recipe, recipes
 from bench.claims import convergence
-from bench.claims.convergence import Recipe
+from bench.plots import convergence as plot
 
 pytestmark = [
     pytest.mark.bench,
@@ -77,7 +77,7 @@ def test_recipes_count_in_the_size_of_gradients() -> None:
     assert Recipe("2bit", 3).unit(0.5) == 1
     assert Recipe("1bit", 4).params(0.5) == {"type": "1bit", "threshold": 0}
     assert Recipe("1bit", 4).unit(0.5) == 2
-    assert len({recipe.label for recipe in convergence.recipes()}) == len(convergence.recipes())
+    assert len({recipe.label for recipe in recipes()}) == len(recipes())
 
 
 def test_size_of_gradients() -> None:
@@ -97,7 +97,7 @@ def test_each_codec_learns(recipe: Recipe) -> None:
 
 def made() -> dict[str, Any]:
     """Results of a run that never was: `none` ends at 90 %, every other recipe at 80 %."""
-    recipes = [
+    rows = [
         {
             "codec": recipe.codec,
             "multiple": recipe.multiple,
@@ -105,13 +105,13 @@ def made() -> dict[str, Any]:
             "bytes_each_epoch": convergence.packed_bytes(recipe, 1.0, 32_000),
             "accuracy": [[0.5, end - 0.01], [0.7, end + 0.01]],
         }
-        for recipe in convergence.recipes()
+        for recipe in recipes()
         for end in (0.9 if recipe.codec == "none" else 0.8,)
     ]
     return {
         "machine": "a machine",
         "minutes": 3,
-        "tasks": [{"task": "sums", "rms": {"all": 0.2, "a": 0.1, "b": 0.4}, "recipes": recipes}],
+        "tasks": [{"task": "sums", "rms": {"all": 0.2, "a": 0.1, "b": 0.4}, "recipes": rows}],
     }
 
 
@@ -144,5 +144,5 @@ def test_figures_go_between_the_marks_of_a_page(tmp_path: Path) -> None:
 
 def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    convergence.draw(json.loads(convergence.to_json(made())), tmp_path / "x.png")
+    plot.draw(json.loads(convergence.to_json(made())), tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000

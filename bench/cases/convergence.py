@@ -1,9 +1,10 @@
-"""What is trained to see what compression does: two tasks on scikit-learn's digits, nothing to download."""
+"""What is trained to see what compression does: two tasks on scikit-learn's digits, and every codec."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -144,3 +145,46 @@ def _softmax(logits: Array) -> npt.NDArray[np.float32]:
 
 #: Every task by its name.
 TASKS: dict[str, type[Task]] = {"digits": Digits, "sums": Sums}
+
+
+# ------------------------------------------------------------------------------------------------ codecs
+
+#: Thresholds of 2bit and units of 1bit that are tried, in multiples of the gradients' root mean square.
+MULTIPLES = (1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How gradients are sent.
+
+    Attributes
+    ----------
+    codec : str
+        ``none``, or a codec's name.
+    multiple : float
+        For 2bit the threshold, for 1bit the unit that +1 and -1 stand for, in multiples of the gradients'
+        root mean square; 0 for the others.
+    """
+
+    codec: str
+    multiple: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.codec}, {self.multiple:g} RMS" if self.multiple else self.codec
+
+    def params(self, rms: float) -> dict[str, Any]:
+        """Parameters of `set_gradient_compression`. 1bit sends +1 above zero, -1 otherwise."""
+        if self.codec == "2bit":
+            return {"type": "2bit", "threshold": self.multiple * rms}
+        return {"type": self.codec, **({"threshold": 0.0} if self.codec == "1bit" else {})}
+
+    def unit(self, rms: float) -> float:
+        """Size that gradients are divided by before the push, and the optimizer multiplies sums with."""
+        return self.multiple * rms if self.codec == "1bit" else 1.0
+
+
+def recipes() -> list[Recipe]:
+    """Every way to send, in the order of the tables."""
+    coarse = [Recipe(codec, multiple) for codec in ("2bit", "1bit") for multiple in MULTIPLES]
+    return [Recipe("none"), Recipe("fp16"), Recipe("bf16"), *coarse]

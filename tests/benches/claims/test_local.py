@@ -11,15 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bench import figures
+from bench import RESULTS, figures
 from bench.cases import local as cases
-from bench.cases.local import Case
+from bench.cases.local import LocalCase
 from bench.claims import local
 from bench.peers.base import Peer, Unsupported, digest
 from bench.peers.process import PeerError, PeerProcess, Setting
 from bench.peers.worker import make
-from bench.runner import compiled, table
-from bench.runner.command import RESULTS
+from bench.runner import compiled, run, table
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan, measure
 
@@ -29,7 +28,7 @@ Array = npt.NDArray[np.float64]
 
 ODD = ((1003,), (5, 7, 11), (1,), (70_001,), (64,))
 DENSE = [
-    Case(f"{verb} {update} k={k}{' in place' if in_place else ''}", verb, ODD, k, update, in_place)
+    LocalCase(f"{verb} {update} k={k}{' in place' if in_place else ''}", verb, ODD, k, update, in_place)
     for verb in ("pushpull", "pair", "push", "pull")
     for update in ("", "sgd_momentum", "adam")
     for k in (1, 2, 3, 8)
@@ -37,13 +36,13 @@ DENSE = [
     if not (in_place and verb != "pushpull") and not (update and verb == "pull")
 ]
 SPARSE = [
-    Case(f"sparse {verb} {update}", verb, ((500, 6),), 3, update, rows=60)
+    LocalCase(f"sparse {verb} {update}", verb, ((500, 6),), 3, update, rows=60)
     for verb, update in (("push", ""), ("push", "sgd"), ("pull", ""))
 ]
 LOCAL = ["ours", "numpy", *(["limit"] if compiled.compiler() else [])]
 
 
-def step(case: Case, weight: Array, grad: Array) -> Array:
+def step(case: LocalCase, weight: Array, grad: Array) -> Array:
     """First step of a rule, from zero states."""
     grad = grad + cases.WEIGHT_DECAY * weight
     if case.update == "sgd_momentum":
@@ -53,7 +52,7 @@ def step(case: Case, weight: Array, grad: Array) -> Array:
     return weight - rate * m / (np.sqrt(v) + cases.EPSILON)
 
 
-def expected(case: Case) -> list[Array]:
+def expected(case: LocalCase) -> list[Array]:
     data = cases.inputs(case)
     results = []
     for weight, values in zip(data.weights, data.values, strict=True):
@@ -64,7 +63,7 @@ def expected(case: Case) -> list[Array]:
     return results
 
 
-def expected_rows(case: Case) -> list[Array]:
+def expected_rows(case: LocalCase) -> list[Array]:
     data = cases.sparse_inputs(case)
     merged = np.zeros(data.table.shape)
     for ids, rows in zip(data.ids, data.rows, strict=True):
@@ -76,25 +75,25 @@ def expected_rows(case: Case) -> list[Array]:
     return [merged[ids] for ids in data.ids]
 
 
-def close(case: Case) -> float:
+def close(case: LocalCase) -> float:
     """Values summed in place are tiny."""
     return 1e-7 if case.update or not case.in_place else 1e-36
 
 
 @pytest.fixture(scope="module", params=LOCAL)
 def peer(request: pytest.FixtureRequest) -> Peer:
-    return make(request.param)
+    return make("local", request.param)
 
 
 @pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
-def test_dense_result(peer: Peer, case: Case) -> None:
+def test_dense_result(peer: Peer, case: LocalCase) -> None:
     for mine, right in zip(peer.prepare(case), expected(case), strict=True):
         np.testing.assert_allclose(mine, right, rtol=2e-5, atol=close(case))
     peer.release()
 
 
 @pytest.mark.parametrize("case", SPARSE, ids=lambda case: case.name)
-def test_sparse_result(peer: Peer, case: Case) -> None:
+def test_sparse_result(peer: Peer, case: LocalCase) -> None:
     try:
         results = peer.prepare(case)
     except Unsupported:
@@ -106,7 +105,7 @@ def test_sparse_result(peer: Peer, case: Case) -> None:
 
 @pytest.mark.skipif("limit" not in LOCAL, reason="needs a C compiler")
 @pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
-def test_every_way_of_the_compiled_limit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_of_the_compiled_limit(case: LocalCase, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("bench.peers.local.limit")
     monkeypatch.setattr(module, "SMALL", 0)
     limit = module.Limit()
@@ -124,9 +123,9 @@ def test_every_way_of_the_compiled_limit(case: Case, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif("limit" not in LOCAL, reason="needs a C compiler")
 def test_bare_passes_run() -> None:
-    limit = make("limit")
+    limit = make("local", "limit")
     for verb in cases.STREAMS:
-        limit.prepare(Case(verb, verb, ((1 << 18,),), 1))
+        limit.prepare(LocalCase(verb, verb, ((1 << 18,),), 1))
         assert all(min(limit.run(variant, 2)) > 0 for variant in limit.variants)
 
 
@@ -143,11 +142,11 @@ def test_names_of_cases_are_unique() -> None:
 
 def test_case_survives_json() -> None:
     for case in cases.all_cases():
-        assert Case.from_json(case.to_json()) == case
+        assert LocalCase.from_json(case.to_json()) == case
 
 
 def test_inputs_are_the_same_for_everybody_and_private() -> None:
-    case = Case("x", "pushpull", ((4, 3), (5,)), 2)
+    case = LocalCase("x", "pushpull", ((4, 3), (5,)), 2)
     a, b = cases.inputs(case), cases.inputs(case)
     assert digest([v for own in a.values for v in own]) == digest([v for own in b.values for v in own])
     assert not any(np.shares_memory(v, o) for v in a.values[0] for o in a.outs[0])
@@ -158,28 +157,28 @@ def still() -> Probe:
 
 
 def test_peers_in_processes_take_turns() -> None:
-    case = Case("small", "pushpull", ((300,), (20, 5)), 2, goals={"numpy": 1e-9}, most_us=1e9)
-    with local.running([Setting("ours"), Setting("numpy")]) as peers:
+    case = LocalCase("small", "pushpull", ((300,), (20, 5)), 2, goals={"numpy": 1e-9}, most_us=1e9)
+    with run.running(local.CLAIM, [Setting("ours"), Setting("numpy")]) as peers:
         result = measure(case, peers, Plan(rounds=3, spare=0, turn=0.001), still)
     assert result is not None
     assert result.wrong == []
     assert len(result.ratios("numpy")) == 3
-    assert [row[-1] for row in table.goals([result])] == ["yes", "yes"]
-    assert "small" in local.report([result], [], 60.0)
+    assert [row[-1] for row in table.goals([result], local.PEERS)] == ["yes", "yes"]
+    assert "small" in local.CLAIM.page([result], 60.0)
 
 
 def test_wrong_result_shows() -> None:
-    case = Case("small", "pushpull", ((3,),))
+    case = LocalCase("small", "pushpull", ((3,),))
     found = Measured(case, {"ours": [1.0], "numpy": [2.0]}, {}, [], [0.0], wrong=["numpy"])
-    assert "2 s: 2.00 [2.00-2.00] wrong result!" in table.everything([found])[0]
+    assert "2 s: 2.00 [2.00-2.00] wrong result!" in table.everything([found], local.PEERS)
 
 
 def test_failure_in_a_peer_is_told() -> None:
     with PeerProcess(Setting("numpy")) as process:
-        process.start_prepare(Case("bad", "pushpull", ((2,),), k=0))
+        process.start_prepare(LocalCase("bad", "pushpull", ((2,),), k=0))
         with pytest.raises(PeerError, match="Traceback"):
             process.finish_prepare()
-        process.start_prepare(Case("good", "pushpull", ((2,),)))
+        process.start_prepare(LocalCase("good", "pushpull", ((2,),)))
         assert process.finish_prepare()
 
 
@@ -189,7 +188,7 @@ def test_rivals_of_other_environments(name: str) -> None:
     if not python:
         pytest.skip(f"KVSTORE_BENCH_{name.upper()} names no interpreter")
     done = 0
-    with PeerProcess(Setting(name, python)) as process:
+    with PeerProcess(Setting(name, python=python)) as process:
         for case in DENSE + SPARSE:
             process.start_prepare(case)
             reply = process.finish_prepare()
