@@ -102,7 +102,7 @@ def worker() -> None:
         store.barrier()
         start = time.perf_counter()
         store.init(keys, values)
-        seconds = {"init": time.perf_counter() - start, "pushpull": []}
+        seconds: dict[str, Any] = {"init": time.perf_counter() - start, "pushpull": []}
         for _ in range(ROUNDS):
             store.barrier()
             start = time.perf_counter()

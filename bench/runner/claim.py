@@ -22,7 +22,8 @@ class Claim:
     what, times = "float32", ""
     #: Options of `bench.runner.run.OPTIONS` that it has.
     common: tuple[str, ...] = ("rounds", "turn", "only", "goals", "list", "peers", "write")
-    rounds, turn, workers = 7, Plan.turn, (1,)
+    rounds, turn = 7, Plan.turn
+    workers: tuple[int, ...] = ()
     #: What stands between a name of results and ``.png``; None if there is nothing to draw.
     picture: str | None = None
     #: Whether each peer is a process on a pipe, or a group of them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Compressor(Peer):
     after packing and unpacking. The first of its ways does that; all are timed.
     """
 
-    case_type: ClassVar[type[Any]] = CompressionCase
+    case_type = CompressionCase
 
     def ways(self, case: CompressionCase) -> dict[str, Way]:
         """Name the ways of this peer."""

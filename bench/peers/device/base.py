@@ -55,7 +55,6 @@ class Data:
 class Peer(base.Peer):
     """One that works in the process of the bench, and is timed by the GPU."""
 
-    case_type = DeviceCase
     name = ""
 
     def ways(self, data: Data) -> dict[str, Way]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import math
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from bench.cases.base import Case
 from bench.cases.shared import SharedCase
 from bench.peers.base import Call, Peer
 from bench.peers.group.link import Place
@@ -21,7 +22,7 @@ class GroupPeer(Peer):
     the sum into them (`grows`), that also undoes its growth, so that values stay what they were.
     """
 
-    case_type = SharedCase
+    case_type: ClassVar[type[Case]] = SharedCase
 
     grows = True
 
