@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.cases.base import Case
-from bench.cases.local import MB, Array
+from bench.cases.common import LINE, MB, Array
 
 VALUES = 2  # of a push: one for each core of a small machine
 CHECKED = 2  # calls after the first one whose results peers are compared by
-LINE = 16  # float32 in a cache line
 
 _SIZES = {"4 MB": 4 * MB, "64 MB": 64 * MB}
 _BITS = {"2bit": 2, "1bit": 1}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bench.cases.base import Case
-from bench.cases.local import resnet50
+from bench.cases.common import resnet50
 
 #: Elements of the large cases: 256 MiB of float32.
 LARGE = 64 << 20

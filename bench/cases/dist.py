@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.cases.base import KeyedCase, Shape
-from bench.cases.local import KB, MB, Array, resnet50
-from bench.cases.shared import LINE, memory, padded, pieces
+from bench.cases.common import KB, LINE, MB, Array, memory, padded, pieces, resnet50
 
 #: So large that what an update changed is seen beside the weights.
 LEARNING_RATE = 0.1

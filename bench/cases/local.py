@@ -11,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.cases.base import KeyedCase, Shape
-
-Array = npt.NDArray[Any]
+from bench.cases.common import KB, MB, Array, resnet50
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-4, 0.9, 1e-4
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
-KB, MB = 1024, 1024 * 1024
 
 #: Verbs that only the compiled limit knows: bare passes over memory.
 STREAMS = ("read", "write", "copy", "scale")
@@ -124,21 +122,6 @@ def sparse_inputs(case: LocalCase) -> SparseInputs:
     table = rng.random(shape, np.float32)
     ids = [np.sort(rng.choice(shape[0], case.rows, replace=False)).astype(np.int64) for _ in range(case.k)]
     return SparseInputs(table, ids, [rng.random((case.rows, *shape[1:]), np.float32) for _ in ids])
-
-
-def resnet50() -> tuple[Shape, ...]:
-    """Shapes of ResNet-50's 161 parameters, 25.6 million numbers."""
-    shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
-    width = 64
-    for blocks, inner in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        for block in range(blocks):
-            convolutions = [(inner, width, 1, 1), (inner, inner, 3, 3), (4 * inner, inner, 1, 1)]
-            if block == 0:
-                convolutions.append((4 * inner, width, 1, 1))
-            for convolution in convolutions:
-                shapes += [convolution, convolution[:1], convolution[:1]]
-            width = 4 * inner
-    return (*shapes, (1000, 2048), (1000,))
 
 
 # ------------------------------------------------------------------------------------------------- cases

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from bench.cases.base import KeyedCase, Shape
-from bench.cases.local import KB, MB, Array, resnet50
+from bench.cases.common import KB, MB, Array, bert_base, memory, padded, pieces, resnet50
 
 LIMITS = ("limit", "bare", "memcpy")
 RIVALS = ("openmpi", "mpich", "deepspeed", "gloo", "mxnet")
 USERS = ("queue", "manager", "redis", "ray")
-LINE = 16  # float32 in a cache line
 
 Goals = dict[str, float]
 
@@ -95,44 +93,6 @@ def inputs(case: SharedCase, rank: int) -> Inputs:
         np.multiply(flat, np.float32(0.75), out=weights)
     flat *= np.float32(0.01 * (1 + rank))
     return Inputs(pieces(weights, case.shapes), pieces(flat, case.shapes), flat, weights)
-
-
-def padded(shapes: tuple[Shape, ...]) -> int:
-    """Count the numbers of flat memory."""
-    return sum(_lines(shape) for shape in shapes)
-
-
-def pieces(flat: Array, shapes: tuple[Shape, ...]) -> list[Array]:
-    """Cut flat memory into arrays."""
-    found, at = [], 0
-    for shape in shapes:
-        found.append(flat[at : at + math.prod(shape)].reshape(shape))
-        at += _lines(shape)
-    return found
-
-
-def _lines(shape: Shape) -> int:
-    return -(-math.prod(shape) // LINE) * LINE
-
-
-def memory(n: int, pages: str) -> Array:
-    """Private memory for `n` float32, on huge or on small pages."""
-    raw = mmap.mmap(-1, max(4 * n, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    name = "MADV_HUGEPAGE" if pages == "huge" else "MADV_NOHUGEPAGE"
-    if hasattr(mmap, name):
-        raw.madvise(getattr(mmap, name))
-    return np.frombuffer(raw, np.float32, n)
-
-
-def bert_base() -> tuple[Shape, ...]:
-    """Shapes of BERT-base's 199 parameters, 109.5 million numbers."""
-    h, inner = 768, 3072
-    norm: list[Shape] = [(h,), (h,)]
-    shapes: list[Shape] = [(30522, h), (512, h), (2, h), *norm]
-    for _ in range(12):
-        shapes += [(h, h), (h,)] * 4 + norm
-        shapes += [(inner, h), (inner,), (h, inner), (h,), *norm]
-    return (*shapes, (h, h), (h,))
 
 
 # ------------------------------------------------------------------------------------------------- cases

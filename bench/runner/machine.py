@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cases.local import MB
+from bench.cases.common import MB
 from bench.runner import compiled
 
 

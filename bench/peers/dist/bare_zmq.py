@@ -10,7 +10,7 @@ from functools import partial
 
 import zmq
 
-from bench.cases.local import KB, MB
+from bench.cases.common import KB, MB
 from bench.cases.dist import DistCase
 
 from bench.peers.dist import echo

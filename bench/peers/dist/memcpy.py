@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from bench.cases.local import KB, MB
+from bench.cases.common import KB, MB
 from bench.cases.dist import DistCase
 
 from bench.peers.base import Array

@@ -11,7 +11,7 @@ import secrets
 import socket
 from functools import partial
 
-from bench.cases.local import KB, MB
+from bench.cases.common import KB, MB
 from bench.cases.dist import DistCase
 
 from bench.peers.dist import echo

@@ -11,7 +11,8 @@ from time import process_time
 import numpy as np
 
 from bench.cases import shared as shared_cases
-from bench.cases.shared import LINE, SharedCase
+from bench.cases.common import LINE, memory, pieces
+from bench.cases.shared import SharedCase
 from bench.peers.base import Array, Call
 from bench.peers.group.base import GroupPeer
 from bench.peers.group.link import Place
@@ -109,10 +110,10 @@ class Kept(_Compiled):
         if case.update:
             self._plan_update(arrays, data.flat_weights)
             self.begin(case, own, arrays, {"": partial(self._set, ORDINARY, 0)})
-            return shared_cases.pieces(arrays[workers], case.shapes)
+            return pieces(arrays[workers], case.shapes)
         self._plan(arrays)
         self.begin(case, own, arrays, self._ways())
-        return shared_cases.pieces(own, case.shapes)
+        return pieces(own, case.shapes)
 
     def _plan(self, arrays: list[Array]) -> None:
         start, end = self.share(arrays[0].size)
@@ -159,7 +160,7 @@ class Private(_Compiled):
         for rank, (pid, address) in enumerate(self.place.link.gather([os.getpid(), data.flat.ctypes.data])):
             self.c.pids[rank], self.c.remote[rank] = pid, address
         sizes = [kb for kb in (128, 256, 512, 1024) if kb * 256 < end - start] or [128]
-        bounce = shared_cases.memory(self.place.workers * sizes[-1] * 256, "huge")
+        bounce = memory(self.place.workers * sizes[-1] * 256, "huge")
         bounce.fill(1)
         self.c.bounce = bounce.ctypes.data
         ways: dict[str, Call] = {f"blocks of {kb} KB": partial(self._block, kb * 256) for kb in sizes}

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from bench.cases import shared as shared_cases
-from bench.cases.local import MB
+from bench.cases.common import MB
 from bench.cases.shared import SharedCase
 from bench.peers.base import Array, Call, all_of
 from bench.peers.group.base import GroupPeer

@@ -13,6 +13,7 @@ import pytest
 
 from bench import RESULTS, figures
 from bench.cases import local as cases
+from bench.cases.common import resnet50
 from bench.cases.local import LocalCase
 from bench.claims import local
 from bench.peers.base import Peer, Unsupported, digest
@@ -130,7 +131,7 @@ def test_bare_passes_run() -> None:
 
 
 def test_resnet50_has_its_real_size() -> None:
-    shapes = cases.resnet50()
+    shapes = resnet50()
     assert len(shapes) == 161
     assert sum(math.prod(shape) for shape in shapes) == 25_557_032
 

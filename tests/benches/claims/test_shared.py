@@ -15,6 +15,7 @@ import pytest
 
 from bench.cases import local as cases
 from bench.cases import shared as shared_cases
+from bench.cases.common import bert_base
 from bench.cases.shared import RIVALS, USERS, SharedCase
 from bench.claims import shared
 from bench.peers.base import digest
@@ -193,7 +194,7 @@ def test_plot(tmp_path: Path) -> None:
 
 
 def test_bert_has_its_real_size() -> None:
-    shapes = shared_cases.bert_base()
+    shapes = bert_base()
     assert len(shapes) == 199
     assert sum(math.prod(shape) for shape in shapes) == 109_482_240
 
