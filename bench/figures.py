@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import shared_table, table
-from .command import RESULTS
-from .dist_cases import APART
+from bench import RESULTS, ROOT
+from bench.cases.dist import APART
+from bench.claims import local, shared
+from bench.runner import table
 
-ROOT = Path(__file__).parents[1]
 README, GUIDE = ROOT / "README.md", ROOT / "docs" / "how-to" / "gradient-compression.md"
 _SECTION = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->)", re.DOTALL)
 
 HEAD = ["case", "kvstore", "÷ limit", "÷ MXNet 1.9.1", "÷ best of the others"]
-PEERS = {**table.PEERS, **shared_table.PEERS, "zmq": "bare ZeroMQ"}
+PEERS = {**local.PEERS, **shared.PEERS, "zmq": "bare ZeroMQ"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def put(page: Path, text: str) -> None:
 
 def guide(results: dict[str, Any]) -> str:
     """Lay out what compression did to training."""
-    from . import convergence  # needs what the demo needs
+    from bench.claims import convergence  # needs what the demo needs
 
     return "\n".join(convergence.tables(results))
 
@@ -132,7 +132,7 @@ def _best(seconds: dict[str, list[float]], name: str) -> list[float] | None:
 
 
 def _ratios(peer: list[float] | None, ours: list[float]) -> str:
-    return "" if peer is None else table.spread([a / b for a, b in zip(peer, ours, strict=True)])
+    return "" if peer is None else table.spread(table.over(peer, ours))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -118,7 +118,7 @@ fi
 
 if [ $bench = yes ]; then
     step "bench"
-    timeout "$(left 5)" "$python" -m bench.device --write "$out/device" --seconds "$(left 45)" 2>&1 | tee "$out/bench.txt"
+    timeout "$(left 5)" "$python" -m bench device --write "$out/device" --seconds "$(left 45)" 2>&1 | tee "$out/bench.txt"
     [ "${PIPESTATUS[0]}" -eq 0 ] || failed=$((failed + 1))
 fi
 

@@ -1,16 +1,17 @@
-"""The interface of a peer, and how it is timed."""
+"""The interface of every peer, and how it is timed."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases import Case
+from bench.cases.base import Case
+from bench.cases.local import LocalCase
 
 Array = npt.NDArray[Any]
 Call = Callable[[], Any]
@@ -24,15 +25,18 @@ class Peer:
     """One way to do a case.
 
     `prepare` makes the arrays, makes one call, and returns what that call produced. Afterwards `variants`
-    names the ways to make the call again; the best one counts.
+    names the ways to make the call again; the best one counts. Each process of a group has one such peer, and
+    all have the same variants. `cpu` is what the last run took of the processor, in seconds.
     """
 
-    #: What the cases of its bench are.
-    case_type: ClassVar[type[Any]] = Case
+    #: What the cases of its claim are.
+    case_type: ClassVar[type[Case]] = LocalCase
 
+    case: Any
     variants: dict[str, Call]
+    cpu = 0.0
 
-    def prepare(self, case: Case) -> list[Array]:
+    def prepare(self, case: Any) -> list[Array]:
         """Get ready, call once, and return the result: the outs, or after a push alone what is stored."""
         raise NotImplementedError
 
@@ -43,6 +47,9 @@ class Peer:
     def release(self) -> None:
         """Let go of the arrays of the last case."""
         self.variants = {}
+
+    def close(self) -> None:
+        """Leave in good order."""
 
 
 def timed(call: Call, repeats: int) -> list[float]:
@@ -58,6 +65,16 @@ def timed(call: Call, repeats: int) -> list[float]:
     finally:
         gc.enable()
     return times
+
+
+def all_of(calls: Sequence[Call]) -> Call:
+    """Make one call of several."""
+
+    def call() -> None:
+        for one in calls:
+            one()
+
+    return call
 
 
 def digest(results: list[Array]) -> list[float]:

@@ -1,4 +1,4 @@
-"""A peer in a process of its own: answers requests that come as lines of JSON on standard input."""
+"""A peer's process: answers requests of the bench, which are lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,53 +10,92 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import numpy as np
 
-from .base import Peer, Unsupported, digest
+from bench.peers.base import Peer, Unsupported, digest
 
-#: What a setting calls the peer, and where its class is below `bench`.
+#: By claim: what a setting calls the peer, and where its class is in the claim's folder.
 PEERS = {
-    "ours": "peers.ours:Ours",
-    "numpy": "peers.plain:Numpy",
-    "limit": "peers.limit:Limit",
-    "mxnet": "peers.rival_mxnet:MXNet",
-    "torch": "peers.rival_torch:Torch",
-    "compression/ours": "peers_compression.ours:Ours",
-    "compression/numpy": "peers_compression.plain:Numpy",
-    "compression/limit": "peers_compression.limit:Limit",
-    "compression/mxnet": "peers_compression.rival_mxnet:MXNet",
+    "local": {
+        "ours": "ours:Ours",
+        "numpy": "plain:Numpy",
+        "limit": "limit:Limit",
+        "mxnet": "rival_mxnet:MXNet",
+        "torch": "rival_torch:Torch",
+    },
+    "compression": {
+        "ours": "ours:Ours",
+        "numpy": "plain:Numpy",
+        "limit": "limit:Limit",
+        "mxnet": "rival_mxnet:MXNet",
+    },
+    "shared": {
+        "ours": "ours:Ours",
+        "limit": "limit:Kept",
+        "bare": "limit:Bare",
+        "cma": "limit:Private",
+        "memcpy": "limit:Memcpy",
+        "line": "limit:Line",
+        "futex": "limit:Futex",
+        "gloo": "rival_gloo:Gloo",
+        "openmpi": "rival_mpi:MPIGroup",
+        "mpich": "rival_mpi:MPIGroup",
+        "deepspeed": "rival_deepspeed:DeepSpeed",
+        "mxnet": "rival_mxnet:DistSync",
+        "queue": "forked:Queues",
+        "manager": "forked:Manager",
+        "redis": "rival_redis:Redis",
+        "ray": "rival_ray:Ray",
+    },
+    "dist": {
+        "ours": "ours:Ours",
+        "mxnet": "rival_mxnet:MXNet",
+        "gloo": "rival_gloo:Gloo",
+        "zmq": "bare_zmq:BareZeroMQ",
+        "floor": "sockets:Sockets",
+        "memcpy": "memcpy:Memcpy",
+    },
+    "ddp": {"torch": "ways:Training"},
 }
 
 
-def make(name: str) -> Peer:
-    """Import and make a peer by its name."""
-    module, _, kind = PEERS[name].partition(":")
-    peer: Peer = getattr(importlib.import_module(f"bench.{module}"), kind)()
+def make(claim: str, name: str, *place: Any) -> Peer:
+    """Import and make a peer; of several entries that one peer has, the name begins with that of the peer."""
+    module, _, kind = PEERS[claim][name.partition(" ")[0]].partition(":")
+    peer: Peer = getattr(importlib.import_module(f"bench.peers.{claim}.{module}"), kind)(*place)
     return peer
 
 
 def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
     """Do one request."""
     if request["do"] == "run":
-        return {"times": peer.run(request["variant"], request["repeats"])}
+        return {"times": peer.run(request["variant"], request["repeats"]), "cpu": peer.cpu}
     peer.release()
+    if request["do"] == "release":
+        return {}
+    peer.case = peer.case_type.from_json(request["case"])
     try:
-        results = peer.prepare(peer.case_type.from_json(request["case"]))
+        results = peer.prepare(peer.case)
     except Unsupported as reason:
         return {"unsupported": str(reason)}
     return {"digest": digest(results), "variants": list(peer.variants)}
 
 
+def attempt(peer: Callable[[], Peer], request: dict[str, Any]) -> dict[str, Any]:
+    """Do one request, or say what went wrong."""
+    try:
+        return answer(peer(), request)
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
 def serve(peer: Peer, requests: TextIO, answers: TextIO) -> None:
     """Answer until the requests end."""
     for line in requests:
-        try:
-            reply = answer(peer, json.loads(line))
-        except Exception:
-            reply = {"error": traceback.format_exc()}
-        answers.write(json.dumps(reply) + "\n")
+        answers.write(json.dumps(attempt(lambda: peer, json.loads(line))) + "\n")
         answers.flush()
 
 
@@ -72,8 +111,5 @@ def main() -> None:
     np.seterr(all="ignore")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    serve(make(sys.argv[1]), sys.stdin, answers)
-
-
-if __name__ == "__main__":
-    main()
+    claim, name = sys.argv[1:3]
+    serve(make(claim, name), sys.stdin, answers)

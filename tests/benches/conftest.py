@@ -8,7 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from bench import compiled
+from bench.runner import compiled
 
 
 @pytest.fixture(scope="session", autouse=True)

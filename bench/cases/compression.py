@@ -1,0 +1,165 @@
+"""What is measured of gradient compression: cases, their inputs, and the goal of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.cases.base import Case
+from bench.cases.common import LINE, MB, Array
+
+VALUES = 2  # of a push: one for each core of a small machine
+CHECKED = 2  # calls after the first one whose results peers are compared by
+
+_SIZES = {"4 MB": 4 * MB, "64 MB": 64 * MB}
+_BITS = {"2bit": 2, "1bit": 1}
+
+
+@dataclass(frozen=True)
+class CompressionCase(Case):
+    """One line of the tables.
+
+    Attributes
+    ----------
+    name : str
+        Unique; what `--only` matches.
+    verb : str
+        ``quantise`` (one gradient and its residual to words), ``dequantise`` (words added to an array), or
+        ``pair`` (push of `VALUES` values, each compressed, then pull into as many outs).
+    codec : str
+        ``2bit`` or ``1bit``.
+    size : int
+        Elements of a gradient.
+    data : str
+        ``normal``: N(0, 0.01), of which a few in ten thousand are sent at a time; ``uniform``: U(-1, 1), of
+        which nobody can guess what is sent.
+    goals : dict
+        Peer to the ratio ``time of peer / time of ours`` that must hold.
+    """
+
+    name: str
+    verb: str
+    codec: str
+    size: int
+    data: str
+    threshold: float = 0.5
+    goals: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def bits(self) -> int:
+        """Bits of an element when packed."""
+        return _BITS[self.codec]
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of a packed gradient: whole words of 32 bits."""
+        return 4 * -(-self.size * self.bits // 32)
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+
+
+@dataclass
+class Inputs:
+    """Numbers of a case, the same for every peer.
+
+    Attributes
+    ----------
+    first : list of arrays
+        What each value pushes at first. All of it is below the threshold, so that 2bit keeps it all: from
+        then on the residuals are as after a long training.
+    pools : list of arrays
+        Where the further gradients of each value are cut from.
+    """
+
+    size: int
+    first: list[Array]
+    pools: list[Array]
+
+    def gradients(self, call: int) -> list[Array]:
+        """Cut the gradient of each value."""
+        start = beginning(call, self.size, len(self.pools[0]))
+        return [pool[start : start + self.size] for pool in self.pools]
+
+
+def beginning(call: int, size: int, room: int) -> int:
+    """Where the gradients of a call begin in pools of `room` elements, at a line of a cache.
+
+    Every call begins elsewhere: to an element its gradients then are as good as independent, and residuals
+    wander as they do in training. A few gradients in turn would push each residual to one side for ever.
+    """
+    places = (room - size) // LINE + 1
+    return call * 40_503 % places * LINE
+
+
+def inputs(case: CompressionCase) -> Inputs:
+    """Make the numbers of a case, every page touched."""
+    room = case.size + max(case.size // 2, 64 * LINE)
+    first, pools = [], []
+    for value in range(VALUES):
+        rng = np.random.default_rng([11, value])
+        first.append(_residual(rng, case))
+        pools.append(_drawn(rng, case.data, room))
+    return Inputs(case.size, first, pools)
+
+
+def _residual(rng: np.random.Generator, case: CompressionCase) -> Array:
+    """Draw what a walk of small steps that starts anew at either threshold looks like: a triangle."""
+    drawn = rng.random(case.size, np.float32)
+    drawn += rng.random(case.size, np.float32)
+    drawn -= np.float32(1)
+    drawn *= np.float32(0.999 * case.threshold)
+    return drawn
+
+
+def _drawn(rng: np.random.Generator, data: str, count: int) -> Array:
+    if data == "normal":
+        drawn: Array = rng.standard_normal(count, np.float32)
+        drawn *= np.float32(0.01)
+        return drawn
+    drawn = rng.random(count, np.float32)
+    drawn *= np.float32(2)
+    drawn -= np.float32(1)
+    return drawn
+
+
+# ------------------------------------------------------------------------------------------------- cases
+
+Goals = dict[str, float]
+_NAMES = {"normal": "N(0, 0.01)", "uniform": "U(-1, 1)"}
+_QUANTISE: dict[str, Goals] = {
+    "normal": {"mxnet": 2.8, "limit": 0.85},
+    "uniform": {"mxnet": 15.0, "limit": 0.85},
+}
+_DEQUANTISE: dict[str, Goals] = {"normal": {"mxnet": 7.0}, "uniform": {"mxnet": 25.0}}
+
+
+def all_cases() -> list[CompressionCase]:
+    """Every case, in the order of the tables."""
+    return [
+        *_kernels("quantise", "quantise", _QUANTISE),
+        *_kernels("dequantise + add", "dequantise", _DEQUANTISE),
+        *_stores(),
+    ]
+
+
+def _kernels(name: str, verb: str, goals: dict[str, Goals]) -> Iterator[CompressionCase]:
+    """Goals are for the 2bit codec at 64 MB."""
+    for codec in _BITS:
+        for size in _SIZES:
+            for data in _NAMES:
+                has_goal = codec == "2bit" and size == "64 MB"
+                yield _case(name, verb, codec, size, data, goals[data] if has_goal else {})
+
+
+def _stores() -> Iterator[CompressionCase]:
+    for size in _SIZES:
+        for data in _NAMES:
+            yield _case(f"push, then pull k={VALUES}", "pair", "2bit", size, data, {})
+
+
+def _case(name: str, verb: str, codec: str, size: str, data: str, goals: Goals) -> CompressionCase:
+    label = f"{codec} {name} {size} {_NAMES[data]}"
+    return CompressionCase(label, verb, codec, _SIZES[size] // 4, data, goals=goals)

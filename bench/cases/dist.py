@@ -1,0 +1,339 @@
+"""What is measured of the parameter server: cases, their inputs, who takes part, and the goal of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.cases.base import KeyedCase, Shape
+from bench.cases.common import KB, LINE, MB, Array, memory, padded, pieces, resnet50
+
+#: So large that what an update changed is seen beside the weights.
+LEARNING_RATE = 0.1
+THRESHOLD = 0.5
+DEVIATION = 0.01
+
+#: Ends the name of a column in which push and pull are two calls.
+APART = " apart"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to run one peer.
+
+    Attributes
+    ----------
+    engine : str
+        Which code does it; several entries may share it.
+    label : str
+        What the tables call it.
+    transport : str
+        ``tcp`` over loopback, or ``ipc`` (unix sockets).
+    shm : bool
+        Payloads between processes of one host go through shared memory.
+    codec : str
+        ``2bit``, or none.
+    secure : bool
+        CURVE on every link.
+    hot : bool
+        Of the arrays only one block is used, which stays in a cache.
+    homes : bool
+        Gradients are written to arrays of `KVStore.empty`, where the sums come to lie.
+    """
+
+    engine: str
+    label: str
+    transport: str = "tcp"
+    shm: bool = False
+    codec: str = ""
+    secure: bool = False
+    hot: bool = False
+    homes: bool = False
+
+
+#: Everybody who can take part, in the order of the tables.
+ENTRIES = {
+    "ours": Entry("ours", "kvstore, tcp"),
+    "ours shm": Entry("ours", "kvstore, payload in shared memory (default)", shm=True),
+    "ours home": Entry("ours", "kvstore, shared memory, arrays of store.empty", shm=True, homes=True),
+    "ours ipc": Entry("ours", "kvstore, ipc", "ipc"),
+    "ours curve": Entry("ours", "kvstore, tcp with CURVE", secure=True),
+    "ours 2bit": Entry("ours", "kvstore, tcp, 2bit", codec="2bit"),
+    "ours shm 2bit": Entry("ours", "kvstore, payload in shared memory, 2bit", shm=True, codec="2bit"),
+    "mxnet": Entry("mxnet", "MXNet, tcp"),
+    "mxnet ipc": Entry("mxnet", "MXNet, ipc", "ipc"),
+    "mxnet 2bit": Entry("mxnet", "MXNet, tcp, 2bit", codec="2bit"),
+    "gloo": Entry("gloo", "torch gloo all-reduce"),
+    "zmq": Entry("zmq", "bare ZeroMQ, tcp"),
+    "zmq ipc": Entry("zmq", "bare ZeroMQ, ipc", "ipc"),
+    "zmq curve": Entry("zmq", "bare ZeroMQ, tcp with CURVE", secure=True),
+    "floor": Entry("sockets", "floor: TCP sockets"),
+    "floor hot": Entry("sockets", "TCP sockets, one block in cache", hot=True),
+    "floor ipc": Entry("sockets", "floor: unix sockets", "ipc"),
+    "memcpy": Entry("memcpy", "memcpy in and out"),
+}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An entry `peer` is to take at least `least` times as long as the entry `own`.
+
+    One call is compared with one call, and two with two, where the peer has both.
+    """
+
+    own: str
+    peer: str
+    least: float
+
+
+@dataclass(frozen=True)
+class DistCase(KeyedCase):
+    """One block of the tables: a push and a pull of every key, by every worker.
+
+    Attributes
+    ----------
+    name : str
+        Unique; what ``--only`` matches.
+    shapes : tuple of shapes
+        One for each key.
+    workers, servers : int
+        Processes of the job, beside its scheduler.
+    mode : str
+        ``sync`` or ``async``.
+    update : str
+        ``""``, ``sgd`` or ``sgd_momentum`` on the servers.
+    rows : int
+        Row-sparse if positive: rows that a worker pushes, and then pulls.
+    peers : tuple of str
+        Who takes part: names of `ENTRIES`.
+    goals : tuple of Goal
+        What is to hold.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    workers: int = 2
+    servers: int = 1
+    mode: str = "sync"
+    update: str = ""
+    rows: int = 0
+    peers: tuple[str, ...] = ()
+    goals: tuple[Goal, ...] = field(default=())
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of one worker: what it pushes."""
+        if self.rows:
+            return 4 * self.rows * math.prod(self.shapes[0][1:])
+        return super().nbytes
+
+    @property
+    def job(self) -> tuple[int, int, str, str, bool]:
+        """Cases of one job can be done by the same processes."""
+        return self.workers, self.servers, self.mode, self.update, bool(self.rows)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the case is about compression; the others of its peers are there to compare with."""
+        return any(ENTRIES[peer].codec for peer in self.peers)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> DistCase:
+        return super().from_json({**fields, "goals": [Goal(**goal) for goal in fields["goals"]]})
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+
+
+class Inputs:
+    """One worker's arrays by key: views of flat memory, each on a cache line of its own.
+
+    Weights are the same for all workers. Gradients are N(0, 0.01), and others in every call, as in training:
+    a cut of a longer array that begins elsewhere each time.
+    """
+
+    def __init__(self, case: DistCase, rank: int) -> None:
+        self._shapes = case.shapes
+        size = padded(case.shapes)
+        room = size + max(size // 2, 64 * LINE)
+        self._pool = _normal(room, [11, rank])
+        self.flat = memory(size, "huge")
+        self.values = pieces(self.flat, case.shapes)
+        self.flat_outs = memory(size, "huge")
+        self.flat_outs.fill(-1)
+        self.outs = pieces(self.flat_outs, case.shapes)
+        self.write(self.gradients(0))
+
+    def weights(self) -> list[Array]:
+        """Make what every worker has at first."""
+        flat = _normal(padded(self._shapes), [13])
+        return pieces(flat, self._shapes)
+
+    def seeds(self) -> list[Array]:
+        """Make gradients below the threshold, after which residuals are as after a long training.
+
+        A walk of small steps that starts anew at either threshold is spread like a triangle.
+        """
+        rng = np.random.default_rng(17)
+        flat = rng.random(self.flat.size, np.float32)
+        flat += rng.random(self.flat.size, np.float32)
+        flat -= np.float32(1)
+        flat *= np.float32(0.999 * THRESHOLD)
+        return pieces(flat, self._shapes)
+
+    def gradients(self, call: int) -> list[Array]:
+        """Cut the gradients of a call."""
+        places = (self._pool.size - self.flat.size) // LINE + 1
+        start = call * 40_503 % places * LINE
+        return pieces(self._pool[start : start + self.flat.size], self._shapes)
+
+    def write(self, gradients: list[Array]) -> None:
+        """Let the values be these gradients."""
+        for value, gradient in zip(self.values, gradients, strict=True):
+            np.copyto(value, gradient)
+
+
+def _normal(size: int, seed: list[int]) -> Array:
+    flat = memory(size, "huge")
+    np.random.default_rng(seed).standard_normal(dtype=np.float32, out=flat)
+    flat *= np.float32(DEVIATION)
+    return flat
+
+
+@dataclass
+class SparseInputs:
+    """A table, the same for all workers, and one worker's rows with their ids (sorted, unique).
+
+    Peers are compared by what became of the rows `compared`, which are the same for all workers.
+    """
+
+    table: Array
+    ids: npt.NDArray[np.int64]
+    rows: Array
+    compared: npt.NDArray[np.int64]
+
+
+def sparse_inputs(case: DistCase, rank: int) -> SparseInputs:
+    """Make the arrays of a row-sparse case; the workers' rows overlap as random batches do."""
+    (shape,) = case.shapes
+    table = np.random.default_rng(7).random(shape, np.float32)
+    ids = [_ids(case, np.random.default_rng([7, one])) for one in (rank, 0)]
+    rows = np.random.default_rng([19, rank]).random((case.rows, *shape[1:]), np.float32)
+    return SparseInputs(table, ids[0], rows, ids[1])
+
+
+def _ids(case: DistCase, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    drawn = rng.choice(case.shapes[0][0], case.rows, replace=False)
+    return np.sort(drawn).astype(np.int64)
+
+
+# ------------------------------------------------------------------------------------------------- cases
+
+SIZES = {"4 KB": 4 * KB, "256 KB": 256 * KB, "4 MB": 4 * MB, "64 MB": 64 * MB}
+RESNET = "ResNet-50"
+SCALED = ("4 KB", "4 MB", "64 MB", RESNET)  # with other numbers of workers and servers
+KEYS = (1, 16, 256, 1024)
+KEY = 16 * KB  # bytes of each of so many keys
+TABLE, ROWS = (100_000, 128), 10_000
+
+_OURS = ("ours", "ours shm")
+_WIRE = ("ours", "mxnet", "gloo", "zmq", "floor")
+_IPC = ("ours ipc", "mxnet ipc", "zmq ipc", "floor ipc")
+_CURVE = ("ours curve", "zmq curve")
+_SHM = ("ours shm", "ours home", "memcpy")
+
+_GOALS: dict[str, tuple[Goal, ...]] = {
+    "4 KB": (Goal("ours", "mxnet", 2.2),),
+    "4 MB": (Goal("ours", "mxnet", 1.9),),
+    "64 MB": (
+        Goal("ours", "mxnet", 3.5),
+        Goal("ours", "floor", 0.85),
+        Goal("ours ipc", "mxnet ipc", 4.5),
+        Goal("ours shm", "mxnet", 10),
+        Goal("ours home", "mxnet", 10),
+    ),
+    RESNET: (
+        Goal("ours", "mxnet", 1.6),
+        Goal("ours ipc", "mxnet ipc", 2.2),
+        Goal("ours shm", "mxnet", 10),
+        Goal("ours home", "mxnet", 10),
+    ),
+}
+
+
+def all_cases() -> list[DistCase]:
+    """Every case, in the order of the tables."""
+    return [*_sums(), *_updates(), *_sparse(), *_compressed(), *_keys(), *_scaling()]
+
+
+def _shapes(size: str) -> tuple[Shape, ...]:
+    return resnet50() if size == RESNET else ((SIZES[size] // 4,),)
+
+
+def _job(workers: int, servers: int) -> str:
+    several = [f"{n} {name}{'s' if n > 1 else ''}" for n, name in ((workers, "worker"), (servers, "server"))]
+    return ", ".join(several)
+
+
+def _sums() -> Iterator[DistCase]:
+    """Two workers and one server, everybody."""
+    for size in (*SIZES, RESNET):
+        peers = (*_WIRE, *_IPC, *(_CURVE if size != RESNET else ()), *_SHM)
+        if size == "64 MB":
+            peers += ("floor hot",)
+        yield DistCase(f"{_job(2, 1)}: {size}", _shapes(size), peers=peers, goals=_GOALS.get(size, ()))
+
+
+def _updates() -> Iterator[DistCase]:
+    peers = (*_OURS, "mxnet")
+    for mode, update, label, sizes in (
+        ("sync", "sgd_momentum", "SGD-momentum on the server", ("4 MB", RESNET)),
+        ("async", "sgd", "dist_async, SGD on the server", ("4 MB", RESNET)),
+    ):
+        for size in sizes:
+            goals = (Goal("ours", "mxnet", 1.6),) if size == RESNET else ()
+            name = f"{_job(2, 1)}: {size}, {label}"
+            yield DistCase(name, _shapes(size), mode=mode, update=update, peers=peers, goals=goals)
+
+
+def _sparse() -> Iterator[DistCase]:
+    """Push, then row_sparse_pull of the same rows.
+
+    Without an optimizer MXNet's server keeps the pushed rows alone, and reads others past their end.
+    """
+    name = f"{_job(2, 1)}: row-sparse {TABLE[0]:,} x {TABLE[1]}, {ROWS:,} rows, SGD on the server"
+    goals = (Goal("ours", "mxnet", 3),)
+    yield DistCase(name, (TABLE,), update="sgd", rows=ROWS, peers=(*_OURS, "mxnet"), goals=goals)
+
+
+def _compressed() -> Iterator[DistCase]:
+    peers = ("ours", "ours 2bit", "ours shm 2bit", "mxnet 2bit")
+    both = (Goal("ours 2bit", "mxnet 2bit", 3), Goal("ours 2bit", "ours", 1))
+    for size in ("4 MB", "64 MB", RESNET):
+        goals = both if size == RESNET else ()
+        yield DistCase(f"{_job(2, 1)}: {size}, 2bit on N(0, 0.01)", _shapes(size), peers=peers, goals=goals)
+
+
+def _keys() -> Iterator[DistCase]:
+    """Cost of a key."""
+    for keys in KEYS:
+        shapes = ((KEY // 4,),) * keys
+        name = f"{_job(2, 1)}: {keys} key{'s' if keys > 1 else ''} of 16 KB"
+        yield DistCase(name, shapes, peers=(*_OURS, "mxnet"))
+
+
+def _scaling() -> Iterator[DistCase]:
+    """Other numbers of workers and servers."""
+    for servers in (1, 2):
+        for workers in (1, 2, 4):
+            if (workers, servers) == (2, 1):
+                continue
+            for size in SCALED:
+                peers = (*_OURS, "mxnet", *(("gloo",) if workers > 1 else ()), "floor", "memcpy")
+                name = f"{_job(workers, servers)}: {size}"
+                yield DistCase(name, _shapes(size), workers, servers, peers=peers)

@@ -1,0 +1,16 @@
+"""Claims: who takes part, and what the tables show."""
+
+from __future__ import annotations
+
+import importlib
+
+from bench.runner.claim import Claim
+
+#: What ``python -m bench`` measures.
+NAMES = ("local", "shared", "compression", "convergence", "dist", "dist-keys", "device", "ddp")
+
+
+def find(name: str) -> Claim:
+    """Import a claim by its name; each needs other packages."""
+    claim: Claim = importlib.import_module(f"bench.claims.{name.replace('-', '_')}").CLAIM
+    return claim

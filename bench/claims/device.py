@@ -1,0 +1,169 @@
+"""The `device` store on a GPU beside its rivals, as shares of the copy rate."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from bench.cases.device import all_cases
+from bench.peers.device.base import Peer
+from bench.peers.device.ours import Ours
+from bench.peers.device.rival_cupy import CuPy
+from bench.peers.device.rival_torch import Torch
+from bench.peers.device.rival_triton import Triton
+from bench.runner import table
+from bench.runner.claim import Claim
+from bench.runner.gpu_rounds import Clock, Measured, copy_rate, measure
+
+_SMALL = 1 << 14
+
+
+class Device(Claim):
+    name, title = "device", "The device store on a GPU, beside its rivals"
+    common = tuple(option for option in Claim.common if option != "turn")
+    rounds = 15
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after that")
+        parser.add_argument("--trial", action="store_true", help="small cases, on the processor")
+
+    def cases(self, options: argparse.Namespace) -> Iterable[Any]:
+        return all_cases(_SMALL, (1000, 3, 70)) if options.trial else all_cases()
+
+    def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
+        """Measure case after case, all peers in this process."""
+        torch: Any = importlib.import_module("torch")
+        device = "cpu" if options.trial else "cuda"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise SystemExit("there is no GPU here; --trial runs small cases on the processor")
+        rate = copy_rate(torch, device, Clock(torch, device), _SMALL if options.trial else 256 << 20)
+        started = time.time()
+        for number, case in enumerate(chosen, start=1):
+            if time.time() - started > options.seconds:
+                print(f"time is up: {len(chosen) - number + 1} cases are left out", file=sys.stderr)
+                break
+            result = measure(case, peers(options.peers), torch, device, rate, options.rounds)
+            if device == "cuda":
+                torch.cuda.empty_cache()
+            print(f"{number}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
+            if result is not None:
+                yield result
+
+    def where(self) -> str:
+        return machine(importlib.import_module("torch"))
+
+    def page(self, found: list[Measured], took: float) -> str:
+        rounds = len(next(iter(found[0].gpu.values()))) if found else 0
+        about = (
+            f"{self.where()}.\n\n"
+            f"A plain copy moves {_rate(found) / 1e12:.3f} TB/s (bytes read and written); *at the copy rate* "
+            "is what the bytes that a case must move would take. Ratios are *time of the peer ÷ time of "
+            f"kvstore*, median [lowest-highest] of {rounds} rounds in which all peers took turns; times "
+            "are by events of the GPU, over ten calls back to back; *host* is what the processor needs to "
+            "queue a call. How, and what each peer does: [bench/README.md](../README.md).\n"
+        )
+        return "\n".join([f"# {self.title}\n", about, *self.sections(found)])
+
+    def sections(self, found: list[Measured]) -> Iterator[str]:
+        yield from ("## Goals\n", table.markdown(GOALS_HEAD, goals(found)))
+        yield from ("## All cases\n", table.markdown(HEAD, rows(found)))
+
+    def to_json(self, found: list[Measured], took: float) -> str:
+        head = {"machine": self.where(), "copy_bytes_per_second": _rate(found)}
+        content = {**head, "cases": list(map(_row, found))}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def peers(only: str = "") -> list[Peer]:
+    """Make the peers, ours first."""
+    rivals: list[Peer] = [Torch(), CuPy(), Triton()]
+    return [Ours(), *(rival for rival in rivals if re.search(only, rival.name))]
+
+
+def _rate(found: list[Measured]) -> float:
+    return found[0].copy_rate if found else 0.0
+
+
+def _row(m: Measured) -> dict[str, Any]:
+    return {
+        "case": m.case.name,
+        "bytes": m.case.nbytes,
+        "gpu_us": {way: [round(us, 2) for us in found] for way, found in m.gpu.items()},
+        "host_us": {way: round(us, 2) for way, us in m.host.items()},
+        "wrong": m.wrong,
+    }
+
+
+def machine(torch: Any) -> str:
+    """Name the GPU and the versions."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, no GPU"
+    versions = [f"Python {platform.python_version()}", f"PyTorch {torch.__version__}"]
+    for name in ("cupy", "triton", "numba_cuda"):
+        module = sys.modules.get(name)
+        versions += [f"{name} {module.__version__}"] if module is not None else []
+    return f"{gpu}; {', '.join(versions)}"
+
+
+HEAD = ["case", "at the copy rate", "kvstore", "share of the copy rate", "host", "beside"]
+GOALS_HEAD = ["case", "what", "measured", "goal", "holds"]
+
+
+def rows(measured: list[Measured]) -> list[list[str]]:
+    """One row for every case, all peers in its last cell."""
+    found = []
+    for m in measured:
+        share = [m.floor / us for us in m.gpu[m.best]]
+        others = [
+            f"{_name(m, way)} {_us(m.median(way))}: {table.spread(m.ratios(way))}" for way in _others(m)
+        ]
+        cells = [m.case.name, _us(m.floor), f"{_us(m.median(m.best))} ({_name(m, m.best)})"]
+        hosts = ", ".join(f"{way.removeprefix('kvstore ')} {_us(us)}" for way, us in _own_host(m))
+        found.append([*cells, table.spread(share), hosts, "<br>".join(others)])
+    return found
+
+
+def _others(m: Measured) -> list[str]:
+    return [way for way in m.gpu if way not in m.ours]
+
+
+def _own_host(m: Measured) -> list[tuple[str, float]]:
+    return [(way, us) for way, us in m.host.items() if way.startswith("kvstore")]
+
+
+def _name(m: Measured, way: str) -> str:
+    return f"{way.removeprefix('kvstore ')}{' (wrong result!)' if way in m.wrong else ''}"
+
+
+def _us(us: float) -> str:
+    return table.time(us / 1e6)
+
+
+def goals(measured: list[Measured]) -> list[list[str]]:
+    """One row for every goal."""
+    found = []
+    for m in measured:
+        case = m.case
+        if case.share:
+            share = m.floor / m.median(m.best)
+            line = [case.name, "share of the copy rate", f"{share:.2f}", f"≥ {case.share:.2f}"]
+            found.append([*line, table.mark(share >= case.share)])
+        for way, least in case.goals.items():
+            if way in m.gpu:
+                ratio = m.median(way) / m.median(m.best)
+                line = [case.name, f"beside {way}", f"{ratio:.2f}", f"≥ {least:g}"]
+                found.append([*line, table.mark(ratio >= least)])
+        if case.most_us:
+            us = min(us for way, us in _own_host(m) if way != "kvstore plan.refresh")
+            line = [case.name, "host, for a call", _us(us), f"≤ {case.most_us:g} µs"]
+            found.append([*line, table.mark(us <= case.most_us)])
+    return found
+
+
+CLAIM = Device()

@@ -1,0 +1,66 @@
+"""How the processes of each peer of the parameter server are started."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from bench.cases.dist import APART, ENTRIES
+from bench.peers.dist.base import PAIR
+from bench.peers.group.driver import Group
+from bench.peers.group.launch import Launch, mxnet, workers
+from bench.peers.process import Setting
+from bench.runner import compiled
+
+_HERE = Path(__file__).parent
+#: Seconds after which our store says for whom it waits: before the bench loses patience.
+_TIMEOUT = "100"
+#: malloc keeps large blocks instead of giving their pages back, to be touched anew for the next message.
+_KEEP = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+class DistGroup(Group):
+    """Workers, and whatever serves them; they live through all cases of a job."""
+
+    def column(self, variant: str) -> str:
+        """Push and pull in two calls have a column of their own."""
+        return self.setting.name + (APART if variant.startswith(PAIR) else "")
+
+    def plan(self, address: str, folder: str) -> Launch:
+        entry = ENTRIES[self.setting.name]
+        if entry.engine == "ours":
+            return _ours(self.setting, address)
+        if entry.engine == "mxnet":
+            return mxnet(self.setting, address, DMLC_LOCAL="1" if entry.transport == "ipc" else "0")
+        return workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP})
+
+    def codes(self) -> tuple[Path, Path]:
+        return compiled.build(_HERE.parent / "group" / "meet.c"), compiled.build(_HERE / "floor.c")
+
+    def beside(self) -> list[int]:
+        """Return scheduler, servers, launcher: all descendants that are not workers."""
+        started = [process.pid for process in (*self.processes, *self.helpers)]
+        return sorted({pid for one in started for pid in _family(one)} - set(self.workers))
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process and all that it started, and they in turn."""
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += _family(int(child))
+    return found
+
+
+def _ours(setting: Setting, address: str) -> Launch:
+    """Let the launcher start the scheduler, the servers and the workers, as a user would."""
+    entry, n = ENTRIES[setting.name], setting.processes
+    command = [setting.python, "-m", "kvstore.launch", "run", "-n", str(n), "-s", str(setting.servers)]
+    command += ["--transport", entry.transport, *(["--secure"] if entry.secure else []), "--"]
+    env = {"KVSTORE_TIMEOUT": _TIMEOUT, **dict(setting.env)}
+    return Launch(n, [([*command, *setting.command("group.worker", address, n)], env)])

@@ -1,0 +1,87 @@
+"""kvstore's `dist` stores, through their public face only."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import kvstore as kv
+from bench.cases import local as cases, dist as dist_cases
+from bench.cases.dist import DistCase, Inputs
+
+from bench.peers.base import Array, Call, all_of
+from bench.peers.dist.base import PAIR, PUSHPULL, DistPeer, changes
+
+
+def optimizer(name: str) -> kv.optimizer.Optimizer:
+    """Make the optimizer of a case."""
+    rates: dict[str, Any] = {"learning_rate": dist_cases.LEARNING_RATE, "lazy_update": True}
+    if name == "sgd_momentum":
+        rates |= {"momentum": cases.MOMENTUM, "wd": cases.WEIGHT_DECAY}
+    return kv.optimizer.create("sgd", **rates)
+
+
+class Ours(DistPeer):
+    """One store for all cases of a job; each case has keys of its own."""
+
+    store: kv.KVStore | None = None
+    used = 0
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        store = self.store = self.store or self._open(case)
+        keys = list(range(self.used, self.used + len(case.shapes)))
+        self.used += len(case.shapes)
+        return (self._prepare_sparse if case.rows else self._prepare_dense)(case, store, keys)
+
+    def _open(self, case: DistCase) -> kv.KVStore:
+        store = kv.create(f"dist_{case.mode}", same_host_shm=self.entry.shm)
+        if self.entry.codec:
+            store.set_gradient_compression({"type": self.entry.codec, "threshold": dist_cases.THRESHOLD})
+        if case.update:
+            store.set_optimizer(optimizer(case.update))
+        return store
+
+    def _prepare_dense(self, case: DistCase, store: kv.KVStore, keys: list[int]) -> list[Array]:
+        data = self.dense(case)
+        weights = data.weights()
+        store.init(keys, weights)
+        if self.entry.homes:
+            data.values = data.outs = [store.empty(key) for key in keys]
+            self.variants = {PUSHPULL: partial(store.pushpull, keys, data.values)}
+        else:
+            self.variants = _ways(store, keys, data)
+        if self.entry.codec:
+            data.write(data.seeds())
+            self.call()
+        self.first()
+        if case.mode == "async":
+            self.place.gate.wait()  # every worker's push has been applied
+            store.pull(keys, out=data.outs)
+        if case.compressed and not self.entry.codec:
+            return []  # other numbers than the rest of the case
+        return changes(data.outs, weights) if case.update else data.outs
+
+    def _prepare_sparse(self, case: DistCase, store: kv.KVStore, keys: list[int]) -> list[Array]:
+        data = dist_cases.sparse_inputs(case, self.place.rank)
+        (shape,), (key,) = case.shapes, keys
+        store.init(key, kv.RowSparseArray(data.table, np.arange(shape[0]), shape))
+        value, out = kv.RowSparseArray(data.rows, data.ids, shape), kv.RowSparseArray.zeros(shape)
+        push = partial(store.push, key, value)
+        self.variants = {PAIR: all_of([push, partial(store.row_sparse_pull, key, out=out, row_ids=data.ids)])}
+        self.first()
+        store.row_sparse_pull(key, out=out, row_ids=data.compared)
+        return changes([out.data], [data.table[data.compared]])
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+
+
+def _ways(store: kv.KVStore, keys: list[int], data: Inputs) -> dict[str, Call]:
+    many: Any = keys if len(keys) > 1 else keys[0]
+    values, outs = (data.values, data.outs) if len(keys) > 1 else (data.values[0], data.outs[0])
+    push, pull = partial(store.push, many, values), partial(store.pull, many, out=outs)
+    return {PUSHPULL: partial(store.pushpull, many, values, out=outs), PAIR: all_of([push, pull])}

@@ -1,0 +1,85 @@
+"""What is started for a peer: commands of workers, and of what must run beside them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+from bench import ROOT
+from bench.peers.group.link import free_port
+from bench.peers.process import Setting
+
+_SERVE = "import sys; sys.path.append(sys.argv.pop(1)); import bench.peers.local.rival_mxnet"
+
+Command = tuple[list[str], dict[str, str]]
+
+
+@dataclass
+class Launch:
+    """Commands of the workers, and of helpers that go first."""
+
+    workers: int
+    ranks: list[Command]
+    helpers: list[Command] = field(default_factory=list)
+
+
+def workers(
+    setting: Setting, address: str, env: dict[str, str], helpers: list[Command] | None = None
+) -> Launch:
+    """Start each worker by itself."""
+    n, ranks = setting.processes, range(setting.processes)
+    command = setting.command("group.worker", address, n)
+    each = [(command, {**env, **dict(setting.env), "KVSTORE_BENCH_RANK": str(rank)}) for rank in ranks]
+    return Launch(n, each, helpers or [])
+
+
+def of_one_machine(setting: Setting, address: str, env: dict[str, str]) -> Launch:
+    """Start each worker by itself, and tell it its rank as the launcher of kvstore does."""
+    launch = workers(setting, address, env)
+    for rank, (_, own) in enumerate(launch.ranks):
+        own |= {f"KVSTORE_{name}": str(rank) for name in ("RANK", "LOCAL_RANK")}
+        own |= {f"KVSTORE_{name}": str(launch.workers) for name in ("SIZE", "LOCAL_SIZE")}
+    return launch
+
+
+def mxnet(setting: Setting, address: str, **more: str) -> Launch:
+    """Start MXNet's scheduler and servers, then the workers."""
+    common = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_WORKER": str(setting.processes),
+        "DMLC_NUM_SERVER": str(setting.servers),
+        "OMP_NUM_THREADS": "1",
+        **more,
+        **dict(setting.env),
+    }
+    serve = [setting.python, "-c", _SERVE, str(ROOT)]
+    roles = ["scheduler", *["server"] * setting.servers]
+    helpers = [(serve, {**common, "DMLC_ROLE": role}) for role in roles]
+    return workers(setting, address, {**common, "DMLC_ROLE": "worker"}, helpers)
+
+
+def start(command: Command, folder: str) -> subprocess.Popen[bytes]:
+    """Start one process in a session of its own; it dies with the bench, and keeps its files in `folder`."""
+    arguments, env = command
+    return subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno(),
+        cwd=folder,  # away from the tree: an installed kvstore goes first
+        env={**os.environ, "TMPDIR": folder, **env},
+        start_new_session=True,
+        preexec_fn=_die_with_bench,
+    )
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_bench() -> None:
+    _libc.prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG

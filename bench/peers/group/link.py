@@ -1,0 +1,77 @@
+"""A worker's line to the bench, and the barrier that its group shares."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+PAGE = 4096
+
+
+class Gate:
+    """A barrier of all workers, in C, so that it costs every peer the same."""
+
+    def __init__(self, code: str, descriptor: int, workers: int) -> None:
+        self.memory = mmap.mmap(descriptor, PAGE)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.code = ctypes.CDLL(code)
+        self._workers = workers
+
+    def wait(self) -> None:
+        if self.code.gate_wait(ctypes.c_void_p(self.address), ctypes.c_uint(self._workers)):
+            raise TimeoutError("other workers did not come to the barrier")
+
+
+class Link:
+    """Lines of JSON over a socket; the first one that comes brings the shared page along."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(60)
+        self._socket.connect("\0" + address)
+        self.send({"rank": rank, "pid": os.getpid()})
+        first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        self._socket.settimeout(None)
+        self._lines = self._socket.makefile("rb")
+        self.descriptor = descriptors[0] if first else -1
+
+    def send(self, message: Any) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> Any:
+        """Return the next message; None when the bench has gone."""
+        line = self._lines.readline()
+        return json.loads(line) if line else None
+
+    def gather(self, value: Any) -> list[Any]:
+        """Tell all workers, and hear of all, in rank order."""
+        self.send({"gather": value})
+        answer = self.receive()
+        if answer is None:
+            raise ConnectionError("the bench has gone")
+        return list(answer["gathered"])
+
+
+def free_port() -> int:
+    """Find a port of loopback that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class Place:
+    """Where a worker stands in its group, and what the group is called."""
+
+    rank: int
+    workers: int
+    processes: int
+    link: Link
+    gate: Gate
+    limits: str
+    name: str

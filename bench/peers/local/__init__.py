@@ -1,0 +1,1 @@
+"""Rivals of the store in one process."""

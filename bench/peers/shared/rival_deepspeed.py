@@ -1,0 +1,72 @@
+"""DeepSpeed's all-reduce through shared memory, which its CPU back end has for inference."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.cases import shared as shared_cases
+from bench.cases.shared import SharedCase
+from bench.peers.base import Array, Call
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place, free_port
+
+
+class DeepSpeed(GroupPeer):
+    """The compiled operator itself, without the layer of torch.distributed above it."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        torch.set_num_threads(1)
+        port = place.link.gather(free_port())[0]
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_SIZE=str(place.workers))
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for ninja
+        _build(place).initialize(place.workers, place.rank)
+        place.gate.wait()
+        _forget_names(port, place.rank)
+
+    def prepare(self, case: SharedCase) -> list[Array]:
+        data = shared_cases.inputs(case, self.place.rank)
+        self.buffers = [data.flat]
+        self.variants = {"a call for each key": _reduce(data.values)}
+        if len(data.values) > 1:
+            self.variants["flat"] = _reduce([data.flat])
+        next(iter(self.variants.values()))()
+        self.calls = 1
+        return data.values
+
+
+def _build(place: Place) -> Any:
+    """Compile the operator, or load what was compiled; one worker after the other."""
+    from deepspeed.ops.op_builder import ShareMemCommBuilder
+
+    module = None
+    for rank in range(place.workers):
+        if rank == place.rank:
+            module = ShareMemCommBuilder().load(verbose=False)
+        place.link.gather(rank)
+    return module
+
+
+def _reduce(arrays: list[Array]) -> Call:
+    reduce: Callable[[Any], Any] = torch.ops.deepspeed.inference_all_reduce_
+    tensors = [torch.from_numpy(array) for array in arrays]
+
+    def call() -> None:
+        for tensor in tensors:
+            reduce(tensor)
+
+    return call
+
+
+def _forget_names(port: int, rank: int) -> None:
+    """Unlink what the operator leaves in /dev/shm; it stays mapped."""
+    name = f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{port}_{rank}"
+    with contextlib.suppress(OSError):
+        (Path("/dev/shm") / name).unlink()

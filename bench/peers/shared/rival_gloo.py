@@ -1,0 +1,72 @@
+"""torch.distributed with gloo: what the torch wheel gives on one machine, TCP over loopback."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.cases import shared as shared_cases
+from bench.cases.common import MB
+from bench.cases.shared import SharedCase
+from bench.peers.base import Array, Call, all_of
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place, free_port
+from bench.peers.shared import fused
+
+BUCKETS = (1 * MB, 25 * MB)  # DistributedDataParallel's first, and the others
+
+
+class Gloo(GroupPeer):
+    """Per tensor, asynchronous, flat, and in DistributedDataParallel's buckets (views, no copies)."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        join(place)
+
+    def prepare(self, case: SharedCase) -> list[Array]:
+        data = shared_cases.inputs(case, self.place.rank)
+        self.buffers = [data.flat]
+        self.variants = ways(data.values, data.flat)
+        if case.update:
+            label, step = fused.stepper(case, data, self.place)
+            self.variants = {f"{name}, {label}": all_of([w, step]) for name, w in self.variants.items()}
+        next(iter(self.variants.values()))()
+        self.calls = 1
+        return data.weights if case.update else data.values
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def join(place: Place) -> None:
+    """Make the process group, over loopback."""
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=120)
+    port = place.link.gather(free_port())[0]
+    store = dist.TCPStore("127.0.0.1", port, place.workers, place.rank == 0, limit)
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.workers, timeout=limit)
+
+
+def ways(values: list[Array], memory: Array) -> dict[str, Call]:
+    """Sum arrays that are cuts of flat memory, in each way that a user might choose."""
+    tensors, flat = [torch.from_numpy(value) for value in values], torch.from_numpy(memory)
+    found = {"a call for each key": all_of([partial(dist.all_reduce, tensor) for tensor in tensors])}
+    if len(tensors) > 1:
+        found["flat"] = partial(dist.all_reduce, flat)
+        found["asynchronous"] = partial(_together, tensors)
+        found["buckets"] = partial(_together, _buckets(flat))
+    return found
+
+
+def _buckets(flat: Any) -> list[Any]:
+    first, rest = (size // 4 for size in BUCKETS)
+    return [flat[:first], *flat[first:].split(rest)]
+
+
+def _together(tensors: list[Any]) -> None:
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        work.wait()

@@ -1,0 +1,1 @@
+"""What measures every claim, and writes its page."""

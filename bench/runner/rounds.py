@@ -1,0 +1,207 @@
+"""Interleaved measurement: every round lets each peer have one turn; ratios are taken within a round."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.peers.process import Process
+from bench.runner.machine import Others, Probe
+
+BUSY = 0.10  # a round in which others took more of the machine than that is repeated
+CLOSE = 1.25  # variants up to that much slower than the peer's best stay in the race,
+FIELD = 2  # and usually at most so many
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure.
+
+    Attributes
+    ----------
+    rounds : int
+        Interleaved rounds; each gives one ratio for every peer.
+    spare : int
+        Rounds that may be added to replace disturbed ones.
+    patience : float
+        Seconds after which no round is added any more.
+    turn : float
+        Seconds that a turn of one variant should take; at least `least` calls are made, at most `most`.
+    field : int
+        Variants in one column that stay in the race, at most.
+    """
+
+    rounds: int = 7
+    spare: int = 3
+    patience: float = 12.0
+    turn: float = 0.06
+    least: int = 3
+    most: int = 10_000
+    field: int = FIELD
+
+
+@dataclass
+class Contender:
+    """One variant of one peer's process, and its median seconds in each round.
+
+    Beside them the 99th percentile of the round, and the seconds that all processors together gave to a call.
+    """
+
+    process: Process
+    variant: str
+    repeats: int
+    first: float
+    seconds: list[float] = field(default_factory=list)
+    tails: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    @property
+    def column(self) -> str:
+        return self.process.column(self.variant)
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, (self.process.setting.label, self.variant)))
+
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+@dataclass
+class Measured:
+    """A case as measured: for each column the best variant, its seconds by round, and how the machine was."""
+
+    case: Any
+    seconds: dict[str, list[float]]
+    variants: dict[str, str]
+    probes: list[Probe]
+    others: list[float]
+    wrong: list[str] = field(default_factory=list)
+    tails: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+
+    def ratios(self, peer: str) -> list[float]:
+        """Time of `peer` over ours, round by round."""
+        return [a / b for a, b in zip(self.seconds[peer], self.seconds["ours"], strict=True)]
+
+    def ratio(self, peer: str) -> float:
+        return statistics.median(self.ratios(peer))
+
+    def median(self, peer: str) -> float:
+        return statistics.median(self.seconds[peer])
+
+    @property
+    def disturbed(self) -> int:
+        """Rounds in which others were busy."""
+        return sum(share > BUSY for share in self.others)
+
+
+def measure(
+    case: Any,
+    peers: Sequence[Process],
+    plan: Plan,
+    probe: Callable[[], Probe],
+) -> Measured | None:
+    """Measure one case with all peers that do it; None if fewer than one does."""
+    ready, wrong = _prepare(case, peers)
+    contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]
+    if not contenders:
+        return None
+    contenders = _shortlist(contenders, plan.field)
+    probes, shares = _race(contenders, plan, probe)
+    best: dict[str, Contender] = {}
+    for contender in sorted(contenders, key=Contender.median):
+        best.setdefault(contender.column, contender)
+    seconds = {name: contender.seconds for name, contender in best.items()}
+    variants = {name: contender.label for name, contender in best.items()}
+    tails = {name: contender.tails for name, contender in best.items()}
+    cpu = {name: contender.cpu for name, contender in best.items()}
+    return Measured(case, seconds, variants, probes, shares, wrong, tails, cpu)
+
+
+def _prepare(case: Any, peers: Sequence[Process]) -> tuple[list[tuple[Process, list[str]]], list[str]]:
+    """Prepare all at once, and compare what the first call of each produced."""
+    for peer in peers:
+        peer.start_prepare(case)
+    ready, wrong = [], []
+    expected: list[float] = []
+    for peer in peers:
+        reply = peer.finish_prepare()
+        if isinstance(reply, str):
+            continue
+        variants, digest = reply
+        ready.append((peer, variants))
+        expected = expected or digest
+        if digest and not _alike(expected, digest):
+            wrong.append(peer.setting.name)
+    return ready, wrong
+
+
+def _alike(a: list[float], b: list[float]) -> bool:
+    def close(x: float, y: float) -> bool:
+        return math.isclose(x, y, rel_tol=1e-3, abs_tol=1e-5 if abs(x) > 1e-20 else 0.0)
+
+    return len(a) == len(b) and all(map(close, a, b))
+
+
+def _contenders(process: Process, variants: list[str], plan: Plan) -> list[Contender]:
+    found = []
+    for variant in variants:
+        process.run(variant, 2)
+        first = statistics.median(process.run(variant, plan.least))
+        repeats = int(min(max(plan.turn / first, plan.least), plan.most))
+        found.append(Contender(process, variant, repeats, first))
+    return found
+
+
+def _shortlist(contenders: list[Contender], field: int) -> list[Contender]:
+    """Drop what is clearly slower than the best in the same column."""
+    kept: dict[str, list[Contender]] = {}
+    for c in sorted(contenders, key=lambda c: c.first):
+        rivals = kept.setdefault(c.column, [])
+        if len(rivals) < field and c.first <= CLOSE * (rivals or [c])[0].first:
+            rivals.append(c)
+    return [c for rivals in kept.values() for c in rivals]
+
+
+def _race(
+    contenders: list[Contender], plan: Plan, probe: Callable[[], Probe]
+) -> tuple[list[Probe], list[float]]:
+    probes, shares = [probe()], []
+    start = time.monotonic()
+    others = Others([os.getpid(), *{pid for c in contenders for pid in c.process.pids}])
+    for number in range(plan.rounds + plan.spare):
+        others.start()
+        turn = number % len(contenders)
+        for contender in contenders[turn:] + contenders[:turn]:
+            _turn(contender)
+        shares.append(others.share())
+        probes.append(probe())
+        late = time.monotonic() - start > plan.patience
+        enough = len(shares) if late else sum(not share > BUSY for share in shares)
+        if enough >= plan.rounds:
+            break
+    _keep_quietest(contenders, shares, plan.rounds)
+    return probes, sorted(shares)[: plan.rounds]
+
+
+def _turn(contender: Contender) -> None:
+    """Note median and tail of a turn, after calls that bring the caches back."""
+    warm = max(1, contender.repeats // 10)
+    times = contender.process.run(contender.variant, warm + contender.repeats)[warm:]
+    contender.seconds.append(statistics.median(times))
+    contender.tails.append(sorted(times)[int(0.99 * len(times))])
+    contender.cpu.append(contender.process.cpu)
+
+
+def _keep_quietest(contenders: list[Contender], shares: list[float], rounds: int) -> None:
+    order = sorted(range(len(shares)), key=lambda i: shares[i])[:rounds]
+    for contender in contenders:
+        for name in ("seconds", "tails", "cpu"):
+            noted = getattr(contender, name)
+            setattr(contender, name, [noted[i] for i in sorted(order)])
