@@ -8,8 +8,7 @@ from collections.abc import Callable
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
 from .scheduler import loop as scheduler_loop
-from .server import loop as server_loop
-from .server.storage import ServerStorage
+from .server.loop import ServerLoop
 from .transport.options import tune_malloc
 
 
@@ -39,13 +38,10 @@ def scheduler(
 
 
 def server(roles: Roles, config: PsConfig | None = None) -> None:
-    """Be a server; from its last snapshot on, where there is one and it is started again."""
-    options = config or ps_config()
+    """Be a server."""
     _collect_seldom()
     tune_malloc()  # the process is ours alone
-    storage = ServerStorage(roles.rank, options)
-    state = storage.restore() if roles.restart and options.snapshot else None
-    server_loop.run(roles, options, storage, state)
+    ServerLoop(roles, config or ps_config()).run()
 
 
 def _collect_seldom() -> None:

@@ -133,20 +133,8 @@ class Configured(NamedTuple):
     error: Failure | None = None
 
 
-Event = (
-    Start
-    | Tick
-    | Received
-    | Heard
-    | Submit
-    | RetrySlice
-    | SchedulerLost
-    | StoodStill
-    | SchedulerRequest
-    | Applied
-    | Saved
-    | Configured
-)
+_OfWorker = Submit | RetrySlice | SchedulerLost | StoodStill | SchedulerRequest
+Event = Start | Tick | Received | Heard | _OfWorker | Applied | Saved | Configured
 
 # ------------------------------------------------------------------------------------------------- actions
 
@@ -325,24 +313,6 @@ class End(NamedTuple):
     error: Failure | None = None
 
 
-Action = (
-    Send
-    | Connect
-    | MetScheduler
-    | Welcomed
-    | ViewChanged
-    | Shrunk
-    | SliceReceived
-    | Done
-    | Failed
-    | Apply
-    | Abort
-    | Write
-    | Reply
-    | Define
-    | Forget
-    | Configure
-    | Save
-    | Attachment
-    | End
-)
+_ByWorker = Connect | ViewChanged | Shrunk | SliceReceived | Done
+_ByServer = Apply | Abort | Write | Reply | Define | Forget | Configure | Save | Attachment
+Action = Send | MetScheduler | Welcomed | Failed | End | _ByWorker | _ByServer

@@ -18,28 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....settings.definitions import DEFAULTS
+from ..protocol import messages as m
 from ..protocol.events import Action, Event, Heard, Received, Tick
-from ..protocol.messages import (
-    Barrier,
-    Begin,
-    Bye,
-    Command,
-    Count,
-    CreateKeys,
-    Drop,
-    Hello,
-    Installed,
-    JoinPointReached,
-    JoinRounds,
-    Leave,
-    Lookup,
-    Ping,
-    Pong,
-    Ready,
-    ReliableMessage,
-    Settings,
-    Who,
-)
+from ..protocol.messages import ReliableMessage
 from ..protocol.reliable_link import ReliableLink
 from .admission import Admission
 from .failure_detector import FailureDetector, given_up
@@ -101,23 +82,23 @@ class Scheduler:
         )
         requests = MemberRequests(assignment, stores)
         self._handlers: dict[type, Callable[[Peer, Any, Outgoing], None]] = {
-            Hello: self._admission.hello,
-            Bye: shutdown.bye,
-            Leave: shutdown.leave,
-            JoinRounds: requests.join_rounds,
-            Begin: requests.collect_join_point,
-            JoinPointReached: requests.join_point_reached,
-            Barrier: requests.barrier,
-            CreateKeys: requests.create_keys,
-            Ready: requests.ready,
-            Lookup: requests.lookup,
-            Count: requests.count,
-            Drop: requests.drop,
-            Settings: requests.settings,
-            Command: requests.command,
-            Installed: requests.installed,
-            Who: requests.who,
-            Ping: self._ping,
+            m.Hello: self._admission.hello,
+            m.Bye: shutdown.bye,
+            m.Leave: shutdown.leave,
+            m.JoinRounds: requests.join_rounds,
+            m.Begin: requests.collect_join_point,
+            m.JoinPointReached: requests.join_point_reached,
+            m.Barrier: requests.barrier,
+            m.CreateKeys: requests.create_keys,
+            m.Ready: requests.ready,
+            m.Lookup: requests.lookup,
+            m.Count: requests.count,
+            m.Drop: requests.drop,
+            m.Settings: requests.settings,
+            m.Command: requests.command,
+            m.Installed: requests.installed,
+            m.Who: requests.who,
+            m.Ping: self._ping,
         }
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -168,7 +149,7 @@ class Scheduler:
             process.heard = outgoing.now
         for body in peer.link.read(message, outgoing.now):
             handler = self._handlers.get(type(body))
-            if handler is not None and (peer.hello is not None or type(body) is Hello):
+            if handler is not None and (peer.hello is not None or type(body) is m.Hello):
                 handler(peer, body, outgoing)
         outgoing.acknowledge(peer)
 
@@ -187,8 +168,8 @@ class Scheduler:
         for name in old:
             del self._peers[name]
 
-    def _ping(self, peer: Peer, message: Ping, outgoing: Outgoing) -> None:
-        outgoing.send_unreliable(peer, Pong(message.number))
+    def _ping(self, peer: Peer, message: m.Ping, outgoing: Outgoing) -> None:
+        outgoing.send_unreliable(peer, m.Pong(message.number))
 
     def _tick(self, outgoing: Outgoing) -> None:
         self._detector.look(outgoing)

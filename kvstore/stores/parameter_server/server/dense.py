@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,39 +56,26 @@ class DenseKey:
         return self._memory[0].reshape(self.shape)
 
 
+@dataclass(slots=True, eq=False)
 class DenseSlice:
     """Elements `start` to `stop` of a key."""
 
-    __slots__ = (
-        "_before",
-        "_before_round",
-        "_copy",
-        "_displaced",
-        "_other",
-        "at",
-        "block",
-        "id",
-        "of",
-        "start",
-        "state",
-        "stop",
-        "value",
-    )
-
-    def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
-        self.id, self.of, self.start, self.stop = id, of, start, stop
-        self.state = State()
-        self.value: Array | None = None
-        #: What the value was after the round before the last, should that not come to be whole elsewhere.
-        self._before: Array | None = None
-        self._before_round = -1
-        self._copy: Array | None = None  # memory for that, of a value that is updated
-        #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
-        self._other: tuple[Array, Block | None, int] | None = None
-        self._displaced = False
-        #: Where others find it: a block, and bytes from its beginning.
-        self.block: Block | None = None
-        self.at = 0
+    id: int
+    of: DenseKey
+    start: int
+    stop: int
+    state: State = field(default_factory=State)
+    value: Array | None = None
+    #: Where others find it: a block, and bytes from its beginning.
+    block: Block | None = None
+    at: int = 0
+    #: What the value was after the round before the last, should that not come to be whole elsewhere.
+    _before: Array | None = None
+    _before_round: int = -1
+    _copy: Array | None = None  # memory for that, of a value that is updated
+    #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
+    _other: tuple[Array, Block | None, int] | None = None
+    _displaced: bool = False
 
     @property
     def size(self) -> int:

@@ -27,7 +27,7 @@ _READ = Record(Kind.VALUE, 0, 0)
 
 
 class ServerStorage:
-    """See `server.loop.StorageProtocol`."""
+    """Values, states and settings of all stores; every method is called by the one thread of the loop."""
 
     def __init__(self, server: int, config: PsConfig) -> None:
         self._server, self._config = server, config
@@ -50,7 +50,7 @@ class ServerStorage:
     # ------------------------------------------------------------------------------------------- rounds
 
     def apply(self, action: events.Apply) -> events.Applied | None:
-        """Sum and update."""
+        """Sum and update; None where all rounds wait for others."""
         shard = self.shard(action.store)
         ready = shard.rounds.gather([self._job(action.store, job, shard) for job in action.jobs])
         errors = shard.rounds.apply(ready)
@@ -88,7 +88,10 @@ class ServerStorage:
         return Payload(data, record.coding, record.threshold, record.rows)
 
     def reach(self, batch: Batch) -> None:
-        """Map the segments that requests lie in; what is wrong with one is said when it is read."""
+        """Map the segments that requests lie in: their worker may die before they are read.
+
+        What is wrong with one is said when it is read.
+        """
         buffers = self._worker_buffers.get((batch.store, batch.rank))
         if buffers is None:
             return
@@ -124,7 +127,11 @@ class ServerStorage:
     def read(
         self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool = False
     ) -> tuple[Record, list[Any]]:
-        """Find what is asked for."""
+        """Find what is asked for: place, rows, nbytes, and buffers where place is FRAME.
+
+        Live memory only where `steady`: the value stays as it is until the worker has it. `past`: as it was
+        after round `request.round`, which is not the last.
+        """
         shard = self.shard(store)
         if request.flags == IN_PLACE and self._was_written(store, rank, request):
             return _READ._replace(flags=IN_PLACE), []

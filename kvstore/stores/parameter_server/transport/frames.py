@@ -28,18 +28,8 @@ import zmq
 
 from kvstore.errors import ProtocolError
 
-from ..protocol.messages import (
-    COPIED,
-    PROTOCOL,
-    Batch,
-    Control,
-    Hello,
-    Kind,
-    PayloadLocation,
-    Record,
-    Refused,
-    ReliableMessage,
-)
+from ..protocol import messages as m
+from ..protocol.messages import PROTOCOL, Batch, Control, Kind, PayloadLocation, Record
 
 #: Anything with the buffer protocol; NumPy's arrays of any dtype.
 Buffer = Any
@@ -60,7 +50,7 @@ _PADDING = bytes(_ALIGNED)
 _INLINE, _INLINE_BYTES = 1, 32 * 1024
 
 #: Payloads up to this size travel together in one frame: a frame costs microseconds, a copy of them less.
-SMALL = COPIED
+SMALL = m.COPIED
 
 
 @dataclass(frozen=True)
@@ -252,8 +242,8 @@ def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) ->
 
 
 def _tells_who(message: Control) -> bool:
-    body = message.body if isinstance(message, ReliableMessage) else message
-    return isinstance(body, Hello | Refused)
+    body = message.body if isinstance(message, m.ReliableMessage) else message
+    return isinstance(body, m.Hello | m.Refused)
 
 
 def _view(frame: zmq.Frame | bytes | memoryview) -> memoryview:

@@ -6,24 +6,10 @@ from collections.abc import Hashable, Iterable, ValuesView
 
 import msgspec
 
+from ...protocol import messages as m
 from ...protocol.events import Action, Connect, Done, RetrySlice, Send, SliceReceived, SliceRequest, Submit
 from ...protocol.losses import lost
-from ...protocol.messages import (
-    BY_FRAME,
-    KIND,
-    ROUND,
-    SLICE,
-    Attach,
-    Attached,
-    Batch,
-    Failure,
-    Hello,
-    Kind,
-    Loss,
-    Member,
-    PayloadLocation,
-    Record,
-)
+from ...protocol.messages import BY_FRAME, KIND, ROUND, SLICE, Batch, Failure, Kind, PayloadLocation, Record
 from .member import StoreMember
 from .options import WorkerOptions
 from .request_table import OperationProgress, RecordBatch, RequestInFlight, RequestTable
@@ -63,7 +49,7 @@ class ServerLinks:
         Handle of the memory that it shares.
     """
 
-    def __init__(self, member: StoreMember, hello: Hello, options: WorkerOptions, memory: str) -> None:
+    def __init__(self, member: StoreMember, hello: m.Hello, options: WorkerOptions, memory: str) -> None:
         self._member, self._hello, self._options, self._memory = member, hello, options, memory
         self._links: dict[int, ServerLink] = {}
         self._operations: dict[Hashable, OperationProgress] = {}
@@ -207,7 +193,7 @@ class ServerLinks:
 
     # ------------------------------------------------------------------------------------------- attachment
 
-    def meet(self, servers: Iterable[Member], now: float, actions: list[Action]) -> None:
+    def meet(self, servers: Iterable[m.Member], now: float, actions: list[Action]) -> None:
         """Connect to servers that are new, or in place of old ones."""
         for member in servers:
             link = self._links.get(member.rank)
@@ -235,10 +221,12 @@ class ServerLinks:
             known = {} if link.attached else dict(member.first_rounds) | link.requests.accepted
             who = (member.welcome.store, member.welcome.rank, self._hello.incarnation, member.epoch)
             met = link.met and link.join_epoch >= member.join_epoch
-            attach = Attach(*who, self._hello.job, tuple(known.items()), met, member.rejoining, self._memory)
+            attach = m.Attach(
+                *who, self._hello.job, tuple(known.items()), met, member.rejoining, self._memory
+            )
             actions.append(Send(server, attach))
 
-    def attached(self, server: int, message: Attached, now: float, actions: list[Action]) -> None:
+    def attached(self, server: int, message: m.Attached, now: float, actions: list[Action]) -> None:
         """Note that a server takes requests."""
         link = self._links.get(server)
         if link is None or message.incarnation != link.incarnation:
@@ -254,7 +242,7 @@ class ServerLinks:
 
     # ------------------------------------------------------------------------------------------------- ends
 
-    def lose(self, loss: Loss, actions: list[Action]) -> None:
+    def lose(self, loss: m.Loss, actions: list[Action]) -> None:
         """End what waits for a server that is lost for good."""
         link = self._links.get(loss.rank)
         if link is not None and link.lost is None:
