@@ -13,13 +13,7 @@ from .transport.options import tune_malloc
 
 
 def serve(roles: Roles) -> None:
-    """Do what this process was started for.
-
-    Raises
-    ------
-    KVStoreError
-        The job did not end well, or this process has no place in it.
-    """
+    """Do what this process was started for; KVStoreError: the job did not end well, or has no place here."""
     if roles.role == "scheduler":
         scheduler(roles)
     else:

@@ -14,14 +14,7 @@ Handle = shm.Handle
 
 
 class KeyCreator:
-    """What one worker does to initialise keys.
-
-    Parameters
-    ----------
-    job, keys, arguments, rows, waiter
-        The worker's.
-    rank : int
-    """
+    """What one worker does to initialise keys."""
 
     def __init__(
         self,

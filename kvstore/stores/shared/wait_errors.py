@@ -20,17 +20,11 @@ Missing = Callable[[], Iterable[int]]
 
 
 class WaitErrors:
-    """The errors of one worker's waits; of each failed round it is told once.
-
-    Attributes
-    ----------
-    loss_told : bool
-        Whether this worker was told that a peer is lost.
-    """
+    """The errors of one worker's waits; of each failed round it is told once."""
 
     def __init__(self, job: shm.Job, updater: JobUpdater, rank: int) -> None:
         self._job, self._updater, self._rank = job, updater, rank
-        self.loss_told = False
+        self.loss_told = False  # this worker was told that a peer is lost
         self._reported: dict[Key, int] = {}  # the last failed round that this worker was told of
 
     def warn_who_left(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:

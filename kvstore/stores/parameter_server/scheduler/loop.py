@@ -29,19 +29,10 @@ def run(
     report: Callable[[str], None] | None = None,
     watch: Callable[[Callable[[], bool]], None] | None = None,
 ) -> None:
-    """Be the scheduler of a job until it is over.
+    """Be the scheduler of a job until it is over; KVStoreError: the job did not end well, or has no address.
 
-    Parameters
-    ----------
-    report : callable, optional
-        Called with the address as soon as others can connect.
-    watch : callable, optional
-        Called before that with a function that says whether no worker has ever come.
-
-    Raises
-    ------
-    KVStoreError
-        The address cannot be taken, or the job did not end well.
+    `report` is called with the address as soon as others can connect, and before that `watch` with a function
+    that says whether no worker has ever come.
     """
     sockets = SchedulerSockets(roles)
     roles = roles.bound(sockets.port)

@@ -35,30 +35,19 @@ _STRANGERS = 4096  # peers that have not said who they are
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The job, and how patient its scheduler is.
+    """The job, and how patient its scheduler is."""
 
-    Attributes
-    ----------
-    job : str
-        Everybody who says hello must name it.
-    num_workers, num_servers : int
-        How many there are.
-    resend_after : float
-        Seconds after which a message that has not been acknowledged is sent again.
-    dead_after : float
-        Seconds of silence after which a process is lost.
-    server_grace : float
-        Seconds that a lost server has to come back; 0: it cannot.
-    timeout : float
-        Seconds without any worker after which the job is given up.
-    """
-
+    #: Everybody who says hello must name it.
     job: str
     num_workers: int
     num_servers: int
+    #: Seconds after which a message that has not been acknowledged is sent again.
     resend_after: float = 1.0
+    #: Seconds of silence after which a process is lost.
     dead_after: float = DEFAULTS["dead_after"]
+    #: Seconds that a lost server has to come back; 0: it cannot.
     server_grace: float = 0.0
+    #: Seconds without any worker after which the job is given up.
     timeout: float = DEFAULTS["timeout"]
 
 

@@ -97,13 +97,7 @@ class DenseSlice:
         return self.of.state if needs_whole_keys(settings.optimizer) else self.state
 
     def live(self) -> Array:
-        """Return the value.
-
-        Raises
-        ------
-        KeyNotFoundError
-            It has none yet.
-        """
+        """Return the value; KeyNotFoundError: it has none yet."""
         if self.value is None:
             raise KeyNotFoundError(f"slice {self.id} of key {self.of.key!r} has no value yet")
         return self.value
@@ -167,13 +161,7 @@ class DenseSlice:
             memory.give(home)
 
     def past(self, round: int) -> Array:
-        """Return the value as it was after a round.
-
-        Raises
-        ------
-        KVStoreError
-            That is not kept.
-        """
+        """Return the value as it was after a round; KVStoreError: that is not kept."""
         if self._before is None or self._before_round != round:
             raise not_kept(self.of.key, round)
         return self._before
@@ -222,13 +210,7 @@ class DenseSlice:
         state.keep((given.updates, given.num_update))
 
     def as_rows(self) -> tuple[Array, int]:
-        """Return the value as rows, and the number of the first.
-
-        Raises
-        ------
-        ShapeError
-            The slice does not begin and end with a row.
-        """
+        """Return the value as rows, and the first one's number; ShapeError: the slice is cut within rows."""
         width = self.of.width
         if not width or self.start % width or self.stop % width:
             raise ShapeError(
@@ -248,13 +230,7 @@ def allocate(size: int, dtype: np.dtype[Any], memory: Values | None) -> tuple[Ar
 
 
 class Batch:
-    """Jobs of dense slices that one call of the kernels does, each slice once.
-
-    Parameters
-    ----------
-    memory : Values or None
-        Where values lie that others read meanwhile.
-    """
+    """Jobs of dense slices that one call of the kernels does, each slice once, in memory that others read."""
 
     def __init__(self, memory: Values | None) -> None:
         self._memory = memory

@@ -87,13 +87,7 @@ class ServerLoop:
         }
 
     def run(self) -> None:
-        """Serve until the job is over.
-
-        Raises
-        ------
-        KVStoreError
-            The job did not end well, or this server was refused.
-        """
+        """Serve until the job is over; KVStoreError: it did not end well, or this server was refused."""
         try:
             self._step(events.Start())
             while self._ended is None:

@@ -25,29 +25,19 @@ _EARLY = 4096  # attachments that are kept for stores of which the scheduler has
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How a server goes about it.
+    """How a server goes about it."""
 
-    Attributes
-    ----------
-    resend_after : float
-        Seconds after which what goes to the scheduler is sent again.
-    dead_after : float
-        After twice as many seconds without a word of the scheduler it is lost, and the server ends.
-    start : float
-        Seconds that it may take until the scheduler's first word; 0: as long.
-    report : int
-        Bytes of requests after which a worker is told that they have come, if no answer tells it.
-    saves : bool
-        Whether snapshots are kept: the first value of a key is then answered once it is in one.
-    where : str
-        Address at which the scheduler is looked for.
-    """
-
+    #: Seconds after which what goes to the scheduler is sent again.
     resend_after: float = 1.0
+    #: After twice as many seconds without a word of the scheduler it is lost, and the server ends.
     dead_after: float = DEFAULTS["dead_after"]
+    #: Bytes of requests after which a worker is told that they have come, if no answer tells it.
     report: int = 1 << 20
+    #: Whether snapshots are kept: the first value of a key is then answered once it is in one.
     saves: bool = False
+    #: Seconds that it may take until the scheduler's first word; 0: as long.
     start: float = 0.0
+    #: Address at which the scheduler is looked for.
     where: str = "its address"
 
 

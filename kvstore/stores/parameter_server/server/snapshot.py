@@ -75,13 +75,7 @@ class Folder:
         self._last: Manifest | None = None
 
     def read(self) -> Manifest:
-        """Return the manifest of the last snapshot.
-
-        Raises
-        ------
-        StateFileError
-            Damaged or foreign, or there is none.
-        """
+        """Return the manifest of the last snapshot; StateFileError: damaged or foreign, or there is none."""
         path = self.path / _MANIFEST
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -96,13 +90,7 @@ class Folder:
         return manifest
 
     def tensors(self, manifest: Manifest) -> dict[int, Tensors]:
-        """Return the arrays of each slice.
-
-        Raises
-        ------
-        StateFileError
-            A file is damaged, or is not there.
-        """
+        """Return the arrays of each slice; StateFileError: a file is damaged, or is not there."""
         content = {name: self._tensors(name) for name in {name for name, _ in manifest.slices.values()}}
         return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
 
@@ -122,14 +110,9 @@ class Folder:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
     def write(self, manifest: Manifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
-        """Write a snapshot.
+        """Write a snapshot; number and slices of the manifest are filled in.
 
-        Parameters
-        ----------
-        manifest : Manifest
-            Number and slices are filled in.
-        changed : dict
-            By slice what is said of it, and its arrays; other slices stay as they were.
+        `changed`: by slice what is said of it, and its arrays; other slices stay as they were.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._last is None:

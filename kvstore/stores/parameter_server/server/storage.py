@@ -239,13 +239,7 @@ class ServerStorage:
         return write
 
     def restore(self) -> dict[str, Any]:
-        """Take up the last snapshots; return what the machine wants to find again.
-
-        Raises
-        ------
-        StateFileError
-            One is damaged.
-        """
+        """Take up the last snapshots, and return what the machine wants to find again; or StateFileError."""
         states = []
         for folder in sorted(self._root.glob("store-*")):
             memory = Values()

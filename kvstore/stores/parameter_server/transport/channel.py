@@ -125,24 +125,10 @@ class Channel:
 class Dealer(Channel):
     """A connection to one router. It connects by itself, and again whenever the connection breaks.
 
-    Messages that were under way when it broke are lost, without a word.
-
-    Parameters
-    ----------
-    context : Context
-    address : str
-        Where the router is: ``"tcp://127.0.0.1:4711"``, ``"ipc://@name"``.
-    identity : bytes
-        Under which the router knows this end; no other process may have it. 1 to 255 bytes, the first not 0.
-    role, rank : str and int
-        Who the router is: for its key, where the context has keys, and for messages.
-
-    Raises
-    ------
-    ConfigError
-        The address cannot be one.
-    AuthError
-        There are keys, but none of this peer.
+    Messages that were under way when it broke are lost, without a word. The router knows this end by its
+    identity, which no other process may have: 1 to 255 bytes, the first not 0. `role` and `rank` say who the
+    router is: for its key, where the context has keys, and for messages. Raises ConfigError for what cannot
+    be an address, AuthError where there are keys, but none of this peer.
     """
 
     def __init__(
@@ -192,10 +178,7 @@ class Dealer(Channel):
     def receive(self, timeout: float = 0.0) -> list[zmq.Frame] | None:
         """Return the frames of the next message, None if there is none within `timeout` seconds.
 
-        Raises
-        ------
-        AuthError
-            The router has refused this process.
+        Raises AuthError if the router has refused this process.
         """
         if self._watch is None:
             return self._receive(timeout)
@@ -262,25 +245,9 @@ class Dealer(Channel):
 class Router(Channel):
     """An address at which any number of dealers connect; each message says whose it is.
 
-    Parameters
-    ----------
-    context : Context
-        With keys, only their owners are let in.
-    address : str
-        ``"tcp://127.0.0.1:0"`` takes a free port; ``"ipc://@name"`` is a unix socket without a file, for
-        processes of this machine and user.
-    limits : Limits, optional
-        Where they differ from the context's.
-
-    Attributes
-    ----------
-    address : str
-        The one that was taken, with the port.
-
-    Raises
-    ------
-    ConfigError
-        The port is taken, or the address is not this machine's.
+    ``"tcp://127.0.0.1:0"`` takes a free port, which is in `address` then; ``"ipc://@name"`` is a unix socket
+    without a file, for processes of this machine and user. With keys, only their owners are let in. Raises
+    ConfigError where the port is taken, or the address is not this machine's.
     """
 
     def __init__(self, context: Context, address: str, limits: Limits | None = None) -> None:
@@ -300,10 +267,7 @@ class Router(Channel):
     def send(self, peer: bytes, frames: Sequence[Buffer], track: bool = True) -> Loan | None:
         """Send a message to a dealer, without waiting; else as `Dealer.send`.
 
-        Raises
-        ------
-        NotSentError
-            No such dealer is connected, or it has not read for long.
+        Raises NotSentError where no such dealer is connected, or it has not read for long.
         """
         self._context.check()
         try:
@@ -356,11 +320,8 @@ class Poller:
     def wait(self, timeout: float) -> list[Channel]:
         """Wait until messages are there, at most `timeout` seconds (infinity: for ever).
 
-        Returns
-        -------
-        list of Channel
-            Those with messages, and dealers that were refused: their `receive` raises. Empty after `timeout`
-            and after `wake`.
+        Returns channels with messages, and dealers that were refused: their `receive` raises. Empty after
+        `timeout` and after `wake`.
         """
         if not self._watched:
             return self._ready(timeout)[0]

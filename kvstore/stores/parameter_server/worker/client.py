@@ -32,22 +32,11 @@ _FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
 
 
 class Client:
-    """One store of one worker process.
+    """One store of one worker process, for which the scheduler cuts large keys at `slice_bytes`.
 
-    Parameters
-    ----------
-    config : StoreConfig
-    synchronous : bool
-        Whether pushes count in rounds.
-    slice_bytes : int
-        Size of the slices into which the scheduler cuts large keys.
-
-    Raises
-    ------
-    ConfigError
-        No variables say where the servers are, or the scheduler refuses this process.
-    TimeoutError
-        The job did not come together within the deadline.
+    `synchronous`: pushes count in rounds. Raises ConfigError where no variables say where the servers are, or
+    the scheduler refuses this process, and TimeoutError where the job has not come together within the
+    deadline.
     """
 
     def __init__(self, config: StoreConfig, synchronous: bool, slice_bytes: int) -> None:
@@ -112,15 +101,10 @@ class Client:
         return operation
 
     def finish(self, operation: PendingOperation, what: str) -> None:
-        """Wait until all requests of an operation are answered.
+        """Wait until all requests of an operation are answered; raise what a server answered.
 
-        Raises
-        ------
-        TimeoutError
-            After the store's deadline. A push that was under way goes on, unless arrays were being sent that
-            are now the caller's again: then the store is of no use any more.
-        PeerLostError, UpdaterError, ...
-            What a server answered.
+        After the store's deadline raises TimeoutError. A push that was under way goes on, unless arrays were
+        being sent that are now the caller's again: then the store is of no use any more.
         """
         try:
             self.driver.wait(lambda: operation.done, what, operation)
@@ -186,11 +170,8 @@ class Client:
     ) -> Answer | None:
         """Ask the scheduler; `make` gets `request` and `store`. None where `until` came true before.
 
-        Raises
-        ------
-        TimeoutError, and what the scheduler answered
-        ArgumentError
-            The question cannot be sent; nothing has happened.
+        Raises TimeoutError, what the scheduler answered, and ArgumentError for a question that cannot be
+        sent; nothing has happened then.
         """
         message = make(request=0, store=0)
         self._sockets.check(message, what)

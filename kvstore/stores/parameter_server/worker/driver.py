@@ -36,21 +36,7 @@ _TICK = 0.1  # seconds between two looks at the clock
 
 
 class MachineDriver:
-    """Steps one store's machine, and carries out what it says.
-
-    Parameters
-    ----------
-    machine : WorkerMachine
-    sockets : WorkerSockets
-    process : WorkerProcess
-        Whose store it is.
-    operations : OperationTable
-        What the machine is asked, by the store's calls.
-    memory : ServerMemory
-        Where values of servers on this machine lie.
-    timeout : float
-        Seconds that a wait may last.
-    """
+    """Steps one store's machine, and carries out what it says; a wait lasts at most `timeout` seconds."""
 
     def __init__(
         self,
@@ -104,13 +90,7 @@ class MachineDriver:
             self._carry_out(self._machine.step(event, time.monotonic()))
 
     def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:
-        """Drive until it is ready.
-
-        Raises
-        ------
-        TimeoutError
-            The deadline passes before; it says for whom this worker has waited.
-        """
+        """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
         asked, last = False, None
         while True:

@@ -27,20 +27,7 @@ _LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been 
 
 
 class InitialValues:
-    """Has keys placed on servers, and writes their values there.
-
-    Parameters
-    ----------
-    client : Client
-    keys : KeyDirectory
-    slices : RequestBuilder
-        Makes the requests.
-    optimizer : WorkerOptimizer
-        Says whether keys must not be spread over servers.
-    pulls : Pulls
-        Reads keys that are moved.
-    gpus : GpuOnDemand
-    """
+    """Has keys placed on servers, and writes their values there."""
 
     def __init__(
         self,

@@ -32,18 +32,7 @@ _OPEN = 2  # rounds of a key into which a worker may have pushed and which are n
 
 
 class Pushes:
-    """Checks and sends the pushes of one worker.
-
-    Parameters
-    ----------
-    client : Client
-    keys : KeyDirectory
-    slices : RequestBuilder
-        Makes the requests.
-    optimizer : WorkerOptimizer
-        Its version goes with every push.
-    gpus : GpuOnDemand
-    """
+    """Checks and sends the pushes of one worker; the optimizer's version goes with every push."""
 
     def __init__(
         self,

@@ -21,14 +21,9 @@ from .operations import Finish, PendingOperation, Request
 
 
 class ConsistentReads:
-    """Starts and finishes reads of one worker.
+    """Starts and finishes reads of one worker; slices have `timeout` seconds to come to one round.
 
-    Parameters
-    ----------
-    calls : PushCalls
-        What this worker has pushed together.
-    timeout : float
-        Seconds that slices have to come to one round.
+    `calls` are what this worker has pushed together.
     """
 
     def __init__(self, client: Client, keys: KeyDirectory, calls: PushCalls, timeout: float) -> None:
@@ -40,10 +35,7 @@ class ConsistentReads:
     def start(self, requests: list[Request], what: str, priority: int) -> Finish:
         """Send; what is left is to wait.
 
-        Raises
-        ------
-        PeerLostError
-            After a loss: a key has no whole round that its servers have kept.
+        Raises PeerLostError where, after a loss, a key has no whole round that its servers have kept.
         """
         broken = self._client.member.broken
         if broken:

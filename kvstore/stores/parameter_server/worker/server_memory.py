@@ -8,13 +8,7 @@ from ..transport.shared_buffers import PeerBuffers
 
 
 class ServerMemory:
-    """The memory of each server, if this process can read it.
-
-    Parameters
-    ----------
-    enabled : bool
-        Whether this process shares memory at all.
-    """
+    """The memory of each server, if this process can read it; not `enabled`: it shares none at all."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled

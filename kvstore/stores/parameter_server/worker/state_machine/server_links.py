@@ -38,15 +38,7 @@ class ServerLink:
 class ServerLinks:
     """All servers of one store, and the operations that wait for them.
 
-    Parameters
-    ----------
-    member : StoreMember
-        The worker that asks.
-    hello : Hello
-        As it has introduced itself.
-    options : WorkerOptions
-    memory : str
-        Handle of the memory that it shares.
+    `hello` is how this worker has introduced itself, `memory` the handle of what it shares.
     """
 
     def __init__(self, member: StoreMember, hello: m.Hello, options: WorkerOptions, memory: str) -> None:
