@@ -77,7 +77,7 @@ class _Loop:
         while self._ended is None:
             for peer, message in self._sockets.receive(_TICK):
                 self._step(events.Received(peer, message))
-            for process in self._sockets.heard():
+            for process in self._sockets.heartbeats.heard():
                 self._step(events.Heard(process))
             self._look_at_the_clock(time.monotonic())
         return self._ended
@@ -85,7 +85,7 @@ class _Loop:
     def _look_at_the_clock(self, now: float) -> None:
         if now - self._pinged >= self._heartbeat:
             self._pinged = now
-            self._sockets.ping()
+            self._sockets.heartbeats.ping()
         if now - self._ticked >= _TICK:
             self._ticked = now
             self._step(events.Tick())
@@ -104,5 +104,6 @@ class _Loop:
     def _addressed(self, message: Any) -> Any:
         """Tell others where signs of life are wanted, and given."""
         if type(message) is ReliableMessage and type(message.body) is Met:
-            return msgspec.structs.replace(message, body=Met(self._sockets.heartbeats, self._sockets.echo))
+            met = Met(self._sockets.heartbeats.address, self._sockets.echo)
+            return msgspec.structs.replace(message, body=met)
         return message

@@ -68,7 +68,7 @@ class MemberRequests:
         """Answer once all have arrived."""
         store = self._member(peer, message, outgoing)
         if store is not None:
-            store.barrier.arrive(peer.rank, message.request)
+            store.at_barrier[peer.rank] = message.request
             self._stores.go_on(store, outgoing)
 
     # -------------------------------------------------------------------------------------------------- keys
@@ -173,4 +173,4 @@ class MemberRequests:
             return [store.initializer]
         if store.rejoins.waits(rank):
             return store.rejoins.missing(store.needed, store.epoch)
-        return store.barrier.missing(store.needed) if store.barrier.waiting else []
+        return store.awaited_at_barrier()

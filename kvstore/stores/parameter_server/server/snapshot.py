@@ -143,11 +143,11 @@ class Folder:
 # ------------------------------------------------------------------------------------------- one slice
 
 
-def described(held: Held, copied: bool) -> tuple[dict[str, Any], Tensors]:
-    """Return what a file says of a slice, and its arrays: copies, or live memory to be written at once."""
+def described(held: Held) -> tuple[dict[str, Any], Tensors]:
+    """Return what a file says of a slice, and copies of its arrays."""
     tensors: Tensors = {}
     said = _described(held, tensors)
-    return said, {name: array.copy() for name, array in tensors.items()} if copied else tensors
+    return said, {name: array.copy() for name, array in tensors.items()}
 
 
 def _described(held: Held, tensors: Tensors) -> dict[str, Any]:

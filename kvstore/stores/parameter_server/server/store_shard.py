@@ -205,20 +205,12 @@ class StoreShard:
 
     # ------------------------------------------------------------------------------------------ snapshots
 
-    def snapshot(self, folder: str | os.PathLike[str], rounds: dict[str, Any]) -> None:
-        """Write everything to a folder of this shard's own, in one step; what has not changed stays as it is.
+    def capture(self, folder: str | os.PathLike[str], rounds: dict[str, Any]) -> Callable[[], None]:
+        """Copy what a snapshot consists of; what is returned writes it to a folder of this shard's own.
 
-        `rounds` is what the server's machine wants to find again: plain values, fit for JSON. Raises OSError
-        where the folder cannot be written; the snapshot before is still there.
-        """
-        self.capture(folder, rounds, copied=False)()
-
-    def capture(
-        self, folder: str | os.PathLike[str], rounds: dict[str, Any], copied: bool = True
-    ) -> Callable[[], None]:
-        """Copy what a snapshot consists of; what is returned writes it, and may do so in another thread.
-
-        One at a time: the next capture comes when the one before is written, or has failed.
+        It may do so in another thread, and raises OSError where that cannot be; the snapshot before is still
+        there. What has not changed stays as it is. One at a time: the next capture comes when the one before
+        is written, or has failed. `rounds` is what the server's machine wants to find again, fit for JSON.
         """
         path = Path(folder)
         if self._folder is None or self._folder.path != path:
@@ -226,7 +218,7 @@ class StoreShard:
         place, changed = self._folder, self._slices.changed & self._slices.ready
         about = self._optimizers.described(), dict(self.rounds.versions)
         manifest = Manifest.of(self.store, self.server, list(self._slices.entries.values()), *about, rounds)
-        content = {slice: described(self._slices.held[slice], copied) for slice in sorted(changed)}
+        content = {slice: described(self._slices.held[slice]) for slice in sorted(changed)}
         self._slices.changed -= changed
 
         def write() -> None:
@@ -242,7 +234,7 @@ class StoreShard:
     def restore(
         cls, folder: str | os.PathLike[str], memory: Values | None = None
     ) -> tuple[StoreShard, dict[str, Any]]:
-        """Return what `snapshot` wrote, shard and rounds; StateFileError: damaged, foreign, or not there."""
+        """Return shard and rounds that `capture` had written; StateFileError: damaged, foreign, or none."""
         place = Folder(folder)
         manifest = place.read()
         try:

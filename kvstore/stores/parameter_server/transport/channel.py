@@ -33,32 +33,6 @@ class NotSentError(KVStoreError):
     """The peer is not connected, or its queue is full. Nothing of the message has left; try again."""
 
 
-class Loan:
-    """Buffers of a message that ZeroMQ reads until it has sent them: they must stay as they are until then.
-
-    A peer's answer to the message tells the same. A channel that is closed gives them back.
-    """
-
-    __slots__ = ("_trackers",)
-
-    def __init__(self, trackers: list[zmq.MessageTracker]) -> None:
-        self._trackers = trackers
-
-    def done(self) -> bool:
-        """Whether the buffers are free."""
-        return all(tracker.done for tracker in self._trackers)
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until they are, at most `timeout` seconds; whether they are."""
-        end = time.monotonic() + timeout
-        try:
-            for tracker in self._trackers:
-                tracker.wait(max(0.0, end - time.monotonic()))
-        except zmq.NotDone:
-            return False
-        return True
-
-
 class Channel:
     """What both kinds have in common."""
 
@@ -74,15 +48,6 @@ class Channel:
             self.close()
             raise
 
-    def fileno(self) -> int:
-        """Return ZeroMQ's descriptor. It tells of changes only: `receive` until nothing is left."""
-        return cast(int, self.socket.getsockopt(zmq.FD))
-
-    def poll(self, timeout: float = 0.0) -> bool:
-        """Whether a message is there, or comes within `timeout` seconds (infinity: whenever)."""
-        self._context.check()
-        return bool(self._poller.poll(_milliseconds(timeout)))
-
     def close(self, linger: float = 0.0) -> None:
         """Close it; unsent messages are tried for `linger` seconds more, without waiting.
 
@@ -90,18 +55,11 @@ class Channel:
         """
         self._context.drop(self.socket, linger)
 
-    def _send(self, frames: Sequence[Buffer], track: bool) -> Loan | None:
+    def _send(self, frames: Sequence[Buffer]) -> None:
         send, last = self.socket.send, len(frames) - 1
-        trackers = []
         for index, frame in enumerate(frames):
             flags = zmq.DONTWAIT if index == last else _MORE
-            if len(frame) < BORROWED:
-                send(frame, flags, copy=True)
-            else:
-                tracker = send(frame, flags, copy=False, track=track)
-                if track:
-                    trackers.append(tracker)
-        return Loan(trackers) if trackers else None
+            send(frame, flags, copy=len(frame) < BORROWED)
 
     def _receive(self, timeout: float) -> list[zmq.Frame] | None:
         self._context.check()
@@ -145,33 +103,18 @@ class Dealer(Channel):
             self.close()
             raise
 
-    def send(self, frames: Sequence[Buffer], track: bool = True) -> Loan | None:
+    def send(self, frames: Sequence[Buffer]) -> None:
         """Send a message, without waiting. Before the connection stands it is queued.
 
-        Parameters
-        ----------
-        frames : sequence of buffers
-            As `Codec.encode` makes them.
-        track : bool
-            False: the caller learns otherwise when the buffers are free.
-
-        Returns
-        -------
-        Loan or None
-            None where all was copied, or `track` is False.
-
-        Raises
-        ------
-        NotSentError
-            The queue is full: the router has not read for long.
-        AuthError
-            The router has refused this process.
+        ZeroMQ reads large frames until it has sent them: they must stay as they are until the peer answers.
+        Raises NotSentError if the queue is full, since the router has not read for long, and AuthError if it
+        has refused this process.
         """
         self._context.check()
         if self._watch is not None:
             self._watching()
         try:
-            return self._send(frames, track)
+            self._send(frames)
         except zmq.Again:
             raise NotSentError(f"{self.peer} has not read for long: its queue is full") from None
 
@@ -264,7 +207,7 @@ class Router(Channel):
             raise ConfigError(_unbound(address, error)) from None
         self.address = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
-    def send(self, peer: bytes, frames: Sequence[Buffer], track: bool = True) -> Loan | None:
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Send a message to a dealer, without waiting; else as `Dealer.send`.
 
         Raises NotSentError where no such dealer is connected, or it has not read for long.
@@ -272,7 +215,7 @@ class Router(Channel):
         self._context.check()
         try:
             self.socket.send(peer, _MORE)
-            return self._send(frames, track)
+            self._send(frames)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise

@@ -124,7 +124,3 @@ class HeartbeatMonitor:
             found[message[0]] = None
         self._known.update(found)
         return [identity.decode(errors="replace") for identity in found]
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.router.close()
