@@ -29,8 +29,8 @@ from .dense import DenseSlice
 from .optimizer import OptimizerVersion, State
 from .sparse import Table
 
-_FORMAT = "kvstore.server"
-_VERSION = 1
+FORMAT = "kvstore.server"
+VERSION = 1
 _MANIFEST = "manifest.json"
 
 Held = DenseSlice | Table
@@ -53,19 +53,6 @@ class Manifest(msgspec.Struct):
     versions: dict[int, int]
     rounds: dict[str, Any]
 
-    @classmethod
-    def of(
-        cls,
-        store: int,
-        server: int,
-        entries: list[KeyEntry],
-        rules: list[dict[str, Any]],
-        versions: dict[int, int],
-        rounds: dict[str, Any],
-    ) -> Manifest:
-        """Return one of a snapshot to be written, which has neither number nor files yet."""
-        return cls(_FORMAT, _VERSION, store, server, 0, entries, rules, {}, versions, rounds)
-
 
 class Folder:
     """Where the snapshots of one shard are."""
@@ -83,9 +70,9 @@ class Folder:
             raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
         except msgspec.MsgspecError as error:
             raise StateFileError(f"{path} is damaged or no manifest of a server: {error}") from error
-        if (manifest.format, manifest.version) != (_FORMAT, _VERSION):
+        if (manifest.format, manifest.version) != (FORMAT, VERSION):
             raise StateFileError(
-                f"{path} is {manifest.format!r} of version {manifest.version}, not {_FORMAT!r} of {_VERSION}"
+                f"{path} is {manifest.format!r} of version {manifest.version}, not {FORMAT!r} of {VERSION}"
             )
         return manifest
 
@@ -105,7 +92,7 @@ class Folder:
         if Path(name).name != name:
             raise StateFileError(f"{self.path / _MANIFEST} names a file elsewhere: {name!r}")
         try:
-            return tensor_file.read(str(self.path / name), _FORMAT, parse)
+            return tensor_file.read(str(self.path / name), FORMAT, parse)
         except FileNotFoundError as error:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
@@ -126,7 +113,7 @@ class Folder:
         manifest.slices = {**kept, **{slice: (name, said) for slice, (said, _) in changed.items()}}
         if changed:
             tensors = {f"{s}/{part}": a for s, (_, arrays) in changed.items() for part, a in arrays.items()}
-            tensor_file.write(str(self.path / name), _FORMAT, json.dumps(list(changed)), tensors)
+            tensor_file.write(str(self.path / name), FORMAT, json.dumps(list(changed)), tensors)
         with replacing(self.path / _MANIFEST) as beside:
             beside.write_bytes(msgspec.json.encode(manifest))
         self._last = manifest

@@ -25,7 +25,7 @@ from .optimizer import OptimizerVersions, refuse_parts
 from .payload import Payload, SharedLocation, plain, some_rows
 from .round_updates import RoundUpdates
 from .shard_slices import ShardSlices
-from .snapshot import Folder, Manifest, described, taken_back
+from .snapshot import FORMAT, VERSION, Folder, Manifest, described, taken_back
 from .sparse import Table
 
 
@@ -216,8 +216,10 @@ class StoreShard:
         if self._folder is None or self._folder.path != path:
             self._folder, self._slices.changed = Folder(path), set(self._slices.ready)
         place, changed = self._folder, self._slices.changed & self._slices.ready
-        about = self._optimizers.described(), dict(self.rounds.versions)
-        manifest = Manifest.of(self.store, self.server, list(self._slices.entries.values()), *about, rounds)
+        manifest = Manifest(
+            FORMAT, VERSION, self.store, self.server, 0, list(self._slices.entries.values()),
+            self._optimizers.described(), {}, dict(self.rounds.versions), rounds,
+        )  # fmt: skip
         content = {slice: described(self._slices.held[slice]) for slice in sorted(changed)}
         self._slices.changed -= changed
 

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ from ....settings.options import StoreConfig
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
-from ..protocol.messages import Answer, Control, Failure
+from ..protocol.messages import Answer, Control, Failure, Slice
 from ..transport.shared_buffers import PeerBuffers, SharedBufferPool
 from ..transport.sockets import WorkerSockets
 from .driver import MachineDriver
@@ -255,13 +254,13 @@ class Client:
         """Return the memory of a server's values, if this process can read it."""
         return self._memory.get(server)
 
-    def round_of(self, part: Any, round: int) -> int:
+    def round_of(self, part: Slice, round: int) -> int:
         """Turn a server's round of a slice into this worker's."""
-        return round - self._machine.base(part.server, part.slice)
+        return round - self._machine.base(part.server, part.id)
 
-    def complete(self, slices: Iterable[Any]) -> int:
+    def complete(self, slices: Iterable[Slice]) -> int:
         """Count the pushes of this worker whose rounds are known to be complete, in all slices (parts)."""
-        return min(self._machine.complete(one.server, one.slice) for one in slices)
+        return min(self._machine.complete(one.server, one.id) for one in slices)
 
     # ---------------------------------------------------------------------------------------------------- end
 
