@@ -173,7 +173,7 @@ class RoundWaiter:
             try:
                 self._updater.carry_out(handle, self._rows)
             except BaseException:
-                self._errors.note_told(handle.key, handle.failed)
+                self._errors.told[handle.key] = handle.failed
                 raise
 
     def _rest(self, call: shm.Call) -> None:

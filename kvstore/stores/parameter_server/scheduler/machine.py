@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ....settings.definitions import DEFAULTS
@@ -74,9 +75,14 @@ class Scheduler:
             m.Hello: self._admission.hello,
             m.Bye: shutdown.bye,
             m.Leave: shutdown.leave,
-            m.JoinRounds: requests.join_rounds,
             m.Begin: requests.collect_join_point,
             m.JoinPointReached: requests.join_point_reached,
+            m.Installed: requests.installed,
+            m.Who: requests.who,
+            m.Ping: self._ping,
+        }
+        of_members: dict[type, Callable[..., None]] = {
+            m.JoinRounds: requests.join_rounds,
             m.Barrier: requests.barrier,
             m.CreateKeys: requests.create_keys,
             m.Ready: requests.ready,
@@ -85,10 +91,8 @@ class Scheduler:
             m.Drop: requests.drop,
             m.Settings: requests.settings,
             m.Command: requests.command,
-            m.Installed: requests.installed,
-            m.Who: requests.who,
-            m.Ping: self._ping,
         }
+        self._handlers |= {kind: partial(requests.handle, answer) for kind, answer in of_members.items()}
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..protocol import messages as m
@@ -20,27 +21,23 @@ class MemberRequests:
         self._stores = stores
         self._servers = assignment.servers
 
-    def _member(self, peer: Peer, message: Any, outgoing: Outgoing) -> Membership | None:
-        """Store of a request, if it may be made; else it is answered with the reason."""
+    def handle(self, answer: Callable[..., None], peer: Peer, message: Any, outgoing: Outgoing) -> None:
+        """Have a request of a store's member answered by one of the methods below, or with why it is not."""
         store = peer.store
         if store is None or not store.started or not self._assignment.holds(peer, store):
-            return None
+            return
         if store.broken and not isinstance(message, (m.Lookup, m.Count)):
             outgoing.write(peer, Answer(message.request, error=store.failure))
-            return None
-        if peer.rank not in store.members:
+        elif peer.rank not in store.members:
             closed = Failure("ClosedError", f"this worker has left {store}")
             outgoing.write(peer, Answer(message.request, error=closed))
-            return None
-        return store
+        else:
+            answer(store, peer, message, outgoing)
 
     # ------------------------------------------------------------------------------------------------ rounds
 
-    def join_rounds(self, peer: Peer, message: m.JoinRounds, outgoing: Outgoing) -> None:
+    def join_rounds(self, store: Membership, peer: Peer, message: m.JoinRounds, outgoing: Outgoing) -> None:
         """Let nobody wait for this worker's pushes any more."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         if peer.rank not in store.resting:
             store.rest(peer.rank)
             self._stores.show(store, outgoing)
@@ -64,47 +61,34 @@ class MemberRequests:
             store.rejoins.reached(peer.rank, message.epoch, message.pushed)
             self._stores.go_on(store, outgoing)
 
-    def barrier(self, peer: Peer, message: m.Barrier, outgoing: Outgoing) -> None:
+    def barrier(self, store: Membership, peer: Peer, message: m.Barrier, outgoing: Outgoing) -> None:
         """Answer once all have arrived."""
-        store = self._member(peer, message, outgoing)
-        if store is not None:
-            store.at_barrier[peer.rank] = message.request
-            self._stores.go_on(store, outgoing)
+        store.at_barrier[peer.rank] = message.request
+        self._stores.go_on(store, outgoing)
 
     # -------------------------------------------------------------------------------------------------- keys
 
-    def create_keys(self, peer: Peer, message: m.CreateKeys, outgoing: Outgoing) -> None:
+    def create_keys(self, store: Membership, peer: Peer, message: m.CreateKeys, outgoing: Outgoing) -> None:
         """Place new keys; whoever does not fill them waits until they have values."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         answer, new = store.keys.create(peer.rank, message.request, message.keys, store.initializer)
         self._stores.place(store, new, outgoing)
         if answer is not None:
             outgoing.write(peer, answer)
 
-    def ready(self, peer: Peer, message: m.Ready, outgoing: Outgoing) -> None:
+    def ready(self, store: Membership, peer: Peer, message: m.Ready, outgoing: Outgoing) -> None:
         """Answer those who wait for the values of keys."""
-        store = self._member(peer, message, outgoing)
-        if store is not None:
-            self._stores.answer(store, store.keys.ready(message.keys), outgoing)
-            outgoing.write(peer, Answer(message.request))
+        self._stores.answer(store, store.keys.ready(message.keys), outgoing)
+        outgoing.write(peer, Answer(message.request))
 
-    def lookup(self, peer: Peer, message: m.Lookup, outgoing: Outgoing) -> None:
+    def lookup(self, store: Membership, peer: Peer, message: m.Lookup, outgoing: Outgoing) -> None:
         """Say where keys lie, once they have values if the worker waits for that."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         wait = message.wait and not store.broken
         answer = store.keys.lookup(peer.rank, message.request, message.keys, wait)
         if answer is not None:
             outgoing.write(peer, answer)
 
-    def drop(self, peer: Peer, message: m.Drop, outgoing: Outgoing) -> None:
+    def drop(self, store: Membership, peer: Peer, message: m.Drop, outgoing: Outgoing) -> None:
         """Forget keys."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         slices = store.keys.drop(message.keys)
         if slices:
             text = ",".join(map(str, slices))
@@ -113,11 +97,8 @@ class MemberRequests:
 
     # ---------------------------------------------------------------------------------------------- settings
 
-    def settings(self, peer: Peer, message: m.Settings, outgoing: Outgoing) -> None:
+    def settings(self, store: Membership, peer: Peer, message: m.Settings, outgoing: Outgoing) -> None:
         """Have a setting installed once, and answer when all servers have it."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         setting, new = store.settings.ask(peer.rank, message, set(range(self._servers.count)))
         if setting is None:
             text = (
@@ -129,12 +110,10 @@ class MemberRequests:
             self._servers.tell_all(setting.install, outgoing)
         self._stores.answer(store, setting.answers(), outgoing)
 
-    def command(self, peer: Peer, message: m.Command, outgoing: Outgoing) -> None:
+    def command(self, store: Membership, peer: Peer, message: m.Command, outgoing: Outgoing) -> None:
         """Pass a command on to all servers."""
-        store = self._member(peer, message, outgoing)
-        if store is not None:
-            setting = store.settings.command(peer.rank, message, set(range(self._servers.count)))
-            self._servers.tell_all(setting.install, outgoing)
+        setting = store.settings.command(peer.rank, message, set(range(self._servers.count)))
+        self._servers.tell_all(setting.install, outgoing)
 
     def installed(self, peer: Peer, message: m.Installed, outgoing: Outgoing) -> None:
         """Take a server's word that it has a setting, or why not."""
@@ -145,10 +124,8 @@ class MemberRequests:
 
     # ----------------------------------------------------------------------------------------------- absence
 
-    def count(self, peer: Peer, message: m.Count, outgoing: Outgoing) -> None:
+    def count(self, store: Membership, peer: Peer, message: m.Count, outgoing: Outgoing) -> None:
         """Say how many processes are silent, or lost and not replaced."""
-        if self._member(peer, message, outgoing) is None:
-            return
         assignment = self._assignment
         processes = [*assignment.workers.values(), *self._servers.there.values()]
         silent = [

@@ -35,12 +35,6 @@ class WorkerSession:
     def __post_init__(self) -> None:
         self.replayed = max(self.duplicates.above, default=self.duplicates.low)
 
-    def remember(self, sequence: int, failure: Failure) -> None:
-        """Keep why a request failed, should its answer be lost."""
-        self.failures[sequence] = failure
-        if len(self.failures) > _FAILURES:
-            del self.failures[next(iter(self.failures))]
-
 
 class StepEffects:
     """What one step of a server comes to: replies first, since work may change what they read."""
@@ -68,7 +62,9 @@ class StepEffects:
 
     def fail(self, session: WorkerSession, record: Record, round: int, failure: Failure) -> None:
         """Answer that a request has failed, now and whenever it is repeated."""
-        session.remember(record.sequence, failure)
+        session.failures[record.sequence] = failure
+        if len(session.failures) > _FAILURES:
+            del session.failures[next(iter(session.failures))]
         self.answer(session, Kind.FAILED, record, round, failure)
 
     def report(self, session: WorkerSession) -> None:

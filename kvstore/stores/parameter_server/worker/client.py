@@ -19,10 +19,9 @@ from ..protocol.failures import raised
 from ..protocol.messages import Answer, Control, Failure, Slice
 from ..transport.shared_buffers import PeerBuffers, SharedBufferPool
 from ..transport.sockets import WorkerSockets
-from .driver import MachineDriver
+from .driver import MachineDriver, ServerMemory
 from .operations import OperationTable, PendingOperation, Request
 from .process import this_process, worker_roles
-from .server_memory import ServerMemory
 from .state_machine.machine import WorkerMachine
 
 log = logging.getLogger("kvstore.ps")

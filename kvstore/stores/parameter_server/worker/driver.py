@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,16 +23,47 @@ from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Failure
+from ..transport.shared_buffers import PeerBuffers
 from ..transport.sockets import WorkerSockets
 from .operations import OperationTable, PendingOperation
 from .process import WorkerProcess
-from .server_memory import ServerMemory
 from .state_machine.machine import WorkerMachine
 
 log = logging.getLogger("kvstore.ps")
 
 _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
+
+
+class ServerMemory:
+    """The memory of each server, if this process can read it; not `enabled`: it shares none at all."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._buffers: dict[Hashable, PeerBuffers | None] = {}
+
+    def open(self, server: Hashable, handle: str) -> None:
+        """Open the memory that a server has told of, if it has."""
+        self._buffers[server] = PeerBuffers.open(handle) if handle and self._enabled else None
+
+    def get(self, server: int) -> PeerBuffers | None:
+        """Return the memory of a server."""
+        return self._buffers.get(server)
+
+    def has_all(self, servers: Iterable[int]) -> bool:
+        """Whether each of these servers shares memory with this process."""
+        return all(self._buffers.get(server) for server in servers)
+
+    def forget(self, server: int) -> None:
+        """Another process takes the server's place."""
+        self._buffers.pop(server, None)
+
+    def close(self) -> None:
+        """Let all memory go."""
+        for buffers in self._buffers.values():
+            if buffers is not None:
+                buffers.close()
+        self._buffers.clear()
 
 
 class MachineDriver:

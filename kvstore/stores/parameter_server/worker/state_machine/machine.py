@@ -201,7 +201,7 @@ class WorkerMachine:
             actions.append(events.Shrunk(message.rank, message.slice, own))
 
     def _ping(self, message: m.Ping, now: float, actions: list[Action]) -> None:
-        self._scheduler.send_unreliable(m.Pong(message.number), actions)
+        actions.append(self._scheduler.unreliable(m.Pong(message.number)))
 
     def _is_missing(self, message: m.Missing, now: float, actions: list[Action]) -> None:
         self.missing = message
@@ -232,7 +232,7 @@ class WorkerMachine:
             if loss.role == "server":
                 self._servers.lose(loss, actions)
         if view.broken and not was_broken:
-            failure = self._servers.broken()
+            failure = member.loss()
             self._servers.give_up(failure, actions)
             self._drop_held(failure, actions)
 

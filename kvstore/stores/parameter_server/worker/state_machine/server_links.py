@@ -68,14 +68,13 @@ class ServerLinks:
 
     def refusal(self, parts: Iterable[SliceRequest]) -> Failure | None:
         """Why requests cannot be made, if so."""
-        view = self._member.view
-        broken = view is not None and view.broken
+        broken = self._member.broken
         for part in parts:
             link = self._links[part.server]
             if link.lost is not None:
                 return link.lost
             if broken and part.record.kind in (_PUSH, _PUSHPULL, _INIT):
-                return self.broken()
+                return self._member.loss()
         return None
 
     def submit(self, event: Submit, now: float, actions: list[Action]) -> None:
@@ -115,7 +114,7 @@ class ServerLinks:
         kind = record[KIND]
         if kind in _PUSHES:
             count = pushes[slice_] = pushes.get(slice_, 0) + 1
-        elif self._member.view is not None and self._member.view.broken:
+        elif self._member.broken:
             count = record[ROUND]  # no round will be complete: what is there, or the one the caller names
         else:
             count = max(record[ROUND], pushes.get(slice_, 0))
@@ -260,11 +259,6 @@ class ServerLinks:
     def end_all(self, failure: Failure, actions: list[Action]) -> None:
         """End all operations that are left."""
         self._end(list(self._operations.values()), failure, actions)
-
-    def broken(self) -> Failure:
-        """Say with whose loss rounds have ended."""
-        view = self._member.view
-        return lost(view.losses, len(self._links)) if view is not None else lost(())
 
     def _end(self, operations: Iterable[OperationProgress], failure: Failure, actions: list[Action]) -> None:
         known = [one for one in operations if self._operations.pop(one.name, None) is not None]
