@@ -75,12 +75,12 @@ class ServerLoop:
             events.Abort: storage.abort,
             events.Send: self._send,
             events.Write: storage.write,
-            events.Configure: self._configure,
+            m.Install: self._configure,
             events.Define: storage.define,
             events.Forget: self._forget,
             events.Attachment: self._attach,
-            events.MetScheduler: self._met,
-            events.Welcomed: self._welcomed,
+            m.Met: self._met,
+            m.Welcome: self._welcomed,
             events.Save: self._wants_snapshot,
             events.End: self._end,
             events.Failed: self._end,
@@ -154,9 +154,8 @@ class ServerLoop:
         handler = self._handlers.get(type(action))
         return None if handler is None else handler(action)
 
-    def _configure(self, action: events.Configure) -> events.Configured:
-        install = action.install
-        return events.Configured(install.store, install.version, self._storage.configure(action))
+    def _configure(self, install: m.Install) -> events.Configured:
+        return events.Configured(install.store, install.version, self._storage.configure(install))
 
     def _attach(self, action: events.Attachment) -> None:
         self._memory[action.store, action.rank] = self._storage.attach(action)
@@ -167,14 +166,12 @@ class ServerLoop:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
             self._attaching = {peer: key for peer, key in self._attaching.items() if key[0] != action.store}
 
-    def _met(self, action: events.MetScheduler) -> None:
-        self._heartbeats = HeartbeatResponder(
-            action.met.pulse, self._process, self._roles.keys, self._roles.job
-        )
-        self._sockets.meet(action.met.echo)
+    def _met(self, met: m.Met) -> None:
+        self._heartbeats = HeartbeatResponder(met.pulse, self._process, self._roles.keys, self._roles.job)
+        self._sockets.meet(met.echo)
 
-    def _welcomed(self, action: events.Welcomed) -> None:
-        self._storage.set_rank(action.welcome.rank)
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        self._storage.set_rank(welcome.rank)
 
     def _wants_snapshot(self, action: events.Save) -> None:
         self._due = True

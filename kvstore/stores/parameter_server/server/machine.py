@@ -204,11 +204,11 @@ class Server:
 
     def _has_met(self, message: m.Met, now: float) -> None:
         self._echoes = True
-        self._effects.actions.append(events.MetScheduler(message))
+        self._effects.actions.append(message)
 
     def _welcomed(self, message: m.Welcome, now: float) -> None:
         self.rank = message.rank
-        self._effects.actions.append(events.Welcomed(message))
+        self._effects.actions.append(message)
 
     def _viewed(self, view: m.View, now: float) -> None:
         store = self._store(view.store)
@@ -233,7 +233,7 @@ class Server:
         elif message.version <= store.version:
             self._write(m.Installed(message.store, message.version), now)  # it was in the snapshot
         else:
-            self._effects.actions.append(events.Configure(message))
+            self._effects.actions.append(message)
 
     def _drop(self, message: m.Install) -> None:
         if message.text:

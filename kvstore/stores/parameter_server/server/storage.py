@@ -15,7 +15,17 @@ from ....errors import KVStoreError, ProtocolError
 from ....kernels import cpu
 from ....settings.parameter_server import PsConfig
 from ..protocol import events
-from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Kind, PayloadLocation, Record
+from ..protocol.messages import (
+    BY_FRAME,
+    IN_PLACE,
+    OF_ROUND,
+    Batch,
+    Failure,
+    Install,
+    Kind,
+    PayloadLocation,
+    Record,
+)
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
 from .payload import Payload, SliceUpdate, not_kept
@@ -200,9 +210,8 @@ class ServerStorage:
         if self._config.snapshot:
             shutil.rmtree(self._folder(action.store), ignore_errors=True)
 
-    def configure(self, action: events.Configure) -> Failure | None:
+    def configure(self, install: Install) -> Failure | None:
         """Take in settings; log commands."""
-        install = action.install
         if install.kind == "command":
             log.info("command %d: %s", install.head, install.text)
             return None

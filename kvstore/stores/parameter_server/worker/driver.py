@@ -94,9 +94,9 @@ class MachineDriver:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
             events.Connect: self._connect,
-            events.MetScheduler: self._met,
+            m.Met: self._met,
             events.Failed: self._failed,
-            events.ViewChanged: _tell_losses,
+            m.View: _tell_losses,
             events.Shrunk: self._warn,
         }
 
@@ -255,9 +255,9 @@ class MachineDriver:
         self._memory.forget(action.server)
         self._sockets.connect(action.server, action.address)
 
-    def _met(self, action: events.MetScheduler) -> None:
-        self._process.met(action.met)
-        self._sockets.connect_echo(action.met.echo)
+    def _met(self, met: m.Met) -> None:
+        self._process.met(met)
+        self._sockets.connect_echo(met.echo)
 
     def _failed(self, action: events.Failed) -> None:
         self.failure = action.failure
@@ -320,7 +320,6 @@ class StandstillDetector:
         return still if stopped else None
 
 
-def _tell_losses(action: events.ViewChanged) -> None:
-    view = action.view
+def _tell_losses(view: m.View) -> None:
     for loss in view.losses:
         log.warning("%s %d is lost; epoch %d", loss.role, loss.rank, view.epoch)

@@ -210,12 +210,12 @@ class WorkerMachine:
 
     def _met_scheduler(self, message: m.Met, now: float, actions: list[Action]) -> None:
         self._scheduler.echoes = True
-        actions.append(events.MetScheduler(message))
+        actions.append(message)
 
     def _welcomed(self, message: m.Welcome, now: float, actions: list[Action]) -> None:
         if self.member.welcome is None:
             self.member.enter(message)
-            actions.append(events.Welcomed(message))
+            actions.append(message)
             self._servers.meet(message.servers, now, actions)
 
     def _viewed(self, view: View, now: float, actions: list[Action]) -> None:
@@ -224,7 +224,7 @@ class WorkerMachine:
             return
         was_broken = member.broken
         member.see(view)
-        actions.append(events.ViewChanged(view))
+        actions.append(view)
         self._servers.meet(view.servers, now, actions)
         if member.rejoining and view.begun == member.welcome.rank:
             self._start_pushing(view, now, actions)
