@@ -138,10 +138,10 @@ Event = Start | Tick | Received | Heard | _OfWorker | Applied | Saved | Configur
 
 # ------------------------------------------------------------------------------------------------- actions
 
-# What the scheduler says and the loop has to know is an action as it is. `Met`: the scheduler knows us, wants
-# signs of life, and has said where its `ECHO` is. `Welcome`: it has let us in, and requests are taken from
-# now on. `View`, of a worker: a new one of the store, after that. `Install`, of a server: take in settings or a
-# command, then `Configured`, before any other event.
+# What the scheduler says and the loop has to know is an action as it is. `Met`: the scheduler knows us,
+# wants signs of life, and has said where its `ECHO` is. `Welcome`: it has let us in, and requests are taken
+# from now on. `View`, of a worker: a new one of the store, after that. `Install`, of a server: take in
+# settings or a command, then `Configured`, before any other event.
 
 
 class Send(NamedTuple):
