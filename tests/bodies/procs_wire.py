@@ -121,7 +121,6 @@ def forked_context(address: str) -> None:
     if child == 0:
         attempt(lambda: connected.send([b"child"]))
         attempt(connected.receive)
-        attempt(connected.poll)
         attempt(lambda: Dealer(context, address, b"x"))
         connected.close()
         context.close()

@@ -300,8 +300,8 @@ class ServerHost(Host):
                 self._abort(action.store)
             elif kind is e.Write:
                 self._later((action.store, action.slice), self._write, action)
-            elif kind is e.Configure:
-                self.take(e.Configured(action.install.store, action.install.version))
+            elif kind is m.Install:
+                self.take(e.Configured(action.store, action.version))
             elif kind is e.Define:
                 ours = [one.id for entry in action.keys for one in entry.slices]
                 self.defined.update((action.store, one) for one in ours)
@@ -546,14 +546,14 @@ class Store:
             elif kind is e.Connect:
                 self.connections[action.server] = action.incarnation
                 self.addresses[action.server] = action.address
-            elif kind is e.Welcomed:
-                self.host.rank = action.welcome.rank
-                self.epoch = action.welcome.epoch
+            elif kind is m.Welcome:
+                self.host.rank = action.rank
+                self.epoch = action.epoch
                 self.go()
-            elif kind is e.ViewChanged:
-                self.job.check(action.view.epoch > self.epoch, "an epoch went back")
-                self.epoch = action.view.epoch
-                self._check_begin(action.view)
+            elif kind is m.View:
+                self.job.check(action.epoch > self.epoch, "an epoch went back")
+                self.epoch = action.epoch
+                self._check_begin(action)
             elif kind is e.Shrunk:
                 self._check_shrunk(action)
             elif kind is e.Failed:

@@ -8,19 +8,12 @@ from collections.abc import Callable
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
 from .scheduler import loop as scheduler_loop
-from .server import loop as server_loop
-from .server.storage import ServerStorage
+from .server.loop import ServerLoop
 from .transport.options import tune_malloc
 
 
 def serve(roles: Roles) -> None:
-    """Do what this process was started for.
-
-    Raises
-    ------
-    KVStoreError
-        The job did not end well, or this process has no place in it.
-    """
+    """Do what this process was started for; KVStoreError: the job did not end well, or has no place here."""
     if roles.role == "scheduler":
         scheduler(roles)
     else:
@@ -39,13 +32,10 @@ def scheduler(
 
 
 def server(roles: Roles, config: PsConfig | None = None) -> None:
-    """Be a server; from its last snapshot on, where there is one and it is started again."""
-    options = config or ps_config()
+    """Be a server."""
     _collect_seldom()
     tune_malloc()  # the process is ours alone
-    storage = ServerStorage(roles.rank, options)
-    state = storage.restore() if roles.restart and options.snapshot else None
-    server_loop.run(roles, options, storage, state)
+    ServerLoop(roles, config or ps_config()).run()
 
 
 def _collect_seldom() -> None:

@@ -35,7 +35,7 @@ class CallArguments:
     """Keys, values and outs of one process's calls."""
 
     def __init__(self, job: shm.Job, keys: shm.Keys, updater: JobUpdater, gpus: GpuAccess, rank: int) -> None:
-        self._job, self._keys, self._updater, self._gpus, self._rank = job, keys, updater, gpus, rank
+        self.job, self.keys, self.updater, self.gpus, self.rank = job, keys, updater, gpus, rank
         self._told: set[Key] = set()
         #: Keys that this process has initialised.
         self.initialised: set[Key] = set()
@@ -45,12 +45,12 @@ class CallArguments:
         self.check_kind(key)
         taken = key in self.initialised
         if len(values) == 1 and not taken and any_on_device(values):
-            values = [self._gpus.use().copied(values[0], f"value of key {key!r}")]
+            values = [self.gpus.use().copied(values[0], f"value of key {key!r}")]
         return first_value(key, values, taken)
 
     def check_kind(self, key: Key) -> None:
         """Raise if the store's keys are of the other kind."""
-        kind = self._keys.kind
+        kind = self.keys.kind
         if kind and (kind == 2) != isinstance(key, str):
             raise other_kind(key, (int, str)[kind - 1])
 
@@ -59,22 +59,22 @@ class CallArguments:
         if handle.sparse != isinstance(value, RowSparseArray):
             there = "row-sparse" if handle.sparse else "dense"
             raise ArrayError(
-                f"key {handle.key!r} is {there} on worker 0 and something else on worker {self._rank}"
+                f"key {handle.key!r} is {there} on worker 0 and something else on worker {self.rank}"
             )
         if handle.dtype != value.dtype:
             raise DTypeError(
                 f"key {handle.key!r} has element type {handle.dtype} on worker 0 and {value.dtype} on "
-                f"worker {self._rank}"
+                f"worker {self.rank}"
             )
         if handle.shape != value.shape:
             raise ShapeError(
                 f"key {handle.key!r} has shape {handle.shape} on worker 0 and {value.shape} on "
-                f"worker {self._rank}"
+                f"worker {self.rank}"
             )
 
     def handle(self, key: Key) -> Handle:
         """Return the handle of a key that must be there."""
-        handle = self._job.handles.get(key) or self._keys.find(key)
+        handle = self.job.handles.get(key) or self.keys.find(key)
         if handle is not None:
             return handle
         self.check_kind(key)
@@ -95,10 +95,10 @@ class CallArguments:
         """Check everything that is pushed, before anything changes."""
         dense: Dense = []
         sparse: Sparse = []
-        self._gpus.staging.discard_staged()
+        self.gpus.staging.discard_staged()
         for key, values in groups:
             handle = self.handle(key)
-            self._updater.check(handle)
+            self.updater.check(handle)
             if not values:
                 continue
             if not handle.sparse and cpu.first_misfit(values, handle.like) < 0:
@@ -112,7 +112,7 @@ class CallArguments:
     def _dense_sources(self, handle: Handle, values: list[Any]) -> list[Array]:
         if not any_on_device(values):
             return [dense_source(handle, value) for value in values]
-        found: list[Array] = self._gpus.use().sources(handle, values)
+        found: list[Array] = self.gpus.use().sources(handle, values)
         return found
 
     def _row_source(self, handle: Handle, value: Any) -> RowSparseArray:
@@ -148,7 +148,7 @@ class CallArguments:
             if deliver is not None:
                 later.add(handle.key, deliver)
         if on_gpu:
-            direct += self._gpus.use().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
+            direct += self.gpus.use().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
         return direct
 
     def check_outs(self, rest: list[Group]) -> None:
@@ -163,13 +163,13 @@ class CallArguments:
                 elif handle.sparse:
                     raise _rows_stay(handle)
                 else:
-                    self._gpus.use().check_out(handle, out)
+                    self.gpus.use().check_out(handle, out)
 
     def split_outs(self, groups: list[tuple[Handle, list[Any]]], later: Later) -> list[SplitOuts]:
         """Check the outs of keys whose value may lie on GPUs."""
         found = []
         for handle, outs in groups:
-            device, others = self._gpus.use().device_outputs(handle, outs)
+            device, others = self.gpus.use().device_outputs(handle, outs)
             found.append((device, self.outs(handle, others, later) if others else []))
         return found
 

@@ -28,7 +28,6 @@ from ..protocol import Kind
 from .arguments import CallArguments, Sparse, is_large
 from .delivery import Finish, ResultDelivery
 from .gpu_access import Dense, GpuAccess
-from .key_creation import KeyCreator
 from .native import _shared as shm
 from .native.membership import JobMembership
 from .optimizer import JobUpdater
@@ -65,8 +64,7 @@ class SharedBackend:
         self._waiter = RoundWaiter(job, keys, self._updater, rows, config.timeout, self.rank)
         self._pusher = RoundPusher(job, gpus, rows, self._waiter)
         self._delivery = ResultDelivery(self._waiter, rows, gpus)
-        self._creator = KeyCreator(job, keys, self._arguments, rows, self._waiter, self.rank)
-        self._values = StoredValues(job, keys, self._arguments, self._updater, rows, gpus, self._waiter)
+        self._values = StoredValues(self._arguments, rows, self._waiter)
         # Asynchronous operations that have yet to write their results, by key.
         self._undelivered: dict[Key, list[CallOnce]] = {}
         if config.threads:
@@ -84,7 +82,7 @@ class SharedBackend:
 
     def init(self, groups: list[Group]) -> None:
         """Take the value of the lowest rank, and wait until it is there."""
-        self._creator.init(groups)
+        self._values.init(groups)
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, and initialise others."""
@@ -311,7 +309,8 @@ class SharedBackend:
 
     def kind(self, key: Key) -> Kind:
         """As the key's handle says."""
-        return self._values.kind(key)
+        handle = self._arguments.handle(key)
+        return "row-sparse" if handle.sparse else "dense", handle.dtype.name, handle.shape
 
     def empty(self, key: Key) -> Array:
         """Return a new array of the key's shape and type that lives in the region."""

@@ -48,12 +48,7 @@ class NoStaging:
 
 
 class GpuAccess:
-    """The way to the GPUs of one process.
-
-    Attributes
-    ----------
-    staging : NoStaging or GpuStaging
-    """
+    """The way to the GPUs of one process."""
 
     def __init__(self, job: shm.Job, rank: int, ipc: bool) -> None:
         self._job, self._rank, self._ipc = job, rank, ipc

@@ -125,6 +125,11 @@ class JobUpdater:
         assert self.updater is not None
         self._load_counts()
         change(self.updater.optimizer)
+        self._put_settings()
+
+    def _put_settings(self) -> None:
+        """Let the settings of this process's optimizer be those of all."""
+        assert self.updater is not None
         text = _described(self.updater.optimizer)
         with shm.Lock(self._job):
             if text != shm.settings(self._job):
@@ -291,11 +296,7 @@ class JobUpdater:
                 self._put_state(handle, self.updater.states[handle.key])
             handle.updates = optimizer._index_update_count.get(handle.key, 0)
         shm.set_num_update(self._job, optimizer.num_update)
-        text = _described(optimizer)
-        with shm.Lock(self._job):
-            if text != shm.settings(self._job):
-                shm.set_settings(self._job, text)
-            self._version = shm.settings_version(self._job)
+        self._put_settings()
 
     def follow(self, handle: Handle, weight: Array) -> None:
         """Bring the float32 copy of a 16-bit weight in line with a weight that was set from outside."""

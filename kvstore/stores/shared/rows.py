@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...arrays import pages
 from ...arrays.grouping import Key
 from ...arrays.host import writable
 from ...arrays.sparse import RowSparseArray, trusted_rows
 from ...kernels import cpu
-from ..entry import Array, row_ids
+from ..entry import Array
 from ..rows import Ids, RowTable, merge, merged, with_all_rows
 from .native import _shared as shm
 
@@ -35,12 +34,6 @@ class SparseKeys:
         # What this worker has pushed last and the time before, by parity of the round; used again.
         self._pushed: dict[tuple[Key, int], Array] = {}
 
-    def add(self, keys: shm.Keys, key: Key, value: RowSparseArray) -> Handle | None:
-        """Make a key with the rows of `value`."""
-        table = pages.zeros(value.shape, value.dtype)
-        table[: len(value.indices)] = value.data
-        return keys.add(key, table, value.indices)
-
     # ------------------------------------------------------------------------------------------ reading
 
     def table(self, handle: Handle) -> RowTable:
@@ -53,14 +46,6 @@ class SparseKeys:
         table.ids = None if n < 0 else ids[:n]
         return table
 
-    def wanted(self, handle: Handle, ids: Any) -> Ids:
-        """Sorted, unique row ids, checked."""
-        return row_ids(handle, ids)
-
-    def gather(self, handle: Handle, ids: Ids, out: RowSparseArray) -> None:
-        """Fill `out` with some rows."""
-        self.table(handle).gather(ids, out)
-
     def copy_to(self, handle: Handle, out: Any) -> None:
         """Fill `out`, row-sparse or dense, with all rows."""
         if isinstance(out, RowSparseArray):
@@ -70,10 +55,6 @@ class SparseKeys:
         np.copyto(array, self.table(handle).dense(), casting="unsafe")
         if deliver is not None:
             deliver()
-
-    def view(self, handle: Handle) -> RowSparseArray:
-        """Live, read-only rows."""
-        return self.table(handle).view()
 
     # ------------------------------------------------------------------------------------------ pushing
 

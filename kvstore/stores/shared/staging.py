@@ -57,7 +57,7 @@ class GpuStaging:
         self._say_how()
 
     def _say_how(self) -> None:
-        refusal = self._buffers.refusal
+        refusal = self._buffers.arena.refusal
         log.info(
             "worker %d copies arrays on GPUs through %s memory of the shared region: %s%s",
             self._rank,

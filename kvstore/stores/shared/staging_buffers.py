@@ -142,13 +142,8 @@ class StagingBuffers:
     """The buffers of all keys: as many for each as are in use at once."""
 
     def __init__(self, job: shm.Job, driver: Driver) -> None:
-        self._driver, self._arena = driver, PinnedArena(job, driver)
+        self._driver, self.arena = driver, PinnedArena(job, driver)
         self._made: dict[tuple[Key, str], list[StagingBuffer]] = {}
-
-    @property
-    def refusal(self) -> str | None:
-        """Why pages are not locked; None where they are."""
-        return self._arena.refusal
 
     def for_copy(self, handle: shm.Handle, stream: Stream) -> BufferLease:
         """Lend a buffer that a copy on this stream may write, without a wait of the host."""
@@ -173,7 +168,7 @@ class StagingBuffers:
         return (one for one in made if not one.in_use and one.round <= complete)
 
     def _new(self, handle: shm.Handle, dtype: np.dtype[Any]) -> StagingBuffer:
-        made = StagingBuffer(self._driver, self._arena.array(handle.shape, dtype))
+        made = StagingBuffer(self._driver, self.arena.array(handle.shape, dtype))
         self._made.setdefault((handle.key, dtype.name), []).append(made)
         return made
 
@@ -187,4 +182,4 @@ class StagingBuffers:
                     buffer.close()
         finally:
             self._made.clear()
-            self._arena.close()
+            self.arena.close()

@@ -1,4 +1,4 @@
-"""The values of the keys outside of rounds: overwritten, looked at."""
+"""The values of the keys outside of rounds: made by the lowest member for all, overwritten, looked at."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.grouping import Key
+from ...arrays import pages
+from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
 from ...errors import ArrayError
-from ..entry import Array, check_shape, not_row_sparse
-from ..protocol import Kind
+from ..entry import Array, check_shape, not_row_sparse, row_ids
 from .arguments import CallArguments
-from .gpu_access import GpuAccess
 from .native import _shared as shm
-from .optimizer import JobUpdater
 from .rows import SparseKeys
 from .waiting import RoundWaiter
 
@@ -22,20 +20,48 @@ Handle = shm.Handle
 
 
 class StoredValues:
-    """The values of a job's keys, as one worker reads and replaces them."""
+    """The values of a job's keys, as one worker makes, replaces and reads them."""
 
-    def __init__(
-        self,
-        job: shm.Job,
-        keys: shm.Keys,
-        arguments: CallArguments,
-        updater: JobUpdater,
-        rows: SparseKeys,
-        gpus: GpuAccess,
-        waiter: RoundWaiter,
-    ) -> None:
-        self._job, self._keys, self._arguments = job, keys, arguments
-        self._updater, self._rows, self._gpus, self._waiter = updater, rows, gpus, waiter
+    def __init__(self, arguments: CallArguments, rows: SparseKeys, waiter: RoundWaiter) -> None:
+        self._job, self._keys, self._arguments = arguments.job, arguments.keys, arguments
+        self._rows, self._gpus, self._waiter = rows, arguments.gpus, waiter
+
+    def init(self, groups: list[Group]) -> None:
+        """Take the value of the lowest rank, and wait until it is there."""
+        self._waiter.check_open()
+        new = [(key, self._arguments.first_value(key, values)) for key, values in groups if values]
+        self._waiter.check_writing()
+        for key, value in new:
+            handle = self._keys.find(key)
+            if handle is None and self._is_initializer():
+                handle = self._add(key, value)
+            if handle is None:
+                handle = self._await_key(key)
+            self._arguments.check_same(handle, value)
+            self._arguments.initialised.add(key)
+
+    def _is_initializer(self) -> bool:
+        """Whether this worker's values count: it is the lowest member."""
+        return self._arguments.rank == min(self._job.members(), default=self._arguments.rank)
+
+    def _add(self, key: Key, value: Array | RowSparseArray) -> Handle | None:
+        if not isinstance(value, RowSparseArray):
+            return self._keys.add(key, value)
+        table = pages.zeros(value.shape, value.dtype)
+        table[: len(value.indices)] = value.data
+        return self._keys.add(key, table, value.indices)
+
+    def _await_key(self, key: Key) -> Handle:
+        def come() -> int:
+            known = len(self._keys)
+            self._arguments.check_kind(key)
+            return shm.READY if self._keys.find(key) is not None else self._keys.wait_for_more(known)
+
+        while (handle := self._keys.find(key)) is None:
+            self._waiter.wait(
+                come, None, lambda: [min(self._job.members(), default=0)], f"the init of key {key!r}"
+            )
+        return handle
 
     # ---------------------------------------------------------------------------------------- writing
 
@@ -49,7 +75,7 @@ class StoredValues:
                 self._rows.overwrite(handle, value)
             else:
                 np.copyto(handle.value(other=True), value)
-                self._updater.follow(handle, handle.value(other=True))
+                self._arguments.updater.follow(handle, handle.value(other=True))
         except BaseException:
             handle.give_back(False)
             raise
@@ -70,7 +96,7 @@ class StoredValues:
         handle = self._arguments.handle(key)
         self._waiter.settle(handle)
         if handle.sparse:
-            return self._rows.view(handle)
+            return self._rows.table(handle).view()
         self._gpus.staging.copy_to_region(handle)
         view = handle.value().view()
         view.flags.writeable = False
@@ -94,12 +120,12 @@ class StoredValues:
                 raise not_row_sparse(key)
             for out, ids in pairs:
                 check_shape(handle, out, "out")
-                jobs.append((handle, self._rows.wanted(handle, ids), out))
+                jobs.append((handle, row_ids(handle, ids), out))
         for handle, _, _ in jobs:
             self._waiter.settle(handle)
         self._waiter.see_whole([handle for handle, _, _ in jobs])
         for handle, ids, out in jobs:
-            self._rows.gather(handle, ids, out)
+            self._rows.table(handle).gather(ids, out)
 
     def empty(self, key: Key) -> Array:
         """Return a new array of the key's shape and type that lives in the region."""
@@ -108,8 +134,3 @@ class StoredValues:
         if handle.sparse:
             raise ArrayError(f"key {key!r} is row-sparse; only dense keys have arrays in shared memory")
         return self._job.empty(handle.shape, handle.dtype)
-
-    def kind(self, key: Key) -> Kind:
-        """Whether a key is dense or row-sparse, its element type, and its shape."""
-        handle = self._arguments.handle(key)
-        return "row-sparse" if handle.sparse else "dense", handle.dtype.name, handle.shape

@@ -20,18 +20,12 @@ Missing = Callable[[], Iterable[int]]
 
 
 class WaitErrors:
-    """The errors of one worker's waits; of each failed round it is told once.
-
-    Attributes
-    ----------
-    loss_told : bool
-        Whether this worker was told that a peer is lost.
-    """
+    """The errors of one worker's waits; of each failed round it is told once."""
 
     def __init__(self, job: shm.Job, updater: JobUpdater, rank: int) -> None:
         self._job, self._updater, self._rank = job, updater, rank
-        self.loss_told = False
-        self._reported: dict[Key, int] = {}  # the last failed round that this worker was told of
+        self.loss_told = False  # this worker was told that a peer is lost
+        self.told: dict[Key, int] = {}  # the last failed round that this worker was told of
 
     def warn_who_left(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
         """Say that workers have left without having joined."""
@@ -88,15 +82,11 @@ class WaitErrors:
             last_seen=self._job.silence(rank) if rank >= 0 else None,
         )
 
-    def note_told(self, key: Key, round: int) -> None:
-        """Note that this worker knows why a round came to nothing."""
-        self._reported[key] = round
-
     def failure(self, handle: Handle, round: int) -> KVStoreError | None:
         """Return the error of a round that came to nothing; each worker is told once."""
-        if not round or handle.failed != round or self._reported.get(handle.key) == round:
+        if not round or handle.failed != round or self.told.get(handle.key) == round:
             return None
-        self._reported[handle.key] = round
+        self.told[handle.key] = round
         text = handle.why(round)
         if not shm.mode(self._job) & 1:
             self.raise_if_peer_lost(handle, patience=_DYING if text is None else 0.0)

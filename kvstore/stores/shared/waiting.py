@@ -64,15 +64,7 @@ def _behind(keys: list[tuple[Handle, int]]) -> int:
 
 
 class RoundWaiter:
-    """The waits of one worker of a job.
-
-    Attributes
-    ----------
-    joined : bool
-        Whether this worker has no more batches.
-    rejoining : bool
-        Whether it has taken the place of an earlier process, and has not pushed yet.
-    """
+    """The waits of one worker of a job."""
 
     def __init__(
         self, job: shm.Job, keys: shm.Keys, updater: JobUpdater, rows: SparseKeys, timeout: float, rank: int
@@ -83,7 +75,8 @@ class RoundWaiter:
         # The last call with several keys, by key.
         self._calls: dict[Key, _Call] = {}
         self._preparing = threading.RLock()  # the updater works for one thread at a time
-        self.joined = False
+        self.joined = False  # this worker has no more batches
+        #: Whether it has taken the place of an earlier process, and has not pushed yet.
         self.rejoining = job.returned()
 
     def check_open(self) -> None:
@@ -180,7 +173,7 @@ class RoundWaiter:
             try:
                 self._updater.carry_out(handle, self._rows)
             except BaseException:
-                self._errors.note_told(handle.key, handle.failed)
+                self._errors.told[handle.key] = handle.failed
                 raise
 
     def _rest(self, call: shm.Call) -> None:

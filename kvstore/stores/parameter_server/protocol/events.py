@@ -96,7 +96,7 @@ class StoodStill(NamedTuple):
 
 
 class SchedulerRequest(NamedTuple):
-    """Worker, after `Welcomed`: a request to the scheduler; `Done` comes with the answer.
+    """Worker, after `Welcome`: a request to the scheduler; `Done` comes with the answer.
 
     CreateKeys, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye, whatever `request`
     and `store` say. `Leave` and `Bye` have no answer: they are done when the scheduler has them.
@@ -126,29 +126,22 @@ class Saved(NamedTuple):
 
 
 class Configured(NamedTuple):
-    """Server: how a `Configure` went (a command, too)."""
+    """Server: how an `Install` went (a command, too)."""
 
     store: int
     version: int
     error: Failure | None = None
 
 
-Event = (
-    Start
-    | Tick
-    | Received
-    | Heard
-    | Submit
-    | RetrySlice
-    | SchedulerLost
-    | StoodStill
-    | SchedulerRequest
-    | Applied
-    | Saved
-    | Configured
-)
+_OfWorker = Submit | RetrySlice | SchedulerLost | StoodStill | SchedulerRequest
+Event = Start | Tick | Received | Heard | _OfWorker | Applied | Saved | Configured
 
 # ------------------------------------------------------------------------------------------------- actions
+
+# What the scheduler says and the loop has to know is an action as it is. `Met`: the scheduler knows us,
+# wants signs of life, and has said where its `ECHO` is. `Welcome`: it has let us in, and requests are taken
+# from now on. `View`, of a worker: a new one of the store, after that. `Install`, of a server: take in
+# settings or a command, then `Configured`, before any other event.
 
 
 class Send(NamedTuple):
@@ -168,24 +161,6 @@ class Connect(NamedTuple):
     server: int
     address: str
     incarnation: int
-
-
-class MetScheduler(NamedTuple):
-    """Worker, server: the scheduler knows us, wants signs of life, and has said where its `ECHO` is."""
-
-    met: Met
-
-
-class Welcomed(NamedTuple):
-    """Worker, server: the scheduler has let us in; from now on requests are taken."""
-
-    welcome: Welcome
-
-
-class ViewChanged(NamedTuple):
-    """Worker: a new view of the store, after `Welcomed`."""
-
-    view: View
 
 
 class Shrunk(NamedTuple):
@@ -297,12 +272,6 @@ class Forget(NamedTuple):
     slices: tuple[int, ...] | None
 
 
-class Configure(NamedTuple):
-    """Server: take in settings or a command, then `Configured`, before any other event."""
-
-    install: Install
-
-
 class Save(NamedTuple):
     """Server: write a snapshot soon, since a key has its first value; then `Saved`."""
 
@@ -325,24 +294,6 @@ class End(NamedTuple):
     error: Failure | None = None
 
 
-Action = (
-    Send
-    | Connect
-    | MetScheduler
-    | Welcomed
-    | ViewChanged
-    | Shrunk
-    | SliceReceived
-    | Done
-    | Failed
-    | Apply
-    | Abort
-    | Write
-    | Reply
-    | Define
-    | Forget
-    | Configure
-    | Save
-    | Attachment
-    | End
-)
+_ByWorker = Connect | View | Shrunk | SliceReceived | Done
+_ByServer = Apply | Abort | Write | Reply | Define | Forget | Install | Save | Attachment
+Action = Send | Met | Welcome | Failed | End | _ByWorker | _ByServer

@@ -508,25 +508,8 @@ class LeftOut(msgspec.Struct, frozen=True, tag=True):
     """The last one that it was in."""
 
 
-ToScheduler = (
-    Hello
-    | Bye
-    | Leave
-    | JoinRounds
-    | Begin
-    | JoinPointReached
-    | Barrier
-    | CreateKeys
-    | Ready
-    | Lookup
-    | Count
-    | Drop
-    | Settings
-    | Command
-    | Installed
-    | Ping
-    | Pong
-)
+_OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Settings | Command
+ToScheduler = Hello | Bye | Leave | Begin | JoinPointReached | Installed | Ping | Pong | _OfMember
 FromScheduler = Met | Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
 Direct = Attach | Attached | Fenced | Who | Missing | LeftOut
 

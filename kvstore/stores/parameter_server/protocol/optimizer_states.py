@@ -71,13 +71,7 @@ def pack_part(key: Key, part: PartState, table: bool, optimizer: Optimizer) -> b
 
 
 def unpack_part(key: Key, data: bytes, table: bool, optimizer: Optimizer) -> PartState:
-    """Return what `pack_part` was given.
-
-    Raises
-    ------
-    StateFileError
-        It is damaged, of another key, or of another optimizer.
-    """
+    """Return what `pack_part` was given; StateFileError: damaged, of another key, or of another optimizer."""
     content = states.unpack(data)
     rule = type(optimizer).__name__.lower()
     if content.rule != rule:
@@ -107,28 +101,11 @@ def _counted(optimizer: Optimizer, counts: Mapping[Key, int], num_update: int) -
 
 
 def join_states(entries: Iterable[KeyEntry], parts: Mapping[int, bytes], optimizer: Optimizer) -> Updater:
-    """Put the states of slices together.
+    """Put states of slices together; the updater's `save` writes the file that a store of one process would.
 
-    Parameters
-    ----------
-    entries : iterable of KeyEntry
-        All keys of the store.
-    parts : mapping
-        By slice what `StoreShard.fetch_state` returned.
-    optimizer : Optimizer
-        As it is set in the store; not changed.
-
-    Returns
-    -------
-    Updater
-        Its `save` writes the file that a store of one process would write.
-
-    Raises
-    ------
-    StateFileError
-        A part is damaged.
-    KVStoreError
-        Some slices of a key have been updated and others have not yet; or a table is too large for a file.
+    `entries` are all keys of the store, `parts` by slice what `StoreShard.fetch_state` returned, `optimizer`
+    is not changed. Raises StateFileError if a part is damaged, KVStoreError if some slices of a key have been
+    updated and others have not yet, or a table is too large for a file.
     """
     trees: dict[Key, Tree] = {}
     counts: dict[Key, int] = {}

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 
 class SilenceDetector:
-    """Says when to ask the scheduler for a sign of life, and when it is lost.
+    """Says when to ask the scheduler for a sign of life, and when it is lost: after `dead_after` seconds.
 
     Silence counts only while this process listens: after a long step nothing is known. And the end of one's
     patience is no proof, for a sign may have come that is not read yet: it is waited a little longer, during
     which everything that has come is read.
-
-    Parameters
-    ----------
-    dead_after : float
-        Seconds of silence that mean a loss.
     """
 
     def __init__(self, dead_after: float) -> None:

@@ -29,19 +29,10 @@ def run(
     report: Callable[[str], None] | None = None,
     watch: Callable[[Callable[[], bool]], None] | None = None,
 ) -> None:
-    """Be the scheduler of a job until it is over.
+    """Be the scheduler of a job until it is over; KVStoreError: the job did not end well, or has no address.
 
-    Parameters
-    ----------
-    report : callable, optional
-        Called with the address as soon as others can connect.
-    watch : callable, optional
-        Called before that with a function that says whether no worker has ever come.
-
-    Raises
-    ------
-    KVStoreError
-        The address cannot be taken, or the job did not end well.
+    `report` is called with the address as soon as others can connect, and before that `watch` with a function
+    that says whether no worker has ever come.
     """
     sockets = SchedulerSockets(roles)
     roles = roles.bound(sockets.port)
@@ -86,7 +77,7 @@ class _Loop:
         while self._ended is None:
             for peer, message in self._sockets.receive(_TICK):
                 self._step(events.Received(peer, message))
-            for process in self._sockets.heard():
+            for process in self._sockets.heartbeats.heard():
                 self._step(events.Heard(process))
             self._look_at_the_clock(time.monotonic())
         return self._ended
@@ -94,7 +85,7 @@ class _Loop:
     def _look_at_the_clock(self, now: float) -> None:
         if now - self._pinged >= self._heartbeat:
             self._pinged = now
-            self._sockets.ping()
+            self._sockets.heartbeats.ping()
         if now - self._ticked >= _TICK:
             self._ticked = now
             self._step(events.Tick())
@@ -113,5 +104,6 @@ class _Loop:
     def _addressed(self, message: Any) -> Any:
         """Tell others where signs of life are wanted, and given."""
         if type(message) is ReliableMessage and type(message.body) is Met:
-            return msgspec.structs.replace(message, body=Met(self._sockets.heartbeats, self._sockets.echo))
+            met = Met(self._sockets.heartbeats.address, self._sockets.echo)
+            return msgspec.structs.replace(message, body=met)
         return message

@@ -15,31 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ....settings.definitions import DEFAULTS
+from ..protocol import messages as m
 from ..protocol.events import Action, Event, Heard, Received, Tick
-from ..protocol.messages import (
-    Barrier,
-    Begin,
-    Bye,
-    Command,
-    Count,
-    CreateKeys,
-    Drop,
-    Hello,
-    Installed,
-    JoinPointReached,
-    JoinRounds,
-    Leave,
-    Lookup,
-    Ping,
-    Pong,
-    Ready,
-    ReliableMessage,
-    Settings,
-    Who,
-)
+from ..protocol.messages import ReliableMessage
 from ..protocol.reliable_link import ReliableLink
 from .admission import Admission
 from .failure_detector import FailureDetector, given_up
@@ -54,30 +36,19 @@ _STRANGERS = 4096  # peers that have not said who they are
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The job, and how patient its scheduler is.
+    """The job, and how patient its scheduler is."""
 
-    Attributes
-    ----------
-    job : str
-        Everybody who says hello must name it.
-    num_workers, num_servers : int
-        How many there are.
-    resend_after : float
-        Seconds after which a message that has not been acknowledged is sent again.
-    dead_after : float
-        Seconds of silence after which a process is lost.
-    server_grace : float
-        Seconds that a lost server has to come back; 0: it cannot.
-    timeout : float
-        Seconds without any worker after which the job is given up.
-    """
-
+    #: Everybody who says hello must name it.
     job: str
     num_workers: int
     num_servers: int
+    #: Seconds after which a message that has not been acknowledged is sent again.
     resend_after: float = 1.0
+    #: Seconds of silence after which a process is lost.
     dead_after: float = DEFAULTS["dead_after"]
+    #: Seconds that a lost server has to come back; 0: it cannot.
     server_grace: float = 0.0
+    #: Seconds without any worker after which the job is given up.
     timeout: float = DEFAULTS["timeout"]
 
 
@@ -101,24 +72,27 @@ class Scheduler:
         )
         requests = MemberRequests(assignment, stores)
         self._handlers: dict[type, Callable[[Peer, Any, Outgoing], None]] = {
-            Hello: self._admission.hello,
-            Bye: shutdown.bye,
-            Leave: shutdown.leave,
-            JoinRounds: requests.join_rounds,
-            Begin: requests.collect_join_point,
-            JoinPointReached: requests.join_point_reached,
-            Barrier: requests.barrier,
-            CreateKeys: requests.create_keys,
-            Ready: requests.ready,
-            Lookup: requests.lookup,
-            Count: requests.count,
-            Drop: requests.drop,
-            Settings: requests.settings,
-            Command: requests.command,
-            Installed: requests.installed,
-            Who: requests.who,
-            Ping: self._ping,
+            m.Hello: self._admission.hello,
+            m.Bye: shutdown.bye,
+            m.Leave: shutdown.leave,
+            m.Begin: requests.collect_join_point,
+            m.JoinPointReached: requests.join_point_reached,
+            m.Installed: requests.installed,
+            m.Who: requests.who,
+            m.Ping: self._ping,
         }
+        of_members: dict[type, Callable[..., None]] = {
+            m.JoinRounds: requests.join_rounds,
+            m.Barrier: requests.barrier,
+            m.CreateKeys: requests.create_keys,
+            m.Ready: requests.ready,
+            m.Lookup: requests.lookup,
+            m.Count: requests.count,
+            m.Drop: requests.drop,
+            m.Settings: requests.settings,
+            m.Command: requests.command,
+        }
+        self._handlers |= {kind: partial(requests.handle, answer) for kind, answer in of_members.items()}
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
@@ -168,7 +142,7 @@ class Scheduler:
             process.heard = outgoing.now
         for body in peer.link.read(message, outgoing.now):
             handler = self._handlers.get(type(body))
-            if handler is not None and (peer.hello is not None or type(body) is Hello):
+            if handler is not None and (peer.hello is not None or type(body) is m.Hello):
                 handler(peer, body, outgoing)
         outgoing.acknowledge(peer)
 
@@ -187,8 +161,8 @@ class Scheduler:
         for name in old:
             del self._peers[name]
 
-    def _ping(self, peer: Peer, message: Ping, outgoing: Outgoing) -> None:
-        outgoing.send_unreliable(peer, Pong(message.number))
+    def _ping(self, peer: Peer, message: m.Ping, outgoing: Outgoing) -> None:
+        outgoing.send_unreliable(peer, m.Pong(message.number))
 
     def _tick(self, outgoing: Outgoing) -> None:
         self._detector.look(outgoing)

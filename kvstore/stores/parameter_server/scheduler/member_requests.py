@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from ..protocol.messages import (
-    Answer,
-    Barrier,
-    Begin,
-    Command,
-    Count,
-    CreateKeys,
-    Drop,
-    Failure,
-    Install,
-    Installed,
-    JoinPointReached,
-    JoinRounds,
-    Lookup,
-    Missing,
-    Ready,
-    Settings,
-    Who,
-)
+from collections.abc import Callable
+from typing import Any
+
+from ..protocol import messages as m
+from ..protocol.messages import Answer, Failure
 from .membership import Membership
 from .peers import Outgoing, Peer, State
 from .rank_assignment import RankAssignment
 from .stores import Stores
-
-Request = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Settings | Command
 
 
 class MemberRequests:
@@ -37,34 +21,30 @@ class MemberRequests:
         self._stores = stores
         self._servers = assignment.servers
 
-    def _member(self, peer: Peer, message: Request, outgoing: Outgoing) -> Membership | None:
-        """Store of a request, if it may be made; else it is answered with the reason."""
+    def handle(self, answer: Callable[..., None], peer: Peer, message: Any, outgoing: Outgoing) -> None:
+        """Have a request of a store's member answered by one of the methods below, or with why it is not."""
         store = peer.store
         if store is None or not store.started or not self._assignment.holds(peer, store):
-            return None
-        if store.broken and not isinstance(message, (Lookup, Count)):
+            return
+        if store.broken and not isinstance(message, (m.Lookup, m.Count)):
             outgoing.write(peer, Answer(message.request, error=store.failure))
-            return None
-        if peer.rank not in store.members:
+        elif peer.rank not in store.members:
             closed = Failure("ClosedError", f"this worker has left {store}")
             outgoing.write(peer, Answer(message.request, error=closed))
-            return None
-        return store
+        else:
+            answer(store, peer, message, outgoing)
 
     # ------------------------------------------------------------------------------------------------ rounds
 
-    def join_rounds(self, peer: Peer, message: JoinRounds, outgoing: Outgoing) -> None:
+    def join_rounds(self, store: Membership, peer: Peer, message: m.JoinRounds, outgoing: Outgoing) -> None:
         """Let nobody wait for this worker's pushes any more."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         if peer.rank not in store.resting:
             store.rest(peer.rank)
             self._stores.show(store, outgoing)
         outgoing.write(peer, Answer(message.request))
         self._stores.go_on(store, outgoing)
 
-    def collect_join_point(self, peer: Peer, message: Begin, outgoing: Outgoing) -> None:
+    def collect_join_point(self, peer: Peer, message: m.Begin, outgoing: Outgoing) -> None:
         """Ask the others where they are, for one who came back and is about to push."""
         store = peer.store
         if store is None or not self._assignment.holds(peer, store):
@@ -74,67 +54,51 @@ class MemberRequests:
             self._stores.show(store, outgoing)
             self._stores.go_on(store, outgoing)
 
-    def join_point_reached(self, peer: Peer, message: JoinPointReached, outgoing: Outgoing) -> None:
+    def join_point_reached(self, peer: Peer, message: m.JoinPointReached, outgoing: Outgoing) -> None:
         """Note where one of the others is."""
         store = peer.store
         if store is not None and self._assignment.holds(peer, store):
             store.rejoins.reached(peer.rank, message.epoch, message.pushed)
             self._stores.go_on(store, outgoing)
 
-    def barrier(self, peer: Peer, message: Barrier, outgoing: Outgoing) -> None:
+    def barrier(self, store: Membership, peer: Peer, message: m.Barrier, outgoing: Outgoing) -> None:
         """Answer once all have arrived."""
-        store = self._member(peer, message, outgoing)
-        if store is not None:
-            store.barrier.arrive(peer.rank, message.request)
-            self._stores.go_on(store, outgoing)
+        store.at_barrier[peer.rank] = message.request
+        self._stores.go_on(store, outgoing)
 
     # -------------------------------------------------------------------------------------------------- keys
 
-    def create_keys(self, peer: Peer, message: CreateKeys, outgoing: Outgoing) -> None:
+    def create_keys(self, store: Membership, peer: Peer, message: m.CreateKeys, outgoing: Outgoing) -> None:
         """Place new keys; whoever does not fill them waits until they have values."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         answer, new = store.keys.create(peer.rank, message.request, message.keys, store.initializer)
         self._stores.place(store, new, outgoing)
         if answer is not None:
             outgoing.write(peer, answer)
 
-    def ready(self, peer: Peer, message: Ready, outgoing: Outgoing) -> None:
+    def ready(self, store: Membership, peer: Peer, message: m.Ready, outgoing: Outgoing) -> None:
         """Answer those who wait for the values of keys."""
-        store = self._member(peer, message, outgoing)
-        if store is not None:
-            self._stores.answer(store, store.keys.ready(message.keys), outgoing)
-            outgoing.write(peer, Answer(message.request))
+        self._stores.answer(store, store.keys.ready(message.keys), outgoing)
+        outgoing.write(peer, Answer(message.request))
 
-    def lookup(self, peer: Peer, message: Lookup, outgoing: Outgoing) -> None:
+    def lookup(self, store: Membership, peer: Peer, message: m.Lookup, outgoing: Outgoing) -> None:
         """Say where keys lie, once they have values if the worker waits for that."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         wait = message.wait and not store.broken
         answer = store.keys.lookup(peer.rank, message.request, message.keys, wait)
         if answer is not None:
             outgoing.write(peer, answer)
 
-    def drop(self, peer: Peer, message: Drop, outgoing: Outgoing) -> None:
+    def drop(self, store: Membership, peer: Peer, message: m.Drop, outgoing: Outgoing) -> None:
         """Forget keys."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         slices = store.keys.drop(message.keys)
         if slices:
             text = ",".join(map(str, slices))
-            self._servers.tell_all(Install(store.number, 0, "drop", text), outgoing)
+            self._servers.tell_all(m.Install(store.number, 0, "drop", text), outgoing)
         outgoing.write(peer, Answer(message.request))
 
     # ---------------------------------------------------------------------------------------------- settings
 
-    def settings(self, peer: Peer, message: Settings, outgoing: Outgoing) -> None:
+    def settings(self, store: Membership, peer: Peer, message: m.Settings, outgoing: Outgoing) -> None:
         """Have a setting installed once, and answer when all servers have it."""
-        store = self._member(peer, message, outgoing)
-        if store is None:
-            return
         setting, new = store.settings.ask(peer.rank, message, set(range(self._servers.count)))
         if setting is None:
             text = (
@@ -146,14 +110,12 @@ class MemberRequests:
             self._servers.tell_all(setting.install, outgoing)
         self._stores.answer(store, setting.answers(), outgoing)
 
-    def command(self, peer: Peer, message: Command, outgoing: Outgoing) -> None:
+    def command(self, store: Membership, peer: Peer, message: m.Command, outgoing: Outgoing) -> None:
         """Pass a command on to all servers."""
-        store = self._member(peer, message, outgoing)
-        if store is not None:
-            setting = store.settings.command(peer.rank, message, set(range(self._servers.count)))
-            self._servers.tell_all(setting.install, outgoing)
+        setting = store.settings.command(peer.rank, message, set(range(self._servers.count)))
+        self._servers.tell_all(setting.install, outgoing)
 
-    def installed(self, peer: Peer, message: Installed, outgoing: Outgoing) -> None:
+    def installed(self, peer: Peer, message: m.Installed, outgoing: Outgoing) -> None:
         """Take a server's word that it has a setting, or why not."""
         for store in self._stores.values():
             if store.number == message.store:
@@ -162,10 +124,8 @@ class MemberRequests:
 
     # ----------------------------------------------------------------------------------------------- absence
 
-    def count(self, peer: Peer, message: Count, outgoing: Outgoing) -> None:
+    def count(self, store: Membership, peer: Peer, message: m.Count, outgoing: Outgoing) -> None:
         """Say how many processes are silent, or lost and not replaced."""
-        if self._member(peer, message, outgoing) is None:
-            return
         assignment = self._assignment
         processes = [*assignment.workers.values(), *self._servers.there.values()]
         silent = [
@@ -174,13 +134,13 @@ class MemberRequests:
         count = len(silent) + len(assignment.ranks(State.LOST)) + len(self._servers.missing)
         outgoing.write(peer, Answer(message.request, count=count))
 
-    def who(self, peer: Peer, message: Who, outgoing: Outgoing) -> None:
+    def who(self, peer: Peer, message: m.Who, outgoing: Outgoing) -> None:
         """Say whom the store's start, its barrier, or a worker's keys or first push wait for."""
         store = peer.store
         servers = () if store is not None and store.started else tuple(self._servers.missing)
         ranks = self._assignment.missing if store is None else self._awaited(store, peer.rank)
         outgoing.send_unreliable(
-            peer, Missing(message.store, message.slice, message.round, tuple(ranks), servers)
+            peer, m.Missing(message.store, message.slice, message.round, tuple(ranks), servers)
         )
 
     def _awaited(self, store: Membership, rank: int) -> list[int]:
@@ -190,4 +150,4 @@ class MemberRequests:
             return [store.initializer]
         if store.rejoins.waits(rank):
             return store.rejoins.missing(store.needed, store.epoch)
-        return store.barrier.missing(store.needed) if store.barrier.waiting else []
+        return store.awaited_at_barrier()

@@ -8,7 +8,6 @@ from typing import Any
 from ....settings.definitions import USUAL_SLICE_BYTES
 from ..protocol.losses import lost
 from ..protocol.messages import Failure, Loss, Member, View
-from .barrier import Barrier
 from .key_table import KeyTable
 from .rejoins import JoinPoint, RejoinCoordinator
 from .settings import SettingsTable
@@ -29,7 +28,7 @@ class Membership:
         self.resting: set[int] = set()
         self.over = False  # all have closed it
         self.broken = False
-        self.barrier = Barrier()
+        self.at_barrier: dict[int, int] = {}  # request by rank
         self.rejoins = RejoinCoordinator()
         asked = options.get("slice_bytes")
         slice_bytes = asked if isinstance(asked, int) and asked > 0 else USUAL_SLICE_BYTES
@@ -86,13 +85,21 @@ class Membership:
         self.resting.add(rank)
         self.epoch += 1
 
-    def leave(self, rank: int) -> None:
-        """Let a member go that has closed its store."""
-        self._remove(rank)
+    def awaited_at_barrier(self) -> list[int]:
+        """Ranks that a barrier waits for."""
+        return sorted(self.needed - self.at_barrier.keys()) if self.at_barrier else []
+
+    def open_barrier(self) -> list[tuple[int, int]]:
+        """Rank and request of all that may go on now, if all have arrived; they are forgotten."""
+        return [] if self.awaited_at_barrier() else self._clear_barrier()
+
+    def _clear_barrier(self) -> list[tuple[int, int]]:
+        waiting, self.at_barrier = sorted(self.at_barrier.items()), {}
+        return waiting
 
     def lose(self, loss: Loss) -> None:
         """Note that a member is lost."""
-        self._remove(loss.rank)
+        self.leave(loss.rank)
         self._losses[("worker", loss.rank)] = loss
         self.broken = self.broken or self.raises
 
@@ -111,28 +118,19 @@ class Membership:
         rank, after = join_point or (-1, ())
         join_slice = -1 if join_point or self.broken else self.rejoins.join_slice
         return View(
-            self.number,
-            self.epoch,
-            members,
-            resting,
-            losses,
-            tuple(servers),
-            self.broken,
-            self.mode,
-            rejoining,
-            join_slice,
-            rank,
-            after,
-        )
+            self.number, self.epoch, members, resting, losses, tuple(servers), self.broken, self.mode,
+            rejoining, join_slice, rank, after,
+        )  # fmt: skip
 
     def waiting(self) -> list[tuple[int, int]]:
         """Rank and request of everybody who waits for others; they are forgotten."""
-        return [*self.barrier.clear(), *self.keys.clear(), *self.settings.clear()]
+        return [*self._clear_barrier(), *self.keys.clear(), *self.settings.clear()]
 
-    def _remove(self, rank: int) -> None:
+    def leave(self, rank: int) -> None:
+        """Let a member go that has closed its store, or is lost."""
         del self.members[rank]
         self.resting.discard(rank)
-        self.barrier.leave(rank)
+        self.at_barrier.pop(rank, None)
         self.rejoins.leave(rank)
         self.keys.leave(rank)
         self.settings.forget(rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,39 +56,26 @@ class DenseKey:
         return self._memory[0].reshape(self.shape)
 
 
+@dataclass(slots=True, eq=False)
 class DenseSlice:
     """Elements `start` to `stop` of a key."""
 
-    __slots__ = (
-        "_before",
-        "_before_round",
-        "_copy",
-        "_displaced",
-        "_other",
-        "at",
-        "block",
-        "id",
-        "of",
-        "start",
-        "state",
-        "stop",
-        "value",
-    )
-
-    def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
-        self.id, self.of, self.start, self.stop = id, of, start, stop
-        self.state = State()
-        self.value: Array | None = None
-        #: What the value was after the round before the last, should that not come to be whole elsewhere.
-        self._before: Array | None = None
-        self._before_round = -1
-        self._copy: Array | None = None  # memory for that, of a value that is updated
-        #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
-        self._other: tuple[Array, Block | None, int] | None = None
-        self._displaced = False
-        #: Where others find it: a block, and bytes from its beginning.
-        self.block: Block | None = None
-        self.at = 0
+    id: int
+    of: DenseKey
+    start: int
+    stop: int
+    state: State = field(default_factory=State)
+    value: Array | None = None
+    #: Where others find it: a block, and bytes from its beginning.
+    block: Block | None = None
+    at: int = 0
+    #: What the value was after the round before the last, should that not come to be whole elsewhere.
+    _before: Array | None = None
+    _before_round: int = -1
+    _copy: Array | None = None  # memory for that, of a value that is updated
+    #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
+    _other: tuple[Array, Block | None, int] | None = None
+    _displaced: bool = False
 
     @property
     def size(self) -> int:
@@ -109,13 +97,7 @@ class DenseSlice:
         return self.of.state if needs_whole_keys(settings.optimizer) else self.state
 
     def live(self) -> Array:
-        """Return the value.
-
-        Raises
-        ------
-        KeyNotFoundError
-            It has none yet.
-        """
+        """Return the value; KeyNotFoundError: it has none yet."""
         if self.value is None:
             raise KeyNotFoundError(f"slice {self.id} of key {self.of.key!r} has no value yet")
         return self.value
@@ -179,13 +161,7 @@ class DenseSlice:
             memory.give(home)
 
     def past(self, round: int) -> Array:
-        """Return the value as it was after a round.
-
-        Raises
-        ------
-        KVStoreError
-            That is not kept.
-        """
+        """Return the value as it was after a round; KVStoreError: that is not kept."""
         if self._before is None or self._before_round != round:
             raise not_kept(self.of.key, round)
         return self._before
@@ -234,13 +210,7 @@ class DenseSlice:
         state.keep((given.updates, given.num_update))
 
     def as_rows(self) -> tuple[Array, int]:
-        """Return the value as rows, and the number of the first.
-
-        Raises
-        ------
-        ShapeError
-            The slice does not begin and end with a row.
-        """
+        """Return the value as rows, and the first one's number; ShapeError: the slice is cut within rows."""
         width = self.of.width
         if not width or self.start % width or self.stop % width:
             raise ShapeError(
@@ -260,13 +230,7 @@ def allocate(size: int, dtype: np.dtype[Any], memory: Values | None) -> tuple[Ar
 
 
 class Batch:
-    """Jobs of dense slices that one call of the kernels does, each slice once.
-
-    Parameters
-    ----------
-    memory : Values or None
-        Where values lie that others read meanwhile.
-    """
+    """Jobs of dense slices that one call of the kernels does, each slice once, in memory that others read."""
 
     def __init__(self, memory: Values | None) -> None:
         self._memory = memory

@@ -1,7 +1,7 @@
 """A server: its sockets, and what its machine wants done, in one thread.
 
 Arithmetic runs on the kernels' helper threads, outside of the interpreter's lock; while it does, messages
-pile up in ZeroMQ's queues. What the values are, and where they lie, is `StorageProtocol`' business.
+pile up in ZeroMQ's queues. What the values are, and where they lie, is `storage`'s business.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -27,6 +27,7 @@ from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
 from ..transport.heartbeats import HeartbeatResponder
 from ..transport.sockets import ServerSockets
 from .machine import Server, ServerOptions
+from .storage import ServerStorage
 
 log = logging.getLogger("kvstore.ps")
 
@@ -35,59 +36,13 @@ _TICK = 0.1  # seconds between two looks at the clock
 _REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
 
 
-class StorageProtocol(Protocol):
-    """What a server holds; every method is called by the one thread of the loop."""
-
-    def apply(self, action: events.Apply) -> events.Applied | None:
-        """Carry out rounds; None where all of them wait for others."""
-
-    def abort(self, action: events.Abort) -> events.Applied:
-        """Give up rounds that wait for others."""
-
-    def reach(self, batch: Batch) -> None:
-        """Get hold of the shared memory that requests speak of: their worker may die before it is read."""
-
-    def write(self, action: events.Write) -> events.Applied:
-        """Write a value or a state."""
-
-    def read(
-        self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool
-    ) -> tuple[Record, list[Any]]:
-        """Return what is asked for: place, rows, nbytes, and buffers where place is FRAME.
-
-        Live memory only where `steady`: the value stays as it is until the worker has it. `past`: as it was
-        after round `request.round`, which is not the last.
-        """
-
-    def set_rank(self, rank: int) -> None:
-        """Learn which server this is."""
-
-    def define(self, action: events.Define) -> None:
-        """Take note of slices that will come."""
-
-    def forget(self, action: events.Forget) -> None:
-        """Drop slices."""
-
-    def configure(self, action: events.Configure) -> Failure | None:
-        """Take in settings."""
-
-    def attach(self, action: events.Attachment) -> str:
-        """Open a worker's memory, and say where values are for it; or let it go."""
-
-    def save(self, machine: dict[str, Any]) -> Callable[[], None]:
-        """Note everything as it is, and what the machine wants to find again; return what writes it."""
-
-    def close(self) -> None:
-        """Let everything go."""
-
-
 class ServerLoop:
-    """One server, from its start to its end."""
+    """One server, from its start to its end; from its last snapshot on, where it is started again."""
 
-    def __init__(
-        self, roles: Roles, config: PsConfig, storage: StorageProtocol, state: dict[str, Any] | None = None
-    ) -> None:
-        self._config, self._storage = config, storage
+    def __init__(self, roles: Roles, config: PsConfig) -> None:
+        self._config = config
+        self._storage = storage = ServerStorage(roles.rank, config)
+        state = storage.restore() if roles.restart and config.snapshot else None
         incarnation = secrets.randbits(63)
         process = f"server/{roles.rank}/{os.getpid()}/{secrets.token_hex(8)}"
         self._sockets = ServerSockets(roles, incarnation)
@@ -120,25 +75,19 @@ class ServerLoop:
             events.Abort: storage.abort,
             events.Send: self._send,
             events.Write: storage.write,
-            events.Configure: self._configure,
+            m.Install: self._configure,
             events.Define: storage.define,
             events.Forget: self._forget,
             events.Attachment: self._attach,
-            events.MetScheduler: self._met,
-            events.Welcomed: self._welcomed,
+            m.Met: self._met,
+            m.Welcome: self._welcomed,
             events.Save: self._wants_snapshot,
             events.End: self._end,
             events.Failed: self._end,
         }
 
     def run(self) -> None:
-        """Serve until the job is over.
-
-        Raises
-        ------
-        KVStoreError
-            The job did not end well, or this server was refused.
-        """
+        """Serve until the job is over; KVStoreError: it did not end well, or this server was refused."""
         try:
             self._step(events.Start())
             while self._ended is None:
@@ -205,9 +154,8 @@ class ServerLoop:
         handler = self._handlers.get(type(action))
         return None if handler is None else handler(action)
 
-    def _configure(self, action: events.Configure) -> events.Configured:
-        install = action.install
-        return events.Configured(install.store, install.version, self._storage.configure(action))
+    def _configure(self, install: m.Install) -> events.Configured:
+        return events.Configured(install.store, install.version, self._storage.configure(install))
 
     def _attach(self, action: events.Attachment) -> None:
         self._memory[action.store, action.rank] = self._storage.attach(action)
@@ -218,14 +166,12 @@ class ServerLoop:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
             self._attaching = {peer: key for peer, key in self._attaching.items() if key[0] != action.store}
 
-    def _met(self, action: events.MetScheduler) -> None:
-        self._heartbeats = HeartbeatResponder(
-            action.met.pulse, self._process, self._roles.keys, self._roles.job
-        )
-        self._sockets.meet(action.met.echo)
+    def _met(self, met: m.Met) -> None:
+        self._heartbeats = HeartbeatResponder(met.pulse, self._process, self._roles.keys, self._roles.job)
+        self._sockets.meet(met.echo)
 
-    def _welcomed(self, action: events.Welcomed) -> None:
-        self._storage.set_rank(action.welcome.rank)
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        self._storage.set_rank(welcome.rank)
 
     def _wants_snapshot(self, action: events.Save) -> None:
         self._due = True
@@ -283,16 +229,3 @@ class ServerLoop:
 def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
     text = msgspec.msgpack.encode(failure)
     return record._replace(kind=Kind.FAILED, place=PayloadLocation.FRAME, nbytes=len(text)), [text]
-
-
-def run(
-    roles: Roles, config: PsConfig, storage: StorageProtocol, state: dict[str, Any] | None = None
-) -> None:
-    """Be a server of a job until it is over; `state` is what the machine had saved.
-
-    Raises
-    ------
-    KVStoreError
-        The job did not end well, or this server was refused.
-    """
-    ServerLoop(roles, config, storage, state).run()

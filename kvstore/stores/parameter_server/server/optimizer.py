@@ -76,13 +76,8 @@ class OptimizerVersions:
     def described(self) -> list[dict[str, Any]]:
         """Return all versions, fit for JSON."""
         return [
-            {
-                "version": settings.version,
-                "era": settings.generation,
-                "text": settings.text,
-                "base": settings.base,
-            }
-            for settings in self._versions
+            {"version": one.version, "era": one.generation, "text": one.text, "base": one.base}
+            for one in self._versions
         ]
 
     @classmethod
@@ -157,12 +152,8 @@ class State:
         """Return the updater, with these settings; states of another generation are fresh."""
         assert settings.optimizer is not None
         if self.updater is None or self.generation != settings.generation:
-            self.updater, self.generation, self.updates, self.num_update = (
-                Updater(settings.optimizer),
-                settings.generation,
-                0,
-                0,
-            )
+            self.updater, self.generation = Updater(settings.optimizer), settings.generation
+            self.updates = self.num_update = 0
         self.updater.optimizer = settings.optimizer
         return self.updater
 

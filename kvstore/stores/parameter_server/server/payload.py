@@ -58,13 +58,7 @@ def not_kept(key: Key, round: int) -> KVStoreError:
 
 
 def plain(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
-    """View a payload as `size` elements; copied where it is not aligned.
-
-    Raises
-    ------
-    ShapeError
-        It has another size.
-    """
+    """View a payload as `size` elements, copied where it is not aligned; ShapeError: it has another size."""
     if payload.coding:
         _check_packed(dtype)
         restored = np.empty(size, np.float32)
@@ -95,10 +89,7 @@ def summands(
 ) -> list[Array] | cpu.Coded:
     """Return the parts of a dense slice as the kernels sum them, in their order.
 
-    Raises
-    ------
-    ShapeError, DTypeError
-        A part is not one for a slice of this type and size.
+    Raises ShapeError or DTypeError where a part is not one for a slice of this type and size.
     """
     codes = {(payload.coding, payload.threshold) for _, payload in parts}
     coding, threshold = codes.pop()
@@ -111,12 +102,8 @@ def summands(
 def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[int, ...]) -> RowSparseArray:
     """View a row-sparse payload as rows of a slice that begins with row `start`; `shape` is the slice's.
 
-    Ids are those of the slice, not of the table.
-
-    Raises
-    ------
-    ShapeError, RowIndexError
-        Not so many bytes; ids that do not ascend, or of rows that lie elsewhere.
+    Ids are those of the slice, not of the table. Raises ShapeError where there are not so many bytes, and
+    RowIndexError for ids that do not ascend, or of rows that lie elsewhere.
     """
     n, width = payload.rows, int(np.prod(shape[1:], dtype=np.int64))
     if isinstance(payload.data, tuple):

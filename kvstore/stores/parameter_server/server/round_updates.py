@@ -67,13 +67,9 @@ class RoundUpdates:
         """Sum the parts of each job, and update or replace the slice's value.
 
         Many small slices take one call of the kernels. Numbers are those of the `local` store, bit by bit,
-        for one push with the parts as the list of values, however the key is cut.
-
-        Returns
-        -------
-        list
-            For each job None, or what went wrong: an UpdaterError, ShapeError, DTypeError ... Its slice is as
-            it was, the others are through.
+        for one push with the parts as the list of values, however the key is cut. Returns for each job None,
+        or what went wrong (UpdaterError, ShapeError, DTypeError ...): its slice is as it was then, and the
+        others are through.
         """
         results: list[Exception | None] = [None] * len(jobs)
         self.written.clear()

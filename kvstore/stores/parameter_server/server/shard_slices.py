@@ -50,13 +50,7 @@ class ShardSlices:
             self.held[piece.id] = Table(spec.key, piece.start, shape, dtype, len(entry.slices) == 1)
 
     def find(self, slice: int) -> DenseSlice | Table:
-        """Return a slice.
-
-        Raises
-        ------
-        KeyNotFoundError
-            No such slice here.
-        """
+        """Return a slice; KeyNotFoundError: there is none with that number here."""
         try:
             return self.held[slice]
         except KeyError:

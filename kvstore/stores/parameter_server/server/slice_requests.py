@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+
+import msgspec
 
 from ..protocol.events import Abort, Forget, SliceRound, Write
 from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
-from .refusals import no_value, not_in_protocol, out_of_order
 from .round_members import RoundMembers
 from .sessions import StepEffects, StoreSessions, WorkerSession
-from .slice_reads import SliceReads
-from .slice_rounds import OPEN, WRITES, SliceActivity, SliceRounds
+from .slice_rounds import OPEN, WRITES, Frames, SliceActivity, SliceRounds
 
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
 _DONE, _VALUE, _UNKNOWN, _LAST_ROUND = Kind.DONE, Kind.VALUE, Kind.UNKNOWN, Kind.LAST_ROUND
@@ -27,113 +26,84 @@ _TOO_FAR = 64
 class SliceRequests:
     """The slices of one store, and the requests that are made of them.
 
-    Parameters
-    ----------
-    store : int
-        The store's number.
-    members : RoundMembers
-        For whom rounds wait.
-    sessions : StoreSessions
-        Whom to tell of a round that goes on without somebody.
-    keep : callable, optional
-        Called with the answers that wait for a snapshot, where there are any.
+    Rounds wait for `members`; `sessions` are told of one that goes on without somebody.
     """
 
     def __init__(
-        self,
-        store: int,
-        members: RoundMembers,
-        sessions: StoreSessions,
-        keep: Callable[[WorkerSession, Record], None] | None = None,
+        self, store: int, members: RoundMembers, sessions: StoreSessions, effects: StepEffects
     ) -> None:
         self._store = store
         self._members = members
         self._sessions = sessions
-        self._keep = keep
-        self._reads = SliceReads(members)
+        self._effects = effects
         self.slices: dict[int, SliceRounds] = {}
 
     # ----------------------------------------------------------------------------------------------- requests
 
-    def handle(
-        self, session: WorkerSession, record: Record, frames: Sequence[Any], effects: StepEffects
-    ) -> None:
+    def handle(self, session: WorkerSession, record: Record, frames: Frames) -> None:
         """Handle a request that has come for the first time, or whose slice is free now."""
         kind = record[KIND]
         rounds = self.slices.get(record[SLICE])
         if rounds is None or not rounds.ready:
-            self._without_value(session, rounds, record, frames, effects)
+            self._without_value(session, rounds, record, frames)
         elif kind in _PUSHES:
             if self._members.broken is not None:
-                effects.fail(session, record, rounds.round, self._members.broken)
+                self._effects.fail(session, record, rounds.round, self._members.broken)
             elif self._members.sync:
-                self._push(session, rounds, record, frames, effects)
+                self._push(session, rounds, record, frames)
             else:
-                self._push_at_once(session, rounds, record, frames, effects)
+                self._push_at_once(session, rounds, record, frames)
         elif kind in _READS:
-            self._reads.pull(session, rounds, record, frames if kind != _PULL else (), effects)
+            self._pull(session, rounds, record, frames if kind != _PULL else ())
         elif kind in WRITES:
-            self._write(session, rounds, record, frames, effects)
+            self._write(session, rounds, record, frames)
         else:
-            effects.fail(session, record, 0, not_in_protocol(self._store, session.rank, record))
+            self._refuse_unknown(session, record)
 
-    def repeat(
-        self, session: WorkerSession, record: Record, frames: Sequence[Any], effects: StepEffects
-    ) -> None:
+    def repeat(self, session: WorkerSession, record: Record, frames: Frames) -> None:
         """Answer a request again; never do it again."""
         kind, sequence = record[KIND], record[SEQUENCE]
         rounds = self.slices.get(record[SLICE])
         if sequence in session.waiting:
-            effects.report(session)
+            self._effects.report(session)
         elif sequence in session.failures:
-            effects.fail(session, record, rounds.round if rounds else 0, session.failures[sequence])
+            self._effects.fail(session, record, rounds.round if rounds else 0, session.failures[sequence])
         elif kind == _PUSH or kind in WRITES:
-            effects.answer(session, _DONE, record, rounds.round if rounds else 0)
+            self._effects.answer(session, _DONE, record, rounds.round if rounds else 0)
         elif kind == Kind.BAD or rounds is None or not rounds.ready:
-            self._without_value(session, rounds, record, frames, effects)
+            self._without_value(session, rounds, record, frames)
         elif record[FLAGS] == PROBE and kind == Kind.PULL_ROWS:
-            effects.answer(session, _UNKNOWN, record, 0)  # which rows, is in the payload
+            self._effects.answer(session, _UNKNOWN, record, 0)  # which rows, is in the payload
         else:
-            self._reads.pull(session, rounds, record, frames if kind != _PUSHPULL else (), effects)
+            self._pull(session, rounds, record, frames if kind != _PUSHPULL else ())
 
-    def _push(
-        self,
-        session: WorkerSession,
-        rounds: SliceRounds,
-        record: Record,
-        frames: Sequence[Any],
-        effects: StepEffects,
-    ) -> None:
+    def _push(self, session: WorkerSession, rounds: SliceRounds, record: Record, frames: Frames) -> None:
         number = record[ROUND]
         ahead = number - rounds.round
         if ahead <= 0 or (ahead == 1 and rounds.busy == _ROUND):
             # Sent again to a server that has come back: its round is complete without it.
             if record[KIND] == _PUSH:
-                effects.answer(session, _DONE, record, rounds.round)
+                self._effects.answer(session, _DONE, record, rounds.round)
             else:
-                self._reads.pull(session, rounds, record, (), effects)
+                self._pull(session, rounds, record, ())
             return
         if ahead > _TOO_FAR or not rounds.put(number, (session.rank, record, frames)):
-            effects.fail(session, record, 0, out_of_order(self._store, session.rank, record, rounds.round))
+            why = f"push {record.round} is out of order: round {rounds.round} is complete"
+            self._refuse(session, record, why)
             return
         if record[KIND] == _PUSHPULL:
             session.waiting.add(record[SEQUENCE])
             rounds.pulls.append((session, record, ()))
         elif ahead <= OPEN:
-            effects.answer(session, _DONE, record, rounds.round)
+            self._effects.answer(session, _DONE, record, rounds.round)
         else:
             session.waiting.add(record[SEQUENCE])
             rounds.held.append((session, record))
         if ahead == 1 and len(rounds.parts[number]) + len(rounds.skip) >= len(self._members.needed):
-            self._advance(rounds, effects)
+            self._advance(rounds)
 
     def _push_at_once(
-        self,
-        session: WorkerSession,
-        rounds: SliceRounds,
-        record: Record,
-        frames: Sequence[Any],
-        effects: StepEffects,
+        self, session: WorkerSession, rounds: SliceRounds, record: Record, frames: Frames
     ) -> None:
         session.waiting.add(record[SEQUENCE])
         if rounds.busy:
@@ -143,55 +113,83 @@ class SliceRequests:
         rounds.current = (session, record)
         parts = [(session.rank, record, frames)]
         job = SliceRound(rounds.id, rounds.round + 1, parts, record.version, record.clock)
-        effects.job(self._store, job)
+        self._effects.job(self._store, job)
 
-    def _write(
-        self,
-        session: WorkerSession,
-        rounds: SliceRounds,
-        record: Record,
-        frames: Sequence[Any],
-        effects: StepEffects,
-    ) -> None:
+    def _write(self, session: WorkerSession, rounds: SliceRounds, record: Record, frames: Frames) -> None:
         if rounds.busy:
             session.waiting.add(record[SEQUENCE])
             rounds.queue.append((session, record, frames))
         elif record.kind == _INIT and rounds.ready:
-            effects.answer(session, _DONE, record, rounds.round)
+            self._effects.answer(session, _DONE, record, rounds.round)
         elif record.kind == Kind.FORGET:
-            self.forget((rounds.id,), effects)
-            effects.answer(session, _DONE, record, 0)
+            self.forget((rounds.id,))
+            self._effects.answer(session, _DONE, record, 0)
         else:
             session.waiting.add(record[SEQUENCE])
             rounds.busy = _WRITE
             rounds.current = (session, record)
-            effects.work.append(Write(self._store, rounds.id, session.rank, record, frames))
+            self._effects.work.append(Write(self._store, rounds.id, session.rank, record, frames))
 
     def _without_value(
-        self,
-        session: WorkerSession,
-        rounds: SliceRounds | None,
-        record: Record,
-        frames: Sequence[Any],
-        effects: StepEffects,
+        self, session: WorkerSession, rounds: SliceRounds | None, record: Record, frames: Frames
     ) -> None:
         if record.kind == Kind.FORGET:
-            effects.answer(session, _DONE, record, 0)
+            self._effects.answer(session, _DONE, record, 0)
         elif record.kind == Kind.BAD:
-            effects.fail(session, record, 0, not_in_protocol(self._store, session.rank, record))
+            self._refuse_unknown(session, record)
         elif record.kind not in _VALUES:
-            effects.fail(session, record, 0, no_value(self._store, record.slice, self._members.restarted))
+            self._effects.fail(session, record, 0, self._no_value(record.slice))
         elif rounds is None or not rounds.defined:
             # The scheduler's word of this slice is still on its way.
             rounds = self.slices.setdefault(record.slice, SliceRounds(record.slice))
             session.waiting.add(record[SEQUENCE])
             rounds.queue.append((session, record, frames))
         else:
-            self._write(session, rounds, record, frames, effects)
+            self._write(session, rounds, record, frames)
+
+    # ------------------------------------------------------------------------------------------------- reads
+
+    def _pull(self, session: WorkerSession, rounds: SliceRounds, record: Record, frames: Frames) -> None:
+        """Answer now, or note that the request waits."""
+        broken = self._members.broken
+        if broken is not None and not self._readable(rounds, record):
+            # whoever knows of the loss asks for whatever there is
+            self._effects.fail(session, record, rounds.round, broken)
+        elif rounds.busy or not self._readable(rounds, record):
+            session.waiting.add(record[SEQUENCE])
+            rounds.pulls.append((session, record, frames))
+        else:
+            self._answer_read(session, rounds, record, frames)
+
+    def _readable(self, rounds: SliceRounds, record: Record) -> bool:
+        """Whether the round that a request wants is complete."""
+        if record[KIND] == _LAST_ROUND:
+            return self._members.broken is not None
+        return record[ROUND] <= rounds.round or not self._members.sync
+
+    def _answer_read(
+        self, session: WorkerSession, rounds: SliceRounds, record: Record, frames: Frames
+    ) -> None:
+        """Answer with the value, the last round, or a failure that the worker has to be told of."""
+        if record[KIND] == _LAST_ROUND:
+            self._effects.answer(session, _DONE, record, rounds.round)
+        elif not rounds.failures or not self._tell_failure(session, rounds, record):
+            self._effects.answer(session, _VALUE, record, rounds.round, frames)
+
+    def _tell_failure(self, session: WorkerSession, rounds: SliceRounds, record: Record) -> bool:
+        """Answer that a round failed, of each once to each worker that pushed into it; then it may read."""
+        told = rounds.tell(session.rank, record[ROUND]) if record[KIND] != Kind.FETCH_STATE else None
+        if told is None:
+            return False
+        number, failure = told
+        if number < record[ROUND]:
+            failure = msgspec.structs.replace(failure, text=f"{failure.text}; that was in round {number}")
+        self._effects.fail(session, record, rounds.round, failure)
+        return True
 
     # ----------------------------------------------------------------------------------------------- progress
 
-    def applied(self, results: Iterable[tuple[int, Failure | None]], effects: StepEffects) -> None:
+    def applied(self, results: Iterable[tuple[int, Failure | None]]) -> None:
         """Take what became of jobs and writes."""
         for slice_, failure in results:
             rounds = self.slices.get(slice_)
@@ -204,65 +202,60 @@ class SliceRequests:
                     rounds.fail(failure)
                 rounds.complete()
             if current is not None:
-                self._answer_current(*current, rounds, failure, effects)
-            self._settle(rounds, effects)
-            self._advance(rounds, effects)
+                self._answer_current(*current, rounds, failure)
+            self._settle(rounds)
+            self._advance(rounds)
 
-    def given_up(self, slices: Iterable[int], effects: StepEffects) -> None:
+    def given_up(self, slices: Iterable[int]) -> None:
         """Take back rounds that were not done, since the store is broken."""
         for slice_ in slices:
             rounds = self.slices.get(slice_)
             if rounds is not None and rounds.busy == _ROUND:
                 rounds.busy = _FREE
-                self._settle(rounds, effects)
+                self._settle(rounds)
 
-    def advance_all(self, effects: StepEffects) -> None:
+    def advance_all(self) -> None:
         """Begin the rounds that wait for nobody any more."""
         for rounds in list(self.slices.values()):
-            self._advance(rounds, effects)
+            self._advance(rounds)
 
     def _answer_current(
-        self,
-        session: WorkerSession,
-        record: Record,
-        rounds: SliceRounds,
-        failure: Failure | None,
-        effects: StepEffects,
+        self, session: WorkerSession, record: Record, rounds: SliceRounds, failure: Failure | None
     ) -> None:
         """Answer the request that alone has been done."""
         valued = failure is None and record.kind in _VALUES
         rounds.ready = rounds.ready or valued
         if failure is not None:
-            effects.fail(session, record, rounds.round, failure)
+            self._effects.fail(session, record, rounds.round, failure)
         elif record.kind == _PUSHPULL:
-            effects.answer(session, _VALUE, record, rounds.round, ())
-        elif valued and not rounds.kept and self._keep is not None:
-            self._keep(session, record)
+            self._effects.answer(session, _VALUE, record, rounds.round, ())
+        elif valued and not rounds.kept and self._effects.unsaved is not None:
+            self._effects.unsaved.append((session, record))
         else:
-            effects.answer(session, _DONE, record, rounds.round)
+            self._effects.answer(session, _DONE, record, rounds.round)
 
-    def _settle(self, rounds: SliceRounds, effects: StepEffects) -> None:
+    def _settle(self, rounds: SliceRounds) -> None:
         """Answer whoever waited for what the slice is now."""
         if rounds.held:
             waiting, rounds.held = rounds.held, []
             for session, record in waiting:
                 if record.round <= rounds.round + OPEN:
-                    effects.answer(session, _DONE, record, rounds.round)
+                    self._effects.answer(session, _DONE, record, rounds.round)
                 else:
                     rounds.held.append((session, record))
         if rounds.pulls and not rounds.busy:
             pulls, rounds.pulls = rounds.pulls, []
             for one in pulls:
-                if self._reads.readable(rounds, one[1]):
-                    self._reads.answer(one[0], rounds, one[1], one[2], effects)
+                if self._readable(rounds, one[1]):
+                    self._answer_read(one[0], rounds, one[1], one[2])
                 else:
                     rounds.pulls.append(one)
         while rounds.queue and rounds.defined and not rounds.busy and rounds.id in self.slices:
             session, record, frames = rounds.queue.popleft()
             if not session.gone:
-                self.handle(session, record, frames, effects)
+                self.handle(session, record, frames)
 
-    def _advance(self, rounds: SliceRounds, effects: StepEffects) -> None:
+    def _advance(self, rounds: SliceRounds) -> None:
         """Begin the next round of the slice, if it is complete."""
         members = self._members
         if rounds.busy or not members.sync or members.returning is not None or not rounds.ready:
@@ -276,12 +269,12 @@ class SliceRequests:
         before = rounds.round
         job = rounds.due(members.needed)
         if rounds.round != before:
-            self._settle(rounds, effects)
+            self._settle(rounds)
         if job is not None and not rounds.busy:
             rounds.busy = _ROUND
             for rank, last in members.left_out(job.slice, job.round) if members.left else ():
-                self._sessions.send(LeftOut(self._store, job.slice, rank, last), effects)
-            effects.job(self._store, job)
+                self._sessions.send(LeftOut(self._store, job.slice, rank, last))
+            self._effects.job(self._store, job)
 
     # --------------------------------------------------------------------------------------------- who waits
 
@@ -290,25 +283,25 @@ class SliceRequests:
         for rounds in self.slices.values():
             rounds.leave(session)
 
-    def fail_waiting(self, failure: Failure, effects: StepEffects) -> None:
+    def fail_waiting(self, failure: Failure) -> None:
         """Let nobody wait for a round any more, since the store is broken.
 
         Writes are still done, and who asks for the last round is answered.
         """
         for rounds in list(self.slices.values()):
             for session, record in rounds.abandon():
-                effects.fail(session, record, rounds.round, failure)
-            self._settle(rounds, effects)
-        effects.work.append(Abort(self._store))
+                self._effects.fail(session, record, rounds.round, failure)
+            self._settle(rounds)
+        self._effects.work.append(Abort(self._store))
 
-    def define(self, slices: Iterable[int], effects: StepEffects) -> None:
+    def define(self, slices: Iterable[int]) -> None:
         """Slices of this server that will come, or have come back from a snapshot."""
         for slice_ in slices:
             rounds = self.slices.setdefault(slice_, SliceRounds(slice_))
             rounds.defined = True
-            self._settle(rounds, effects)
+            self._settle(rounds)
 
-    def forget(self, slices: Iterable[int], effects: StepEffects) -> None:
+    def forget(self, slices: Iterable[int]) -> None:
         """Drop slices, and whoever waits for them."""
         dropped = []
         for slice_ in slices:
@@ -318,6 +311,26 @@ class SliceRequests:
             dropped.append(slice_)
             waiting = [(one[0], one[1]) for one in (*rounds.pulls, *rounds.queue)] + rounds.held
             for session, record in waiting:
-                effects.fail(session, record, 0, no_value(self._store, slice_, self._members.restarted))
+                self._effects.fail(session, record, 0, self._no_value(slice_))
         if dropped:
-            effects.work.append(Forget(self._store, tuple(dropped)))
+            self._effects.work.append(Forget(self._store, tuple(dropped)))
+
+    # ---------------------------------------------------------------------------------------------- refusals
+
+    def _no_value(self, slice_: int) -> Failure:
+        """Make the error of a request for a slice without value, perhaps since the server was restarted."""
+        what = f"slice {slice_} of store {self._store}"
+        if self._members.restarted:
+            text = f"{what} is lost: its server was started again, and there is no snapshot of it"
+            return Failure("StateFileError", f"{text}; start the job again from what was saved last")
+        return Failure("KeyNotFoundError", f"{what} has no value on this server; init its key first")
+
+    def _refuse_unknown(self, session: WorkerSession, record: Record) -> None:
+        """Answer a request that the protocol does not know."""
+        bad = record.kind == Kind.BAD
+        why = "numbers of a request do not fit together" if bad else f"no request has kind {int(record.kind)}"
+        self._refuse(session, record, f"{why}; the request was not carried out")
+
+    def _refuse(self, session: WorkerSession, record: Record, why: str) -> None:
+        text = f"worker {session.rank}, slice {record.slice} of store {self._store}: {why}"
+        self._effects.fail(session, record, 0, Failure("ProtocolError", text))

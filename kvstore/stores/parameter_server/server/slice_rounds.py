@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..protocol.events import SliceRound
@@ -20,7 +21,10 @@ WRITES = frozenset((Kind.INIT, Kind.ASSIGN, Kind.PUT_STATE, Kind.FORGET))
 #: Failed rounds of a slice that are kept for workers which have not been told; the oldest are dropped.
 _FAILED = 64
 
-_PartOf = tuple[int, Record, Sequence[Any]]
+Frames = Sequence[Any]
+#: A request that waits.
+Waiting = tuple[WorkerSession, Record, Frames]
+_PartOf = tuple[int, Record, Frames]
 
 
 class SliceActivity(enum.IntEnum):
@@ -31,42 +35,24 @@ class SliceActivity(enum.IntEnum):
     WRITE = 2
 
 
+@dataclass(slots=True, eq=False)
 class SliceRounds:
     """One slice on its server."""
 
-    __slots__ = (
-        "busy",
-        "current",
-        "defined",
-        "failures",
-        "held",
-        "id",
-        "kept",
-        "parts",
-        "pulls",
-        "queue",
-        "ready",
-        "round",
-        "skip",
-    )
-
-    def __init__(self, id: int) -> None:
-        self.id = id
-        self.defined = False
-        self.ready = False  # has a value
-        self.kept = False  # has been in a snapshot
-        self.round = 0  # the last one that is complete
-        self.busy = SliceActivity.NOTHING
-        self.current: tuple[WorkerSession, Record] | None = None  # whose request is being done, if one alone
-        self.parts: dict[int, dict[int, _PartOf]] = {}  # of open rounds, by rank
-        self.pulls: list[
-            tuple[WorkerSession, Record, Sequence[Any]]
-        ] = []  # wait for a round, or until it is free
-        self.held: list[tuple[WorkerSession, Record]] = []  # pushes that are ahead of the rounds
-        self.queue: deque[tuple[WorkerSession, Record, Sequence[Any]]] = deque()  # wait until it is free
-        #: Why rounds failed, and which of the workers that had pushed into them have not been told.
-        self.failures: dict[int, tuple[Failure, set[int]]] = {}
-        self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost, with a server's memory
+    id: int
+    defined: bool = False
+    ready: bool = False  # has a value
+    kept: bool = False  # has been in a snapshot
+    round: int = 0  # the last one that is complete
+    busy: SliceActivity = SliceActivity.NOTHING
+    current: tuple[WorkerSession, Record] | None = None  # whose request is being done, if one alone
+    parts: dict[int, dict[int, _PartOf]] = field(default_factory=dict)  # of open rounds, by rank
+    pulls: list[Waiting] = field(default_factory=list)  # wait for a round, or until it is free
+    held: list[tuple[WorkerSession, Record]] = field(default_factory=list)  # pushes ahead of the rounds
+    queue: deque[Waiting] = field(default_factory=deque)  # wait until it is free
+    #: Why rounds failed, and which of the workers that had pushed into them have not been told.
+    failures: dict[int, tuple[Failure, set[int]]] = field(default_factory=dict)
+    skip: dict[int, int] = field(default_factory=dict)  # ranks whose parts up to a round are lost
 
     def put(self, round: int, part: _PartOf) -> bool:
         """Keep a part; False if there is one of that rank."""

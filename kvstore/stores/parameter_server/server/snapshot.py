@@ -29,8 +29,8 @@ from .dense import DenseSlice
 from .optimizer import OptimizerVersion, State
 from .sparse import Table
 
-_FORMAT = "kvstore.server"
-_VERSION = 1
+FORMAT = "kvstore.server"
+VERSION = 1
 _MANIFEST = "manifest.json"
 
 Held = DenseSlice | Table
@@ -53,19 +53,6 @@ class Manifest(msgspec.Struct):
     versions: dict[int, int]
     rounds: dict[str, Any]
 
-    @classmethod
-    def of(
-        cls,
-        store: int,
-        server: int,
-        entries: list[KeyEntry],
-        rules: list[dict[str, Any]],
-        versions: dict[int, int],
-        rounds: dict[str, Any],
-    ) -> Manifest:
-        """Return one of a snapshot to be written, which has neither number nor files yet."""
-        return cls(_FORMAT, _VERSION, store, server, 0, entries, rules, {}, versions, rounds)
-
 
 class Folder:
     """Where the snapshots of one shard are."""
@@ -75,13 +62,7 @@ class Folder:
         self._last: Manifest | None = None
 
     def read(self) -> Manifest:
-        """Return the manifest of the last snapshot.
-
-        Raises
-        ------
-        StateFileError
-            Damaged or foreign, or there is none.
-        """
+        """Return the manifest of the last snapshot; StateFileError: damaged or foreign, or there is none."""
         path = self.path / _MANIFEST
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -89,20 +70,14 @@ class Folder:
             raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
         except msgspec.MsgspecError as error:
             raise StateFileError(f"{path} is damaged or no manifest of a server: {error}") from error
-        if (manifest.format, manifest.version) != (_FORMAT, _VERSION):
+        if (manifest.format, manifest.version) != (FORMAT, VERSION):
             raise StateFileError(
-                f"{path} is {manifest.format!r} of version {manifest.version}, not {_FORMAT!r} of {_VERSION}"
+                f"{path} is {manifest.format!r} of version {manifest.version}, not {FORMAT!r} of {VERSION}"
             )
         return manifest
 
     def tensors(self, manifest: Manifest) -> dict[int, Tensors]:
-        """Return the arrays of each slice.
-
-        Raises
-        ------
-        StateFileError
-            A file is damaged, or is not there.
-        """
+        """Return the arrays of each slice; StateFileError: a file is damaged, or is not there."""
         content = {name: self._tensors(name) for name in {name for name, _ in manifest.slices.values()}}
         return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
 
@@ -117,19 +92,14 @@ class Folder:
         if Path(name).name != name:
             raise StateFileError(f"{self.path / _MANIFEST} names a file elsewhere: {name!r}")
         try:
-            return tensor_file.read(str(self.path / name), _FORMAT, parse)
+            return tensor_file.read(str(self.path / name), FORMAT, parse)
         except FileNotFoundError as error:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
     def write(self, manifest: Manifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
-        """Write a snapshot.
+        """Write a snapshot; number and slices of the manifest are filled in.
 
-        Parameters
-        ----------
-        manifest : Manifest
-            Number and slices are filled in.
-        changed : dict
-            By slice what is said of it, and its arrays; other slices stay as they were.
+        `changed`: by slice what is said of it, and its arrays; other slices stay as they were.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._last is None:
@@ -143,7 +113,7 @@ class Folder:
         manifest.slices = {**kept, **{slice: (name, said) for slice, (said, _) in changed.items()}}
         if changed:
             tensors = {f"{s}/{part}": a for s, (_, arrays) in changed.items() for part, a in arrays.items()}
-            tensor_file.write(str(self.path / name), _FORMAT, json.dumps(list(changed)), tensors)
+            tensor_file.write(str(self.path / name), FORMAT, json.dumps(list(changed)), tensors)
         with replacing(self.path / _MANIFEST) as beside:
             beside.write_bytes(msgspec.json.encode(manifest))
         self._last = manifest
@@ -160,11 +130,11 @@ class Folder:
 # ------------------------------------------------------------------------------------------- one slice
 
 
-def described(held: Held, copied: bool) -> tuple[dict[str, Any], Tensors]:
-    """Return what a file says of a slice, and its arrays: copies, or live memory to be written at once."""
+def described(held: Held) -> tuple[dict[str, Any], Tensors]:
+    """Return what a file says of a slice, and copies of its arrays."""
     tensors: Tensors = {}
     said = _described(held, tensors)
-    return said, {name: array.copy() for name, array in tensors.items()} if copied else tensors
+    return said, {name: array.copy() for name, array in tensors.items()}
 
 
 def _described(held: Held, tensors: Tensors) -> dict[str, Any]:

@@ -50,22 +50,9 @@ _NOTHING_KEPT = _Kept(-1, np.empty(0, np.int64), np.empty(0), None)
 
 
 class Table:
-    """A slice of a row-sparse key.
+    """A slice of a row-sparse key, which begins with row `start` of the whole table; `shape` is the slice's.
 
-    Parameters
-    ----------
-    key : int or str
-    start : int
-        First row of the slice in the whole table.
-    shape : tuple of int
-        Of the slice.
-    dtype : numpy.dtype
-    whole : bool
-        Whether the slice is all of the key.
-
-    Notes
-    -----
-    Row ids count from the slice's first row.
+    `whole`: the slice is all of the key. Row ids count from the slice's first row.
     """
 
     def __init__(
@@ -126,13 +113,7 @@ class Table:
         return ids, rows
 
     def past(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
-        """Do the same as `read` with the table as it was after a round.
-
-        Raises
-        ------
-        KVStoreError
-            That is not kept.
-        """
+        """Do the same as `read` with the table as it was after a round; KVStoreError: that is not kept."""
         kept = self._before
         if kept.round != round or self._keeps != round:
             raise not_kept(self.key, round)

@@ -15,7 +15,17 @@ from ....errors import KVStoreError, ProtocolError
 from ....kernels import cpu
 from ....settings.parameter_server import PsConfig
 from ..protocol import events
-from ..protocol.messages import BY_FRAME, IN_PLACE, OF_ROUND, Batch, Failure, Kind, PayloadLocation, Record
+from ..protocol.messages import (
+    BY_FRAME,
+    IN_PLACE,
+    OF_ROUND,
+    Batch,
+    Failure,
+    Install,
+    Kind,
+    PayloadLocation,
+    Record,
+)
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
 from .payload import Payload, SliceUpdate, not_kept
@@ -27,7 +37,7 @@ _READ = Record(Kind.VALUE, 0, 0)
 
 
 class ServerStorage:
-    """See `server.loop.StorageProtocol`."""
+    """Values, states and settings of all stores; every method is called by the one thread of the loop."""
 
     def __init__(self, server: int, config: PsConfig) -> None:
         self._server, self._config = server, config
@@ -50,7 +60,7 @@ class ServerStorage:
     # ------------------------------------------------------------------------------------------- rounds
 
     def apply(self, action: events.Apply) -> events.Applied | None:
-        """Sum and update."""
+        """Sum and update; None where all rounds wait for others."""
         shard = self.shard(action.store)
         ready = shard.rounds.gather([self._job(action.store, job, shard) for job in action.jobs])
         errors = shard.rounds.apply(ready)
@@ -88,7 +98,10 @@ class ServerStorage:
         return Payload(data, record.coding, record.threshold, record.rows)
 
     def reach(self, batch: Batch) -> None:
-        """Map the segments that requests lie in; what is wrong with one is said when it is read."""
+        """Map the segments that requests lie in: their worker may die before they are read.
+
+        What is wrong with one is said when it is read.
+        """
         buffers = self._worker_buffers.get((batch.store, batch.rank))
         if buffers is None:
             return
@@ -124,7 +137,11 @@ class ServerStorage:
     def read(
         self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool = False
     ) -> tuple[Record, list[Any]]:
-        """Find what is asked for."""
+        """Find what is asked for: place, rows, nbytes, and buffers where place is FRAME.
+
+        Live memory only where `steady`: the value stays as it is until the worker has it. `past`: as it was
+        after round `request.round`, which is not the last.
+        """
         shard = self.shard(store)
         if request.flags == IN_PLACE and self._was_written(store, rank, request):
             return _READ._replace(flags=IN_PLACE), []
@@ -193,9 +210,8 @@ class ServerStorage:
         if self._config.snapshot:
             shutil.rmtree(self._folder(action.store), ignore_errors=True)
 
-    def configure(self, action: events.Configure) -> Failure | None:
+    def configure(self, install: Install) -> Failure | None:
         """Take in settings; log commands."""
-        install = action.install
         if install.kind == "command":
             log.info("command %d: %s", install.head, install.text)
             return None
@@ -232,13 +248,7 @@ class ServerStorage:
         return write
 
     def restore(self) -> dict[str, Any]:
-        """Take up the last snapshots; return what the machine wants to find again.
-
-        Raises
-        ------
-        StateFileError
-            One is damaged.
-        """
+        """Take up the last snapshots, and return what the machine wants to find again; or StateFileError."""
         states = []
         for folder in sorted(self._root.glob("store-*")):
             memory = Values()

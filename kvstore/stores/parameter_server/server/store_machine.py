@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
+from ..protocol import messages as m
 from ..protocol.duplicate_filter import DuplicateFilter
 from ..protocol.events import Send
 from ..protocol.losses import lost
-from ..protocol.messages import (
-    FLAGS,
-    NBYTES,
-    PLACE,
-    PROBE,
-    SEQUENCE,
-    Attach,
-    Batch,
-    Fenced,
-    Kind,
-    Missing,
-    PayloadLocation,
-    Record,
-    View,
-)
+from ..protocol.messages import FLAGS, NBYTES, PLACE, PROBE, SEQUENCE, Batch, Kind, PayloadLocation
 from .round_members import RoundMembers
 from .sessions import StepEffects, StoreSessions, WorkerSession
 from .slice_requests import SliceRequests
@@ -34,63 +21,45 @@ _FRAME = PayloadLocation.FRAME
 class StoreMachine:
     """What the machine of a server knows of one store.
 
-    Parameters
-    ----------
-    number : int
-        The store's.
-    incarnation : int
-        The server's.
-    report : int
-        Bytes of requests after which a worker is told that they have come, if no answer tells it.
-    restarted : bool
-        Whether the server has taken the place of one that ended.
-    keep : callable, optional
-        Called with the answers that wait for a snapshot, where there are any.
+    After `report` bytes of requests a worker is told that they have come, if no answer tells it.
     """
 
-    def __init__(
-        self,
-        number: int,
-        incarnation: int,
-        report: int,
-        restarted: bool = False,
-        keep: Callable[[WorkerSession, Record], None] | None = None,
-    ) -> None:
+    def __init__(self, number: int, hello: m.Hello, report: int, effects: StepEffects) -> None:
         self.number = number
         self.version = 0  # of the settings
-        self.members = RoundMembers(restarted)
-        self.sessions = StoreSessions(number, incarnation)
-        self.requests = SliceRequests(number, self.members, self.sessions, keep)
+        self.members = RoundMembers(hello.restarted)
+        self.sessions = StoreSessions(number, hello.incarnation, effects)
+        self.requests = SliceRequests(number, self.members, self.sessions, effects)
         self.ahead: list[tuple[Hashable, Batch]] = []  # of an epoch that is not known yet
-        self._report = report
-        self._early: dict[int, tuple[Hashable, Attach]] = {}
+        self._effects, self._report = effects, report
+        self._early: dict[int, tuple[Hashable, m.Attach]] = {}
 
     # --------------------------------------------------------------------------------------------- membership
 
-    def attach(self, peer: Hashable, attach: Attach, effects: StepEffects) -> None:
+    def attach(self, peer: Hashable, attach: m.Attach) -> None:
         """Let a worker in, if it is a member."""
         members, rank = self.members, attach.rank
         if attach.epoch > members.epoch:
             self._early[rank] = (peer, attach)
             return
         if members.incarnations.get(rank) != attach.incarnation:
-            effects.actions.append(Send(peer, self.fence(rank)))
+            self._effects.actions.append(Send(peer, self.fence(rank)))
             return
-        session = self.sessions.open(peer, attach, effects)
+        session = self.sessions.open(peer, attach)
         if members.returning is None:
-            self.sessions.welcome(session, members.join_point(rank), effects)
+            self.sessions.welcome(session, members.join_point(rank))
         elif not attach.late or rank in members.rejoining:
             members.returning[rank] = attach
-            self._resume(effects)
+            self._resume()
 
-    def fence(self, rank: int) -> Fenced:
+    def fence(self, rank: int) -> m.Fenced:
         """Say that somebody is no member."""
         text = (
             f"worker {rank} is no longer a member of store {self.number}: it was lost, replaced or has left"
         )
-        return Fenced(self.members.epoch, text)
+        return m.Fenced(self.members.epoch, text)
 
-    def view(self, view: View, effects: StepEffects) -> None:
+    def view(self, view: m.View) -> None:
         """Take a newer view."""
         members, slices = self.members, self.requests.slices
         if view.epoch <= members.epoch:
@@ -99,7 +68,7 @@ class StoreMachine:
         sessions = self.sessions.by_rank.items()
         gone = {rank for rank, one in sessions if members.incarnations.get(rank) != one.incarnation}
         for rank in gone:
-            self.requests.leave(self.sessions.close(rank, effects))
+            self.requests.leave(self.sessions.close(rank))
             if members.returning is not None:
                 members.returning.pop(rank, None)
         for rounds in slices.values():
@@ -107,30 +76,30 @@ class StoreMachine:
             rounds.forget(gone)
         if view.broken and members.broken is None:
             members.broken = lost(view.losses, len(view.servers))
-            self.requests.fail_waiting(members.broken, effects)
+            self.requests.fail_waiting(members.broken)
         if view.begun >= 0:
             members.set_join_point(view.begun, dict(view.bases), slices.values())
-        self._resume(effects)
-        self.requests.advance_all(effects)
+        self._resume()
+        self.requests.advance_all()
         for peer, attach in [self._early.pop(rank) for rank in list(self._early)]:
-            self.attach(peer, attach, effects)
+            self.attach(peer, attach)
 
-    def _resume(self, effects: StepEffects) -> None:
+    def _resume(self) -> None:
         """Go on, once all members have attached to a server that has come back."""
         if not self.members.all_returned(self.requests.slices):
             return
         for rank, session in self.sessions.by_rank.items():
-            self.sessions.welcome(session, self.members.join_point(rank), effects)
-        self.requests.advance_all(effects)
+            self.sessions.welcome(session, self.members.join_point(rank))
+        self.requests.advance_all()
 
-    def missing(self, slice_: int, round_: int) -> Missing:
+    def missing(self, slice_: int, round_: int) -> m.Missing:
         """Whom a round of a slice waits for."""
         ranks = self.members.missing(self.requests.slices.get(slice_), round_)
-        return Missing(self.number, slice_, round_, tuple(ranks))
+        return m.Missing(self.number, slice_, round_, tuple(ranks))
 
     # ----------------------------------------------------------------------------------------------- requests
 
-    def take(self, session: WorkerSession, batch: Batch, effects: StepEffects) -> None:
+    def take(self, session: WorkerSession, batch: Batch) -> None:
         """Handle the requests of one message."""
         session.epoch = max(session.epoch, batch.epoch)
         duplicates, handle = session.duplicates, self.requests.handle
@@ -138,24 +107,24 @@ class StoreMachine:
         for record in batch.records:
             sequence = record[SEQUENCE]
             if record[FLAGS] == PROBE and sequence not in duplicates:
-                effects.answer(session, Kind.UNKNOWN, record, 0)
+                self._effects.answer(session, Kind.UNKNOWN, record, 0)
             elif sequence == duplicates.low + 1 and not duplicates.above:
                 duplicates.low = sequence
                 if record[PLACE] == _FRAME:
                     session.received += record[NBYTES]
-                handle(session, record, frames, effects)
+                handle(session, record, frames)
             elif not duplicates.fits(sequence):
                 continue
             elif duplicates.take(sequence):
                 if record[PLACE] == _FRAME:
                     session.received += record[NBYTES]
-                handle(session, record, frames, effects)
+                handle(session, record, frames)
             else:
                 if record[PLACE] == _FRAME and sequence <= session.replayed:
                     session.received += record[NBYTES]
-                self.requests.repeat(session, record, frames, effects)
+                self.requests.repeat(session, record, frames)
         if session.received - session.reported >= self._report:
-            effects.report(session)
+            self._effects.report(session)
 
     # ---------------------------------------------------------------------------------------------- snapshots
 

@@ -25,26 +25,16 @@ from .optimizer import OptimizerVersions, refuse_parts
 from .payload import Payload, SharedLocation, plain, some_rows
 from .round_updates import RoundUpdates
 from .shard_slices import ShardSlices
-from .snapshot import Folder, Manifest, described, taken_back
+from .snapshot import FORMAT, VERSION, Folder, Manifest, described, taken_back
 from .sparse import Table
 
 
 class StoreShard:
-    """What one server holds for one store.
+    """What a server holds for one store: of the keys that are defined, the slices with its number.
 
-    Parameters
-    ----------
-    store : int
-        The store's number.
-    server : int
-        This server's; of the keys that are defined it keeps the slices with that number.
-    memory : Values, optional
-        Where dense values are put, so that workers of this machine can read them. None: private memory.
-    optimizers : OptimizerVersions, optional
-        The settings of a shard that comes back; else there is no optimizer yet.
+    Dense values are put in `memory`, so that workers of this machine can read them; None: private memory.
+    `optimizers` are the settings of a shard that comes back; else there is no optimizer yet.
 
-    Notes
-    -----
     Every method is called by the one thread of the server's loop. What a payload, a settings text or a state
     gets wrong is one of `kvstore.errors`; after it everything is as before.
     """
@@ -82,17 +72,9 @@ class StoreShard:
     def write(self, slice: int, payload: Payload, first: bool) -> None:
         """Set the value of a slice.
 
-        Parameters
-        ----------
-        first : bool
-            INIT: a slice that has a value keeps it. Else ASSIGN: float32 copies of 16-bit weights follow.
-
-        Raises
-        ------
-        KeyNotFoundError
-            No such slice here.
-        ShapeError, DTypeError, RowIndexError
-            The payload is not one for this slice.
+        `first` is INIT: a slice that has a value keeps it. Else ASSIGN: float32 copies of 16-bit weights
+        follow. Raises KeyNotFoundError where there is no such slice, and ShapeError, DTypeError or
+        RowIndexError where the payload is not one for it.
         """
         held = self._slices.find(slice)
         if first and slice in self._slices.ready:
@@ -121,13 +103,7 @@ class StoreShard:
         return held.live()
 
     def past(self, slice: int, round: int, ids: Ids | None = None) -> Array | tuple[Ids, Array]:
-        """Return what `read` or `rows` gave after a round.
-
-        Raises
-        ------
-        KVStoreError
-            It is not the one before the last, or that is not kept.
-        """
+        """Return what `read` or `rows` gave after a round; KVStoreError: that is not kept."""
         held = self._slices.find(slice)
         if isinstance(held, DenseSlice):
             return held.past(round)
@@ -152,19 +128,11 @@ class StoreShard:
         return isinstance(self._slices.find(slice), Table)
 
     def rows(self, slice: int, ids: Ids | None = None) -> tuple[Ids, Array]:
-        """Return rows of a table's slice as new arrays.
+        """Return ids and rows of a table's slice, as new arrays.
 
-        Parameters
-        ----------
-        ids : int64 array, optional
-            Ascending ids of the whole table, within the slice. None: all that are held; with an optimizer
-            those that anybody has pushed or initialised.
-
-        Returns
-        -------
-        ids : int64 array
-        rows : array, shape (n, row size)
-            What is not held comes as what it stands for, mostly zeros.
+        `ids` are ascending ids of the whole table, within the slice. None: all that are held; with an
+        optimizer those that anybody has pushed or initialised. What is not held comes as what it stands for,
+        mostly zeros.
         """
         held = self._slices.find(slice)
         if not isinstance(held, Table):
@@ -200,22 +168,12 @@ class StoreShard:
     def install(self, version: int, kind: str, text: str) -> None:
         """Take in settings; they hold for jobs of this version or a later one.
 
-        Parameters
-        ----------
-        version : int
-            Counts upwards over all kinds; one that is known changes nothing.
-        kind : {"optimizer", "configure", "none", "clock"}
-            "optimizer": fresh states from now on. "configure": the same optimizer with other settings.
-            "none": sums replace the value. "clock": the schedule's time is `text`, a whole number, plus the
-            job's clock; after "optimizer" it is the optimizer's ``begin_num_update``.
-        text : str
-            For an optimizer JSON of `Optimizer.describe()`: ``{"name", "config"}``, after the change.
-
-        Raises
-        ------
-        ConfigError
-            Not known here, no such settings, or a rule that needs whole tensors where a key has slices on
-            several servers.
+        A version that is known changes nothing. Versions count upwards over all kinds. "optimizer": fresh
+        states from now on; "configure": the same optimizer with other settings; `text` is JSON of
+        `Optimizer.describe()`, ``{"name", "config"}``, after the change. "none": sums replace the value.
+        "clock": the schedule's time is `text`, a whole number, plus the job's clock; after "optimizer" it is
+        the optimizer's ``begin_num_update``. Raises ConfigError for what is not known here, and for a rule
+        that needs whole tensors where a key has slices on several servers.
         """
         settings = self._optimizers.after(version, kind, text)
         if settings is None:
@@ -237,10 +195,7 @@ class StoreShard:
     def put_state(self, slice: int, data: bytes) -> None:
         """Take over a state that `optimizer_states.split_states` made.
 
-        Raises
-        ------
-        StateFileError
-            Damaged, of another optimizer, or not for this slice.
+        Raises StateFileError where it is damaged, of another optimizer, or not for this slice.
         """
         settings, held = self._optimizers.newest(), self._slices.find(slice)
         if settings.optimizer is None:
@@ -250,37 +205,22 @@ class StoreShard:
 
     # ------------------------------------------------------------------------------------------ snapshots
 
-    def snapshot(self, folder: str | os.PathLike[str], rounds: dict[str, Any]) -> None:
-        """Write everything to a folder of this shard's own, in one step.
+    def capture(self, folder: str | os.PathLike[str], rounds: dict[str, Any]) -> Callable[[], None]:
+        """Copy what a snapshot consists of; what is returned writes it to a folder of this shard's own.
 
-        What has not changed since the last time stays where it is.
-
-        Parameters
-        ----------
-        rounds : dict
-            What the server's machine wants to find again; plain values, fit for JSON.
-
-        Raises
-        ------
-        OSError
-            The folder cannot be written; the snapshot before is still there.
-        """
-        self.capture(folder, rounds, copied=False)()
-
-    def capture(
-        self, folder: str | os.PathLike[str], rounds: dict[str, Any], copied: bool = True
-    ) -> Callable[[], None]:
-        """Copy what a snapshot consists of; what is returned writes it, and may do so in another thread.
-
-        One at a time: the next capture comes when the one before is written, or has failed.
+        It may do so in another thread, and raises OSError where that cannot be; the snapshot before is still
+        there. What has not changed stays as it is. One at a time: the next capture comes when the one before
+        is written, or has failed. `rounds` is what the server's machine wants to find again, fit for JSON.
         """
         path = Path(folder)
         if self._folder is None or self._folder.path != path:
             self._folder, self._slices.changed = Folder(path), set(self._slices.ready)
         place, changed = self._folder, self._slices.changed & self._slices.ready
-        about = self._optimizers.described(), dict(self.rounds.versions)
-        manifest = Manifest.of(self.store, self.server, list(self._slices.entries.values()), *about, rounds)
-        content = {slice: described(self._slices.held[slice], copied) for slice in sorted(changed)}
+        manifest = Manifest(
+            FORMAT, VERSION, self.store, self.server, 0, list(self._slices.entries.values()),
+            self._optimizers.described(), {}, dict(self.rounds.versions), rounds,
+        )  # fmt: skip
+        content = {slice: described(self._slices.held[slice]) for slice in sorted(changed)}
         self._slices.changed -= changed
 
         def write() -> None:
@@ -296,13 +236,7 @@ class StoreShard:
     def restore(
         cls, folder: str | os.PathLike[str], memory: Values | None = None
     ) -> tuple[StoreShard, dict[str, Any]]:
-        """Return what `snapshot` wrote: a shard, and the rounds.
-
-        Raises
-        ------
-        StateFileError
-            Damaged or foreign, or there is none.
-        """
+        """Return shard and rounds that `capture` had written; StateFileError: damaged, foreign, or none."""
         place = Folder(folder)
         manifest = place.read()
         try:

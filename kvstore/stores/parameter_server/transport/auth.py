@@ -101,14 +101,9 @@ _Doors = dict[zmq.Socket[bytes], _Door]
 
 
 class Doorkeeper:
-    """A thread that lets clients in, and logs the others.
+    """A thread that lets clients in, where there are no keys those of `job`, and logs the others.
 
     It has to be closed before its context is.
-
-    Attributes
-    ----------
-    job : str
-        Whose processes are let in where there are no keys.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None, job: str) -> None:
@@ -264,18 +259,8 @@ def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
 class HandshakeMonitor:
     """Reads what becomes of a client's handshake, until it is done once.
 
-    Parameters
-    ----------
-    socket : zmq.Socket
-        Not connected yet.
-    pair : zmq.Socket
-        A PAIR of the same context, to listen at.
-    release : callable
-        Takes it back.
-    peer : str
-        Who it will be connected to, and where; for messages.
-    keys : bool
-        Whether the client has keys.
+    The client's socket is not connected yet; `pair` is a PAIR of the same context to listen at, which
+    `release` takes back; `peer` says for messages to whom it will be connected, and where.
     """
 
     def __init__(

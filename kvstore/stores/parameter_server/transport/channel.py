@@ -33,32 +33,6 @@ class NotSentError(KVStoreError):
     """The peer is not connected, or its queue is full. Nothing of the message has left; try again."""
 
 
-class Loan:
-    """Buffers of a message that ZeroMQ reads until it has sent them: they must stay as they are until then.
-
-    A peer's answer to the message tells the same. A channel that is closed gives them back.
-    """
-
-    __slots__ = ("_trackers",)
-
-    def __init__(self, trackers: list[zmq.MessageTracker]) -> None:
-        self._trackers = trackers
-
-    def done(self) -> bool:
-        """Whether the buffers are free."""
-        return all(tracker.done for tracker in self._trackers)
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until they are, at most `timeout` seconds; whether they are."""
-        end = time.monotonic() + timeout
-        try:
-            for tracker in self._trackers:
-                tracker.wait(max(0.0, end - time.monotonic()))
-        except zmq.NotDone:
-            return False
-        return True
-
-
 class Channel:
     """What both kinds have in common."""
 
@@ -74,15 +48,6 @@ class Channel:
             self.close()
             raise
 
-    def fileno(self) -> int:
-        """Return ZeroMQ's descriptor. It tells of changes only: `receive` until nothing is left."""
-        return cast(int, self.socket.getsockopt(zmq.FD))
-
-    def poll(self, timeout: float = 0.0) -> bool:
-        """Whether a message is there, or comes within `timeout` seconds (infinity: whenever)."""
-        self._context.check()
-        return bool(self._poller.poll(_milliseconds(timeout)))
-
     def close(self, linger: float = 0.0) -> None:
         """Close it; unsent messages are tried for `linger` seconds more, without waiting.
 
@@ -90,18 +55,11 @@ class Channel:
         """
         self._context.drop(self.socket, linger)
 
-    def _send(self, frames: Sequence[Buffer], track: bool) -> Loan | None:
+    def _send(self, frames: Sequence[Buffer]) -> None:
         send, last = self.socket.send, len(frames) - 1
-        trackers = []
         for index, frame in enumerate(frames):
             flags = zmq.DONTWAIT if index == last else _MORE
-            if len(frame) < BORROWED:
-                send(frame, flags, copy=True)
-            else:
-                tracker = send(frame, flags, copy=False, track=track)
-                if track:
-                    trackers.append(tracker)
-        return Loan(trackers) if trackers else None
+            send(frame, flags, copy=len(frame) < BORROWED)
 
     def _receive(self, timeout: float) -> list[zmq.Frame] | None:
         self._context.check()
@@ -125,24 +83,10 @@ class Channel:
 class Dealer(Channel):
     """A connection to one router. It connects by itself, and again whenever the connection breaks.
 
-    Messages that were under way when it broke are lost, without a word.
-
-    Parameters
-    ----------
-    context : Context
-    address : str
-        Where the router is: ``"tcp://127.0.0.1:4711"``, ``"ipc://@name"``.
-    identity : bytes
-        Under which the router knows this end; no other process may have it. 1 to 255 bytes, the first not 0.
-    role, rank : str and int
-        Who the router is: for its key, where the context has keys, and for messages.
-
-    Raises
-    ------
-    ConfigError
-        The address cannot be one.
-    AuthError
-        There are keys, but none of this peer.
+    Messages that were under way when it broke are lost, without a word. The router knows this end by its
+    identity, which no other process may have: 1 to 255 bytes, the first not 0. `role` and `rank` say who the
+    router is: for its key, where the context has keys, and for messages. Raises ConfigError for what cannot
+    be an address, AuthError where there are keys, but none of this peer.
     """
 
     def __init__(
@@ -159,43 +103,25 @@ class Dealer(Channel):
             self.close()
             raise
 
-    def send(self, frames: Sequence[Buffer], track: bool = True) -> Loan | None:
+    def send(self, frames: Sequence[Buffer]) -> None:
         """Send a message, without waiting. Before the connection stands it is queued.
 
-        Parameters
-        ----------
-        frames : sequence of buffers
-            As `Codec.encode` makes them.
-        track : bool
-            False: the caller learns otherwise when the buffers are free.
-
-        Returns
-        -------
-        Loan or None
-            None where all was copied, or `track` is False.
-
-        Raises
-        ------
-        NotSentError
-            The queue is full: the router has not read for long.
-        AuthError
-            The router has refused this process.
+        ZeroMQ reads large frames until it has sent them: they must stay as they are until the peer answers.
+        Raises NotSentError if the queue is full, since the router has not read for long, and AuthError if it
+        has refused this process.
         """
         self._context.check()
         if self._watch is not None:
             self._watching()
         try:
-            return self._send(frames, track)
+            self._send(frames)
         except zmq.Again:
             raise NotSentError(f"{self.peer} has not read for long: its queue is full") from None
 
     def receive(self, timeout: float = 0.0) -> list[zmq.Frame] | None:
         """Return the frames of the next message, None if there is none within `timeout` seconds.
 
-        Raises
-        ------
-        AuthError
-            The router has refused this process.
+        Raises AuthError if the router has refused this process.
         """
         if self._watch is None:
             return self._receive(timeout)
@@ -262,25 +188,9 @@ class Dealer(Channel):
 class Router(Channel):
     """An address at which any number of dealers connect; each message says whose it is.
 
-    Parameters
-    ----------
-    context : Context
-        With keys, only their owners are let in.
-    address : str
-        ``"tcp://127.0.0.1:0"`` takes a free port; ``"ipc://@name"`` is a unix socket without a file, for
-        processes of this machine and user.
-    limits : Limits, optional
-        Where they differ from the context's.
-
-    Attributes
-    ----------
-    address : str
-        The one that was taken, with the port.
-
-    Raises
-    ------
-    ConfigError
-        The port is taken, or the address is not this machine's.
+    ``"tcp://127.0.0.1:0"`` takes a free port, which is in `address` then; ``"ipc://@name"`` is a unix socket
+    without a file, for processes of this machine and user. With keys, only their owners are let in. Raises
+    ConfigError where the port is taken, or the address is not this machine's.
     """
 
     def __init__(self, context: Context, address: str, limits: Limits | None = None) -> None:
@@ -297,18 +207,15 @@ class Router(Channel):
             raise ConfigError(_unbound(address, error)) from None
         self.address = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
-    def send(self, peer: bytes, frames: Sequence[Buffer], track: bool = True) -> Loan | None:
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Send a message to a dealer, without waiting; else as `Dealer.send`.
 
-        Raises
-        ------
-        NotSentError
-            No such dealer is connected, or it has not read for long.
+        Raises NotSentError where no such dealer is connected, or it has not read for long.
         """
         self._context.check()
         try:
             self.socket.send(peer, _MORE)
-            return self._send(frames, track)
+            self._send(frames)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise
@@ -356,11 +263,8 @@ class Poller:
     def wait(self, timeout: float) -> list[Channel]:
         """Wait until messages are there, at most `timeout` seconds (infinity: for ever).
 
-        Returns
-        -------
-        list of Channel
-            Those with messages, and dealers that were refused: their `receive` raises. Empty after `timeout`
-            and after `wake`.
+        Returns channels with messages, and dealers that were refused: their `receive` raises. Empty after
+        `timeout` and after `wake`.
         """
         if not self._watched:
             return self._ready(timeout)[0]

@@ -21,16 +21,8 @@ _OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
 class Context:
     """A process's part of the wire. Every socket belongs to one, and goes with it.
 
-    Parameters
-    ----------
-    keys : Keys, optional
-        With them every connection is encrypted, and only the processes they list are let in. Without, nothing
-        is encrypted, and who knows the job's name is let in.
-    limits : Limits, optional
-    io_threads : int
-        Threads of ZeroMQ's: about one for each GB/s.
-    job : str
-        Name of the job.
+    With keys every connection is encrypted, and only the processes they list are let in. Without, nothing is
+    encrypted, and who knows the job's name is let in. ZeroMQ has `io_threads`: about one for each GB/s.
     """
 
     def __init__(

@@ -28,18 +28,8 @@ import zmq
 
 from kvstore.errors import ProtocolError
 
-from ..protocol.messages import (
-    COPIED,
-    PROTOCOL,
-    Batch,
-    Control,
-    Hello,
-    Kind,
-    PayloadLocation,
-    Record,
-    Refused,
-    ReliableMessage,
-)
+from ..protocol import messages as m
+from ..protocol.messages import PROTOCOL, Batch, Control, Kind, PayloadLocation, Record
 
 #: Anything with the buffer protocol; NumPy's arrays of any dtype.
 Buffer = Any
@@ -60,39 +50,26 @@ _PADDING = bytes(_ALIGNED)
 _INLINE, _INLINE_BYTES = 1, 32 * 1024
 
 #: Payloads up to this size travel together in one frame: a frame costs microseconds, a copy of them less.
-SMALL = COPIED
+SMALL = m.COPIED
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a message may have. Larger ones are not sent, and refused where they come in.
+    """The most that a message may have. Larger ones are not sent, and refused where they come in."""
 
-    Attributes
-    ----------
-    frame : int
-        Bytes of one frame.
-    control : int
-        Bytes of a control message.
-    records : int
-        Records of a batch; a message has at most one payload frame more than twice as many.
-    """
-
+    #: Bytes of one frame.
     frame: int = 256 << 20
+    #: Bytes of a control message.
     control: int = 16 << 20
+    #: Records of a batch; a message has at most one payload frame more than twice as many.
     records: int = 65535
 
 
 class Codec:
-    """Writes and reads the messages of one job.
+    """Writes and reads the messages of one job; only those that were written with its name are read.
 
-    Parameters
-    ----------
-    job : str
-        Name of the job; only messages that were written with the same one are read.
-    limits : Limits
-    marks : bool
-        Whether a record that is not in the protocol is read as one of kind BAD, so that its sender can be
-        told, where else the whole message is refused.
+    `marks`: a record that is not in the protocol is read as one of kind BAD, so that its sender can be told,
+    where else the whole message is refused.
     """
 
     def __init__(self, job: str, limits: Limits | None = None, marks: bool = False) -> None:
@@ -105,10 +82,8 @@ class Codec:
     def encode(self, message: Control | Batch) -> list[Buffer]:
         """Write a message as frames. Payloads are not copied: they are the buffers of `message.frames`.
 
-        Raises
-        ------
-        ProtocolError
-            The message is larger than the limits, or has numbers that do not fit: the peer would refuse it.
+        Raises ProtocolError for one that is larger than the limits, or has numbers that do not fit: the peer
+        would refuse it.
         """
         if isinstance(message, Batch):
             return self._encode_batch(message)
@@ -126,12 +101,8 @@ class Codec:
         """Read the frames of one message, without the identity of its sender.
 
         The payloads of a batch are memoryviews of the frames, and keep these alive. Their addresses are as
-        they come: whoever wants typed elements has to look at the alignment.
-
-        Raises
-        ------
-        ProtocolError
-            The frames are no message of this job and this version. Nothing else is raised.
+        they come: whoever wants typed elements has to look at the alignment. Raises ProtocolError, and
+        nothing else, for frames that are no message of this job and this version.
         """
         if not frames or len(frames[0]) < _HEAD.size:
             raise ProtocolError("a message is too short for its head")
@@ -252,8 +223,8 @@ def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) ->
 
 
 def _tells_who(message: Control) -> bool:
-    body = message.body if isinstance(message, ReliableMessage) else message
-    return isinstance(body, Hello | Refused)
+    body = message.body if isinstance(message, m.ReliableMessage) else message
+    return isinstance(body, m.Hello | m.Refused)
 
 
 def _view(frame: zmq.Frame | bytes | memoryview) -> memoryview:
@@ -273,21 +244,11 @@ def _flat(buffer: Buffer) -> memoryview:
 def pack(
     payloads: Sequence[Buffer | tuple[Buffer, ...]], small: int = SMALL
 ) -> tuple[list[Buffer], list[tuple[int, int, int]]]:
-    """Put small payloads into one frame, each at a multiple of 64 bytes; large ones stay as they are.
+    """Put payloads of at most `small` bytes into one frame, each at a multiple of 64 bytes; others stay.
 
-    Parameters
-    ----------
-    payloads : sequence
-        A payload is a buffer, or a tuple of buffers that belong one behind the other (ids and rows).
-    small : int
-        Payloads up to so many bytes are copied into the shared frame.
-
-    Returns
-    -------
-    frames : list
-        For `Batch.frames`. A large tuple has one frame for each of its buffers.
-    places : list of (frame, offset, nbytes)
-        Where each payload is, for its record.
+    A payload is a buffer, or a tuple of buffers that belong one behind the other (ids and rows). Returns
+    frames for `Batch.frames`, where a large tuple has one for each of its buffers, and for each payload's
+    record where it is: (frame, offset, nbytes).
     """
     frames: list[Buffer] = [b""]
     places = []

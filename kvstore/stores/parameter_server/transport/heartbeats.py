@@ -28,17 +28,8 @@ _LIMITS = Limits(frame=64, control=64, records=0)
 class HeartbeatResponder:
     """The echo of one process, from now until `close`, its end, or a fork (only for the child).
 
-    It connects by itself, and again whenever the connection breaks.
-
-    Parameters
-    ----------
-    address : str
-        Of the scheduler's `HeartbeatMonitor`.
-    process : str
-        Under which name the scheduler hears of this process; no other may have it. At most 255 bytes.
-    keys : Keys, optional
-    job : str
-        As in `Context`.
+    It connects by itself to the scheduler's `HeartbeatMonitor`, and again whenever the connection breaks. The
+    scheduler hears of this process by a name that no other may have, of at most 255 bytes.
     """
 
     def __init__(self, address: str, process: str, keys: Keys | None = None, job: str = "") -> None:
@@ -71,19 +62,7 @@ class HeartbeatResponder:
 
 
 class Echo:
-    """The scheduler's: sends back whatever comes, until its context is closed.
-
-    Parameters
-    ----------
-    context : Context
-    address : str
-        As of a `Router`.
-
-    Attributes
-    ----------
-    address : str
-        Where others connect.
-    """
+    """The scheduler's: sends back whatever comes to `address`, until its context is closed."""
 
     def __init__(self, context: Context, address: str) -> None:
         router = Router(context, address, _LIMITS)
@@ -120,21 +99,7 @@ def _echo(socket: zmq.Socket[bytes]) -> None:
 
 
 class HeartbeatMonitor:
-    """The scheduler's side.
-
-    Parameters
-    ----------
-    context : Context
-    address : str
-        As of a `Router`.
-
-    Attributes
-    ----------
-    router : Router
-        To be waited for in a `Poller`.
-    address : str
-        Where a `HeartbeatResponder` connects.
-    """
+    """The scheduler's side: `HeartbeatResponder` connects to `address`; a `Poller` waits for `router`."""
 
     def __init__(self, context: Context, address: str) -> None:
         self.router = Router(context, address, _LIMITS)
@@ -159,7 +124,3 @@ class HeartbeatMonitor:
             found[message[0]] = None
         self._known.update(found)
         return [identity.decode(errors="replace") for identity in found]
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.router.close()

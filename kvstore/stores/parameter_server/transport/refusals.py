@@ -13,13 +13,7 @@ _MOST = 1024  # peers remembered
 
 
 class Refusals:
-    """Counts what was refused, and says so now and then.
-
-    Parameters
-    ----------
-    clock : callable, optional
-        Seconds, growing.
-    """
+    """Counts what was refused, and says so now and then; `clock` gives seconds that grow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -38,10 +38,7 @@ _MAP_POPULATE, _MADV_POPULATE_WRITE = 0x8000, 23
 class SharedFile:
     """The memory of one process, which others may read.
 
-    Raises
-    ------
-    OSError
-        The system has no memfd, no descriptor, or not a page of memory.
+    Raises OSError where the system has no memfd, no descriptor, or not a page of memory.
     """
 
     def __init__(self, has_seqlocks: bool) -> None:
@@ -102,10 +99,7 @@ class SharedFile:
 class PeerFile:
     """Another process's memory.
 
-    Raises
-    ------
-    OSError, ValueError
-        It cannot be reached, or is not what the handle says.
+    Raises OSError or ValueError where it cannot be reached, or is not what the handle says.
     """
 
     def __init__(self, handle: str, writes: bool = False) -> None:

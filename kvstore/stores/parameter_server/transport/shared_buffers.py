@@ -40,10 +40,7 @@ class Block(NamedTuple):
 class SharedBufferPool:
     """A process's memory for what it sends. Not for several threads at once.
 
-    Parameters
-    ----------
-    limit : int, optional
-        Most bytes that it grows to. None: what the machine has left.
+    It grows to at most `limit` bytes; None: to what the machine has left.
     """
 
     _has_seqlocks = False
@@ -194,13 +191,7 @@ class PeerBuffers:
             return None
 
     def view(self, segment: int, offset: int, nbytes: int) -> Bytes:
-        """Look at a block of an `SharedBufferPool`.
-
-        Raises
-        ------
-        ProtocolError
-            There is no such place, or its process is gone.
-        """
+        """Look at a block of a `SharedBufferPool`; ProtocolError: no such place, or its process is gone."""
         memory = self._segments.get(segment)
         if memory is None:
             memory = self._segment(segment)
@@ -220,17 +211,9 @@ class PeerBuffers:
         return memory
 
     def copy(self, segment: int, offset: int, nbytes: int, seqlock: int, out: npt.NDArray[Any]) -> bool:
-        """Copy a block of `Values` to a contiguous array of as many bytes.
+        """Copy a block of `Values` to a contiguous array of as many bytes; ProtocolError: no such place.
 
-        Returns
-        -------
-        bool
-            False if the value was written since its seqlock was this: what is in `out` means nothing then.
-
-        Raises
-        ------
-        ProtocolError
-            There is no such place.
+        False if the value was written since its seqlock was this: what is in `out` means nothing then.
         """
         source = self.view(segment, offset, nbytes)
         if self._file is None or not self._file.has_seqlocks:

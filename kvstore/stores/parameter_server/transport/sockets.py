@@ -32,18 +32,32 @@ _LINGER = 0.5  # seconds for the last words of a process
 Message = Control | Batch
 
 
-class WorkerSockets:
+class _Sockets:
+    """What the sockets of all roles have in common."""
+
+    def __init__(self, roles: Roles, job: str) -> None:
+        self._context = Context(roles.keys, job=job)
+        self._poller = Poller()
+        self.closed = False
+
+    def close(self) -> None:
+        """Close all. A second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._context.close(_LINGER)
+            self._poller.close()
+
+
+class WorkerSockets(_Sockets):
     """A worker's: one to the scheduler, one to its echo, and one to each server."""
 
     def __init__(self, roles: Roles, hello: Hello, echo: str = "") -> None:
-        self._context = Context(roles.keys, job=roles.job)
+        super().__init__(roles, roles.job)
         self._codec = Codec(roles.job)
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
-        self._poller = Poller()
         self._servers: dict[int, Dealer] = {}
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
-        self.closed = False
         try:
             self._scheduler = Dealer(self._context, roles.scheduler, _identity(self._name))
             self._add(self._scheduler, SCHEDULER)
@@ -93,7 +107,7 @@ class WorkerSockets:
         if dealer is None:
             return
         try:
-            dealer.send(self._codec.encode(_packed(message)), track=False)
+            dealer.send(self._codec.encode(_packed(message)))
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
 
@@ -114,23 +128,13 @@ class WorkerSockets:
         if not self.closed:
             self._poller.wake()
 
-    def close(self) -> None:
-        """Close all. A second call does nothing."""
-        if self.closed:
-            return
-        self.closed = True
-        self._context.close(_LINGER)
-        self._poller.close()
 
-
-class ServerSockets:
+class ServerSockets(_Sockets):
     """A server's: one to the scheduler, one to its echo, and one for all workers."""
 
     def __init__(self, roles: Roles, incarnation: int) -> None:
-        self._context = Context(roles.keys, job=roles.job)
+        super().__init__(roles, roles.job)
         self._codec = Codec(roles.job, marks=True)
-        self._poller = Poller()
-        self.closed = False
         self._echo: Dealer | None = None
         self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
         try:
@@ -148,11 +152,11 @@ class ServerSockets:
         try:
             frames = self._codec.encode(_packed(message))
             if peer == SCHEDULER:
-                self._scheduler.send(frames, track=False)
+                self._scheduler.send(frames)
             elif peer != ECHO:
-                self._workers.send(peer, frames, track=False)  # type: ignore[arg-type]
+                self._workers.send(peer, frames)  # type: ignore[arg-type]
             elif self._echo is not None:
-                self._echo.send(frames, track=False)
+                self._echo.send(frames)
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
 
@@ -188,37 +192,24 @@ class ServerSockets:
         peer, frames = found
         return peer, _read(self._codec, frames, repr(peer))
 
-    def close(self) -> None:
-        """Close all. A second call does nothing."""
-        if not self.closed:
-            self.closed = True
-            self._context.close(_LINGER)
-            self._poller.close()
 
-
-class SchedulerSockets:
-    """The scheduler's: one for everybody, one for signs of life of others, and one that gives its own."""
+class SchedulerSockets(_Sockets):
+    """The scheduler's: one for everybody, `heartbeats` for signs of life of others, one for its own."""
 
     def __init__(self, roles: Roles) -> None:
         # A scheduler without a name for its job has one when it has its port; till then nobody knows it.
-        self._context = Context(roles.keys, job=roles.job or secrets.token_hex(16))
-        self._poller = Poller()
-        self.closed = False
+        super().__init__(roles, roles.job or secrets.token_hex(16))
         try:
             self._all = Router(self._context, _bound(roles))
-            self._heartbeats = HeartbeatMonitor(self._context, _address(roles, roles.scheduler + "/pulse/"))
-            self._echo = Echo(self._context, _address(roles, roles.scheduler + "/echo/"))
+            self.heartbeats = HeartbeatMonitor(self._context, _address(roles, roles.scheduler + "/pulse/"))
+            self.echo = Echo(self._context, _address(roles, roles.scheduler + "/echo/")).address
             self._poller.add(self._all)
-            self._poller.add(self._heartbeats.router)
+            self._poller.add(self.heartbeats.router)
         except BaseException:
             self.close()
             raise
-        #: Where others find the scheduler, where it listens for signs of life, and where it gives its own.
-        self.address, self.heartbeats, self.echo = (
-            self._all.address,
-            self._heartbeats.address,
-            self._echo.address,
-        )
+        #: Where others find the scheduler; `echo` is where it gives signs of life.
+        self.address = self._all.address
         #: Its port; 0 of a unix socket.
         self.port = 0 if roles.ipc else int(self.address.rpartition(":")[2])
         self._context.job = roles.bound(self.port).job
@@ -227,7 +218,7 @@ class SchedulerSockets:
     def send(self, peer: Hashable, message: Message) -> None:
         """Send."""
         try:
-            self._all.send(peer, self._codec.encode(message), track=False)  # type: ignore[arg-type]
+            self._all.send(peer, self._codec.encode(message))  # type: ignore[arg-type]
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
 
@@ -241,21 +232,6 @@ class SchedulerSockets:
             message = _read(self._codec, found[1], repr(found[0]))
             if message is not None:
                 yield found[0], message
-
-    def ping(self) -> None:
-        """Ask all processes for a sign of life."""
-        self._heartbeats.ping()
-
-    def heard(self) -> list[str]:
-        """Names of the processes that have given one since the last call."""
-        return self._heartbeats.heard()
-
-    def close(self) -> None:
-        """Close all. A second call does nothing."""
-        if not self.closed:
-            self.closed = True
-            self._context.close(_LINGER)
-            self._poller.close()
 
 
 def _bound(roles: Roles) -> str:

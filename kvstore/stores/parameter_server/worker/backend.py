@@ -72,7 +72,7 @@ class DistBackend:
         self._pushes = Pushes(client, keys, slices, self._optimizer, self._gpus)
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
         self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)
-        self._values = InitialValues(client, keys, slices, self._optimizer, self._pulls, self._gpus)
+        self._values = InitialValues(self._pushes, self._pulls)
         if config.threads:
             cpu.set_threads(config.threads)
         elif self.num_workers > 1:

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -17,13 +16,12 @@ from ....settings.options import StoreConfig
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
-from ..protocol.messages import Answer, Control, Failure
+from ..protocol.messages import Answer, Control, Failure, Slice
 from ..transport.shared_buffers import PeerBuffers, SharedBufferPool
 from ..transport.sockets import WorkerSockets
-from .driver import MachineDriver
+from .driver import MachineDriver, ServerMemory
 from .operations import OperationTable, PendingOperation, Request
 from .process import this_process, worker_roles
-from .server_memory import ServerMemory
 from .state_machine.machine import WorkerMachine
 
 log = logging.getLogger("kvstore.ps")
@@ -32,22 +30,11 @@ _FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
 
 
 class Client:
-    """One store of one worker process.
+    """One store of one worker process, for which the scheduler cuts large keys at `slice_bytes`.
 
-    Parameters
-    ----------
-    config : StoreConfig
-    synchronous : bool
-        Whether pushes count in rounds.
-    slice_bytes : int
-        Size of the slices into which the scheduler cuts large keys.
-
-    Raises
-    ------
-    ConfigError
-        No variables say where the servers are, or the scheduler refuses this process.
-    TimeoutError
-        The job did not come together within the deadline.
+    `synchronous`: pushes count in rounds. Raises ConfigError where no variables say where the servers are, or
+    the scheduler refuses this process, and TimeoutError where the job has not come together within the
+    deadline.
     """
 
     def __init__(self, config: StoreConfig, synchronous: bool, slice_bytes: int) -> None:
@@ -112,15 +99,10 @@ class Client:
         return operation
 
     def finish(self, operation: PendingOperation, what: str) -> None:
-        """Wait until all requests of an operation are answered.
+        """Wait until all requests of an operation are answered; raise what a server answered.
 
-        Raises
-        ------
-        TimeoutError
-            After the store's deadline. A push that was under way goes on, unless arrays were being sent that
-            are now the caller's again: then the store is of no use any more.
-        PeerLostError, UpdaterError, ...
-            What a server answered.
+        After the store's deadline raises TimeoutError. A push that was under way goes on, unless arrays were
+        being sent that are now the caller's again: then the store is of no use any more.
         """
         try:
             self.driver.wait(lambda: operation.done, what, operation)
@@ -186,11 +168,8 @@ class Client:
     ) -> Answer | None:
         """Ask the scheduler; `make` gets `request` and `store`. None where `until` came true before.
 
-        Raises
-        ------
-        TimeoutError, and what the scheduler answered
-        ArgumentError
-            The question cannot be sent; nothing has happened.
+        Raises TimeoutError, what the scheduler answered, and ArgumentError for a question that cannot be
+        sent; nothing has happened then.
         """
         message = make(request=0, store=0)
         self._sockets.check(message, what)
@@ -274,13 +253,13 @@ class Client:
         """Return the memory of a server's values, if this process can read it."""
         return self._memory.get(server)
 
-    def round_of(self, part: Any, round: int) -> int:
+    def round_of(self, part: Slice, round: int) -> int:
         """Turn a server's round of a slice into this worker's."""
-        return round - self._machine.base(part.server, part.slice)
+        return round - self._machine.base(part.server, part.id)
 
-    def complete(self, slices: Iterable[Any]) -> int:
+    def complete(self, slices: Iterable[Slice]) -> int:
         """Count the pushes of this worker whose rounds are known to be complete, in all slices (parts)."""
-        return min(self._machine.complete(one.server, one.slice) for one in slices)
+        return min(self._machine.complete(one.server, one.id) for one in slices)
 
     # ---------------------------------------------------------------------------------------------------- end
 

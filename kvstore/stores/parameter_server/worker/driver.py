@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,10 +23,10 @@ from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Failure
+from ..transport.shared_buffers import PeerBuffers
 from ..transport.sockets import WorkerSockets
 from .operations import OperationTable, PendingOperation
 from .process import WorkerProcess
-from .server_memory import ServerMemory
 from .state_machine.machine import WorkerMachine
 
 log = logging.getLogger("kvstore.ps")
@@ -35,22 +35,39 @@ _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
 
 
-class MachineDriver:
-    """Steps one store's machine, and carries out what it says.
+class ServerMemory:
+    """The memory of each server, if this process can read it; not `enabled`: it shares none at all."""
 
-    Parameters
-    ----------
-    machine : WorkerMachine
-    sockets : WorkerSockets
-    process : WorkerProcess
-        Whose store it is.
-    operations : OperationTable
-        What the machine is asked, by the store's calls.
-    memory : ServerMemory
-        Where values of servers on this machine lie.
-    timeout : float
-        Seconds that a wait may last.
-    """
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._buffers: dict[Hashable, PeerBuffers | None] = {}
+
+    def open(self, server: Hashable, handle: str) -> None:
+        """Open the memory that a server has told of, if it has."""
+        self._buffers[server] = PeerBuffers.open(handle) if handle and self._enabled else None
+
+    def get(self, server: int) -> PeerBuffers | None:
+        """Return the memory of a server."""
+        return self._buffers.get(server)
+
+    def has_all(self, servers: Iterable[int]) -> bool:
+        """Whether each of these servers shares memory with this process."""
+        return all(self._buffers.get(server) for server in servers)
+
+    def forget(self, server: int) -> None:
+        """Another process takes the server's place."""
+        self._buffers.pop(server, None)
+
+    def close(self) -> None:
+        """Let all memory go."""
+        for buffers in self._buffers.values():
+            if buffers is not None:
+                buffers.close()
+        self._buffers.clear()
+
+
+class MachineDriver:
+    """Steps one store's machine, and carries out what it says; a wait lasts at most `timeout` seconds."""
 
     def __init__(
         self,
@@ -77,9 +94,9 @@ class MachineDriver:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
             events.Connect: self._connect,
-            events.MetScheduler: self._met,
+            m.Met: self._met,
             events.Failed: self._failed,
-            events.ViewChanged: _tell_losses,
+            m.View: _tell_losses,
             events.Shrunk: self._warn,
         }
 
@@ -104,13 +121,7 @@ class MachineDriver:
             self._carry_out(self._machine.step(event, time.monotonic()))
 
     def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:
-        """Drive until it is ready.
-
-        Raises
-        ------
-        TimeoutError
-            The deadline passes before; it says for whom this worker has waited.
-        """
+        """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
         asked, last = False, None
         while True:
@@ -244,9 +255,9 @@ class MachineDriver:
         self._memory.forget(action.server)
         self._sockets.connect(action.server, action.address)
 
-    def _met(self, action: events.MetScheduler) -> None:
-        self._process.met(action.met)
-        self._sockets.connect_echo(action.met.echo)
+    def _met(self, met: m.Met) -> None:
+        self._process.met(met)
+        self._sockets.connect_echo(met.echo)
 
     def _failed(self, action: events.Failed) -> None:
         self.failure = action.failure
@@ -309,7 +320,6 @@ class StandstillDetector:
         return still if stopped else None
 
 
-def _tell_losses(action: events.ViewChanged) -> None:
-    view = action.view
+def _tell_losses(view: m.View) -> None:
     for loss in view.losses:
         log.warning("%s %d is lost; epoch %d", loss.role, loss.rank, view.epoch)

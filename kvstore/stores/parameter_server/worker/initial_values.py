@@ -15,44 +15,21 @@ from ....waiting import WaitClock
 from ...entry import Array, first_value
 from ..protocol import messages as m
 from ..protocol.messages import Kind
-from .client import Client
-from .gpu_on_demand import GpuOnDemand
-from .key_directory import DistKey, KeyDirectory, check_same, spec_of
+from .key_directory import DistKey, check_same, spec_of
 from .operations import Request
-from .optimizer import WorkerOptimizer
 from .pulls import Pulls
-from .request_builder import PushHeader, RequestBuilder
+from .pushes import Pushes
+from .request_builder import PushHeader
 
 _LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been moved
 
 
 class InitialValues:
-    """Has keys placed on servers, and writes their values there.
+    """Has keys placed on servers, and writes their values there."""
 
-    Parameters
-    ----------
-    client : Client
-    keys : KeyDirectory
-    slices : RequestBuilder
-        Makes the requests.
-    optimizer : WorkerOptimizer
-        Says whether keys must not be spread over servers.
-    pulls : Pulls
-        Reads keys that are moved.
-    gpus : GpuOnDemand
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        keys: KeyDirectory,
-        slices: RequestBuilder,
-        optimizer: WorkerOptimizer,
-        pulls: Pulls,
-        gpus: GpuOnDemand,
-    ) -> None:
-        self._client, self._keys, self._slices = client, keys, slices
-        self._optimizer, self._pulls, self._gpus = optimizer, pulls, gpus
+    def __init__(self, pushes: Pushes, pulls: Pulls) -> None:
+        self._client, self._keys, self._slices = pushes.client, pushes.keys, pushes.slices
+        self._optimizer, self._gpus, self._pulls = pushes.optimizer, pushes.gpus, pulls
 
     def init(self, groups: list[Group]) -> None:
         """Take the values of the lowest rank, and wait until all servers have them."""

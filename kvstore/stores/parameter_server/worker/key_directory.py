@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +15,8 @@ from ....arrays.sparse import RowSparseArray
 from ....errors import ArrayError, DTypeError, KeyKindError, KeyNotFoundError, ShapeError
 from ...entry import Array
 from ..protocol import messages as m
-from ..protocol.messages import KeyEntry, KeySpec
+from ..protocol.messages import KeyEntry, KeySpec, Slice
 from .client import Client
-
-
-class KeySlice(NamedTuple):
-    """A slice of a key: elements, or rows, `start` to `stop`, on one server."""
-
-    slice: int
-    server: int
-    start: int
-    stop: int
 
 
 class DistKey:
@@ -38,7 +29,7 @@ class DistKey:
         self.entry, self.key = entry, spec.key
         self.number = entry.number
         self.shape, self.dtype, self.sparse = tuple(spec.shape), dtype_named(spec.dtype), spec.sparse
-        self.parts = tuple(KeySlice(s.id, s.server, s.start, s.stop) for s in entry.slices)
+        self.parts = entry.slices
         #: An array of the key's shape and type that takes no memory.
         self.like: Array = np.broadcast_to(np.zeros((), self.dtype), self.shape)
         #: Elements of a row.
@@ -66,7 +57,7 @@ class DistKey:
         """Whether its slices are on several servers."""
         return len({part.server for part in self.parts}) > 1
 
-    def part_bytes(self, part: KeySlice) -> int:
+    def part_bytes(self, part: Slice) -> int:
         """Bytes of a slice; of a table, with all its rows."""
         return (part.stop - part.start) * self.dtype.itemsize * (self.row_size if self.sparse else 1)
 
@@ -124,7 +115,7 @@ class KeyDirectory:
 
     def homes(self) -> dict[int, DistKey]:
         """Key of each slice."""
-        return {part.slice: key for key in self for part in key.parts}
+        return {part.id: key for key in self for part in key.parts}
 
     def name_of(self, slice_: int) -> str:
         """Say for an error which key a slice is of."""

@@ -112,13 +112,7 @@ class WorkerProcess:
 
 
 def worker_roles() -> Roles:
-    """Find the part of this process, which must be a worker of a job with servers.
-
-    Raises
-    ------
-    ConfigError
-        It is not.
-    """
+    """Find the part of this process; ConfigError unless it is a worker of a job with servers."""
     found = roles.find()
     if found is None:
         raise ConfigError(

@@ -32,15 +32,7 @@ log = logging.getLogger("kvstore.dist")
 class Pulls:
     """Asks for values, and has them written where they belong.
 
-    Parameters
-    ----------
-    client : Client
-    keys : KeyDirectory
-    memory : SharedPayloads
-        What this worker's store shares with servers.
-    gpus : GpuOnDemand
-    reads : ConsistentReads or None
-        Reads of a worker that is not in step with the rounds; None where there are none.
+    `reads` are those of a worker that is not in step with the rounds; None where there are none.
     """
 
     def __init__(

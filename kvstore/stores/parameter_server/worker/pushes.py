@@ -32,18 +32,7 @@ _OPEN = 2  # rounds of a key into which a worker may have pushed and which are n
 
 
 class Pushes:
-    """Checks and sends the pushes of one worker.
-
-    Parameters
-    ----------
-    client : Client
-    keys : KeyDirectory
-    slices : RequestBuilder
-        Makes the requests.
-    optimizer : WorkerOptimizer
-        Its version goes with every push.
-    gpus : GpuOnDemand
-    """
+    """Checks and sends the pushes of one worker; the optimizer's version goes with every push."""
 
     def __init__(
         self,
@@ -53,8 +42,8 @@ class Pushes:
         optimizer: WorkerOptimizer,
         gpus: GpuOnDemand,
     ) -> None:
-        self._client, self._keys, self._slices = client, keys, slices
-        self._optimizer, self._gpus = optimizer, gpus
+        self.client, self.keys, self.slices = client, keys, slices
+        self.optimizer, self.gpus = optimizer, gpus
         #: Codec and residuals, where pushes are packed.
         self.feedback: Feedback | None = None
         #: The highest number of pushes into any key; the schedule's time.
@@ -65,26 +54,26 @@ class Pushes:
     def start(self, groups: list[Group], priority: int = 0) -> Finish:
         """Send; what is left to do is to see it accepted."""
         dense, sparse = self.checked(groups)
-        self._client.check_writing()
-        operation = self._client.submit(self._requests(dense, sparse), priority)
-        return partial(self._client.finish, operation, "a push")
+        self.client.check_writing()
+        operation = self.client.submit(self._requests(dense, sparse), priority)
+        return partial(self.client.finish, operation, "a push")
 
     def start_plain(self, groups: list[Group]) -> Finish:
         """Send; small pushes are waited for by nobody, unless it is a third one that has to wait."""
         dense, sparse = self.checked(groups)
-        self._client.check_writing()
+        self.client.check_writing()
         small = not sparse and sum(key.nbytes for key, _ in dense) < SHARED_BYTES
         if small:  # nobody waits until it has been sent
             dense = [(key, [value.copy() for value in values]) for key, values in dense]
-        operation = self._client.submit(self._requests(dense, sparse))
-        if small and all(key.pushes - self._client.complete(key.parts) <= _OPEN for key, _ in dense):
-            self._client.let_go(operation)
+        operation = self.client.submit(self._requests(dense, sparse))
+        if small and all(key.pushes - self.client.complete(key.parts) <= _OPEN for key, _ in dense):
+            self.client.let_go(operation)
             return _nothing
-        return partial(self._client.finish, operation, "a push")
+        return partial(self.client.finish, operation, "a push")
 
     def pushpull_requests(self, fills: Sequence[tuple[DistKey, list[Array], FillOuts]]) -> list[Request]:
         """Make the requests of a pushpull of dense keys, which `checked` has passed."""
-        self._client.check_writing()
+        self.client.check_writing()
         requests = [r for key, values, outs in fills for r in self._dense(key, values, Kind.PUSHPULL, outs)]
         self.calls.note({key.key: key.pushes for key, _, _ in fills})
         return requests
@@ -92,7 +81,7 @@ class Pushes:
     def _requests(self, dense: DensePushes, sparse: SparsePushes) -> list[Request]:
         requests = [r for key, values in dense for r in self._dense(key, values, Kind.PUSH, None)]
         for key, rows in sparse:
-            requests += self._slices.rows(key, rows, self._header(key, Kind.PUSH))
+            requests += self.slices.rows(key, rows, self._header(key, Kind.PUSH))
         self.calls.note({key.key: key.pushes for key, _ in (*dense, *sparse)})
         return requests
 
@@ -101,14 +90,14 @@ class Pushes:
     ) -> Iterable[Request]:
         head = self._header(key, kind)
         if self.feedback is not None:
-            return self._slices.packed(key, values, head, outs, self.feedback)
-        return self._slices.dense(key, values, head, outs)
+            return self.slices.packed(key, values, head, outs, self.feedback)
+        return self.slices.dense(key, values, head, outs)
 
     def _header(self, key: DistKey, kind: Kind) -> PushHeader:
         """Count a push."""
         key.pushes += 1
         self.clock = max(self.clock, key.pushes)
-        return PushHeader(kind, self._optimizer.version, self.clock)
+        return PushHeader(kind, self.optimizer.version, self.clock)
 
     # ----------------------------------------------------------------------------------------------- checks
 
@@ -116,7 +105,7 @@ class Pushes:
         """Check everything that is pushed, before anything changes."""
         dense: DensePushes = []
         sparse: SparsePushes = []
-        for key, values in self._keys.in_order(groups):
+        for key, values in self.keys.in_order(groups):
             self._check_updatable(key)
             if not values:
                 continue
@@ -125,7 +114,7 @@ class Pushes:
             elif cpu.first_misfit(values, key.like) < 0:
                 dense.append((key, values))
             elif any_on_device(values):
-                dense.append((key, [self._gpus.get().total(key, values)]))
+                dense.append((key, [self.gpus.get().total(key, values)]))
             else:
                 dense.append((key, [dense_source(key, value) for value in values]))
         if self.feedback is not None:
@@ -145,7 +134,7 @@ class Pushes:
             dense.append((key, [dense_source(key, value) for value in values]))
 
     def _check_updatable(self, key: DistKey) -> None:
-        updater = self._optimizer.updater
+        updater = self.optimizer.updater
         if updater is not None and key.dtype.kind in "iu":
             rule = type(updater.optimizer).__name__
             raise DTypeError(f"key {key.key!r} holds {key.dtype}; {rule} updates floating-point weights only")

@@ -21,14 +21,9 @@ from .operations import Finish, PendingOperation, Request
 
 
 class ConsistentReads:
-    """Starts and finishes reads of one worker.
+    """Starts and finishes reads of one worker; slices have `timeout` seconds to come to one round.
 
-    Parameters
-    ----------
-    calls : PushCalls
-        What this worker has pushed together.
-    timeout : float
-        Seconds that slices have to come to one round.
+    `calls` are what this worker has pushed together.
     """
 
     def __init__(self, client: Client, keys: KeyDirectory, calls: PushCalls, timeout: float) -> None:
@@ -40,10 +35,7 @@ class ConsistentReads:
     def start(self, requests: list[Request], what: str, priority: int) -> Finish:
         """Send; what is left is to wait.
 
-        Raises
-        ------
-        PeerLostError
-            After a loss: a key has no whole round that its servers have kept.
+        Raises PeerLostError where, after a loss, a key has no whole round that its servers have kept.
         """
         broken = self._client.member.broken
         if broken:
@@ -62,27 +54,27 @@ class ConsistentReads:
 
     def _as_of_whole(self, requests: list[Request]) -> list[Request]:
         homes = self._keys.homes()
-        keys = list({homes[one.part.slice].key: None for one in requests})
+        keys = list({homes[one.part.id].key: None for one in requests})
         self._learn(self._calls.together(keys))
         rounds = {key.key: self._rounds(key) for key in self._keys}
         whole = {key: self._calls.whole(key, rounds) for key in keys if rounds[key]}
-        return [self._of_round(one, homes[one.part.slice], whole) for one in requests]
+        return [self._of_round(one, homes[one.part.id], whole) for one in requests]
 
     def _learn(self, names: Iterable[Key]) -> None:
         """Ask for the last rounds of slices, but those on servers that are lost."""
         lost = self._client.member.lost_servers()
         keys = [key for name in names if (key := self._keys.get(name)) is not None]
-        new = [p for key in keys for p in key.parts if p.slice not in self._last and p.server not in lost]
-        ask = [Request(part.server, Record(Kind.LAST_ROUND, part.slice, 0), (), None, part) for part in new]
+        new = [p for key in keys for p in key.parts if p.id not in self._last and p.server not in lost]
+        ask = [Request(part.server, Record(Kind.LAST_ROUND, part.id, 0), (), None, part) for part in new]
         self._client.perform(ask, "the last rounds of keys")
-        self._last.update({part.slice: self._client.complete([part]) for part in new})
+        self._last.update({part.id: self._client.complete([part]) for part in new})
 
     def _rounds(self, key: DistKey) -> list[int]:
-        return [self._last[part.slice] for part in key.parts if part.slice in self._last]
+        return [self._last[part.id] for part in key.parts if part.id in self._last]
 
     def _of_round(self, request: Request, key: DistKey, whole: Mapping[Key, int]) -> Request:
         """Ask for a slice as it was after the whole round."""
-        last, wanted = self._last.get(request.part.slice), whole.get(key.key)
+        last, wanted = self._last.get(request.part.id), whole.get(key.key)
         if last is None or wanted is None or last == wanted:
             return request
         if last != wanted + 1 or request.record.kind == Kind.FETCH_STATE:
@@ -96,7 +88,7 @@ class ConsistentReads:
             if type(error) is not KVStoreError or not any(one.record.flags == OF_ROUND for one in requests):
                 raise
             past = next(one for one in requests if one.record.flags == OF_ROUND)
-            key = self._keys.homes()[past.part.slice]
+            key = self._keys.homes()[past.part.id]
             raise self._apart(key, past.record.round, past.record.kind) from error
 
     def _apart(self, key: DistKey, wanted: int, kind: Kind) -> KVStoreError:
@@ -118,7 +110,7 @@ class ConsistentReads:
         rounds: dict[int, int] = {}
         asked = requests
         while True:
-            came = {asked[at].part.slice: round for at, round in operation.rounds.items()}
+            came = {asked[at].part.id: round for at, round in operation.rounds.items()}
             rounds.update(came)
             asked = self._behind(requests, rounds, homes)
             if not asked:
@@ -136,11 +128,11 @@ class ConsistentReads:
     ) -> list[Request]:
         by_key: dict[Key, list[Request]] = {}
         for one in requests:
-            if one.part.slice in rounds:
-                by_key.setdefault(homes[one.part.slice].key, []).append(one)
+            if one.part.id in rounds:
+                by_key.setdefault(homes[one.part.id].key, []).append(one)
         found: list[Request] = []
         for group in by_key.values():
-            there = [self._client.round_of(one.part, rounds[one.part.slice]) for one in group]
+            there = [self._client.round_of(one.part, rounds[one.part.id]) for one in group]
             last = max(there)
             found += [
                 group[at]._replace(record=group[at].record._replace(round=last)) for at in behind(there)
@@ -150,8 +142,8 @@ class ConsistentReads:
     def _never_together(
         self, request: Request, rounds: Mapping[int, int], homes: Mapping[int, DistKey]
     ) -> TimeoutError:
-        key = homes[request.part.slice]
-        there = sorted({rounds[part.slice] for part in key.parts if part.slice in rounds})
+        key = homes[request.part.id]
+        there = sorted({rounds[part.id] for part in key.parts if part.id in rounds})
         return TimeoutError(
             f"key {key.key!r} could not be read for {self._timeout:g} s: its slices are of rounds "
             f"{', '.join(map(str, there))}, and did not come to one while rounds of others went on; read it "

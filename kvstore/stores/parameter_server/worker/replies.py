@@ -11,8 +11,8 @@ from ....arrays.sparse import RowSparseArray, reserve_rows
 from ....kernels import cpu
 from ...entry import Array
 from ...rows import Ids
-from ..protocol.messages import IN_PLACE, PayloadLocation, Record
-from .key_directory import DistKey, KeySlice
+from ..protocol.messages import IN_PLACE, PayloadLocation, Record, Slice
+from .key_directory import DistKey
 
 if TYPE_CHECKING:
     from .shared_payloads import SharedPayloads
@@ -33,7 +33,7 @@ class FillOuts:
         self.in_place = in_place
         self._flat = [out.reshape(-1) for out in outs]
 
-    def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
+    def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Copy one slice; False: it changed meanwhile in the server's memory, and must be asked for again."""
         if record.flags == IN_PLACE and record.place == PayloadLocation.NONE:
             return True
@@ -53,7 +53,7 @@ class CollectRows:
         self._key, self._out, self.ids = key, out, ids
         self._rows = np.empty((len(ids), *key.shape[1:]), key.dtype)
 
-    def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
+    def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Take in the rows of one slice."""
         ids, data = table_of(self._key, record, frames)
         low = int(np.searchsorted(self.ids, part.start))
@@ -72,7 +72,7 @@ class CollectTable:
         self._key, self._dense, self._sparse = key, dense, sparse
         self._found: dict[int, tuple[Ids, Array]] = {}
 
-    def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
+    def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Keep the rows of one slice."""
         ids, data = table_of(self._key, record, frames)
         self._found[part.start] = ids.copy(), data.copy()
@@ -98,10 +98,10 @@ class CollectStates:
         #: What the servers have told, by slice.
         self.found: dict[int, bytes] = {}
 
-    def __call__(self, part: KeySlice, record: Record, frames: Frames) -> bool:
+    def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Keep what is told of one slice."""
         view = memoryview(frames[record.frame]).cast("B")
-        self.found[part.slice] = bytes(view[record.offset : record.offset + record.nbytes])
+        self.found[part.id] = bytes(view[record.offset : record.offset + record.nbytes])
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,21 +14,20 @@ from ....kernels import cpu
 from ...entry import Array
 from ...rows import merged
 from ...update import summands
-from ..protocol.messages import IN_PLACE, Kind, PayloadLocation, Record
+from ..protocol.messages import IN_PLACE, Kind, PayloadLocation, Record, Slice
 from ..protocol.payloads import as_bytes
-from .key_directory import DistKey, KeySlice
+from .key_directory import DistKey
 from .operations import Request, Take
 from .replies import FillOuts
 from .shared_payloads import SharedPayload, SharedPayloads
 
 
-class PushHeader:
+class PushHeader(NamedTuple):
     """What all records of one push have in common."""
 
-    __slots__ = ("clock", "kind", "version")
-
-    def __init__(self, kind: Kind, version: int = 0, clock: int = 0) -> None:
-        self.kind, self.version, self.clock = kind, version, clock
+    kind: Kind
+    version: int = 0
+    clock: int = 0
 
 
 class RequestBuilder:
@@ -86,7 +86,7 @@ class RequestBuilder:
             if shared is not None:
                 place, frame, offset = PayloadLocation.SHARED, shared.segment, shared.offset + start
             record = Record(
-                head.kind, part.slice, 0, 0, head.version, head.clock, coding, threshold, -1,
+                head.kind, part.id, 0, 0, head.version, head.clock, coding, threshold, -1,
                 place, frame, offset, stop - start, flag,
             )  # fmt: skip
             payload = (lease,) if data is None else (data[start:stop],)
@@ -102,7 +102,7 @@ class RequestBuilder:
         for part, low, high in split_rows(key, ids):
             nbytes = (high - low) * (8 + key.row_size * key.dtype.itemsize)
             record = Record(
-                head.kind, part.slice, 0, 0, head.version, head.clock,
+                head.kind, part.id, 0, 0, head.version, head.clock,
                 rows=high - low, place=PayloadLocation.FRAME, nbytes=nbytes,
             )  # fmt: skip
             payload = (as_bytes(ids[low:high]), as_bytes(data[low:high]))
@@ -118,7 +118,7 @@ def _summed(key: DistKey, values: list[Array]) -> Array:
     return total
 
 
-def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[KeySlice, int, int]]:
+def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:
     """For each slice, which of sorted row ids are its; a dense key must be `cut_by_rows`."""
     unit = 1 if key.sparse else key.row_size
     bounds = np.searchsorted(ids, [part.stop // unit for part in key.parts])
@@ -131,14 +131,14 @@ def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[KeySlice, int, int]]:
 def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
     """Ask every slice of a key for its value or its state, after the rounds that were pushed into."""
     for part in key.parts:
-        yield Request(part.server, Record(kind, part.slice, 0), (), take, part)
+        yield Request(part.server, Record(kind, part.id, 0), (), take, part)
 
 
 def state_requests(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
     """Bring optimizer states to the slices of a key."""
     for part in key.parts:
-        state = states[part.slice]
-        record = Record(Kind.PUT_STATE, part.slice, 0, place=PayloadLocation.FRAME, nbytes=len(state))
+        state = states[part.id]
+        record = Record(Kind.PUT_STATE, part.id, 0, place=PayloadLocation.FRAME, nbytes=len(state))
         yield Request(part.server, record, (state,), None, part)
 
 
@@ -147,7 +147,7 @@ def row_requests(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
     for part, low, high in split_rows(key, ids):
         if high > low:
             record = Record(
-                Kind.PULL_ROWS, part.slice, 0,
+                Kind.PULL_ROWS, part.id, 0,
                 rows=high - low, place=PayloadLocation.FRAME, nbytes=(high - low) * 8,
             )  # fmt: skip
             yield Request(part.server, record, (as_bytes(ids[low:high]),), take, part)

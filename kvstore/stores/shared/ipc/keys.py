@@ -69,10 +69,6 @@ class IpcKey:
         self._add_slot(exports)
         return len(self._slots) - 1
 
-    def address(self, slot: int) -> int:
-        """Where a slot of this worker is."""
-        return self._slots[slot].address
-
     def use(self, slot: int) -> None:
         """Note that the worker's part in its next round is in a slot."""
         round = self.handle.arrived + 1
@@ -109,7 +105,7 @@ class IpcKey:
 
     def put_row(self, sources: Sequence[int], slot: int) -> cuda.Row:
         """Return what pushes the sum of some arrays."""
-        return cuda.Row(self.numel, srcs=tuple(sources), dst=self.address(slot))
+        return cuda.Row(self.numel, srcs=tuple(sources), dst=self._slots[slot].address)
 
     def sum_row(self, sources: Sequence[int], outs: Sequence[int]) -> cuda.Row:
         """Return what sums a round into the value and some outs."""

@@ -35,15 +35,7 @@ _HEAD = 8
 
 
 class IpcTable:
-    """The table of one key, as one worker sees it.
-
-    Parameters
-    ----------
-    job, handle
-        The key's.
-    size, rank : int
-        Number of workers, and whose line may be written.
-    """
+    """The table of one key, as one of `size` workers sees it, who may write the line of its rank."""
 
     def __init__(self, job: shm.Job, handle: shm.Handle, size: int, rank: int) -> None:
         words: Words = handle.gpu_table(8 * (_HEAD + size * _LINE)).view(np.int64)

@@ -28,15 +28,7 @@ _BACKLOG = 4096
 
 
 class RegionRendezvous:
-    """The sockets and the memory of one store of a job.
-
-    Parameters
-    ----------
-    job, group : str
-    number : int
-        Which store of its group in this process, by the order of creation.
-    rank, size : int
-    """
+    """The sockets and the memory of one store of a job: the `number`-th of its group in this process."""
 
     def __init__(self, job: str, group: str, number: int, rank: int, size: int) -> None:
         text = "\0".join((str(os.getuid()), job, group, str(number)))
@@ -45,13 +37,7 @@ class RegionRendezvous:
         self._fd = -1
 
     def listen(self) -> None:
-        """Be found by others from now on.
-
-        Raises
-        ------
-        ConfigError
-            A living process of the job has this rank.
-        """
+        """Be found by others from now on; ConfigError: a living process of the job has this rank."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(self._address(self.rank))
@@ -87,13 +73,7 @@ class RegionRendezvous:
         return None
 
     def wait(self, timeout: float) -> int:
-        """Descriptor of the region, as soon as anybody has it.
-
-        Raises
-        ------
-        TimeoutError
-            Nobody came.
-        """
+        """Return the region's descriptor, as soon as anybody has it; TimeoutError: nobody came."""
         clock, pause = WaitClock(timeout), 0.0005
         while True:
             waited = clock.read()

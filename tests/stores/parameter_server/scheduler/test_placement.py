@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.stores.parameter_server.protocol.messages import KeySpec
-from kvstore.stores.parameter_server.scheduler.placement import GRAIN, place, release, sizes
+from kvstore.stores.parameter_server.scheduler.key_table import GRAIN, place, release, sizes
 
 
 @given(st.lists(st.integers(0, 1 << 20), max_size=60), st.integers(1, 5))

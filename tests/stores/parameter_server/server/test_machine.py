@@ -459,10 +459,10 @@ def test_who_is_missing() -> None:
 def test_settings_are_installed_once_and_acknowledged() -> None:
     server = Machine()
     server.from_scheduler(m.Install(0, 4, "optimizer", "sgd"))
-    assert any(isinstance(one, e.Configure) for one in server.actions)
+    assert any(isinstance(one, m.Install) for one in server.actions)
     server.step(e.Configured(0, 4))
     server.from_scheduler(m.Install(0, 4, "optimizer", "sgd"))
-    assert not any(isinstance(one, e.Configure) for one in server.actions)
+    assert not any(isinstance(one, m.Install) for one in server.actions)
 
 
 def test_rules_are_kept() -> None:

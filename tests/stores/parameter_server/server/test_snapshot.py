@@ -244,7 +244,7 @@ def restored(pair: Beside, folder: Path, memory: Values | None = None) -> list[d
 
 def snapshot(pair: Beside, folder: Path, rounds: dict[str, Any]) -> None:
     for shard in pair.shards.shards:
-        shard.snapshot(folder / str(shard.server), rounds)
+        shard.capture(folder / str(shard.server), rounds)()
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -291,19 +291,19 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
     shards.init("large", np.ones(100_000, np.float32), (1024,))
     shards.init("small", np.zeros(3, np.float32))
     shard = shards.shards[0]
-    shard.snapshot(tmp_path, {})
+    shard.capture(tmp_path, {})()
     (first,) = tmp_path.glob("*.safetensors")
     for _ in range(3):
         shards.push(("small", [np.ones(3, np.float32)]))
-        shard.snapshot(tmp_path, {})
+        shard.capture(tmp_path, {})()
         sizes = sorted(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
         assert len(sizes) == 2
         assert sizes[0] < 2000
         assert first.exists()
-    shard.snapshot(tmp_path, {"round": 9})  # nothing but the manifest
+    shard.capture(tmp_path, {"round": 9})()  # nothing but the manifest
     assert len(list(tmp_path.iterdir())) == 3
     shard.forget([piece.id for piece in shards.entries["large"].slices])
-    shard.snapshot(tmp_path, {})
+    shard.capture(tmp_path, {})()
     assert not first.exists()
     again, _ = StoreShard.restore(tmp_path)
     assert set(again.placement()) == {shards.entries["small"].slices[0].id}
@@ -312,8 +312,8 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
 def test_another_folder_gets_everything(tmp_path: Path) -> None:
     shards = StoreShards(1)
     shards.init("w", np.ones(10, np.float32))
-    shards.shards[0].snapshot(tmp_path / "one", {})
-    shards.shards[0].snapshot(tmp_path / "two", {})
+    shards.shards[0].capture(tmp_path / "one", {})()
+    shards.shards[0].capture(tmp_path / "two", {})()
     again, _ = StoreShard.restore(tmp_path / "two")
     assert (again.read(shards.entries["w"].slices[0].id) == 1).all()
 
@@ -392,7 +392,7 @@ def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> N
     shards = StoreShards(1)
     shards.init("w", np.ones(100, np.float32), (50,))
     shard, slice = shards.shards[0], shards.entries["w"].slices[0].id
-    shard.snapshot(tmp_path, {"round": 1})
+    shard.capture(tmp_path, {"round": 1})()
     pid = os.fork()
     if pid == 0:
         shards.push(("w", [np.full(100, 2, np.float32)]))
@@ -404,14 +404,14 @@ def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> N
             replace(*paths)
 
         os.replace = killed
-        shard.snapshot(tmp_path, {"round": 2})
+        shard.capture(tmp_path, {"round": 2})()
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) > 2
     again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 1}
     assert (again.read(slice) == 1).all()
-    again.snapshot(tmp_path, {"round": 3})
+    again.capture(tmp_path, {"round": 3})()
     assert len(list(tmp_path.iterdir())) == 2
     assert StoreShard.restore(tmp_path)[1] == {"round": 3}
 
@@ -420,7 +420,7 @@ def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytes
     shards = StoreShards(1)
     shards.init("w", np.ones(100, np.float32))
     shard = shards.shards[0]
-    shard.snapshot(tmp_path, {"round": 1})
+    shard.capture(tmp_path, {"round": 1})()
     shards.push(("w", [np.full(100, 2, np.float32)]))
 
     def full(*_: Any) -> None:
@@ -429,9 +429,9 @@ def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
-            shard.snapshot(tmp_path, {"round": 2})
+            shard.capture(tmp_path, {"round": 2})()
     assert StoreShard.restore(tmp_path)[1] == {"round": 1}
-    shard.snapshot(tmp_path, {"round": 3})
+    shard.capture(tmp_path, {"round": 3})()
     again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 3}
     assert math.fsum(again.read(shards.entries["w"].slices[0].id)) == 200
@@ -450,7 +450,7 @@ def test_a_snapshot_that_is_written_while_training_goes_on(tmp_path: Path) -> No
     assert rounds == {"round": 2}
     for key, value in before.items():
         np.testing.assert_array_equal(pair.shards.pull(key), value)
-    shard.snapshot(tmp_path, {"round": 4})  # what has changed since then
+    shard.capture(tmp_path, {"round": 4})()  # what has changed since then
     pair.shards.shards[0], _ = StoreShard.restore(tmp_path)
     train(pair, "adam", range(4, 5))
 

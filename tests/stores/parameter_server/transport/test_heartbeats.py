@@ -27,7 +27,7 @@ BEAT = 0.05
 def pulses(context: Contexts, address: str) -> Iterator[HeartbeatMonitor]:
     made = HeartbeatMonitor(context(), address)
     yield made
-    made.close()
+    made.router.close()
 
 
 def beats(pulses: HeartbeatMonitor, name: str, seconds: float) -> int:

@@ -72,7 +72,7 @@ class Store:
 def test_it_says_hello_connects_and_attaches() -> None:
     store = Store(attach=False)
     kinds = [type(one) for one in store.actions]
-    assert kinds[:2] == [e.Welcomed, e.Connect]
+    assert kinds[:2] == [m.Welcome, e.Connect]
     assert store.sent(0)[0] == m.Attach(3, 0, 100, 1, "job")
     again = [one for one in store.pass_time(1.0) if isinstance(one, e.Send) and one.peer == 1]
     assert isinstance(again[0].message, m.Attach)
@@ -317,4 +317,4 @@ def test_messages_that_are_none_of_its_business_do_nothing() -> None:
     store.reply(0, (K.DONE, 55))
     assert store.actions == []
     store.view(epoch=1)
-    assert not any(isinstance(one, e.ViewChanged) for one in store.actions)
+    assert not any(isinstance(one, m.View) for one in store.actions)

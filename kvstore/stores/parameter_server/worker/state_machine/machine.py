@@ -9,50 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from ...protocol.events import (
-    ECHO,
-    Action,
-    Done,
-    Event,
-    Failed,
-    MetScheduler,
-    Received,
-    RetrySlice,
-    SchedulerLost,
-    SchedulerRequest,
-    Send,
-    Shrunk,
-    SliceRequest,
-    Start,
-    StoodStill,
-    Submit,
-    Tick,
-    ViewChanged,
-    Welcomed,
-)
-from ...protocol.messages import (
-    Answer,
-    Attached,
-    Batch,
-    Begin,
-    Failure,
-    Fenced,
-    Hello,
-    JoinPointReached,
-    Kind,
-    Leave,
-    LeftOut,
-    Met,
-    Missing,
-    Ping,
-    Pong,
-    Record,
-    Refused,
-    ReliableMessage,
-    View,
-    Welcome,
-    Who,
-)
+from ...protocol import events
+from ...protocol import messages as m
+from ...protocol.events import ECHO, Action, Done, Received, Send, Submit
+from ...protocol.messages import Answer, Failure, Kind, Record, View
 from .member import StoreMember
 from .options import WorkerOptions
 from .scheduler_link import SchedulerLink
@@ -64,25 +24,25 @@ _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
 class WorkerMachine:
     """One store of a worker; `step` is all there is to drive it."""
 
-    def __init__(self, hello: Hello, options: WorkerOptions | None = None, memory: str = "") -> None:
+    def __init__(self, hello: m.Hello, options: WorkerOptions | None = None, memory: str = "") -> None:
         self._hello, options = hello, options or WorkerOptions()
         self.member = StoreMember()
         self.failure: Failure | None = None
-        self.missing: Missing | None = None
+        self.missing: m.Missing | None = None
         self._scheduler = SchedulerLink(options)
         self._servers = ServerLinks(self.member, hello, options, memory)
         self._held: list[Submit] = []  # pushes, until this worker has reached its join point
         self._left = False
         self._shrunk: set[int] = set()  # ranks that rounds go on without
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
-            Met: self._met_scheduler,
-            Welcome: self._welcomed,
+            m.Met: self._met_scheduler,
+            m.Welcome: self._welcomed,
             View: self._viewed,
             Answer: self._scheduler.answered,
-            Refused: self._refused,
-            Fenced: self._fenced,
-            Ping: self._ping,
-            Missing: self._is_missing,
+            m.Refused: self._refused,
+            m.Fenced: self._fenced,
+            m.Ping: self._ping,
+            m.Missing: self._is_missing,
         }
 
     @property
@@ -95,7 +55,7 @@ class WorkerMachine:
         """Whether the scheduler has ever said a word."""
         return self._scheduler.met
 
-    def step(self, event: Event, now: float) -> list[Action]:
+    def step(self, event: events.Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
         actions: list[Action] = []
         self._scheduler.silence.step(now)
@@ -104,17 +64,17 @@ class WorkerMachine:
             self._received(event.peer, event.message, now, actions)  # type: ignore[union-attr]
         elif kind is Submit:
             self._submit(event, now, actions)  # type: ignore[arg-type]
-        elif kind is Tick:
+        elif kind is events.Tick:
             self._tick(now, actions)
-        elif kind is SchedulerLost:
+        elif kind is events.SchedulerLost:
             self._fail(event.failure, actions)  # type: ignore[union-attr]
-        elif kind is StoodStill:
+        elif kind is events.StoodStill:
             self._scheduler.stood_still(event.seconds, now)  # type: ignore[union-attr]
-        elif kind is SchedulerRequest:
+        elif kind is events.SchedulerRequest:
             self._request(event, now, actions)  # type: ignore[arg-type]
-        elif kind is RetrySlice:
+        elif kind is events.RetrySlice:
             self._servers.retry(event, now, actions)  # type: ignore[arg-type]
-        elif kind is Start:
+        elif kind is events.Start:
             self._scheduler.write(self._hello, now, actions)
         return actions
 
@@ -144,7 +104,7 @@ class WorkerMachine:
         """
         self.missing = None
         welcome = self.member.welcome
-        question = Who(welcome.store if welcome else -1, slice, round)
+        question = m.Who(welcome.store if welcome else -1, slice, round)
         return Send(server, question) if server is not None else self._scheduler.unreliable(question)
 
     # -------------------------------------------------------------------------------------------- operations
@@ -162,7 +122,7 @@ class WorkerMachine:
             self._look_for_join_point(member.view, event.parts, now, actions)
         self._servers.submit(event, now, actions)
 
-    def _waits(self, parts: Iterable[SliceRequest]) -> bool:
+    def _waits(self, parts: Iterable[events.SliceRequest]) -> bool:
         """Whether these come after the first push of a worker that came back, or are it."""
         held = {part.record.slice for event in self._held for part in event.parts}
         return any(part.record.kind in _PUSHES or part.record.slice in held for part in parts)
@@ -171,11 +131,11 @@ class WorkerMachine:
         """Wait until the others have reached this worker's join point."""
         if not self._held and self.member.welcome is not None:
             first = next(part.record.slice for part in event.parts if part.record.kind in _PUSHES)
-            self._scheduler.write(Begin(self.member.welcome.store, first), now, actions)
+            self._scheduler.write(m.Begin(self.member.welcome.store, first), now, actions)
         self._held.append(event)
 
     def _look_for_join_point(
-        self, view: View, parts: Iterable[SliceRequest], now: float, actions: list[Action]
+        self, view: View, parts: Iterable[events.SliceRequest], now: float, actions: list[Action]
     ) -> None:
         """Say what was pushed so far, if this is another worker's join point."""
         if any(link.join_epoch < self.member.join_epoch for link in self._servers.all()):
@@ -183,19 +143,19 @@ class WorkerMachine:
         if any(part.record.slice == view.begin and part.record.kind in _PUSHES for part in parts):
             self.member.epoch = view.epoch
             pushed = tuple(one for link in self._servers.all() for one in link.requests.pushed())
-            self._scheduler.write(JoinPointReached(view.store, view.epoch, pushed), now, actions)
+            self._scheduler.write(m.JoinPointReached(view.store, view.epoch, pushed), now, actions)
 
     def _drop_held(self, failure: Failure, actions: list[Action]) -> None:
         held, self._held = self._held, []
         actions.extend(Done(event.op, failure) for event in held)
 
-    def _request(self, event: SchedulerRequest, now: float, actions: list[Action]) -> None:
+    def _request(self, event: events.SchedulerRequest, now: float, actions: list[Action]) -> None:
         welcome = self.member.welcome
         if self.failure is not None or welcome is None:
             error = self.failure or Failure("KVStoreError", "the scheduler has not answered yet")
             actions.append(Done(event.op, error))
             return
-        if type(event.message) is Leave:
+        if type(event.message) is m.Leave:
             self._leave(actions)
         self._scheduler.request(event, welcome.store, now, actions)
 
@@ -209,53 +169,53 @@ class WorkerMachine:
     # ---------------------------------------------------------------------------------------------- messages
 
     def _received(self, peer: Hashable, message: Any, now: float, actions: list[Action]) -> None:
-        if type(message) is Batch:
+        if type(message) is m.Batch:
             self._servers.replies(peer, message, now, actions)  # type: ignore[arg-type]
         elif peer == ECHO:
             self._scheduler.silence.hear(now)
-        elif type(message) is ReliableMessage:
+        elif type(message) is m.ReliableMessage:
             self._read(message, now, actions)
-        elif type(message) is Attached:
+        elif type(message) is m.Attached:
             self._servers.attached(peer, message, now, actions)  # type: ignore[arg-type]
-        elif type(message) is Fenced:
+        elif type(message) is m.Fenced:
             if not self._left:
                 self._fenced(message, now, actions)
-        elif type(message) is Missing:
+        elif type(message) is m.Missing:
             self._is_missing(message, now, actions)
-        elif type(message) is LeftOut:
+        elif type(message) is m.LeftOut:
             self._left_out(peer, message, actions)  # type: ignore[arg-type]
 
-    def _read(self, message: ReliableMessage, now: float, actions: list[Action]) -> None:
+    def _read(self, message: m.ReliableMessage, now: float, actions: list[Action]) -> None:
         for body in self._scheduler.read(message, now):
             handler = self._handlers.get(type(body))
             if handler is not None:
                 handler(body, now, actions)
         self._scheduler.acknowledge(actions)
 
-    def _left_out(self, server: int, message: LeftOut, actions: list[Action]) -> None:
+    def _left_out(self, server: int, message: m.LeftOut, actions: list[Action]) -> None:
         welcome = self.member.welcome
         known = welcome is not None and message.store == welcome.store
         if known and server in self._servers and message.rank not in self._shrunk:
             self._shrunk.add(message.rank)
             own = message.round - self.base(server, message.slice)
-            actions.append(Shrunk(message.rank, message.slice, own))
+            actions.append(events.Shrunk(message.rank, message.slice, own))
 
-    def _ping(self, message: Ping, now: float, actions: list[Action]) -> None:
-        self._scheduler.send_unreliable(Pong(message.number), actions)
+    def _ping(self, message: m.Ping, now: float, actions: list[Action]) -> None:
+        actions.append(self._scheduler.unreliable(m.Pong(message.number)))
 
-    def _is_missing(self, message: Missing, now: float, actions: list[Action]) -> None:
+    def _is_missing(self, message: m.Missing, now: float, actions: list[Action]) -> None:
         self.missing = message
 
     # ---------------------------------------------------------------------------------------- who takes part
 
-    def _met_scheduler(self, message: Met, now: float, actions: list[Action]) -> None:
+    def _met_scheduler(self, message: m.Met, now: float, actions: list[Action]) -> None:
         self._scheduler.echoes = True
-        actions.append(MetScheduler(message))
+        actions.append(message)
 
-    def _welcomed(self, message: Welcome, now: float, actions: list[Action]) -> None:
+    def _welcomed(self, message: m.Welcome, now: float, actions: list[Action]) -> None:
         if self.member.welcome is None:
             self.member.enter(message)
-            actions.append(Welcomed(message))
+            actions.append(message)
             self._servers.meet(message.servers, now, actions)
 
     def _viewed(self, view: View, now: float, actions: list[Action]) -> None:
@@ -264,7 +224,7 @@ class WorkerMachine:
             return
         was_broken = member.broken
         member.see(view)
-        actions.append(ViewChanged(view))
+        actions.append(view)
         self._servers.meet(view.servers, now, actions)
         if member.rejoining and view.begun == member.welcome.rank:
             self._start_pushing(view, now, actions)
@@ -272,7 +232,7 @@ class WorkerMachine:
             if loss.role == "server":
                 self._servers.lose(loss, actions)
         if view.broken and not was_broken:
-            failure = self._servers.broken()
+            failure = member.loss()
             self._servers.give_up(failure, actions)
             self._drop_held(failure, actions)
 
@@ -286,11 +246,11 @@ class WorkerMachine:
 
     # -------------------------------------------------------------------------------------------------- ends
 
-    def _refused(self, message: Refused, now: float, actions: list[Action]) -> None:
+    def _refused(self, message: m.Refused, now: float, actions: list[Action]) -> None:
         why = Failure(message.error, message.text, message.role, message.rank, message.silent)
         self._fail(why, actions)
 
-    def _fenced(self, message: Fenced, now: float, actions: list[Action]) -> None:
+    def _fenced(self, message: m.Fenced, now: float, actions: list[Action]) -> None:
         self._fail(self._explained(Failure("FencedError", message.text)), actions)
 
     def _explained(self, why: Failure) -> Failure:
@@ -306,7 +266,7 @@ class WorkerMachine:
         self._drop_held(failure, actions)
         self._servers.end_all(failure, actions)
         self._scheduler.fail(failure, actions)
-        actions.append(Failed(failure))
+        actions.append(events.Failed(failure))
 
     def _tick(self, now: float, actions: list[Action]) -> None:
         if self.failure is not None:

@@ -10,22 +10,9 @@ import heapq
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from ...protocol import messages as m
 from ...protocol.duplicate_filter import SPAN
-from ...protocol.messages import (
-    COPIED,
-    FLAGS,
-    KIND,
-    NBYTES,
-    PLACE,
-    PROBE,
-    ROUND,
-    SEQUENCE,
-    SLICE,
-    Batch,
-    Kind,
-    PayloadLocation,
-    Record,
-)
+from ...protocol.messages import FLAGS, KIND, NBYTES, PLACE, ROUND, SEQUENCE, SLICE, Batch, Kind, Record
 
 _MANY = 4096  # records of a batch
 _PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds
@@ -36,7 +23,7 @@ _SAMPLE = 512  # overdue requests that are asked for at first, as long as none i
 _FIRST = -(1 << 62)  # before any priority
 
 _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
-_FRAME = PayloadLocation.FRAME
+_FRAME = m.PayloadLocation.FRAME
 _new = tuple.__new__
 
 #: Records of one message, and their payloads.
@@ -252,7 +239,7 @@ class RequestTable:
 
     def lends(self, operation: Hashable) -> bool:
         """Whether memory of an operation's caller is being sent, or may be."""
-        return any(one.size > COPIED and one.sequence in self._open for one in self._of(operation))
+        return any(one.size > m.COPIED and one.sequence in self._open for one in self._of(operation))
 
     def keep(self, operation: Hashable) -> None:
         """Copy what is to be sent of an operation, so that its caller may do with the memory as he likes."""
@@ -311,7 +298,7 @@ class RequestTable:
 
     def _head(self, request: RequestInFlight) -> Record:
         record = self._written(request, [])
-        return record._replace(place=PayloadLocation.NONE, frame=0, nbytes=0, flags=PROBE)
+        return record._replace(place=m.PayloadLocation.NONE, frame=0, nbytes=0, flags=m.PROBE)
 
 
 def _operation(request: RequestInFlight) -> OperationProgress | None:

@@ -45,10 +45,6 @@ class SchedulerLink:
         """Send a message, again until it is acknowledged."""
         actions.append(Send(SCHEDULER, self._link.write(body, now)))
 
-    def send_unreliable(self, body: Any, actions: list[Action]) -> None:
-        """Send a message that may be lost."""
-        actions.append(self.unreliable(body))
-
     def unreliable(self, body: Any) -> Send:
         """Make a message that may be lost."""
         return Send(SCHEDULER, self._link.send_unreliable(body))
@@ -120,7 +116,7 @@ class SchedulerLink:
             if self.echoes:
                 actions.append(Send(ECHO, Ping(0)))
             if not self.echoes or self.silence.is_long(now):  # another may be at its address
-                self.send_unreliable(Ping(0), actions)
+                actions.append(self.unreliable(Ping(0)))
         return None
 
     def explained(self, why: Failure, who: str) -> Failure:

@@ -6,24 +6,10 @@ from collections.abc import Hashable, Iterable, ValuesView
 
 import msgspec
 
+from ...protocol import messages as m
 from ...protocol.events import Action, Connect, Done, RetrySlice, Send, SliceReceived, SliceRequest, Submit
 from ...protocol.losses import lost
-from ...protocol.messages import (
-    BY_FRAME,
-    KIND,
-    ROUND,
-    SLICE,
-    Attach,
-    Attached,
-    Batch,
-    Failure,
-    Hello,
-    Kind,
-    Loss,
-    Member,
-    PayloadLocation,
-    Record,
-)
+from ...protocol.messages import BY_FRAME, KIND, ROUND, SLICE, Batch, Failure, Kind, PayloadLocation, Record
 from .member import StoreMember
 from .options import WorkerOptions
 from .request_table import OperationProgress, RecordBatch, RequestInFlight, RequestTable
@@ -52,18 +38,10 @@ class ServerLink:
 class ServerLinks:
     """All servers of one store, and the operations that wait for them.
 
-    Parameters
-    ----------
-    member : StoreMember
-        The worker that asks.
-    hello : Hello
-        As it has introduced itself.
-    options : WorkerOptions
-    memory : str
-        Handle of the memory that it shares.
+    `hello` is how this worker has introduced itself, `memory` the handle of what it shares.
     """
 
-    def __init__(self, member: StoreMember, hello: Hello, options: WorkerOptions, memory: str) -> None:
+    def __init__(self, member: StoreMember, hello: m.Hello, options: WorkerOptions, memory: str) -> None:
         self._member, self._hello, self._options, self._memory = member, hello, options, memory
         self._links: dict[int, ServerLink] = {}
         self._operations: dict[Hashable, OperationProgress] = {}
@@ -90,14 +68,13 @@ class ServerLinks:
 
     def refusal(self, parts: Iterable[SliceRequest]) -> Failure | None:
         """Why requests cannot be made, if so."""
-        view = self._member.view
-        broken = view is not None and view.broken
+        broken = self._member.broken
         for part in parts:
             link = self._links[part.server]
             if link.lost is not None:
                 return link.lost
             if broken and part.record.kind in (_PUSH, _PUSHPULL, _INIT):
-                return self.broken()
+                return self._member.loss()
         return None
 
     def submit(self, event: Submit, now: float, actions: list[Action]) -> None:
@@ -137,7 +114,7 @@ class ServerLinks:
         kind = record[KIND]
         if kind in _PUSHES:
             count = pushes[slice_] = pushes.get(slice_, 0) + 1
-        elif self._member.view is not None and self._member.view.broken:
+        elif self._member.broken:
             count = record[ROUND]  # no round will be complete: what is there, or the one the caller names
         else:
             count = max(record[ROUND], pushes.get(slice_, 0))
@@ -207,7 +184,7 @@ class ServerLinks:
 
     # ------------------------------------------------------------------------------------------- attachment
 
-    def meet(self, servers: Iterable[Member], now: float, actions: list[Action]) -> None:
+    def meet(self, servers: Iterable[m.Member], now: float, actions: list[Action]) -> None:
         """Connect to servers that are new, or in place of old ones."""
         for member in servers:
             link = self._links.get(member.rank)
@@ -235,10 +212,12 @@ class ServerLinks:
             known = {} if link.attached else dict(member.first_rounds) | link.requests.accepted
             who = (member.welcome.store, member.welcome.rank, self._hello.incarnation, member.epoch)
             met = link.met and link.join_epoch >= member.join_epoch
-            attach = Attach(*who, self._hello.job, tuple(known.items()), met, member.rejoining, self._memory)
+            attach = m.Attach(
+                *who, self._hello.job, tuple(known.items()), met, member.rejoining, self._memory
+            )
             actions.append(Send(server, attach))
 
-    def attached(self, server: int, message: Attached, now: float, actions: list[Action]) -> None:
+    def attached(self, server: int, message: m.Attached, now: float, actions: list[Action]) -> None:
         """Note that a server takes requests."""
         link = self._links.get(server)
         if link is None or message.incarnation != link.incarnation:
@@ -254,7 +233,7 @@ class ServerLinks:
 
     # ------------------------------------------------------------------------------------------------- ends
 
-    def lose(self, loss: Loss, actions: list[Action]) -> None:
+    def lose(self, loss: m.Loss, actions: list[Action]) -> None:
         """End what waits for a server that is lost for good."""
         link = self._links.get(loss.rank)
         if link is not None and link.lost is None:
@@ -280,11 +259,6 @@ class ServerLinks:
     def end_all(self, failure: Failure, actions: list[Action]) -> None:
         """End all operations that are left."""
         self._end(list(self._operations.values()), failure, actions)
-
-    def broken(self) -> Failure:
-        """Say with whose loss rounds have ended."""
-        view = self._member.view
-        return lost(view.losses, len(self._links)) if view is not None else lost(())
 
     def _end(self, operations: Iterable[OperationProgress], failure: Failure, actions: list[Action]) -> None:
         known = [one for one in operations if self._operations.pop(one.name, None) is not None]
