@@ -62,20 +62,25 @@ def client(address: str, keys: str, identity: str) -> None:
         say(type(error).__name__, round(time.monotonic() - start, 1), error)
 
 
-def pulse(address: str, name: str, seconds: str) -> None:
-    """Hold the interpreter's lock for so many seconds, and end without closing anything."""
+def hold() -> None:
+    """Keep the interpreter's lock until the test writes a byte."""
+    say("holds")
+    ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+    say("held")
+
+
+def pulse(address: str, name: str, holds: str = "") -> None:
+    """Perhaps hold the interpreter's lock, and end without closing anything."""
     kept = HeartbeatResponder(address, name)
     say("beats")
-    if float(seconds):
+    if holds:
         time.sleep(0.5)  # be connected
-        say("holds")
-        ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
-        say("held")
+        hold()
     sys.stdin.readline()
     assert kept is not None
 
 
-def held_at_once(address: str, name: str, seconds: str) -> None:
+def held_at_once(address: str, name: str) -> None:
     """Hold the lock as soon as there is a responder, whose thread comes late to its work."""
     mask = signal.pthread_sigmask
 
@@ -85,9 +90,7 @@ def held_at_once(address: str, name: str, seconds: str) -> None:
 
     signal.pthread_sigmask = late
     kept = HeartbeatResponder(address, name)
-    say("holds")
-    ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
-    say("held")
+    hold()
     kept.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import time
@@ -106,25 +105,28 @@ def test_without_keys_its_job_is_heard_only(context: Contexts, address: str) -> 
     stranger.close()
 
 
+def let_go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("x")
+    process.stdin.flush()
+    assert said(process) == "held"
+
+
 def test_a_process_that_holds_the_interpreters_lock_is_alive(pulses: HeartbeatMonitor, start: Start) -> None:
-    hold = pace.seconds(4)
-    process = start("pulse", pulses.address, "worker 0", str(hold))
+    process = start("pulse", pulses.address, "worker 0", "holds")
     assert said(process) == "beats"
     wait_for(pulses, "worker 0")
     assert said(process) == "holds"
-    began = time.monotonic()
-    assert beats(pulses, "worker 0", hold / 2) >= 10
-    assert time.monotonic() - began < 0.97 * hold, "too slow to say anything"
-    assert said(process) == "held"
+    for _ in range(10):
+        wait_for(pulses, "worker 0")
+    let_go(process)
 
 
 def test_it_is_alive_as_soon_as_it_has_a_responder(pulses: HeartbeatMonitor, start: Start) -> None:
-    process = start("held_at_once", pulses.address, "worker 0", str(pace.seconds(3)))
+    process = start("held_at_once", pulses.address, "worker 0")
     assert said(process) == "holds"
     wait_for(pulses, "worker 0")
-    assert process.stdout is not None
-    assert not select.select([process.stdout], [], [], 0)[0], "it was heard only after it had let go"
-    assert said(process) == "held"
+    let_go(process)
 
 
 def test_a_connection_that_breaks_before_it_is_read_ends_nothing(
@@ -148,7 +150,7 @@ def test_a_connection_that_breaks_before_it_is_read_ends_nothing(
 def test_a_stopped_or_dead_process_is_silent(
     pulses: HeartbeatMonitor, start: Start, number: signal.Signals
 ) -> None:
-    process = start("pulse", pulses.address, "worker 0", "0")
+    process = start("pulse", pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     process.send_signal(number)
     time.sleep(4 * BEAT)
@@ -160,7 +162,7 @@ def test_a_stopped_or_dead_process_is_silent(
 
 
 def test_a_process_ends_without_closing_its_pulse(pulses: HeartbeatMonitor, start: Start) -> None:
-    process = start("pulse", pulses.address, "worker 0", "0")
+    process = start("pulse", pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     _, errors = process.communicate("\n", timeout=PATIENCE)
     assert process.returncode == 0
@@ -170,7 +172,7 @@ def test_a_process_ends_without_closing_its_pulse(pulses: HeartbeatMonitor, star
 def test_a_process_ends_whose_scheduler_is_gone(context: Contexts, start: Start) -> None:
     made = context()
     pulses = HeartbeatMonitor(made, "tcp://127.0.0.1:0")
-    process = start("pulse", pulses.address, "worker 0", "0")
+    process = start("pulse", pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     made.close()
     process.communicate("\n", timeout=PATIENCE)
