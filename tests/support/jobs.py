@@ -8,6 +8,7 @@ line, as JSON.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -86,6 +87,8 @@ def nurse(descriptor: int) -> None:
     import ml_dtypes  # noqa: F401
     import numpy  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # the end of a worker looked at all of this again, which was most of a small worker's time
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for pytest
     with socket.socket(fileno=descriptor) as asked:
         while True:
