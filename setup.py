@@ -53,4 +53,8 @@ if sys.platform == "linux":  # futexes, memfd and pidfd are its own
         )
     )
 
-setup(ext_modules=cythonize(extensions, include_path=["kernels"]))
+cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+setup(
+    ext_modules=cythonize(extensions, include_path=["kernels"]),
+    options={"build_ext": {"parallel": cores}},  # side by side, as far as there are cores
+)

@@ -62,7 +62,7 @@ def test_each_how_to_has_an_example() -> None:
 
 @pytest.mark.parametrize(
     ("heading", "end"),
-    [("Run it", ".venv/bin/kvstore demo"), ("Test it", ".venv/bin/pytest -n 2 --dist worksteal")],
+    [("Run it", ".venv/bin/kvstore demo"), ("Test it", ".venv/bin/pytest -n 4 --dist worksteal")],
 )
 def test_the_readme_has_one_command_of_one_line(heading: str, end: str) -> None:
     blocks = re.findall(
