@@ -67,7 +67,13 @@ def _environment(role: str, options: dict[str, Any]) -> dict[str, str]:
     return environment_with({"KVSTORE_ROLE": role, **given}, process_variables())
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_COMPLETION = """\b
+Completion, in ~/.bashrc (for zsh: zsh_source; for fish: fish_source):
+  eval "$(_KVSTORE_COMPLETE=bash_source kvstore)"
+"""
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_COMPLETION)
 @click.version_option(package_name="kvstore-train", prog_name="kvstore", message="%(prog)s %(version)s")
 def main() -> None:
     """Keep parameters in step in data-parallel training."""

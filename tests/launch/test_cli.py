@@ -11,6 +11,7 @@ import pace
 import pytest
 from click.testing import CliRunner, Result
 
+import kvstore
 from kvstore.launch.cli import main
 
 COMMAND = [sys.executable, "-c", "from kvstore.launch.cli import main; main()"]
@@ -22,10 +23,25 @@ def invoke(*arguments: str) -> Result:
 
 def test_version_is_the_distribution_s() -> None:
     assert invoke("--version").output == f"kvstore {metadata.version('kvstore-train')}\n"
+    assert metadata.version("kvstore-train") == kvstore.__version__
 
 
 def test_help_lists_the_commands() -> None:
     assert "demo" in invoke("-h").output
+
+
+def test_the_package_is_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvstore", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=pace.seconds(60))
+    assert done.returncode == 0
+    assert done.stdout == invoke("--version").stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_told_of_and_there(shell: str) -> None:
+    assert f"{shell}_source" in invoke("--help").stdout
+    script = CliRunner().invoke(main, env={"_KVSTORE_COMPLETE": f"{shell}_source"}, prog_name="kvstore")
+    assert "_kvstore_completion" in script.stdout or "complete" in script.stdout
 
 
 @pytest.mark.parametrize(

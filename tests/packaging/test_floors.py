@@ -26,7 +26,7 @@ _FLOORS = (
     "stores.parameter_server stores.shared stores.collectives",
     "backends base factory store store_kinds plan checkpoint roles",
     "kvstore",  # kvstore/__init__.py
-    "averaging launch trainer torch jax mxnet ray",
+    "averaging launch trainer torch jax mxnet ray __main__",
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
 
