@@ -28,6 +28,6 @@ def installed_package(version: str, tree: str) -> str | None:
     """
     for found in metadata.distributions(name=NAME):
         package = Path(str(found.locate_file("kvstore")))
-        if found.version == version and (package / "kernels").is_dir() and package != Path(tree):
+        if found.version == version and (package / "kernels").is_dir() and not package.samefile(tree):
             return str(package)
     return None

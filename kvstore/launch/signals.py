@@ -24,9 +24,10 @@ def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
     `original` is what the interpreter got: ``python -m`` has put nothing of it into `argv` yet.
     """
     if argv[:1] == ["-m"]:
-        return "kvstore.launch" in original
+        module = original[list(original).index("-m") + 1]
+        return module in ("kvstore", "kvstore.launch")
     path, name = os.path.split(argv[0]) if argv else ("", "")
-    return name == "kvstore" or (name == "__main__.py" and path.endswith("kvstore/launch"))
+    return name == "kvstore" or (name == "__main__.py" and path.endswith(("/kvstore", "/kvstore/launch")))
 
 
 def for_command() -> None:

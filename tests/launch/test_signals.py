@@ -74,6 +74,16 @@ def test_a_signal_at_any_time(job: Job, seed: int) -> None:
     check(job, draw.choice(COMMANDS), draw.choice(SIGNALS), delay, draw.random() < 0.5, draw.random() < 0.5)
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_package_as_it_does_the_command(job: Job, number: signal.Signals) -> None:
+    process = job.start("-m", "kvstore", "scheduler", "-n", "1", "-s", "1")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, err) == (128 + number, b"")
+
+
 def test_a_signal_that_is_ignored_stays_so(job: Job) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
@@ -93,7 +103,10 @@ def test_a_signal_that_is_ignored_stays_so(job: Job) -> None:
     [
         (["/usr/bin/kvstore", "run"], ["python", "/usr/bin/kvstore", "run"], True),
         (["-m", "run"], ["python", "-u", "-m", "kvstore.launch", "run"], True),
+        (["-m", "run"], ["python", "-u", "-m", "kvstore", "run"], True),
         (["/lib/kvstore/launch/__main__.py"], ["python", "-c", "spawn_main"], True),
+        (["/lib/kvstore/__main__.py"], ["python", "-c", "spawn_main"], True),
+        (["-m", "kvstore"], ["python", "-m", "pytest", "kvstore"], False),
         (["-m", "run"], ["python", "-m", "pytest", "run"], False),
         (["train.py"], ["python", "train.py"], False),
         (["/app/__main__.py"], ["python", "/app"], False),

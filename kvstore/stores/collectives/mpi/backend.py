@@ -330,8 +330,10 @@ class Mpi:
     def _abort(self, text: str) -> None:
         if os.getpid() == self._pid and not self._mpi.Is_finalized():
             log.error("ending the MPI job: %s", text)
-            time.sleep(_BEFORE_ABORT)
-            self._mpi.COMM_WORLD.Abort(1)
+            try:
+                time.sleep(_BEFORE_ABORT)
+            finally:  # also after Ctrl-C
+                self._mpi.COMM_WORLD.Abort(1)
 
 
 def _imported() -> Any:
