@@ -132,8 +132,9 @@ class SliceRounds:
             self.skip.pop(rank, None)
 
     def last(self, rank: int) -> int:
-        """Return the last round that a worker is in, all of which have waited for it."""
-        return max([self.round, *(number for number, parts in self.parts.items() if rank in parts)])
+        """Return the last round that a worker is in, its part of it lost or not: all have waited for it."""
+        there = [number for number, parts in self.parts.items() if rank in parts]
+        return max([self.round, self.skip.get(rank, 0), *there])
 
     def leave(self, session: WorkerSession) -> None:
         """Let a worker that is gone wait no more; what failed is told to the next who has its rank."""

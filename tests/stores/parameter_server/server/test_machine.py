@@ -605,6 +605,19 @@ def test_who_leaves_without_having_joined_is_told_of_with_the_first_round_that_l
     assert one_round(machine, 4, 0, 2) == []
 
 
+def test_who_leaves_was_in_the_round_that_a_restart_of_the_server_has_lost() -> None:
+    first = Machine(workers=3)
+    first.start()
+    one_round(first, 1, 0, 1, 2)
+    machine = Machine(3, restarted=True, snapshot=first.machine.snapshot())
+    for rank, pushed in enumerate((1, 2, 1)):
+        machine.attach(rank, accepted=((0, pushed),), met=True)
+    del machine.members[1]
+    machine.view(2)
+    assert one_round(machine, 2, 0, 2) == []
+    assert one_round(machine, 3, 0, 2) == [m.LeftOut(0, 0, 1, 2)] * 2
+
+
 def test_nobody_is_told_of_who_has_joined_is_lost_or_never_pushed() -> None:
     for how in ("joined", "lost", "never pushed"):
         machine = Machine(workers=3)
