@@ -153,6 +153,8 @@ class Traffic:
             with kv.create("local", processes=1) as local:
                 local.load(path)
                 for key in SHAPES:
+                    saved, now = local.view(key).flat[0], self.value(store, key).flat[0]
+                    assert saved == now, f"store {i}, key {key!r}: saved {saved}, {now} now; {seen}, {self.t}"
                     assert np.array_equal(local.view(key), self.value(store, key))
         self.weights.save_optimizer_states(Path(folder) / f"states-{self.rank}.safetensors")
         return {"seen": seen, "digest": digest.hexdigest(), "t": self.t}
