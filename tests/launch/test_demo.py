@@ -37,8 +37,16 @@ def test_the_command_reaches_its_accuracy_and_tells_how_the_time_was_spent() -> 
         assert part in result.stdout
 
 
-@pytest.mark.parametrize("optimizer", sorted(TUNED))
-@pytest.mark.parametrize("store", ["local", "device", "shared"])
+@pytest.mark.parametrize(
+    ("store", "optimizer"),
+    [
+        pytest.param(
+            store, optimizer, marks=() if "local" in store or optimizer == "sgd" else pytest.mark.nightly
+        )
+        for store in ("local", "device", "shared")
+        for optimizer in sorted(TUNED)
+    ],
+)
 def test_stores_and_optimizers_learn(store: str, optimizer: str) -> None:
     assert trained(store=store, optimizer=optimizer).accuracy >= 0.97
 
