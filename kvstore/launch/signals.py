@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -24,8 +25,8 @@ def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
     `original` is what the interpreter got: ``python -m`` has put nothing of it into `argv` yet.
     """
     if argv[:1] == ["-m"]:
-        module = original[list(original).index("-m") + 1]
-        return module in ("kvstore", "kvstore.launch")
+        named = (word for before, word in pairwise(original) if before[:1] == "-" and before[-1] == "m")
+        return next(named, "") in ("kvstore", "kvstore.launch")
     path, name = os.path.split(argv[0]) if argv else ("", "")
     return name == "kvstore" or (name == "__main__.py" and path.endswith(("/kvstore", "/kvstore/launch")))
 

@@ -104,6 +104,8 @@ def test_a_signal_that_is_ignored_stays_so(job: Job) -> None:
         (["/usr/bin/kvstore", "run"], ["python", "/usr/bin/kvstore", "run"], True),
         (["-m", "run"], ["python", "-u", "-m", "kvstore.launch", "run"], True),
         (["-m", "run"], ["python", "-u", "-m", "kvstore", "run"], True),
+        (["-m", "run"], ["python", "-um", "kvstore", "run"], True),
+        (["-m"], ["python", "-mkvstore"], False),  # no way of writing it may fail
         (["/lib/kvstore/launch/__main__.py"], ["python", "-c", "spawn_main"], True),
         (["/lib/kvstore/__main__.py"], ["python", "-c", "spawn_main"], True),
         (["-m", "kvstore"], ["python", "-m", "pytest", "kvstore"], False),
