@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
-from bench.cases import shared as shared_cases
-from bench.cases.shared import SharedCase
 from bench.peers.base import Array, Call
-from bench.peers.group.base import GroupPeer
 from bench.peers.group.link import Place, free_port
+from bench.peers.shared.all_reduce import AllReducePeer
 
 
-class DeepSpeed(GroupPeer):
+class DeepSpeed(AllReducePeer):
     """The compiled operator itself, without the layer of torch.distributed above it."""
 
     def __init__(self, place: Place) -> None:
@@ -31,15 +29,15 @@ class DeepSpeed(GroupPeer):
         place.gate.wait()
         _forget_names(port, place.rank)
 
-    def prepare(self, case: SharedCase) -> list[Array]:
-        data = shared_cases.inputs(case, self.place.rank)
-        self.buffers = [data.flat]
-        self.variants = {"a call for each key": _reduce(data.values)}
-        if len(data.values) > 1:
-            self.variants["flat"] = _reduce([data.flat])
-        next(iter(self.variants.values()))()
-        self.calls = 1
-        return data.values
+    def reduce(self, arrays: list[Array]) -> Call:
+        reduce: Callable[[Any], Any] = torch.ops.deepspeed.inference_all_reduce_
+        tensors = [torch.from_numpy(array) for array in arrays]
+
+        def call() -> None:
+            for tensor in tensors:
+                reduce(tensor)
+
+        return call
 
 
 def _build(place: Place) -> Any:
@@ -52,17 +50,6 @@ def _build(place: Place) -> Any:
             module = ShareMemCommBuilder().load(verbose=False)
         place.link.gather(rank)
     return module
-
-
-def _reduce(arrays: list[Array]) -> Call:
-    reduce: Callable[[Any], Any] = torch.ops.deepspeed.inference_all_reduce_
-    tensors = [torch.from_numpy(array) for array in arrays]
-
-    def call() -> None:
-        for tensor in tensors:
-            reduce(tensor)
-
-    return call
 
 
 def _forget_names(port: int, rank: int) -> None:

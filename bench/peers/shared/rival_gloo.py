@@ -9,34 +9,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.cases import shared as shared_cases
 from bench.cases.common import MB
-from bench.cases.shared import SharedCase
 from bench.peers.base import Array, Call, all_of
-from bench.peers.group.base import GroupPeer
 from bench.peers.group.link import Place, free_port
-from bench.peers.shared import fused
+from bench.peers.shared.all_reduce import AllReducePeer
 
 BUCKETS = (1 * MB, 25 * MB)  # DistributedDataParallel's first, and the others
 
 
-class Gloo(GroupPeer):
+class Gloo(AllReducePeer):
     """Per tensor, asynchronous, flat, and in DistributedDataParallel's buckets (views, no copies)."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         join(place)
 
-    def prepare(self, case: SharedCase) -> list[Array]:
-        data = shared_cases.inputs(case, self.place.rank)
-        self.buffers = [data.flat]
-        self.variants = ways(data.values, data.flat)
-        if case.update:
-            label, step = fused.stepper(case, data, self.place)
-            self.variants = {f"{name}, {label}": all_of([w, step]) for name, w in self.variants.items()}
-        next(iter(self.variants.values()))()
-        self.calls = 1
-        return data.weights if case.update else data.values
+    def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
+        return ways(values, flat)
 
     def close(self) -> None:
         dist.destroy_process_group()

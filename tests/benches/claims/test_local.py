@@ -10,6 +10,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 import pytest
+from first_steps import first_step
 
 from bench import RESULTS, figures
 from bench.cases import local as cases
@@ -43,22 +44,12 @@ SPARSE = [
 LOCAL = ["ours", "numpy", *(["limit"] if compiled.compiler() else [])]
 
 
-def step(case: LocalCase, weight: Array, grad: Array) -> Array:
-    """First step of a rule, from zero states."""
-    grad = grad + cases.WEIGHT_DECAY * weight
-    if case.update == "sgd_momentum":
-        return weight - cases.LEARNING_RATE * grad
-    rate = cases.LEARNING_RATE * math.sqrt(1 - cases.BETA2) / (1 - cases.BETA1)
-    m, v = (1 - cases.BETA1) * grad, (1 - cases.BETA2) * grad**2
-    return weight - rate * m / (np.sqrt(v) + cases.EPSILON)
-
-
 def expected(case: LocalCase) -> list[Array]:
     data = cases.inputs(case)
     results = []
     for weight, values in zip(data.weights, data.values, strict=True):
         total = np.sum(np.stack(values).astype(np.float64), axis=0)
-        new = step(case, weight.astype(np.float64), total) if case.update else total
+        new = first_step(case.update, weight.astype(np.float64), total) if case.update else total
         result = weight.astype(np.float64) if case.verb == "pull" else new
         results += [result] if case.verb == "push" else [result] * case.k
     return results

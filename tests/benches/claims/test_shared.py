@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from first_steps import first_step
 
-from bench.cases import local as cases
 from bench.cases import shared as shared_cases
 from bench.cases.common import bert_base
 from bench.cases.shared import RIVALS, USERS, SharedCase
@@ -42,20 +42,8 @@ def expected(case: SharedCase) -> list[npt.NDArray[np.float64]]:
     results = []
     for key, weight in enumerate(workers[0].weights):
         total = np.sum(np.stack([one.values[key] for one in workers]).astype(np.float64), axis=0)
-        results.append(step(case, weight.astype(np.float64), total) if case.update else total)
+        results.append(first_step(case.update, weight.astype(np.float64), total) if case.update else total)
     return results
-
-
-def step(
-    case: SharedCase, weight: npt.NDArray[np.float64], grad: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """First step of a rule, from zero states."""
-    grad = grad + cases.WEIGHT_DECAY * weight
-    if case.update == "sgd_momentum":
-        return weight - cases.LEARNING_RATE * grad
-    rate = cases.LEARNING_RATE * math.sqrt(1 - cases.BETA2) / (1 - cases.BETA1)
-    m, v = (1 - cases.BETA1) * grad, (1 - cases.BETA2) * grad**2
-    return weight - rate * m / (np.sqrt(v) + cases.EPSILON)
 
 
 def setting(name: str, processes: int = 2) -> Setting:
