@@ -10,7 +10,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 import pytest
-from first_steps import first_step
+from benches.first_steps import first_step
 
 from bench import RESULTS, figures
 from bench.cases import local as cases

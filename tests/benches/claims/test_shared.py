@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from first_steps import first_step
+from benches.first_steps import first_step
 
 from bench.cases import shared as shared_cases
 from bench.cases.common import bert_base
