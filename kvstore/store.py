@@ -89,7 +89,7 @@ class KVStore(KVStoreBase):
         Parameters
         ----------
         key : int, str, or list of them
-        value : array, or a list beside a list of keys
+        value : array, or list of arrays, one for each key
             Copied. Its shape, element type and storage (dense or row-sparse) are the key's from now on.
 
         Raises

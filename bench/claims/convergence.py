@@ -209,7 +209,7 @@ def tables(results: dict[str, Any]) -> list[str]:
     """Lay out each task under a heading."""
     parts = []
     for task in results["tasks"]:
-        parts += [f"### {_title(task)}\n", _about(task), markdown(HEAD, rows(task))]
+        parts += [f"## {_title(task)}\n", _about(task), markdown(HEAD, rows(task))]
     return parts
 
 

@@ -130,6 +130,7 @@ def page_of(results: dict[str, Any]) -> str:
     beside = f", beside {results['busy']} busy processes" if results["busy"] else ""
     size = 4 * ELEMENTS // 1024
     return (
+        "# The cost of a key\n\n"
         f"dist_sync, 2 workers, 1 server, keys of {size} KB{beside}, on {results['machine']}.\n\n"
         + table.markdown(head, rows)
         + "\n"

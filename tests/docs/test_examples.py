@@ -56,6 +56,19 @@ def test_the_first_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     assert execute(code, tmp_path) == printed
 
 
+@pytest.mark.parametrize("command", fences(ROOT / "docs/quick-start.md", "bash"), ids=str.strip)
+def test_the_commands_of_the_quick_start_run_its_program(command: str, tmp_path: Path) -> None:
+    program = fences(ROOT / "docs/quick-start.md", "python")[1]
+    servers = "-s" in command.split()
+    (tmp_path / "train.py").write_text(program.replace('"shared"', '"dist_sync"') if servers else program)
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of 4: [10. 10. 10. 10.]") == 4
+
+
 def test_each_how_to_has_an_example() -> None:
     assert set(ROOT.glob("docs/how-to/*.md")) <= set(WITH_EXAMPLES)
 
