@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -179,7 +180,9 @@ class Cut:
         self.port = self._listener.getsockname()[1]
         self._target = port
         self.pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._relaying: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         while True:
@@ -190,7 +193,9 @@ class Cut:
             server = socket.create_connection(("127.0.0.1", self._target))
             self.pairs.append((client, server))
             for one, other in ((client, server), (server, client)):
-                threading.Thread(target=self._relay, args=(one, other), daemon=True).start()
+                thread = threading.Thread(target=self._relay, args=(one, other), daemon=True)
+                self._relaying.append(thread)
+                thread.start()
 
     @staticmethod
     def _relay(source: socket.socket, target: socket.socket) -> None:
@@ -206,8 +211,17 @@ class Cut:
         client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Close every socket, also of a connection that is being made: threads end before what they use."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._listener.close()
-        for one in [one for pair in self.pairs for one in pair]:
+        ends = [one for pair in self.pairs for one in pair]
+        for one in ends:
+            with contextlib.suppress(OSError):  # its other side is gone already
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._relaying:
+            thread.join()
+        for one in ends:
             one.close()
 
 
