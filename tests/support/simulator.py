@@ -1195,7 +1195,11 @@ class Job:
     def _return_worker(self, at: int) -> None:
         old = self.workers[at]
         name = f"{old.name}again"
-        asked = self.scheduler.machine._processes[old.name].rank
+        known = self.scheduler.machine._processes
+        asked = known[old.name].rank
+        others = [known[one.name].rank for one in self.workers if one.alive and one.name in known]
+        if not self.plan.given_ranks and asked in others:
+            asked = -1  # it was lost before the job had come together, and another got its rank
         new = self.workers[at] = WorkerHost(self, asked, old.incarnation + 100, name, cut=True)
         new.start()
 
