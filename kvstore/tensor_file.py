@@ -61,8 +61,8 @@ def write(
 
 
 def _as_system_says(error: Exception) -> OSError:
-    """Return the system's error out of the library's text, which ends in ``(os error 28)``."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
+    """Return the system's error out of a text with ``(os error 28)``, or ``code: 28`` from older releases."""
+    found = re.search(r"(?:\(os error |Os { code: )(\d+)", str(error))
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from references import DTYPES, assert_same_bits, dtype_of
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 import kvstore as kv
@@ -291,3 +293,23 @@ def test_a_save_waits_for_what_is_under_way(tmp_path: Path) -> None:
         store.save(tmp_path / "f")
         again.load(tmp_path / "f")
         assert (again.view("a") == 20).all()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I/O error: No space left on device (os error 28)",
+        'IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })',
+    ],
+    ids=["safetensors 0.6", "safetensors 0.4"],
+)
+def test_a_full_disk_is_told_in_the_systems_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError(f"Error while serializing: {text}")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with stored("a", np.zeros(3)) as store, pytest.raises(kv.StateFileError, match="make room") as caught:
+        store.save(tmp_path / "f")
+    assert caught.value.errno == errno.ENOSPC

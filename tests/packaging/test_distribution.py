@@ -112,7 +112,7 @@ def test_a_wheel_made_from_an_sdist_is_whole(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip"]
     tools = tmp_path / "tools"
     subprocess.run(
-        [*pip, "install", "-q", "--target", tools, "setuptools>=77", "Cython>=3.1", "numpy"], check=True
+        [*pip, "install", "-q", "--target", tools, "setuptools>=77.0.1", "Cython>=3.1", "numpy"], check=True
     )
     subprocess.run(
         [sys.executable, "-c", build, tmp_path], cwd=ROOT, env={"PYTHONPATH": str(tools)}, check=True
