@@ -11,6 +11,7 @@ from ..arrays.grouping import Group, Key
 from ..arrays.sparse import RowSparseArray
 from ..compression import Codec, Feedback
 from ..optimizer import Optimizer, Updater
+from .entry import copy_into
 
 Kind = tuple[str, str, tuple[int, ...]]
 
@@ -157,3 +158,44 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Give back what the store holds."""
+
+
+class UsualBackend:
+    """The part of `Backend` that most stores do alike; each overrides where it differs."""
+
+    begins_async = False
+    waits_concurrently = False
+    takes_turns = False
+    can_bind = False
+    can_compress = False
+    runs_optimizer = True
+
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
+        """Not asked for."""
+        raise NotImplementedError
+
+    def is_clear(self, verb: str, keys: list[Key]) -> bool:
+        """Not asked for."""
+        return True
+
+    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
+        """Not asked for."""
+
+    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Nothing is the caller's alone: arrays lie on the host, or operations begin at the call."""
+        return arguments
+
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Callable[[], None]:
+        """Not asked for."""
+        raise NotImplementedError
+
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
+        """Leave it to the long way."""
+        return False
+
+    def copy_into(self, home: Any, array: Any, key: Key) -> None:
+        """Copy."""
+        copy_into(home, array, key)
+
+    def command(self, head: int, body: str) -> None:
+        """There are no servers."""

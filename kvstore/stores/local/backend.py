@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from ..entry import (
     Entry,
     check_shape,
     conversion,
-    copy_into,
     dense_source,
     first_value,
     not_row_sparse,
@@ -31,7 +30,7 @@ from ..entry import (
     sparse_outs,
     sparse_source,
 )
-from ..protocol import Kind
+from ..protocol import Kind, UsualBackend
 from ..rows import RowTable
 from ..update import Batch, UserUpdater, apply_with, emit
 from .bound import Bound, bind
@@ -39,18 +38,13 @@ from .bound import Bound, bind
 log = logging.getLogger("kvstore.local")
 
 
-class LocalBackend:
+class LocalBackend(UsualBackend):
     """See `kvstore.stores.protocol.Backend`."""
 
     rank = 0
     local_rank = 0
     num_workers = 1
-    begins_async = False
-    waits_concurrently = False
-    takes_turns = False
     can_bind = True
-    can_compress = False
-    runs_optimizer = True
     feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:
@@ -140,27 +134,12 @@ class LocalBackend:
         if rest:
             self.pull(rest, ignore_sparse=True)
 
-    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
-        """Not asked for: operations of one process wait for nobody."""
-        raise NotImplementedError
-
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
         entry = self._entries.get(key)
         if entry is None or entry.table is not None or self.feedback is not None:
             return False
         return self._apply.small(entry, value, out)
-
-    def is_clear(self, verb: str, keys: list[Key]) -> bool:
-        """Not asked for."""
-        return True
-
-    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
-        """Not asked for."""
-
-    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Host arrays are the same in any thread."""
-        return arguments
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
         """Check a call once, and return the shortest way to do it again."""
@@ -284,10 +263,6 @@ class LocalBackend:
         """As the value is."""
         return kind_of(self.view(key))
 
-    def copy_into(self, home: Any, array: Any, key: Key) -> None:
-        """Copy."""
-        copy_into(home, array, key)
-
     def empty(self, key: Key) -> Array:
         """Memory on large pages."""
         entry = self._entry(key)
@@ -315,9 +290,6 @@ class LocalBackend:
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
-
-    def command(self, head: int, body: str) -> None:
-        """There are no servers."""
 
     def abandon(self) -> None:
         """Nobody is there to be told."""
