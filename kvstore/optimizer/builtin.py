@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -147,13 +148,20 @@ class WholeTensor(BuiltIn):
         return widened(plain) if is_half(plain.dtype) else plain
 
 
-def arrays_of(state: State) -> tuple[Array, ...]:
+def arrays_of(state: Any) -> tuple[Any, ...]:
     """Return the arrays of a state in order, without what is None."""
     if state is None:
         return ()
     if isinstance(state, tuple):
         return tuple(array for part in state for array in arrays_of(part))
     return (state,)
+
+
+def mapped(state: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a state of the same form, with each array changed."""
+    if isinstance(state, tuple):
+        return tuple(mapped(part, change) for part in state)
+    return None if state is None else change(state)
 
 
 def check_fit(grad: Any, weight: Array) -> None:
