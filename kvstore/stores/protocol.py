@@ -185,7 +185,7 @@ class UsualBackend:
         """Nothing is the caller's alone: arrays lie on the host, or operations begin at the call."""
         return arguments
 
-    def bind(self, groups: list[Group], outs: list[Group] | None) -> Callable[[], None]:
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Any:
         """Not asked for."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...arrays.grouping import Key
-from ...arrays.host import HALVES, readable, writable
+from ...arrays.host import HALVES, readable
 from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceView
@@ -18,7 +18,7 @@ from ...devices.place import GpuContext
 from ...devices.streams import Stream, order
 from ...errors import CapabilityError
 from ...kernels import cuda
-from ..entry import Deliver, Entry, check_dtype, check_shape
+from ..entry import Deliver, Entry, check_dtype, check_shape, dense_out
 from .keys import Array, DeviceKey
 from .launches import Launches
 
@@ -79,9 +79,7 @@ def seen_out(entry: DeviceKey, out: Any, streams: Streams) -> DeviceView | HostO
     what = f"out of key {entry.key!r}"
     device = arrays.device_of(out)
     if device is None:
-        host = HostOut(*writable(out, what))
-        check_shape(entry, host.array, "out")
-        return host
+        return HostOut(*dense_out(entry, out))
     found = arrays.view(out, what, streams.of(device), write=True)
     if found.shape != entry.shape:
         check_shape(entry, found, "out")  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ import numpy as np
 
 from ...arrays import pages
 from ...arrays.grouping import Group, Key, other_kind
-from ...arrays.host import writable
 from ...arrays.sparse import RowSparseArray, kind_of
 from ...compression import Codec, Feedback
 from ...errors import ArrayError, KeyNotFoundError
@@ -23,6 +22,7 @@ from ..entry import (
     Entry,
     check_shape,
     conversion,
+    dense_out,
     dense_source,
     first_value,
     not_row_sparse,
@@ -356,8 +356,7 @@ class LocalBackend(UsualBackend):
             return outs
         direct = []
         for out in outs:
-            array, deliver = writable(out, f"out of key {entry.key!r}")
-            check_shape(entry, array, "out")
+            array, deliver = dense_out(entry, out)
             if array.dtype == entry.dtype:
                 direct.append(array)
             else:
@@ -380,10 +379,8 @@ class LocalBackend(UsualBackend):
         for key, outs in rest:
             entry = self._entry(key)
             for out in outs:
-                if isinstance(out, RowSparseArray):
-                    continue
-                array, _ = writable(out, f"out of key {key!r}")
-                check_shape(entry, array, "out")
+                if not isinstance(out, RowSparseArray):
+                    dense_out(entry, out)
 
     def _sparse_outs(
         self, entry: Entry, outs: list[Any], ignore_sparse: bool

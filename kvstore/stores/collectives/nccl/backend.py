@@ -188,10 +188,6 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         self._gpus.adopt(key, entry.number, entry.value, device, streams.of(device))
         del self._entries[key]
 
-    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Everything on a GPU begins at the call."""
-        return arguments
-
     # ----------------------------------------------------------------------------------------- inspection
 
     def fetch(self, key: Key) -> Any:
