@@ -15,7 +15,7 @@ Check = Callable[[str, Any], Any]
 Settings = Mapping[str, Check]
 
 
-class Setting:
+class DeclaredSetting:
     """A setting, as long as its class is being made."""
 
     def __init__(self, check: Check, default: Any) -> None:
@@ -24,7 +24,7 @@ class Setting:
 
 def setting(check: Check, *, default: Any) -> Any:
     """Declare a setting, its check and its default: ``momentum: float = setting(fraction, default=0.9)``."""
-    return Setting(check, default)
+    return DeclaredSetting(check, default)
 
 
 def finite(name: str, value: Any) -> float:

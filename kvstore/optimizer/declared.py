@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .checks import Setting, setting
+from .checks import DeclaredSetting, setting
 from .optimizer import Optimizer
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ class Declared(Optimizer):
     learning rate and with the keywords of `Optimizer`; unless it has one of its own.
     """
 
-    _declared: ClassVar[Mapping[str, Setting]] = {}
+    _declared: ClassVar[Mapping[str, DeclaredSetting]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        own = {name: value for name, value in vars(cls).items() if isinstance(value, Setting)}
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, DeclaredSetting)}
         for name, value in own.items():
             delattr(cls, name)
             value.annotation = cls.__annotations__[name]
@@ -49,7 +49,7 @@ class Declared(Optimizer):
         """Do what is left to do when all settings are there."""
 
 
-def _constructor(declared: Mapping[str, Setting]) -> Callable[..., None]:
+def _constructor(declared: Mapping[str, DeclaredSetting]) -> Callable[..., None]:
     made = inspect.Parameter
     usual = made.POSITIONAL_OR_KEYWORD
     own = [made(n, usual, default=one.default, annotation=one.annotation) for n, one in declared.items()]
