@@ -216,25 +216,23 @@ class LocalBackend(UsualBackend):
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer."""
-        self._optimizer().configure(**changes)
+        self._updater_set().optimizer.configure(**changes)
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the rate of the optimizer."""
-        self._optimizer().set_learning_rate(lr)
+        self._updater_set().optimizer.set_learning_rate(lr)
 
     def save_states(self, path: str, dump_optimizer: bool) -> None:
         """Write the optimizer's states."""
-        assert self.updater is not None
-        self.updater.save(path, dump_optimizer)
+        self._updater_set().save(path, dump_optimizer)
 
     def load_states(self, path: str) -> None:
         """Read the optimizer's states."""
-        assert self.updater is not None
-        self.updater.load(path, self.key_templates())
+        self._updater_set().load(path, self.key_templates())
 
-    def _optimizer(self) -> Optimizer:
+    def _updater_set(self) -> Updater:
         assert self.updater is not None
-        return self.updater.optimizer
+        return self.updater
 
     # ------------------------------------------------------------------------------------- inspection
 
