@@ -30,7 +30,7 @@ from ..entry import (
     sparse_outs,
     sparse_source,
 )
-from ..protocol import Kind, UsualBackend
+from ..protocol import Backend, Kind
 from ..rows import RowTable
 from ..update import Batch, UserUpdater, apply_with, emit
 from .bound import Bound, bind
@@ -38,7 +38,7 @@ from .bound import Bound, bind
 log = logging.getLogger("kvstore.local")
 
 
-class LocalBackend(UsualBackend):
+class LocalBackend(Backend):
     """See `kvstore.stores.protocol.Backend`."""
 
     rank = 0
@@ -46,10 +46,10 @@ class LocalBackend(UsualBackend):
     num_workers = 1
     can_bind = True
     feedback: Feedback | None = None
+    updater: Updater | None = None
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        self.updater: Updater | None = None
         self._apply = apply_with(None)
         self._entries: dict[Key, Entry] = {}
         self._told: set[Key] = set()
@@ -252,10 +252,6 @@ class LocalBackend(UsualBackend):
     def fetch(self, key: Key) -> Array | RowSparseArray:
         """As `view`."""
         return self.view(key)
-
-    def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
-        """One by one."""
-        return [self.fetch(key) for key in keys]
 
     def kind(self, key: Key) -> Kind:
         """As the value is."""

@@ -24,7 +24,7 @@ from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
 from ..entry import Array
 from ..outs import Later
-from ..protocol import Kind, UsualBackend
+from ..protocol import Backend, Kind
 from .arguments import CallArguments, Sparse, is_large
 from .delivery import Finish, ResultDelivery
 from .gpu_access import Dense, GpuAccess
@@ -39,7 +39,7 @@ from .waiting import CallOnce, RoundWaiter
 Handle = shm.Handle
 
 
-class SharedBackend(UsualBackend):
+class SharedBackend(Backend):
     """See `kvstore.stores.protocol.Backend`."""
 
     begins_async = True
@@ -118,7 +118,7 @@ class SharedBackend(UsualBackend):
         """Arrive at once: then workers that wait in different orders do not wait for each other."""
         start: Callable[..., Finish] | None = getattr(self, f"start_{verb}", None)
         if start is None:
-            return partial(getattr(self, verb), *arguments)
+            return super().begin(verb, arguments, priority)
         if priority is None:  # the key's turn lasts to the end of it
             return start(*arguments)
         finish = CallOnce(start(*arguments))

@@ -23,8 +23,8 @@ from ....settings.definitions import USUAL_SLICE_BYTES
 from ....settings.options import StoreConfig, slice_threshold
 from ...entry import Array
 from ...outs import Later
+from ...protocol import Backend
 from ...protocol import Kind as Storage
-from ...protocol import UsualBackend
 from ..protocol import messages as m
 from ..protocol.messages import Kind
 from ..protocol.optimizer_states import needs_whole_keys
@@ -42,7 +42,7 @@ from .request_builder import RequestBuilder, read_requests, state_requests
 from .shared_payloads import SharedPayloads
 
 
-class DistBackend(UsualBackend):
+class DistBackend(Backend):
     """See `kvstore.stores.protocol.Backend`."""
 
     begins_async = True
