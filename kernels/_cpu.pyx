@@ -18,7 +18,6 @@ cnp.import_array()
 
 cdef extern from "run.h" nogil:
     enum:
-        KV_MAX_STATES
         KV_MAX_PARAMS
         KV_F32
         KV_F64

@@ -51,11 +51,7 @@ static const uint16_t kv_spread[256] = {KV_SPREAD_64(0), KV_SPREAD_64(64), KV_SP
 #define KV_W 16
 #define KV_F __m512
 #define KV_M __mmask16
-#define KV_LOAD(p) _mm512_loadu_ps(p)
-#define KV_STORE(p, x) _mm512_storeu_ps(p, x)
-#define KV_ALL(x) _mm512_set1_ps(x)
-#define KV_ADD(a, b) _mm512_add_ps(a, b)
-#define KV_SUB(a, b) _mm512_sub_ps(a, b)
+#define KV_MM(name) _mm512_##name
 #define KV_GE(a, b) _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ)
 #define KV_GT(a, b) _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ)
 #define KV_ONLY(m, x) _mm512_maskz_mov_ps(m, x)
@@ -65,11 +61,7 @@ static const uint16_t kv_spread[256] = {KV_SPREAD_64(0), KV_SPREAD_64(64), KV_SP
 #define KV_W 8
 #define KV_F __m256
 #define KV_M __m256
-#define KV_LOAD(p) _mm256_loadu_ps(p)
-#define KV_STORE(p, x) _mm256_storeu_ps(p, x)
-#define KV_ALL(x) _mm256_set1_ps(x)
-#define KV_ADD(a, b) _mm256_add_ps(a, b)
-#define KV_SUB(a, b) _mm256_sub_ps(a, b)
+#define KV_MM(name) _mm256_##name
 #define KV_GE(a, b) _mm256_cmp_ps(a, b, _CMP_GE_OQ)
 #define KV_GT(a, b) _mm256_cmp_ps(a, b, _CMP_GT_OQ)
 #define KV_ONLY(m, x) _mm256_and_ps(m, x)
@@ -79,17 +71,18 @@ static const uint16_t kv_spread[256] = {KV_SPREAD_64(0), KV_SPREAD_64(64), KV_SP
 #define KV_W 4
 #define KV_F __m128
 #define KV_M __m128
-#define KV_LOAD(p) _mm_loadu_ps(p)
-#define KV_STORE(p, x) _mm_storeu_ps(p, x)
-#define KV_ALL(x) _mm_set1_ps(x)
-#define KV_ADD(a, b) _mm_add_ps(a, b)
-#define KV_SUB(a, b) _mm_sub_ps(a, b)
+#define KV_MM(name) _mm_##name
 #define KV_GE(a, b) _mm_cmpge_ps(a, b)
 #define KV_GT(a, b) _mm_cmpgt_ps(a, b)
 #define KV_ONLY(m, x) _mm_and_ps(m, x)
 #define KV_PICK(m, a, b) _mm_or_ps(_mm_and_ps(m, a), _mm_andnot_ps(m, b))
 #define KV_BITS(m) ((uint64_t)(unsigned)_mm_movemask_ps(m))
 #endif
+#define KV_LOAD(p) KV_MM(loadu_ps)(p)
+#define KV_STORE(p, x) KV_MM(storeu_ps)(p, x)
+#define KV_ALL(x) KV_MM(set1_ps)(x)
+#define KV_ADD(a, b) KV_MM(add_ps)(a, b)
+#define KV_SUB(a, b) KV_MM(sub_ps)(a, b)
 #endif
 
 /* --------------------------------------------------------------------------------------------- two bits */
@@ -325,6 +318,7 @@ static void LV(one_bit_pass)(ptrdiff_t n, float *restrict to, const float *restr
 #undef KV_ONLY
 #undef KV_PICK
 #undef KV_BITS
+#undef KV_MM
 
 /* ------------------------------------------------------------------------------------- blocks of a call */
 

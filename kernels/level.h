@@ -1,4 +1,5 @@
-/* All loops of one instruction-set level. Included by levels.h with LV(name) and KV_LEVEL set. */
+/* All loops of one instruction-set level. Included by levels.h with LV(name), KV_LEVEL and
+ * KV_LEVEL_NAME set, which it takes back. */
 
 #include "half.h"
 
@@ -37,21 +38,17 @@
 #define REAL float
 #define SQRT sqrtf
 #define FABS fabsf
-#define POW powf
 #include "rules.h"
 #undef REAL
 #undef SQRT
 #undef FABS
-#undef POW
 #define REAL double
 #define SQRT sqrt
 #define FABS fabs
-#define POW pow
 #include "rules.h"
 #undef REAL
 #undef SQRT
 #undef FABS
-#undef POW
 #undef FN
 
 #define KV_ROW(name, states, params) KV_PASTE(LV(rule_##name), float),
@@ -79,3 +76,7 @@ static const kv_level LV(level) = {
     KV_LEVEL_NAME, LV(item_span), LV(rows_span), LV(group_span),
     LV(sumsq),     LV(lamb_norms), LV(cast),     LV(encode_span), LV(fence),
 };
+
+#undef LV
+#undef KV_LEVEL
+#undef KV_LEVEL_NAME

@@ -8,9 +8,6 @@
 #define KV_LEVEL 1
 #define KV_LEVEL_NAME "baseline"
 #include "level.h"
-#undef LV
-#undef KV_LEVEL
-#undef KV_LEVEL_NAME
 
 #if KV_X86
 
@@ -24,9 +21,6 @@
 #define KV_LEVEL 3
 #define KV_LEVEL_NAME "x86-64-v3"
 #include "level.h"
-#undef LV
-#undef KV_LEVEL
-#undef KV_LEVEL_NAME
 #if defined(__clang__)
 #pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx,avx2,bmi,bmi2,f16c,fma,lzcnt,movbe,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"))), apply_to = function)
@@ -39,9 +33,6 @@
 #define KV_LEVEL 4
 #define KV_LEVEL_NAME "x86-64-v4"
 #include "level.h"
-#undef LV
-#undef KV_LEVEL
-#undef KV_LEVEL_NAME
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

@@ -52,7 +52,7 @@ KV_RULES(KV_FITS)
 
 #define KV_COMMON                                                                    \
     const REAL lr = (REAL)p[0], wd = (REAL)p[1], rescale = (REAL)p[2], clip = (REAL)p[3]; \
-    (void)lr, (void)wd, (void)rescale, (void)clip, (void)at
+    (void)lr, (void)wd, (void)rescale, (void)clip, (void)at, (void)w, (void)g, (void)s
 #define KV_EACH KV_SIMD for (ptrdiff_t i = 0; i < n; i++)
 #define KV_RULE(name)                                                                         \
     static void FN(rule_##name)(ptrdiff_t n, ptrdiff_t at, REAL *restrict w, const REAL *restrict g, \
@@ -80,7 +80,6 @@ KV_INLINE REAL FN(sign)(REAL x)
 KV_RULE(sgd)
 {
     KV_COMMON;
-    (void)s;
     KV_EACH
         w[i] -= lr * FN(decayed)(g[i], w[i], rescale, clip, wd);
 }
@@ -283,7 +282,6 @@ KV_RULE(signsgd)
 {
     KV_COMMON;
     const REAL keep = (REAL)1 - lr * wd;
-    (void)s;
     KV_EACH
         w[i] = keep * w[i] - lr * FN(sign)(g[i]);
 }
@@ -327,7 +325,6 @@ KV_RULE(sgld)
     const double spread = sqrt(p[0]);
     const uint32_t seed = (uint32_t)p[4], key = (uint32_t)p[5];
     const uint64_t first = (uint64_t)p[7] + (uint64_t)at;
-    (void)s;
     for (ptrdiff_t i = 0; i < n; i++) {
         const double noise = spread * FN(normal)(first + (uint64_t)i, (uint64_t)p[6], seed, key);
         w[i] = w[i] - half * FN(decayed)(g[i], w[i], rescale, clip, wd) + (REAL)noise;
@@ -370,7 +367,6 @@ KV_RULE(lamb_moments)
     KV_COMMON;
     const REAL b1 = (REAL)p[4], b2 = (REAL)p[5], c1 = (REAL)1 - b1, c2 = (REAL)1 - b2;
     REAL *restrict m = s[0], *restrict v = s[1];
-    (void)w;
     KV_EACH {
         const REAL x = FN(bounded)(rescale * g[i], clip);
         m[i] = b1 * m[i] + c1 * x;
@@ -389,7 +385,6 @@ KV_RULE(lamb_apply)
     KV_COMMON;
     const REAL eps = (REAL)p[6], fix_m = (REAL)p[7], fix_v = (REAL)p[8];
     const REAL *restrict m = s[0], *restrict v = s[1];
-    (void)g;
     KV_EACH
         w[i] -= lr * FN(lamb_direction)(w[i], m[i], v[i], fix_m, fix_v, eps, wd);
 }
@@ -398,7 +393,6 @@ KV_RULE(lamb_apply)
 KV_RULE(test)
 {
     KV_COMMON;
-    (void)s;
     KV_EACH
         w[i] -= lr * (rescale * g[i] + wd * w[i]);
 }

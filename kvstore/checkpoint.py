@@ -58,12 +58,8 @@ def _describe(key: Key, value: Value, tensors: dict[str, Array]) -> dict[str, An
         parts = {"table": value.data}
     else:
         parts = {"rows": value.data, "ids": value.indices}
-    tensors.update({f"{part}/{key}": _bits(array) for part, array in parts.items()})
+    tensors.update({f"{part}/{key}": array for part, array in parts.items()})
     return {**entry, "parts": list(parts)}
-
-
-def _bits(array: Array) -> Array:
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def _read(path: str) -> dict[Key, Value]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from .errors import KeyKindError, KVStoreError, MissingBackendError, StateFileError
@@ -33,7 +34,7 @@ _DAMAGE = (
 def write(
     path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content"
 ) -> None:
-    """Write `tensors`, and beside them the text `content` under the name `field`.
+    """Write `tensors`, bfloat16 as its bits, and beside them the text `content` under the name `field`.
 
     Raises
     ------
@@ -47,15 +48,12 @@ def write(
         content.encode(), [name.encode() for name in tensors]
     except UnicodeEncodeError as error:
         raise KeyKindError(f"a key has characters that no file can hold: {error}") from error
-    metadata = {
-        "format": format_,
-        "version": _VERSION,
-        field: content,
-        "checksum": checksum(content, tensors),
-    }
+    # safetensors.numpy writes bfloat16 but does not read it.
+    bits = {name: a.view(np.uint16) if a.dtype.name == "bfloat16" else a for name, a in tensors.items()}
+    metadata = {"format": format_, "version": _VERSION, field: content, "checksum": checksum(content, bits)}
     with replacing(path) as beside:
         try:
-            save_file(dict(tensors), beside, metadata)
+            save_file(bits, beside, metadata)
         except SafetensorError as error:  # no space, for instance: what other writers call an OSError
             raise _as_system_says(error) from error
 

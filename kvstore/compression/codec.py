@@ -106,6 +106,10 @@ class CompiledCodec(Codec):
         """Unpack; see `Codec.decode`."""
         cpu.decode(cpu.coding(self._code), self._threshold, [packed], gradient)
 
+    def config(self) -> dict[str, Any]:
+        """Return the threshold, if there is one."""
+        return {"threshold": self._threshold} if "_threshold" in vars(self) else {}
+
     @property
     def compiled(self) -> tuple[int, float] | None:
         """Code and threshold for the kernels; None for a subclass that packs in its own way."""

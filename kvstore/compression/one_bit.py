@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .codec import CompiledCodec, as_float32, register
 
@@ -37,7 +37,3 @@ class OneBit(CompiledCodec):
     def threshold(self) -> float:
         """Above it, +1 is sent."""
         return self._threshold
-
-    def config(self) -> dict[str, Any]:
-        """Return the threshold."""
-        return {"threshold": self._threshold}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..errors import ConfigError
 from .codec import CompiledCodec, as_float32, register
@@ -40,7 +40,3 @@ class TwoBit(CompiledCodec):
     def threshold(self) -> float:
         """What one code stands for."""
         return self._threshold
-
-    def config(self) -> dict[str, Any]:
-        """Return the threshold."""
-        return {"threshold": self._threshold}

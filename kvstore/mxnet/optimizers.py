@@ -68,27 +68,21 @@ def _agrees(optimizer: Any) -> str:
     return ""
 
 
-def _clips_late(optimizer: Any) -> str:
-    both = optimizer.wd and optimizer.clip_gradient
-    return "1.9.1 adds the weight decay before it clips" if both else ""
+def _where(*settings: str, says: str) -> Callable[[Any], str]:
+    """Make what says so where all of these settings are on."""
+    return lambda optimizer: says if all(getattr(optimizer, name) for name in settings) else ""
 
 
-def _nag_differs(optimizer: Any) -> str:
-    both = optimizer.wd and optimizer.momentum
-    return "1.9.1 takes the decay of the momentum from the new weight" if both else ""
-
-
-def _lars_differs(optimizer: Any) -> str:
-    both = optimizer.momentum and optimizer.momentum_correction
-    return "1.9.1 corrects the momentum when the rate changes" if both else ""
+_clips_late = _where("wd", "clip_gradient", says="1.9.1 adds the weight decay before it clips")
+_nag_differs = _where("wd", "momentum", says="1.9.1 takes the decay of the momentum from the new weight")
+_lars_differs = _where(
+    "momentum", "momentum_correction", says="1.9.1 corrects the momentum when the rate changes"
+)
+_dcasgd_differs = _where("wd", says="1.9.1 leaves the weight decay out of the squared gradient")
 
 
 def _rmsprop_differs(optimizer: Any) -> str:
     return _clips_late(optimizer) if optimizer.centered else "1.9.1 has epsilon inside the root"
-
-
-def _dcasgd_differs(optimizer: Any) -> str:
-    return "1.9.1 leaves the weight decay out of the squared gradient" if optimizer.wd else ""
 
 
 _MOMENTS = _same("beta1", "beta2", "epsilon")

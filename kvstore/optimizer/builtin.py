@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,11 +12,29 @@ from .. import kernels
 from ..arrays import pages
 from ..arrays.host import FLOATS
 from ..errors import ConfigError, DTypeError, ShapeError
-from .optimizer import Array, Index, Optimizer, State, dense, is_half
+from .declared import Declared, keyword
+from .lr_scheduler import Schedule
+from .optimizer import Array, Index, State, dense, is_half
 
 
-class BuiltIn(Optimizer):
+class BuiltIn(Declared):
     """Base of the optimizers of this package."""
+
+    # What constructors take beside a rule's own settings, for type checkers; `Optimizer` says what it means.
+    _learning_rate: float | None = keyword(alias="learning_rate", kw_only=False)
+    rescale_grad: float = keyword(1.0)
+    _names: Mapping[Index, str] | None = keyword(alias="param_idx2name")
+    wd: float = keyword(0.0)
+    clip_gradient: float | None = keyword()
+    _schedule: Schedule | None = keyword(alias="lr_scheduler")
+    _symbol: Any = keyword(alias="sym")
+    begin_num_update: int = keyword(0)
+    multi_precision: bool = keyword(False)
+    _parameters_by_key: Mapping[Index, Any] | None = keyword(alias="param_dict")
+    _aggregate: int | None = keyword(alias="aggregate_num")
+    _fused_step: bool | None = keyword(alias="use_fused_step")
+    _rate_factors: Mapping[Index, float] | None = keyword(alias="lr_mult")
+    _decay_factors: Mapping[Index, float] | None = keyword(alias="wd_mult")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -147,13 +166,20 @@ class WholeTensor(BuiltIn):
         return widened(plain) if is_half(plain.dtype) else plain
 
 
-def arrays_of(state: State) -> tuple[Array, ...]:
+def arrays_of(state: Any) -> tuple[Any, ...]:
     """Return the arrays of a state in order, without what is None."""
     if state is None:
         return ()
     if isinstance(state, tuple):
         return tuple(array for part in state for array in arrays_of(part))
     return (state,)
+
+
+def mapped(state: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a state of the same form, with each array changed."""
+    if isinstance(state, tuple):
+        return tuple(mapped(part, change) for part in state)
+    return None if state is None else change(state)
 
 
 def check_fit(grad: Any, weight: Array) -> None:

@@ -15,6 +15,18 @@ Check = Callable[[str, Any], Any]
 Settings = Mapping[str, Check]
 
 
+class DeclaredSetting:
+    """A setting, as long as its class is being made."""
+
+    def __init__(self, check: Check, default: Any) -> None:
+        self.check, self.default, self.annotation = check, default, ""
+
+
+def setting(check: Check, *, default: Any) -> Any:
+    """Declare a setting, its check and its default: ``momentum: float = setting(fraction, default=0.9)``."""
+    return DeclaredSetting(check, default)
+
+
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float that is neither infinite nor NaN."""
     try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from .. import kernels
 from ..errors import ConfigError, ShapeError, StateFileError
 from . import states
-from .builtin import Elementwise, arrays_of
+from .builtin import Elementwise, arrays_of, mapped
 from .optimizer import Array, Index, Optimizer, State
 
 Plan: TypeAlias = "tuple[int, tuple[float, ...], Array | None, tuple[Array, ...]]"
@@ -252,9 +252,7 @@ def _check_content(content: states.Content, optimizer: Optimizer, weights: Mappi
 
 
 def _form(state: State) -> Any:
-    if isinstance(state, tuple):
-        return tuple(_form(part) for part in state)
-    return None if state is None else f"{state.dtype}{state.shape}"
+    return mapped(state, lambda array: f"{array.dtype}{array.shape}")
 
 
 def _plain_key(index: Any) -> Index:

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from ..arrays import pages
 from ..arrays.grouping import Key, check_text
-from ..arrays.host import readable, same_type
+from ..arrays.host import readable, same_type, writable
 from ..arrays.sparse import RowSparseArray, checked
 from ..errors import ArrayError, DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
 from ..kernels import cpu
-from .rows import RowTable
+from .rows import RowTable, with_all_rows
 
 Array = npt.NDArray[Any]
 Deliver = Callable[[], None]
@@ -108,6 +108,19 @@ def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:
         raise ShapeError(f"{what} of key {entry.key!r} has shape {array.shape}, the key has {entry.shape}")
 
 
+def check_same(key: Keyed, is_table: bool, value: Array | RowSparseArray, where: str, rank: int) -> None:
+    """Raise unless a value of worker `rank` is what the key is `where` it was made."""
+    if is_table != isinstance(value, RowSparseArray):
+        there = "row-sparse" if is_table else "dense"
+        raise ArrayError(f"key {key.key!r} is {there} {where} and something else on worker {rank}")
+    if key.dtype != value.dtype:
+        raise DTypeError(
+            f"key {key.key!r} has element type {key.dtype} {where} and {value.dtype} on worker {rank}"
+        )
+    if key.shape != value.shape:
+        raise ShapeError(f"key {key.key!r} has shape {key.shape} {where} and {value.shape} on worker {rank}")
+
+
 def not_row_sparse(key: Key) -> ArrayError:
     """Make the error for rows of a key that has none."""
     return ArrayError(f"key {key!r} holds a dense array; row_sparse_pull reads row-sparse keys only")
@@ -151,6 +164,13 @@ def sparse_source(entry: Keyed, value: RowSparseArray) -> RowSparseArray:
     return value
 
 
+def row_source(entry: Keyed, value: Any) -> RowSparseArray:
+    """View or copy `value` as rows that can be pushed to a table; a dense one has all of them."""
+    if isinstance(value, RowSparseArray):
+        return sparse_source(entry, value)
+    return with_all_rows(dense_source(entry, value))
+
+
 def dense_source(entry: Keyed, value: Any) -> Array:
     """View or copy `value` as a plain array that can be pushed to the key."""
     if isinstance(value, RowSparseArray):
@@ -159,6 +179,13 @@ def dense_source(entry: Keyed, value: Any) -> Array:
     check_dtype(entry, array.dtype)
     check_shape(entry, array, "value")
     return array
+
+
+def dense_out(entry: Keyed, out: Any) -> tuple[Array, Deliver | None]:
+    """View `out` as a plain array that the key's value can be written to, and what brings a copy home."""
+    array, deliver = writable(out, f"out of key {entry.key!r}")
+    check_shape(entry, array, "out")
+    return array, deliver
 
 
 def copy_into(home: Array, array: Any, key: Key) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ..arrays.grouping import Key
+from ..arrays.sparse import RowSparseArray
+from ..devices.arrays import device_of
 from ..kernels import cpu
-from .entry import Array, Deliver, Keyed
+from .entry import Array, Deliver, Keyed, dense_out
 
 
 class Later(dict[Key, list[Deliver]]):
@@ -61,11 +65,37 @@ class Later(dict[Key, list[Deliver]]):
                 deliver()
 
 
-def convert(value: Callable[[], Array], filled: list[Array], out: Array) -> None:
+def host_outs(
+    key: Keyed, outs: list[Any], later: Later, value: Callable[[], Array] | None = None
+) -> tuple[list[Array], list[Any]]:
+    """Check the dense outs of a key that lie on the host; return those to be filled, and those on GPUs.
+
+    What must be converted or copied home is added to `later`; `value` gives what is stored, where a store can
+    be asked for it.
+    """
+    direct: list[Array] = []
+    on_gpu: list[Any] = []
+    for out in outs:
+        if isinstance(out, RowSparseArray):
+            continue
+        if device_of(out) is not None:
+            on_gpu.append(out)
+            continue
+        array, deliver = dense_out(key, out)
+        if array.dtype == key.dtype:
+            direct.append(array)
+        else:
+            later.convert(key.key, array, partial(convert, value, direct, array))
+        if deliver is not None:
+            later.add(key.key, deliver)
+    return direct, on_gpu
+
+
+def convert(value: Callable[[], Array] | None, filled: list[Array], out: Array) -> None:
     """Write the result to an array of another element type.
 
     It is taken from an array that the round has filled, if there is one: of a small key, each worker has its
     own result sooner than the store has its.
     """
     with np.errstate(all="ignore"):
-        np.copyto(out, filled[0] if filled else value(), casting="unsafe")
+        np.copyto(out, filled[0] if filled or value is None else value(), casting="unsafe")

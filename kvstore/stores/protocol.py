@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -10,7 +11,9 @@ import numpy.typing as npt
 from ..arrays.grouping import Group, Key
 from ..arrays.sparse import RowSparseArray
 from ..compression import Codec, Feedback
+from ..errors import CapabilityError
 from ..optimizer import Optimizer, Updater
+from .entry import copy_into
 
 Kind = tuple[str, str, tuple[int, ...]]
 
@@ -20,27 +23,30 @@ class Backend(Protocol):
 
     Every method is called under the store's lock, with grouped arguments: each key once, with a list of
     arrays. A method that raises leaves all values as they were. None of them keeps an array of the caller.
+    Stores may derive from it: what has a body here is what most of them do.
     """
 
     rank: int
     local_rank: int
     num_workers: int
     #: Whether asynchronous operations begin at the call; else all of one runs in the background.
-    begins_async: bool
+    begins_async: bool = False
     #: Whether calls of several threads wait at the same time: `begin`, with None for the priority, is then
     #: called under the lock, and what it returns outside of it.
-    waits_concurrently: bool
+    waits_concurrently: bool = False
     #: Whether the operations of a key must not overlap, where `waits_concurrently`: each has the key's turn
     #: until its end; `wait_for_free_slot`, `init`, `view` and `barrier` are then called without the lock.
-    takes_turns: bool
+    takes_turns: bool = False
     #: Whether calls can be bound; see `bind`.
-    can_bind: bool
+    can_bind: bool = False
     #: Whether gradients move, so that compressing them has a meaning.
-    can_compress: bool
+    can_compress: bool = False
     #: Whether weights can be updated in the store; where not, verbs of optimizers say what they mean there.
-    runs_optimizer: bool
-    #: Codec and residuals, where gradients are compressed.
-    feedback: Feedback | None
+    runs_optimizer: bool = True
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """Codec and residuals, where gradients are compressed."""
 
     @property
     def updater(self) -> Updater | None:
@@ -67,20 +73,25 @@ class Backend(Protocol):
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
         """Begin an operation that is to end in the background; where `begins_async`.
 
-        Returns what is left to do, which needs no lock.
+        Returns what is left to do, which needs no lock; all of it where the verb cannot begin.
         """
+        return partial(getattr(self, verb), *arguments)
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
         """Whether the keys' next operation may begin without a wait; where `takes_turns`."""
+        return True
 
     def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
         """Wait for what must be complete before the keys' next operation may begin; where `takes_turns`."""
+        return
 
     def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Note in the arguments of an operation what is the caller's and will not be the background's."""
+        return arguments
 
-    def bind(self, groups: list[Group], outs: list[Group] | None) -> Callable[[], None]:
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> Any:
         """Check a `pushpull` once, and return the shortest way to do it again; where `can_bind`."""
+        raise CapabilityError("this type of store binds no calls")
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
         """Do a `pushpull` of one key with arrays as the caller wrote them, where that takes few steps.
@@ -88,6 +99,7 @@ class Backend(Protocol):
         False: nothing has happened, and the long way decides. A callable, where `takes_turns`: what is left
         to do, which needs no lock.
         """
+        return False
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """For each (out, row ids) of each key, fill `out` with these rows, sorted and unique."""
@@ -124,12 +136,14 @@ class Backend(Protocol):
 
     def copy_into(self, home: Any, array: Any, key: Key) -> None:
         """Copy an array, from anywhere, to one that `empty` made."""
+        copy_into(home, array, key)
 
     def fetch(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
         """Return the value on the host, for a file; live memory where it lies there."""
 
     def fetch_all(self, keys: list[Key]) -> list[npt.NDArray[Any] | RowSparseArray]:
         """Return the values of many keys, as `fetch` does."""
+        return [self.fetch(key) for key in keys]
 
     def kind(self, key: Key) -> Kind:
         """Storage ("dense" or "row-sparse"), name of the element type, and shape of a key."""
@@ -151,6 +165,7 @@ class Backend(Protocol):
 
     def command(self, head: int, body: str) -> None:
         """Hand a command to all servers, if there are any."""
+        return
 
     def abandon(self) -> None:
         """Leave the job as one who is lost: the process has failed, and `close` follows."""

@@ -75,9 +75,9 @@ def guarded(srcs: Sources) -> Any:
     return nullcontext() if isinstance(srcs, list) else srcs.guarded()
 
 
-def check_floating(entry: Keyed, updater: Updater) -> None:
-    """Raise DTypeError unless the key's weight can be updated by an optimizer."""
-    if entry.dtype.kind in "iu":
+def check_floating(entry: Keyed, updater: Updater | None) -> None:
+    """Raise DTypeError unless the key's weight can be updated by an optimizer, if there is one."""
+    if updater is not None and entry.dtype.kind in "iu":
         rule = type(updater.optimizer).__name__
         raise DTypeError(f"key {entry.key!r} holds {entry.dtype}; {rule} updates floating-point weights only")
 

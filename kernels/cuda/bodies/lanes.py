@@ -9,38 +9,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..spec import HALVES
-from .intrinsics import (
-    bf16_high,
-    bf16_low,
-    bf16_pack,
-    dual,
-    f16_high,
-    f16_low,
-    f16_pack,
-    load_2d,
-    load_2q,
-    load_4f,
-    load_4u,
-    load_d,
-    load_f,
-    load_u8,
-    load_u16,
-    load_u32,
-    load_u64,
-    store_2d,
-    store_2q,
-    store_4f,
-    store_4u,
-    store_d,
-    store_f,
-    store_u8,
-    store_u16,
-    store_u32,
-    store_u64,
-    wrap_add,
-    wrap_add_bytes,
-    zero,
-)
+from . import intrinsics as i
+from .intrinsics import dual
 
 Group = Any  # a tuple of as many numbers as there are lanes
 Value = Any
@@ -116,57 +86,57 @@ def _add8(a: Group, b: Group) -> Group:
 
 @dual
 def _wrap2(a: Group, b: Group) -> Group:
-    return wrap_add(a[0], b[0]), wrap_add(a[1], b[1])
+    return i.wrap_add(a[0], b[0]), i.wrap_add(a[1], b[1])
 
 
 @dual
 def _wrap4(a: Group, b: Group) -> Group:
-    return wrap_add(a[0], b[0]), wrap_add(a[1], b[1]), wrap_add(a[2], b[2]), wrap_add(a[3], b[3])
+    return i.wrap_add(a[0], b[0]), i.wrap_add(a[1], b[1]), i.wrap_add(a[2], b[2]), i.wrap_add(a[3], b[3])
 
 
 @dual
 def _wrap16(a: Group, b: Group) -> Group:
     return (
-        wrap_add_bytes(a[0], b[0]),
-        wrap_add_bytes(a[1], b[1]),
-        wrap_add_bytes(a[2], b[2]),
-        wrap_add_bytes(a[3], b[3]),
+        i.wrap_add_bytes(a[0], b[0]),
+        i.wrap_add_bytes(a[1], b[1]),
+        i.wrap_add_bytes(a[2], b[2]),
+        i.wrap_add_bytes(a[3], b[3]),
     )
 
 
 @dual
 def _store_4f(address: int, g: Group) -> None:
-    store_4f(address, g[0], g[1], g[2], g[3])
+    i.store_4f(address, g[0], g[1], g[2], g[3])
 
 
 @dual
 def _store_2d(address: int, g: Group) -> None:
-    store_2d(address, g[0], g[1])
+    i.store_2d(address, g[0], g[1])
 
 
 @dual
 def store_words(address: int, g: Group) -> None:
     """Store four uint32 in one access."""
-    store_4u(address, g[0], g[1], g[2], g[3])
+    i.store_4u(address, g[0], g[1], g[2], g[3])
 
 
 @dual
 def _store_2q(address: int, g: Group) -> None:
-    store_2q(address, g[0], g[1])
+    i.store_2q(address, g[0], g[1])
 
 
 @dual
 def _load_8f(address: int) -> Group:
     """Eight float32: they go with eight halves."""
-    a = load_4f(address)
-    b = load_4f(address + 16)
+    a = i.load_4f(address)
+    b = i.load_4f(address + 16)
     return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
 
 
 @dual
 def _store_8f(address: int, g: Group) -> None:
-    store_4f(address, g[0], g[1], g[2], g[3])
-    store_4f(address + 16, g[4], g[5], g[6], g[7])
+    i.store_4f(address, g[0], g[1], g[2], g[3])
+    i.store_4f(address + 16, g[4], g[5], g[6], g[7])
 
 
 def _halves(low: Any, high: Any, pack: Any) -> Lanes:
@@ -182,7 +152,7 @@ def _halves(low: Any, high: Any, pack: Any) -> Lanes:
 
     @dual
     def load(address: int) -> Group:
-        return wide(load_4u(address))
+        return wide(i.load_4u(address))
 
     @dual
     def store(address: int, g: Group) -> None:
@@ -190,15 +160,15 @@ def _halves(low: Any, high: Any, pack: Any) -> Lanes:
 
     @dual
     def load_one(address: int) -> Value:
-        return low(load_u16(address))
+        return low(i.load_u16(address))
 
     @dual
     def store_one(address: int, x: Value) -> None:
-        store_u16(address, pack(x, zero(x)))
+        i.store_u16(address, pack(x, i.zero(x)))
 
     @dual
     def settle_one(x: Value) -> Value:
-        return low(pack(x, zero(x)))
+        return low(pack(x, i.zero(x)))
 
     return Lanes(2, 8, load, store, load_one, store_one, _add8, _plus, settle_one, narrow, wide)
 
@@ -206,16 +176,16 @@ def _halves(low: Any, high: Any, pack: Any) -> Lanes:
 _SAME = (_as_is, _as_is, _as_is)
 
 LANES = {
-    "float32": Lanes(4, 4, load_4f, _store_4f, load_f, store_f, _add4, _plus, *_SAME),
-    "float64": Lanes(8, 2, load_2d, _store_2d, load_d, store_d, _add2, _plus, *_SAME),
-    "float16": _halves(f16_low, f16_high, f16_pack),
-    "bfloat16": _halves(bf16_low, bf16_high, bf16_pack),
-    "int8": Lanes(1, 16, load_4u, store_words, load_u8, store_u8, _wrap16, wrap_add, *_SAME),
-    "int32": Lanes(4, 4, load_4u, store_words, load_u32, store_u32, _wrap4, wrap_add, *_SAME),
-    "int64": Lanes(8, 2, load_2q, _store_2q, load_u64, store_u64, _wrap2, wrap_add, *_SAME),
+    "float32": Lanes(4, 4, i.load_4f, _store_4f, i.load_f, i.store_f, _add4, _plus, *_SAME),
+    "float64": Lanes(8, 2, i.load_2d, _store_2d, i.load_d, i.store_d, _add2, _plus, *_SAME),
+    "float16": _halves(i.f16_low, i.f16_high, i.f16_pack),
+    "bfloat16": _halves(i.bf16_low, i.bf16_high, i.bf16_pack),
+    "int8": Lanes(1, 16, i.load_4u, store_words, i.load_u8, i.store_u8, _wrap16, i.wrap_add, *_SAME),
+    "int32": Lanes(4, 4, i.load_4u, store_words, i.load_u32, i.store_u32, _wrap4, i.wrap_add, *_SAME),
+    "int64": Lanes(8, 2, i.load_2q, _store_2q, i.load_u64, i.store_u64, _wrap2, i.wrap_add, *_SAME),
 }
 #: Eight float32 at a time, in two accesses.
-EIGHT_FLOATS = Lanes(4, 8, _load_8f, _store_8f, load_f, store_f, _add8, _plus, *_SAME)
+EIGHT_FLOATS = Lanes(4, 8, _load_8f, _store_8f, i.load_f, i.store_f, _add8, _plus, *_SAME)
 
 
 def beside(dtype: str, other: str) -> Lanes:

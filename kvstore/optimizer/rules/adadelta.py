@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from ..builtin import Elementwise
-from ..checks import Settings, fraction, non_negative
+from ..checks import fraction, non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
@@ -32,15 +30,8 @@ class AdaDelta(Elementwise):
 
     default_learning_rate = 1.0
     rule_name = "adadelta"
-    settings: ClassVar[Settings] = {"rho": fraction, "epsilon": non_negative}
-    rho: float
-    epsilon: float
-
-    def __init__(
-        self, learning_rate: float | None = None, rho: float = 0.9, epsilon: float = 1e-6, **common: Any
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(rho=rho, epsilon=epsilon)
+    rho: float = setting(fraction, default=0.9)
+    epsilon: float = setting(non_negative, default=1e-6)
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..builtin import Elementwise
-from ..checks import Settings, non_negative
+from ..checks import non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
@@ -31,13 +31,8 @@ class AdaGrad(Elementwise):
     """
 
     rule_name = "adagrad"
-    settings: ClassVar[Settings] = {"epsilon": non_negative}
     renamed: ClassVar[Mapping[str, str]] = {"eps": "epsilon"}
-    epsilon: float
-
-    def __init__(self, learning_rate: float | None = None, epsilon: float = 1e-6, **common: Any) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(epsilon=epsilon)
+    epsilon: float = setting(non_negative, default=1e-6)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows"."""

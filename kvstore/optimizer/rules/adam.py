@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
 
 from ..builtin import Elementwise
-from ..checks import Settings, flag
+from ..checks import flag, setting
 from ..optimizer import Array, Index
 from ..registry import register
 from .moments import TwoMoments
@@ -37,20 +36,7 @@ class Adam(TwoMoments, Elementwise):
 
     default_learning_rate = 0.001
     rule_name = "adam"
-    settings: ClassVar[Settings] = {"lazy_update": flag}
-    lazy_update: bool
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        lazy_update: bool = False,
-        **common: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self._keep(lazy_update=lazy_update)
+    lazy_update: bool = setting(flag, default=False)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
         """Return "rows" if lazy."""

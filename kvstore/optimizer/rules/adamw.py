@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from ..builtin import Elementwise
-from ..checks import Settings, flag
+from ..checks import flag, non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 from .moments import TwoMoments
@@ -35,20 +33,8 @@ class AdamW(TwoMoments, Elementwise):
 
     default_learning_rate = 0.001
     rule_name = "adamw"
-    settings: ClassVar[Settings] = {"correct_bias": flag}
-    correct_bias: bool
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        correct_bias: bool = True,
-        **common: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self._keep(correct_bias=correct_bias)
+    epsilon: float = setting(non_negative, default=1e-6)
+    correct_bias: bool = setting(flag, default=True)
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from ...arrays import pages
 from ..builtin import Elementwise
-from ..checks import Settings, finite, non_negative
+from ..checks import finite, non_negative, setting
 from ..optimizer import Array, Index, State
 from ..registry import register
 
@@ -34,16 +32,9 @@ class DCASGD(Elementwise):
     """
 
     default_learning_rate = 0.1
-    settings: ClassVar[Settings] = {"momentum": non_negative, "lamda": finite}
     optional_state = frozenset({"momentum"})
-    momentum: float
-    lamda: float
-
-    def __init__(
-        self, learning_rate: float | None = None, momentum: float = 0.0, lamda: float = 0.04, **common: Any
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(momentum=momentum, lamda=lamda)
+    momentum: float = setting(non_negative, default=0.0)
+    lamda: float = setting(finite, default=0.04)
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zero momentum or None, and a copy of the weight."""

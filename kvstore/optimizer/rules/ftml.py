@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..builtin import Elementwise
+from ..checks import fraction, setting
 from ..optimizer import Array, Index
 from ..registry import register
 from .moments import TwoMoments
@@ -34,16 +33,7 @@ class FTML(TwoMoments, Elementwise):
 
     default_learning_rate = 0.0025
     rule_name = "ftml"
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.6,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        **common: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+    beta1: float = setting(fraction, default=0.6)
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""

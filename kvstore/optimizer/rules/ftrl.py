@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ..builtin import Elementwise
-from ..checks import Settings, non_negative
+from ..checks import non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
@@ -36,9 +36,8 @@ class Ftrl(Elementwise):
 
     default_learning_rate = 0.1
     rule_name = "ftrl"
-    settings: ClassVar[Settings] = {"lamda1": non_negative, "beta": non_negative}
-    lamda1: float
-    beta: float
+    lamda1: float = setting(non_negative, default=0.01)
+    beta: float = setting(non_negative, default=1.0)
 
     def __init__(
         self, lamda1: float = 0.01, learning_rate: float | None = None, beta: float = 1.0, **common: Any

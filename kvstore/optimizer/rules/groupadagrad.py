@@ -11,7 +11,7 @@ from ... import kernels
 from ...arrays.sparse import RowSparseArray
 from ...errors import ConfigError, ShapeError
 from ..builtin import WholeTensor, widened
-from ..checks import Settings, non_negative
+from ..checks import Settings, non_negative, setting
 from ..optimizer import Array, Index, State, is_half
 from ..registry import register
 
@@ -41,13 +41,9 @@ class GroupAdaGrad(WholeTensor):
     State: ``h``, shape ``(rows, 1)``. Weights must have two dimensions.
     """
 
-    settings: ClassVar[Settings] = {"epsilon": non_negative, "wd": _no_decay}
+    settings: ClassVar[Settings] = {"wd": _no_decay}
     renamed: ClassVar[Mapping[str, str]] = {"eps": "epsilon"}
-    epsilon: float
-
-    def __init__(self, learning_rate: float | None = None, epsilon: float = 1e-6, **common: Any) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(epsilon=epsilon)
+    epsilon: float = setting(non_negative, default=1e-6)
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return a history of zeros, one for each row.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
 
 from ... import kernels
 from ...arrays import pages
 from ..builtin import WholeTensor
-from ..checks import Settings, flag, non_negative, optional
+from ..checks import flag, non_negative, optional, setting
 from ..optimizer import Array, Index, State
 from ..registry import register
 from .moments import TwoMoments
@@ -40,28 +39,10 @@ class LAMB(TwoMoments, WholeTensor):
     """
 
     default_learning_rate = 0.001
-    settings: ClassVar[Settings] = {
-        "lower_bound": optional(non_negative),
-        "upper_bound": optional(non_negative),
-        "bias_correction": flag,
-    }
-    lower_bound: float | None
-    upper_bound: float | None
-    bias_correction: bool
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
-        bias_correction: bool = True,
-        **common: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self._keep(lower_bound=lower_bound, upper_bound=upper_bound, bias_correction=bias_correction)
+    epsilon: float = setting(non_negative, default=1e-6)
+    lower_bound: float | None = setting(optional(non_negative), default=None)
+    upper_bound: float | None = setting(optional(non_negative), default=None)
+    bias_correction: bool = setting(flag, default=True)
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zeros for the mean and the variance."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ... import kernels
 from ...arrays import pages
 from ..builtin import WholeTensor
-from ..checks import Settings, flag, non_negative
+from ..checks import flag, non_negative, setting
 from ..optimizer import Array, Index, State
 from ..registry import register
 
@@ -41,30 +41,12 @@ class LARS(WholeTensor):
     """
 
     default_learning_rate = 0.1
-    settings: ClassVar[Settings] = {
-        "momentum": non_negative,
-        "eta": non_negative,
-        "epsilon": non_negative,
-        "lazy_update": flag,
-    }
     optional_state = frozenset({"momentum"})
     renamed: ClassVar[Mapping[str, str]] = {"eps": "epsilon"}
-    momentum: float
-    eta: float
-    epsilon: float
-    lazy_update: bool
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        momentum: float = 0.0,
-        eta: float = 0.001,
-        epsilon: float = 1e-8,
-        lazy_update: bool = False,
-        **common: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(momentum=momentum, eta=eta, epsilon=epsilon, lazy_update=lazy_update)
+    momentum: float = setting(non_negative, default=0.0)
+    eta: float = setting(non_negative, default=0.001)
+    epsilon: float = setting(non_negative, default=1e-8)
+    lazy_update: bool = setting(flag, default=False)
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return zero momentum, or None."""

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
 
 import numpy as np
 
 from ..builtin import BuiltIn
-from ..checks import Settings, fraction, non_negative
+from ..checks import fraction, non_negative, setting
 from ..optimizer import Array
 
 
 class TwoMoments(BuiltIn):
     """Keeps running means of the gradient and of its square, with decay rates `beta1` and `beta2`."""
 
-    settings: ClassVar[Settings] = {"beta1": fraction, "beta2": fraction, "epsilon": non_negative}
-    beta1: float
-    beta2: float
-    epsilon: float
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        **common: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(beta1=beta1, beta2=beta2, epsilon=epsilon)
+    beta1: float = setting(fraction, default=0.9)
+    beta2: float = setting(fraction, default=0.999)
+    epsilon: float = setting(non_negative, default=1e-8)
 
     def _corrected(self, lr: float, t: int) -> float:
         """Rate times the bias correction of both moments (Kingma and Ba, arXiv:1412.6980, section 2)."""

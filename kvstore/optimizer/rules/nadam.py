@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from ..builtin import Elementwise
-from ..checks import Settings, finite
+from ..checks import finite, setting
 from ..optimizer import Array, Index
 from ..registry import register
 from .moments import TwoMoments
@@ -38,20 +38,10 @@ class Nadam(TwoMoments, Elementwise):
 
     default_learning_rate = 0.001
     rule_name = "nadam"
-    settings: ClassVar[Settings] = {"schedule_decay": finite}
-    schedule_decay: float
+    schedule_decay: float = setting(finite, default=0.004)
 
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        schedule_decay: float = 0.004,
-        **common: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self._keep(schedule_decay=schedule_decay)
+    def __post_init__(self) -> None:
+        """Begin with no products."""
         # The last count of each key, and its product, from which the next follows by one multiplication.
         self._products: dict[Index, tuple[int, float]] = {}
 

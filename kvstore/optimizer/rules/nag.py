@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ..builtin import Elementwise
-from ..checks import Settings, non_negative
+from ..checks import non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
@@ -31,9 +31,8 @@ class NAG(Elementwise):
     """
 
     default_learning_rate = 0.1
-    settings: ClassVar[Settings] = {"momentum": non_negative}
     optional_state = frozenset({"momentum"})
-    momentum: float
+    momentum: float = setting(non_negative, default=0.9)
 
     def __init__(
         self,

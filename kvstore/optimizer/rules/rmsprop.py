@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..builtin import Elementwise
-from ..checks import Settings, flag, fraction, non_negative, optional
+from ..checks import flag, fraction, non_negative, optional, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
@@ -39,33 +39,13 @@ class RMSProp(Elementwise):
     """
 
     default_learning_rate = 0.001
-    settings: ClassVar[Settings] = {
-        "rho": fraction,
-        "momentum": non_negative,
-        "epsilon": non_negative,
-        "centered": flag,
-        "clip_weights": optional(non_negative),
-    }
     structural = Elementwise.structural | {"centered"}
     renamed: ClassVar[Mapping[str, str]] = {"gamma1": "rho", "gamma2": "momentum"}
-    rho: float
-    momentum: float
-    epsilon: float
-    centered: bool
-    clip_weights: float | None
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        rho: float = 0.9,
-        momentum: float = 0.9,
-        epsilon: float = 1e-8,
-        centered: bool = False,
-        clip_weights: float | None = None,
-        **common: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(rho=rho, momentum=momentum, epsilon=epsilon, centered=centered, clip_weights=clip_weights)
+    rho: float = setting(fraction, default=0.9)
+    momentum: float = setting(non_negative, default=0.9)
+    epsilon: float = setting(non_negative, default=1e-8)
+    centered: bool = setting(flag, default=False)
+    clip_weights: float | None = setting(optional(non_negative), default=None)
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from ..builtin import Elementwise
-from ..checks import Settings, flag, non_negative
+from ..checks import flag, non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
@@ -34,10 +34,9 @@ class SGD(Elementwise):
     """
 
     default_learning_rate = 0.1
-    settings: ClassVar[Settings] = {"momentum": non_negative, "lazy_update": flag}
     optional_state = frozenset({"momentum"})
-    momentum: float
-    lazy_update: bool
+    momentum: float = setting(non_negative, default=0.0)
+    lazy_update: bool = setting(flag, default=False)
 
     def __init__(
         self,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, ClassVar
+from typing import Any
 
 from ...errors import ConfigError
 from ..builtin import Elementwise
-from ..checks import Settings, count
+from ..checks import count, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
@@ -42,12 +42,7 @@ class SGLD(Elementwise):
 
     default_learning_rate = 0.1
     rule_name = "sgld"
-    settings: ClassVar[Settings] = {"seed": _seed}
-    seed: int
-
-    def __init__(self, learning_rate: float | None = None, seed: int = 0, **common: Any) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(seed=seed)
+    seed: int = setting(_seed, default=0)
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""

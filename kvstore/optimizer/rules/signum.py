@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from ..builtin import Elementwise
-from ..checks import Settings, finite, fraction
+from ..checks import finite, fraction, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
@@ -33,16 +31,9 @@ class Signum(Elementwise):
     State: the momentum, or None without.
     """
 
-    settings: ClassVar[Settings] = {"momentum": fraction, "wd_lh": finite}
     optional_state = frozenset({"momentum"})
-    momentum: float
-    wd_lh: float
-
-    def __init__(
-        self, learning_rate: float | None = None, momentum: float = 0.9, wd_lh: float = 0.0, **common: Any
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._keep(momentum=momentum, wd_lh=wd_lh)
+    momentum: float = setting(fraction, default=0.9)
+    wd_lh: float = setting(finite, default=0.0)
 
     def rule(self) -> str:
         """Return the name of the compiled rule."""

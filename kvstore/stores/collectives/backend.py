@@ -85,7 +85,7 @@ class AllReduceBackend(LocalBackend):
             return self.start_push(arguments[0], priority or 0)
         if verb == "pushpull":
             return self.start_pushpull(arguments[0], arguments[1], priority or 0)
-        return partial(getattr(self, verb), *arguments)
+        return super().begin(verb, arguments, priority)
 
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
         """Begin; what is left is to wait for the sums, and to keep them."""

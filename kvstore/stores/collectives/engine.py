@@ -17,6 +17,10 @@ Finish = Callable[[], None]
 Item = tuple[str, npt.NDArray[Any]]
 
 
+def nothing() -> None:
+    """Finish what is complete."""
+
+
 def plain(name: str) -> str:
     """Return a name in ASCII, another one for each: engines may refuse half surrogates, or stop at a NUL."""
     return name.encode("unicode_escape").decode("ascii")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...arrays.grouping import Key
-from ...arrays.host import HALVES, readable, writable
+from ...arrays.host import HALVES, readable
 from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceView
+from ...devices.driver import Driver
 from ...devices.memory import host_copy
 from ...devices.place import GpuContext
 from ...devices.streams import Stream, order
 from ...errors import CapabilityError
 from ...kernels import cuda
-from ..entry import Deliver, Entry, check_dtype, check_shape
+from ..entry import Deliver, Entry, Keyed, check_dtype, check_shape, dense_out
 from .keys import Array, DeviceKey
 from .launches import Launches
 
@@ -79,9 +80,7 @@ def seen_out(entry: DeviceKey, out: Any, streams: Streams) -> DeviceView | HostO
     what = f"out of key {entry.key!r}"
     device = arrays.device_of(out)
     if device is None:
-        host = HostOut(*writable(out, what))
-        check_shape(entry, host.array, "out")
-        return host
+        return HostOut(*dense_out(entry, out))
     found = arrays.view(out, what, streams.of(device), write=True)
     if found.shape != entry.shape:
         check_shape(entry, found, "out")  # type: ignore[arg-type]
@@ -331,3 +330,61 @@ def send(value: Array, out: DeviceView, place: GpuContext, streams: Streams) -> 
     call.end([])
     if bring is not None:
         bring()
+
+
+# -------------------------------------------------------------------------- stores of several processes
+
+
+class Target(NamedTuple):
+    """An out on a GPU, checked; `bring` is what its library does to a strided one afterwards."""
+
+    view: DeviceView
+    stream: Stream
+    bring: Deliver | None
+
+
+def seen_there(driver: Driver, value: Any, what: str, streams: Streams) -> tuple[DeviceView, Stream]:
+    """View a value on a GPU as contiguous memory that a stream may read."""
+    stream = streams.of(arrays.device_of(value))  # type: ignore[arg-type]
+    seen = arrays.view(value, what, stream)
+    order(driver, seen.producer, stream)
+    return (seen if seen.contiguous else arrays.gathered(seen, what, stream)), stream
+
+
+def fetched(driver: Driver, value: Any, what: str) -> Array:
+    """Copy one array to the host, and wait until it is there."""
+    seen, stream = seen_there(driver, value, what, Streams([value]))
+    array = np.empty(seen.shape, seen.dtype)
+    host_copy(driver, seen.address, array, stream.handle, seen.device)
+    return array
+
+
+def writable_there(key: Keyed, out: Any, streams: Streams) -> tuple[DeviceView, Stream]:
+    """View an out on a GPU, which fits its key."""
+    stream = streams.of(arrays.device_of(out))  # type: ignore[arg-type]
+    seen = arrays.view(out, f"out of key {key.key!r}", stream, write=True)
+    check_shape(key, seen, "out")  # type: ignore[arg-type]
+    return seen, stream
+
+
+def target(key: Keyed, out: Any, streams: Streams) -> Target:
+    """Check an out on a GPU, and say where it is to be written."""
+    seen, stream = writable_there(key, out, streams)
+    if seen.contiguous:
+        return Target(seen, stream, None)
+    room, bring = arrays.room_for(seen, f"out of key {key.key!r}", stream)
+    return Target(room, stream, bring)
+
+
+def put(driver: Driver, source: int, out: Target, copied: Callable[[], None]) -> None:
+    """Copy a result of the host to an out, on its stream; `copied` is called behind the copy."""
+    view, stream, bring = out
+    if not view.nbytes:
+        return
+    order(driver, view.producer, stream)
+    driver.copy(view.address, source, view.nbytes, stream.handle, view.device)
+    copied()
+    if bring is not None:
+        bring()
+    if view.producer is not None:
+        order(driver, stream, view.producer)

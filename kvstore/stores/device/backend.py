@@ -308,10 +308,6 @@ class DeviceBackend(HostAndGpuBackend):
         if self._gpus is not None:
             self._gpus.changed()
 
-    def _updater_set(self) -> Updater:
-        assert self.updater is not None
-        return self.updater
-
     # ------------------------------------------------------------------------------------- inspection
 
     def _copy(self, key: Key) -> DeviceKey:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,19 +123,3 @@ class StateArray:
 
     memory: Memory
     dtype: np.dtype[Any]
-
-
-def leaves(state: State) -> Iterator[StateArray]:
-    """Arrays of a state, in order."""
-    if isinstance(state, tuple):
-        for part in state:
-            yield from leaves(part)
-    elif state is not None:
-        yield state
-
-
-def mapped(state: State, change: Callable[[Any], Any]) -> State:
-    """Return a state of the same form, with each array changed."""
-    if isinstance(state, tuple):
-        return tuple(mapped(part, change) for part in state)
-    return None if state is None else change(state)

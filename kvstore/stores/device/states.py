@@ -10,8 +10,8 @@ from ...devices.streams import Stream
 from ...errors import CapabilityError, ShapeError
 from ...kernels import cuda
 from ...optimizer import Optimizer, Updater
-from ...optimizer.builtin import Elementwise
-from .keys import Array, DeviceKey, State, StateArray, leaves, mapped
+from ...optimizer.builtin import Elementwise, arrays_of, mapped
+from .keys import Array, DeviceKey, State, StateArray
 from .launches import Launches
 
 #: A weight of two elements, to see what a rule makes of it.
@@ -45,10 +45,10 @@ def ensure(updater: Updater, entry: DeviceKey, stream: Stream) -> None:
 
 def split(optimizer: Optimizer, entry: DeviceKey) -> tuple[int, tuple[int, ...]]:
     """Addresses of the float32 copy of a 16-bit weight (0 where there is none) and of the rule's states."""
-    arrays = [leaf.memory.address for leaf in leaves(entry.state)]
+    arrays = tuple(leaf.memory.address for leaf in arrays_of(entry.state))
     if optimizer.keeps_master(entry.like):
-        return arrays[0], tuple(arrays[1:])
-    return 0, tuple(arrays)
+        return arrays[0], arrays[1:]
+    return 0, arrays
 
 
 def to_host(entry: DeviceKey) -> Any:
@@ -63,7 +63,7 @@ def follow(updater: Updater, entry: DeviceKey, weight: Array, stream: Stream) ->
     """
     if entry.owner is not updater or not updater.optimizer.keeps_master(entry.like):
         return
-    leaf = next(leaves(entry.state))
+    leaf = arrays_of(entry.state)[0]
     master = entry.download(leaf.memory, leaf.dtype)
     changed = master.astype(weight.dtype) != weight
     master[changed] = weight[changed]
@@ -127,7 +127,7 @@ def _copy_weight(entry: DeviceKey, leaf: StateArray, stream: Stream) -> None:
 
 def _check(optimizer: Any, entry: DeviceKey) -> None:
     """Refuse a state, a loaded one mostly, that the kernel cannot work on."""
-    arrays = list(leaves(entry.state))
+    arrays = arrays_of(entry.state)
     master = optimizer.keeps_master(entry.like)
     wanted = cuda.RULE_STATES[optimizer.rule()] + master
     kind = np.dtype(np.float32) if master else entry.dtype

@@ -174,7 +174,7 @@ class GpuCallbackUpdate(GpuUpdate):
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """Sum into memory beside the value."""
         bare = [work._replace(outs=()) for work in works]
-        self._sum.add(launches, bare, lambda work: _merged(work.entry))
+        self._sum.add(launches, bare, lambda work: work.entry.spare("merged", work.entry.dtype).address)
 
     def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
         """Sum and call; then fill the outs."""
@@ -201,10 +201,6 @@ class GpuCallbackUpdate(GpuUpdate):
             if not isinstance(error, Exception):  # Ctrl-C stays what it is
                 raise
             raise updater_error(error, entry.key) from error
-
-
-def _merged(entry: DeviceKey) -> int:
-    return entry.spare("merged", entry.dtype).address
 
 
 def apply_with(total: PlainSum, updater: UserUpdater | None) -> GpuUpdate:

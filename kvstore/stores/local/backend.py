@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...arrays import pages
 from ...arrays.grouping import Group, Key, other_kind
-from ...arrays.host import writable
 from ...arrays.sparse import RowSparseArray, kind_of
 from ...compression import Codec, Feedback
 from ...errors import ArrayError, KeyNotFoundError
@@ -23,7 +22,7 @@ from ..entry import (
     Entry,
     check_shape,
     conversion,
-    copy_into,
+    dense_out,
     dense_source,
     first_value,
     not_row_sparse,
@@ -31,7 +30,7 @@ from ..entry import (
     sparse_outs,
     sparse_source,
 )
-from ..protocol import Kind
+from ..protocol import Backend, Kind
 from ..rows import RowTable
 from ..update import Batch, UserUpdater, apply_with, emit
 from .bound import Bound, bind
@@ -39,23 +38,18 @@ from .bound import Bound, bind
 log = logging.getLogger("kvstore.local")
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """See `kvstore.stores.protocol.Backend`."""
 
     rank = 0
     local_rank = 0
     num_workers = 1
-    begins_async = False
-    waits_concurrently = False
-    takes_turns = False
     can_bind = True
-    can_compress = False
-    runs_optimizer = True
     feedback: Feedback | None = None
+    updater: Updater | None = None
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        self.updater: Updater | None = None
         self._apply = apply_with(None)
         self._entries: dict[Key, Entry] = {}
         self._told: set[Key] = set()
@@ -140,27 +134,12 @@ class LocalBackend:
         if rest:
             self.pull(rest, ignore_sparse=True)
 
-    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
-        """Not asked for: operations of one process wait for nobody."""
-        raise NotImplementedError
-
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
         """One small dense key with plain arrays."""
         entry = self._entries.get(key)
         if entry is None or entry.table is not None or self.feedback is not None:
             return False
         return self._apply.small(entry, value, out)
-
-    def is_clear(self, verb: str, keys: list[Key]) -> bool:
-        """Not asked for."""
-        return True
-
-    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
-        """Not asked for."""
-
-    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Host arrays are the same in any thread."""
-        return arguments
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
         """Check a call once, and return the shortest way to do it again."""
@@ -237,25 +216,23 @@ class LocalBackend:
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer."""
-        self._optimizer().configure(**changes)
+        self._updater_set().optimizer.configure(**changes)
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the rate of the optimizer."""
-        self._optimizer().set_learning_rate(lr)
+        self._updater_set().optimizer.set_learning_rate(lr)
 
     def save_states(self, path: str, dump_optimizer: bool) -> None:
         """Write the optimizer's states."""
-        assert self.updater is not None
-        self.updater.save(path, dump_optimizer)
+        self._updater_set().save(path, dump_optimizer)
 
     def load_states(self, path: str) -> None:
         """Read the optimizer's states."""
-        assert self.updater is not None
-        self.updater.load(path, self.key_templates())
+        self._updater_set().load(path, self.key_templates())
 
-    def _optimizer(self) -> Optimizer:
+    def _updater_set(self) -> Updater:
         assert self.updater is not None
-        return self.updater.optimizer
+        return self.updater
 
     # ------------------------------------------------------------------------------------- inspection
 
@@ -276,17 +253,9 @@ class LocalBackend:
         """As `view`."""
         return self.view(key)
 
-    def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
-        """One by one."""
-        return [self.fetch(key) for key in keys]
-
     def kind(self, key: Key) -> Kind:
         """As the value is."""
         return kind_of(self.view(key))
-
-    def copy_into(self, home: Any, array: Any, key: Key) -> None:
-        """Copy."""
-        copy_into(home, array, key)
 
     def empty(self, key: Key) -> Array:
         """Memory on large pages."""
@@ -315,9 +284,6 @@ class LocalBackend:
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
-
-    def command(self, head: int, body: str) -> None:
-        """There are no servers."""
 
     def abandon(self) -> None:
         """Nobody is there to be told."""
@@ -384,8 +350,7 @@ class LocalBackend:
             return outs
         direct = []
         for out in outs:
-            array, deliver = writable(out, f"out of key {entry.key!r}")
-            check_shape(entry, array, "out")
+            array, deliver = dense_out(entry, out)
             if array.dtype == entry.dtype:
                 direct.append(array)
             else:
@@ -408,10 +373,8 @@ class LocalBackend:
         for key, outs in rest:
             entry = self._entry(key)
             for out in outs:
-                if isinstance(out, RowSparseArray):
-                    continue
-                array, _ = writable(out, f"out of key {key!r}")
-                check_shape(entry, array, "out")
+                if not isinstance(out, RowSparseArray):
+                    dense_out(entry, out)
 
     def _sparse_outs(
         self, entry: Entry, outs: list[Any], ignore_sparse: bool

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...arrays.grouping import Group, Key, other_kind
-from ...arrays.host import writable
 from ...arrays.sparse import RowSparseArray
 from ...devices.arrays import any_on_device, device_of
-from ...errors import ArrayError, CapabilityError, DTypeError, KeyNotFoundError, ShapeError
+from ...errors import CapabilityError, KeyNotFoundError
 from ...kernels import cpu
-from ..entry import Array, check_shape, dense_source, first_value, sparse_outs, sparse_source
-from ..outs import Later, convert
-from ..rows import with_all_rows
+from ..entry import Array, dense_out, dense_source, first_value, row_source, sparse_outs
+from ..outs import Later, host_outs
 from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
 from .optimizer import JobUpdater
@@ -54,24 +51,6 @@ class CallArguments:
         if kind and (kind == 2) != isinstance(key, str):
             raise other_kind(key, (int, str)[kind - 1])
 
-    def check_same(self, handle: Handle, value: Array | RowSparseArray) -> None:
-        """Raise unless a key is here what it is on the worker that made it."""
-        if handle.sparse != isinstance(value, RowSparseArray):
-            there = "row-sparse" if handle.sparse else "dense"
-            raise ArrayError(
-                f"key {handle.key!r} is {there} on worker 0 and something else on worker {self.rank}"
-            )
-        if handle.dtype != value.dtype:
-            raise DTypeError(
-                f"key {handle.key!r} has element type {handle.dtype} on worker 0 and {value.dtype} on "
-                f"worker {self.rank}"
-            )
-        if handle.shape != value.shape:
-            raise ShapeError(
-                f"key {handle.key!r} has shape {handle.shape} on worker 0 and {value.shape} on "
-                f"worker {self.rank}"
-            )
-
     def handle(self, key: Key) -> Handle:
         """Return the handle of a key that must be there."""
         handle = self.job.handles.get(key) or self.keys.find(key)
@@ -104,7 +83,9 @@ class CallArguments:
             if not handle.sparse and cpu.first_misfit(values, handle.like) < 0:
                 dense.append((handle, values))
             elif handle.sparse or all(isinstance(value, RowSparseArray) for value in values):
-                sparse.append((handle, [self._row_source(handle, value) for value in values]))
+                if any_on_device(values):
+                    raise _rows_stay(handle)
+                sparse.append((handle, [row_source(handle, value) for value in values]))
             else:
                 dense.append((handle, self._dense_sources(handle, values)))
         return dense, sparse
@@ -115,13 +96,6 @@ class CallArguments:
         found: list[Array] = self.gpus.use().sources(handle, values)
         return found
 
-    def _row_source(self, handle: Handle, value: Any) -> RowSparseArray:
-        if any_on_device([value]):
-            raise _rows_stay(handle)
-        if isinstance(value, RowSparseArray):
-            return sparse_source(handle, value)
-        return with_all_rows(dense_source(handle, value))
-
     def outs(
         self, handle: Handle, outs: list[Any], later: Later, values: Sequence[Array] = ()
     ) -> list[Array]:
@@ -131,22 +105,7 @@ class CallArguments:
         """
         if cpu.first_misfit(outs, handle.like, True) < 0:
             return list(outs)
-        direct: list[Array] = []
-        on_gpu: list[Any] = []
-        for out in outs:
-            if isinstance(out, RowSparseArray):
-                continue
-            if device_of(out) is not None:
-                on_gpu.append(out)
-                continue
-            array, deliver = writable(out, f"out of key {handle.key!r}")
-            check_shape(handle, array, "out")
-            if array.dtype == handle.dtype:
-                direct.append(array)
-            else:
-                later.convert(handle.key, array, partial(convert, handle.value, direct, array))
-            if deliver is not None:
-                later.add(handle.key, deliver)
+        direct, on_gpu = host_outs(handle, outs, later, handle.value)
         if on_gpu:
             direct += self.gpus.use().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
         return direct
@@ -159,7 +118,7 @@ class CallArguments:
                 if isinstance(out, RowSparseArray):
                     continue
                 if device_of(out) is None:
-                    check_shape(handle, writable(out, f"out of key {key!r}")[0], "out")
+                    dense_out(handle, out)
                 elif handle.sparse:
                     raise _rows_stay(handle)
                 else:

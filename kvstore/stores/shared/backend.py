@@ -22,9 +22,9 @@ from ...compression import Codec, Feedback
 from ...kernels import cpu
 from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
-from ..entry import Array, copy_into
+from ..entry import Array
 from ..outs import Later
-from ..protocol import Kind
+from ..protocol import Backend, Kind
 from .arguments import CallArguments, Sparse, is_large
 from .delivery import Finish, ResultDelivery
 from .gpu_access import Dense, GpuAccess
@@ -39,15 +39,13 @@ from .waiting import CallOnce, RoundWaiter
 Handle = shm.Handle
 
 
-class SharedBackend:
+class SharedBackend(Backend):
     """See `kvstore.stores.protocol.Backend`."""
 
     begins_async = True
     waits_concurrently = True
     takes_turns = True
-    can_bind = False
     can_compress = True
-    runs_optimizer = True
     feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:
@@ -116,19 +114,11 @@ class SharedBackend:
         """Push, work, and receive."""
         self.start_pushpull(groups, outs)()
 
-    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Operations begin at the call, where the caller's streams are current."""
-        return arguments
-
-    def bind(self, groups: list[Group], outs: list[Group] | None) -> Finish:
-        """Not asked for."""
-        raise NotImplementedError
-
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other."""
         start: Callable[..., Finish] | None = getattr(self, f"start_{verb}", None)
         if start is None:
-            return partial(getattr(self, verb), *arguments)
+            return super().begin(verb, arguments, priority)
         if priority is None:  # the key's turn lasts to the end of it
             return start(*arguments)
         finish = CallOnce(start(*arguments))
@@ -316,10 +306,6 @@ class SharedBackend:
         """Return a new array of the key's shape and type that lives in the region."""
         return self._values.empty(key)
 
-    def copy_into(self, home: Any, array: Any, key: Key) -> None:
-        """Copy."""
-        copy_into(home, array, key)
-
     def key_templates(self) -> dict[Key, Array]:
         """For each key an array of its shape and type that takes no memory."""
         return {handle.key: handle.like for handle in self._keys.all()}
@@ -355,9 +341,6 @@ class SharedBackend:
             self._gpus.close()
         finally:
             self._membership.leave(lost=False)
-
-    def command(self, head: int, body: str) -> None:
-        """There are no servers."""
 
     def abandon(self) -> None:
         """Leave the job as one who is lost: for the end of a process that failed."""

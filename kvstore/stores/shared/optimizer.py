@@ -18,9 +18,11 @@ import numpy as np
 
 from ...arrays import pages
 from ...arrays.grouping import Key
-from ...errors import ConfigError, DTypeError, UpdaterError
+from ...errors import ConfigError, UpdaterError
 from ...optimizer import Optimizer, Updater
+from ...optimizer.builtin import arrays_of
 from ...optimizer.optimizer import Array, State
+from ..update import check_floating
 from .gpu_access import GpuAccess
 from .native import _shared as shm
 
@@ -52,11 +54,7 @@ class JobUpdater:
 
     def check(self, handle: Handle) -> None:
         """Raise DTypeError if the key's weight cannot be updated."""
-        if self.updater is not None and handle.dtype.kind in "iu":
-            rule = type(self.updater.optimizer).__name__
-            raise DTypeError(
-                f"key {handle.key!r} holds {handle.dtype}; {rule} updates floating-point weights only"
-            )
+        check_floating(handle, self.updater)
 
     # --------------------------------------------------------------------------------------- settings
 
@@ -262,13 +260,13 @@ class JobUpdater:
     def state_arrays(self, handle: Handle) -> list[Array]:
         """Arrays of the updater's state of a key that have rows."""
         assert self.updater is not None
-        return [array for array in _leaves(self.updater.states.get(handle.key)) if array.ndim and array.size]
+        return [a for a in arrays_of(self.updater.states.get(handle.key)) if a.ndim and a.size]
 
     def note_state(self, handle: Handle) -> None:
         """Bring arrays into the region by which an update has replaced parts of its state."""
         assert self.updater is not None
         state = self.updater.states.get(handle.key)
-        if any(not self._job.offset_of(array) for array in _leaves(state) if array.size):
+        if any(not self._job.offset_of(array) for array in arrays_of(state) if array.size):
             self._put_state(handle, state)
 
     def _load_counts(self) -> None:
@@ -325,14 +323,6 @@ def _built(text: bytes) -> Optimizer | None:
         return Optimizer.from_config(made["name"], made["config"])
     except ConfigError:
         return None
-
-
-def _leaves(state: State) -> Iterator[Array]:
-    if isinstance(state, tuple):
-        for part in state:
-            yield from _leaves(part)
-    elif state is not None:
-        yield state
 
 
 def _moved(handle: Handle, state: State, numbers: Iterator[int]) -> tuple[Any, State]:

@@ -16,17 +16,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...arrays.grouping import Key
 from ...devices import arrays, driver
 from ...devices.arrays import DeviceView
-from ...devices.memory import host_copy
-from ...devices.streams import Stream, order
-from ..device.arguments import Streams
+from ...devices.streams import Stream
+from ..device.arguments import Streams, Target, fetched, put, seen_there, target, writable_there
 from ..entry import Array, Deliver, check_dtype, check_shape
 from ..outs import convert
-from .ipc.exchange import DeviceOutputs, IpcExchange, PushedOnGpu, Target
+from .ipc.exchange import DeviceOutputs, IpcExchange, PushedOnGpu
 from .native import _shared as shm
 from .staging_buffers import BufferLease, StagingBuffers
 
@@ -76,16 +73,13 @@ class GpuStaging:
 
     def copied(self, value: Any, what: str) -> Array:
         """Copy a value to the host, and wait until it is there."""
-        seen, stream = self._seen(value, what, Streams([value]))
-        array = np.empty(seen.shape, seen.dtype)
-        host_copy(self._driver, seen.address, array, stream.handle, seen.device)
-        return array
+        return fetched(self._driver, value, what)
 
     def sources(self, handle: Handle, values: list[Any]) -> list[Any]:
         """Check what is pushed to a key, and begin to copy it to the region, if it must be."""
         arrays.check_all_on_devices(values, handle.key)
         what, streams = f"value of key {handle.key!r}", Streams(values)
-        seen = [self._seen(value, what, streams) for value in values]
+        seen = [seen_there(self._driver, value, what, streams) for value in values]
         for view, _ in seen:
             check_dtype(handle, view.dtype)
             check_shape(handle, view, "value")  # type: ignore[arg-type]
@@ -93,13 +87,6 @@ class GpuStaging:
             return PushedOnGpu(seen)
         self._staged[handle.key] = [self._brought_down(handle, view, stream) for view, stream in seen]
         return [lease.array for lease in self._staged[handle.key]]
-
-    def _seen(self, value: Any, what: str, streams: Streams) -> tuple[DeviceView, Stream]:
-        """View a value as contiguous memory that a stream may read."""
-        stream = streams.of(arrays.device_of(value))  # type: ignore[arg-type]
-        seen = arrays.view(value, what, stream)
-        order(self._driver, seen.producer, stream)
-        return (seen if seen.contiguous else arrays.gathered(seen, what, stream)), stream
 
     def _brought_down(self, handle: Handle, view: DeviceView, stream: Stream) -> BufferLease:
         lease = self._buffers.for_copy(handle, stream)
@@ -125,7 +112,7 @@ class GpuStaging:
 
     def check_out(self, handle: Handle, out: Any) -> None:
         """Make sure that a key can be pulled into an array."""
-        self._writable(handle, out, Streams([out]))
+        writable_there(handle, out, Streams([out]))
 
     def outs(
         self,
@@ -141,7 +128,7 @@ class GpuStaging:
         `direct` are arrays of the host that the round fills.
         """
         streams = Streams(outs)
-        targets = [self._target(handle, out, streams) for out in outs]
+        targets = [target(handle, out, streams) for out in outs]
         return self._filled(handle, targets, values, direct, later)
 
     def device_outputs(self, handle: Handle, outs: list[Any]) -> tuple[DeviceOutputs, list[Any]]:
@@ -151,9 +138,9 @@ class GpuStaging:
             if arrays.device_of(out) is None:
                 others.append(out)
                 continue
-            view, _ = self._writable(handle, out, streams)
+            view, _ = writable_there(handle, out, streams)
             if self.ipc.is_near(handle, view):
-                targets.append(self._target(handle, out, streams))
+                targets.append(target(handle, out, streams))
             else:
                 others.append(out)
         return DeviceOutputs(handle, targets), others
@@ -171,48 +158,26 @@ class GpuStaging:
         later: list[Deliver],
     ) -> list[Array]:
         filled: list[Array] = []
-        same = [target for target in targets if target.view.dtype == handle.dtype]
+        same = [one for one in targets if one.view.dtype == handle.dtype]
         if same:
             lease = self._pushed(handle, values) or self._buffers.for_host(handle, handle.dtype)
             filled = [lease.array]
-            later += [partial(self._send, lease, target) for target in same]
-        for target in targets:
-            if target.view.dtype != handle.dtype:
-                lease = self._buffers.for_host(handle, target.view.dtype)
+            later += [partial(self._send, lease, one) for one in same]
+        for one in targets:
+            if one.view.dtype != handle.dtype:
+                lease = self._buffers.for_host(handle, one.view.dtype)
                 later.append(partial(convert, handle.value, [*direct, *filled], lease.array))
-                later.append(partial(self._send, lease, target))
+                later.append(partial(self._send, lease, one))
         return filled
 
     def _pushed(self, handle: Handle, values: Sequence[Array]) -> BufferLease | None:
         staged = self._staged.get(handle.key)
         return staged[0] if staged and values and staged[0].array is values[0] else None
 
-    def _writable(self, handle: Handle, out: Any, streams: Streams) -> tuple[DeviceView, Stream]:
-        stream = streams.of(arrays.device_of(out))  # type: ignore[arg-type]
-        seen = arrays.view(out, f"out of key {handle.key!r}", stream, write=True)
-        check_shape(handle, seen, "out")  # type: ignore[arg-type]
-        return seen, stream
-
-    def _target(self, handle: Handle, out: Any, streams: Streams) -> Target:
-        seen, stream = self._writable(handle, out, streams)
-        if seen.contiguous:
-            return Target(seen, stream, None)
-        room, bring = arrays.room_for(seen, f"out of key {handle.key!r}", stream)
-        return Target(room, stream, bring)
-
-    def _send(self, lease: BufferLease, target: Target) -> None:
+    def _send(self, lease: BufferLease, out: Target) -> None:
         """Put the copy of a result to an out on the caller's stream."""
-        view, stream, bring = target
-        if not view.nbytes:
-            return
-        order(self._driver, view.producer, stream)
-        at = lease.array.ctypes.data
-        self._driver.copy(view.address, at, view.nbytes, stream.handle, view.device)
-        lease.buffer.mark(stream, held=view if view.kind in ("any", "own") else None)
-        if bring is not None:
-            bring()
-        if view.producer is not None:
-            order(self._driver, stream, view.producer)
+        held = out.view if out.view.kind in ("any", "own") else None
+        put(self._driver, lease.array.ctypes.data, out, partial(lease.buffer.mark, out.stream, held=held))
 
     # ---------------------------------------------------------------------------------- from GPU to GPU
 

@@ -10,7 +10,7 @@ from ...arrays import pages
 from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
 from ...errors import ArrayError
-from ..entry import Array, check_shape, not_row_sparse, row_ids
+from ..entry import Array, check_same, check_shape, not_row_sparse, row_ids
 from .arguments import CallArguments
 from .native import _shared as shm
 from .rows import SparseKeys
@@ -37,7 +37,7 @@ class StoredValues:
                 handle = self._add(key, value)
             if handle is None:
                 handle = self._await_key(key)
-            self._arguments.check_same(handle, value)
+            check_same(handle, handle.sparse, value, "on worker 0", self._arguments.rank)
             self._arguments.initialised.add(key)
 
     def _is_initializer(self) -> bool:

@@ -18,7 +18,7 @@ from ...device.host_and_gpu import HostAndGpuBackend, Sent
 from ...device.keys import DeviceKey
 from ...entry import Entry
 from ..backend import AllReduceBackend, told
-from ..engine import Finish
+from ..engine import Finish, nothing
 from .engine import Nccl
 from .keys import NcclGpus, NcclKey
 
@@ -87,7 +87,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         """Put work of GPUs on the caller's streams now; what is left is the host's."""
         if verb == "pull" and self._touches_gpus(arguments[0]):
             self.pull(*arguments)
-            return _nothing
+            return nothing
         return super().begin(verb, arguments, priority)
 
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
@@ -188,10 +188,6 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         self._gpus.adopt(key, entry.number, entry.value, device, streams.of(device))
         del self._entries[key]
 
-    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Everything on a GPU begins at the call."""
-        return arguments
-
     # ----------------------------------------------------------------------------------------- inspection
 
     def fetch(self, key: Key) -> Any:
@@ -206,7 +202,3 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
     def _places(self, key: Key) -> list[tuple[str, int]]:
         copies = self._on_gpu[key].copies.items()
         return [(f"worker {self.rank} cuda:{device}", copy.nbytes) for device, copy in copies]
-
-
-def _nothing() -> None:
-    """All has been done."""

@@ -22,7 +22,7 @@ from ....errors import ArrayError, ConfigError, KVStoreError, TimeoutError
 from ....settings.options import StoreConfig
 from ..agreement import all_mean_the_same, difference, mark
 from ..backend import called, check_process
-from ..engine import Finish, Item
+from ..engine import Finish, Item, nothing
 from .library import MAX, SUM, CollectiveArray, Library
 from .rendezvous import NcclRendezvous, RendezvousAnswer, find
 from .watchdog import Watchdog
@@ -257,7 +257,7 @@ class Nccl:
         """Begin to sum. All workers compare first what they mean, and wait for each other for that."""
         self._check()
         if self.size == 1:
-            return _nothing
+            return nothing
         what = called("the sum", items)
         try:
             with self._whole(what):
@@ -352,10 +352,6 @@ class Nccl:
                     self._library.destroy(comm)
             self._teams.clear()
         self._closed = self._closed or "the store is closed"
-
-
-def _nothing() -> None:
-    """There are no others."""
 
 
 def _raise(error: KVStoreError) -> None:

@@ -224,11 +224,15 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """It has failed, and so have the rounds that wait for it."""
 
 
-class JoinRounds(msgspec.Struct, frozen=True, tag=True):
-    """The worker has no more batches; all its pushes are accepted."""
+class MemberRequest(msgspec.Struct, frozen=True, tag=True):
+    """What a worker asks for; `Answer` repeats the number."""
 
     request: int
     store: int
+
+
+class JoinRounds(MemberRequest, frozen=True, tag=True):
+    """The worker has no more batches; all its pushes are accepted."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -247,61 +251,47 @@ class JoinPointReached(msgspec.Struct, frozen=True, tag="Reached"):
     """(slice, round): its last push into each slice until then."""
 
 
-class Barrier(msgspec.Struct, frozen=True, tag=True):
+class Barrier(MemberRequest, frozen=True, tag=True):
     """Worker at its `number`-th barrier."""
 
-    request: int
-    store: int
     number: int
 
 
-class CreateKeys(msgspec.Struct, frozen=True, tag="Found"):
+class CreateKeys(MemberRequest, frozen=True, tag="Found"):
     """The initializer wants these keys placed."""
 
-    request: int
-    store: int
     keys: tuple[KeySpec, ...]
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class Ready(MemberRequest, frozen=True, tag=True):
     """These keys have their values."""
 
-    request: int
-    store: int
     keys: tuple[Key, ...]
 
 
-class Lookup(msgspec.Struct, frozen=True, tag=True):
+class Lookup(MemberRequest, frozen=True, tag=True):
     """A worker wants to know keys; without any, all that are ready."""
 
-    request: int
-    store: int
     keys: tuple[Key, ...]
     wait: bool = True
     """Answer when all of them are ready; else at once, with those that are."""
 
 
-class Count(msgspec.Struct, frozen=True, tag=True):
+class Count(MemberRequest, frozen=True, tag=True):
     """Ask how many processes of the job are lost, or have not been heard of for so many seconds."""
 
-    request: int
-    store: int
     seconds: float
 
 
-class Drop(msgspec.Struct, frozen=True, tag=True):
+class Drop(MemberRequest, frozen=True, tag=True):
     """Forget keys whose broadcast failed."""
 
-    request: int
-    store: int
     keys: tuple[Key, ...]
 
 
-class Settings(msgspec.Struct, frozen=True, tag=True):
+class Settings(MemberRequest, frozen=True, tag=True):
     """Install an optimizer (the first of equals does, another one is an error), or change its settings."""
 
-    request: int
-    store: int
     kind: str
     """``"optimizer"``, ``"none"``, ``"configure"`` or ``"clock"`` (base of the schedule's time)."""
     ordinal: int
@@ -309,11 +299,9 @@ class Settings(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Command(msgspec.Struct, frozen=True, tag=True):
+class Command(MemberRequest, frozen=True, tag=True):
     """`send_command_to_servers`."""
 
-    request: int
-    store: int
     head: int
     body: str
 

@@ -17,7 +17,7 @@ from ....arrays import pages
 from ....arrays.grouping import Key
 from ....errors import KVStoreError, StateFileError
 from ....optimizer import GroupAdaGrad, Optimizer, Updater, states
-from ....optimizer.builtin import BuiltIn
+from ....optimizer.builtin import BuiltIn, arrays_of, mapped
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ...rows import Ids
@@ -50,15 +50,6 @@ def needs_whole_keys(optimizer: Optimizer | None, sparse: bool = False) -> bool:
 def works_by_rows(optimizer: Optimizer | None) -> bool:
     """Whether a rule that is not element-wise needs no more of a table than single rows."""
     return isinstance(optimizer, GroupAdaGrad) and type(optimizer).update is BuiltIn.update
-
-
-def leaves(tree: Tree) -> Iterator[Array]:
-    """Arrays of a state, in their order."""
-    if isinstance(tree, tuple):
-        for part in tree:
-            yield from leaves(part)
-    elif tree is not None:
-        yield tree
 
 
 # ---------------------------------------------------------------------------------------------- one slice
@@ -149,7 +140,9 @@ def _all_rows(piece: Slice, part: PartState) -> Tree:
     if ids is None:
         return part.tree
     n = piece.stop - piece.start
-    made = iter([_spread(a, b, ids, n) for a, b in zip(leaves(part.tree), leaves(part.blank), strict=True)])
+    made = iter(
+        [_spread(a, b, ids, n) for a, b in zip(arrays_of(part.tree), arrays_of(part.blank), strict=True)]
+    )
     return _rebuilt(part.tree, made)
 
 
@@ -162,16 +155,15 @@ def _spread(rows: Array, blank: Array, ids: Ids, n: int) -> Array:
 
 def _combined(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
     """Return one state for those of consecutive slices, with arrays of `shape`; None: rows after rows."""
-    columns = zip(*(leaves(tree) for tree in trees), strict=True)
+    columns = zip(*(arrays_of(tree) for tree in trees), strict=True)
     made = (np.concatenate(column) if len(column) > 1 else column[0] for column in columns)
     return _rebuilt(trees[0], (array if shape is None else array.reshape(shape) for array in made))
 
 
-def _rebuilt(tree: Tree, arrays: Any) -> Tree:
+def _rebuilt(tree: Tree, arrays: Iterator[Array]) -> Tree:
     """Return a state like `tree` with other arrays."""
-    if isinstance(tree, tuple):
-        return tuple(_rebuilt(part, arrays) for part in tree)
-    return None if tree is None else next(arrays)
+    made: Tree = mapped(tree, lambda _: next(arrays))
+    return made
 
 
 def split_states(entries: Iterable[KeyEntry], updater: Updater) -> dict[int, bytes]:
@@ -198,7 +190,7 @@ def _part_of(entry: KeyEntry, piece: Slice, updater: Updater) -> PartState:
         if piece.start:
             return NOTHING._replace(updates=updates, num_update=optimizer.num_update)
     else:
-        tree = _rebuilt(tree, (_cut(array, piece, spec.sparse) for array in leaves(tree)))
+        tree = _rebuilt(tree, (_cut(array, piece, spec.sparse) for array in arrays_of(tree)))
     return PartState(True, tree, None, None, updates, optimizer.num_update)
 
 

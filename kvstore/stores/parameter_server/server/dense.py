@@ -16,9 +16,10 @@ from ....arrays.sparse import RowSparseArray
 from ....errors import KeyNotFoundError, ShapeError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
+from ....optimizer.builtin import arrays_of
 from ...entry import Array
 from ...rows import merge, merged
-from ..protocol.optimizer_states import NOTHING, PartState, leaves, needs_whole_keys
+from ..protocol.optimizer_states import NOTHING, PartState, needs_whole_keys
 from ..transport.shared_buffers import Block, Values
 from .optimizer import OptimizerVersion, State, check_form, refuse_parts
 from .payload import Payload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
@@ -314,7 +315,7 @@ def update_whole(
     gradient = _gradient(key, parts)
     weight, clock = key.value(), max(job.clock for _, job in parts)
     updater = key.state.follow(settings)
-    changes = [weight, *leaves(updater.states.get(key.key))]
+    changes = [weight, *arrays_of(updater.states.get(key.key))]
     shared = writing(memory, [part.place for part, _ in parts])
     with shared, key.state.counting(settings, key.key, clock), undone(changes):
         updater(key.key, gradient, weight)

@@ -18,8 +18,8 @@ import numpy as np
 from ....arrays.grouping import Key
 from ....errors import ConfigError, DTypeError, KVStoreError, StateFileError, UpdaterError
 from ....optimizer import Optimizer, Updater
+from ....optimizer.builtin import arrays_of
 from ....optimizer.optimizer import State as Tree
-from ..protocol.optimizer_states import leaves
 
 _KINDS = ("optimizer", "configure", "none", "clock")
 _KEPT = 1024  # rounds of a slice that wait are three; whoever changes settings more often between them is odd
@@ -189,10 +189,10 @@ class State:
 
 def check_form(key: Key, tree: Tree, fresh: Tree, rows: int | None = None) -> None:
     """Raise StateFileError unless a state is like a fresh one; with `rows` that of one row is given."""
-    theirs = [(array.dtype.name, array.shape) for array in leaves(tree)]
+    theirs = [(array.dtype.name, array.shape) for array in arrays_of(tree)]
     ours = [
         (array.dtype.name, array.shape if rows is None else (rows, *array.shape[1:]))
-        for array in leaves(fresh)
+        for array in arrays_of(fresh)
     ]
     if theirs != ours:
         raise StateFileError(f"a state of key {key!r} is {theirs}, where the optimizer keeps {ours}")

@@ -139,12 +139,12 @@ def described(held: Held) -> tuple[dict[str, Any], Tensors]:
 
 def _described(held: Held, tensors: Tensors) -> dict[str, Any]:
     if isinstance(held, DenseSlice):
-        tensors["value"] = _bits(held.live())
+        tensors["value"] = held.live()
         said: dict[str, Any] = {"state": _state(held.state, held.of.key, "state", tensors)}
         if held.start == 0 and held.of.whole:
             said["whole"] = _state(held.of.state, held.of.key, "whole", tensors)
         return said
-    tensors["rows"], tensors["blank"] = _bits(held.held), _bits(held.blank)
+    tensors["rows"], tensors["blank"] = held.held, held.blank
     if held.index is not None:
         tensors["ids"] = held.ids_as_they_lie()
     said = {"state": _state(held.state, held.key, "state", tensors)}
@@ -168,12 +168,8 @@ def _outline(tree: Tree, name: str, tensors: Tensors) -> Any:
         return [_outline(part, f"{name}.{i}", tensors) for i, part in enumerate(tree)]
     if tree is None:
         return None
-    tensors[name] = _bits(tree)
+    tensors[name] = tree
     return tree.dtype.name
-
-
-def _bits(array: Array) -> Array:
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def taken_back(

@@ -21,12 +21,13 @@ from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....errors import StateFileError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
+from ....optimizer.builtin import arrays_of
 from ....optimizer.optimizer import Optimizer
 from ....optimizer.optimizer import State as Tree
 from ....optimizer.updater import Plan
 from ...entry import Array
 from ...rows import Ids, merge, merged
-from ..protocol.optimizer_states import NOTHING, PartState, leaves, works_by_rows
+from ..protocol.optimizer_states import NOTHING, PartState, works_by_rows
 from .optimizer import OptimizerVersion, State, check_form, refuse_parts
 from .payload import not_kept
 from .row_index import NONE, Pair, RowIndex
@@ -180,7 +181,7 @@ class Table:
                 return _grown(room, leaf, blank, count)
 
             grown = _mapped(grow, tree, self.blank_tree)
-            self._rooms = list(leaves(grown))
+            self._rooms = list(arrays_of(grown))
             self._set_tree(_mapped(lambda a, _: a[:count], grown, grown))
         self.index.add(ids, positions)
         self.count = count
@@ -253,7 +254,7 @@ class Table:
         positions = self._hold(given.ids[order])
         self.blank_tree, self._blank_generation = given.blank, settings.generation
         made = _mapped(lambda _, blank: np.repeat(blank, self.count, axis=0), given.tree, given.blank)
-        for there, part in zip(leaves(made), leaves(given.tree), strict=True):
+        for there, part in zip(arrays_of(made), arrays_of(given.tree), strict=True):
             there[positions] = part[order]
         self._set_tree(made)
 
@@ -369,7 +370,7 @@ class Table:
         keeps = optimizer.keeps_master(self.blank)
         master, inner = self.blank_tree if keeps else (None, self.blank_tree)  # type: ignore[misc]
         nothing = np.zeros_like(self.blank)
-        return kind, params, [nothing], self.blank, master, tuple(leaves(inner)), []
+        return kind, params, [nothing], self.blank, master, arrays_of(inner), []
 
     def _apply_dense(self, sources: list[Array], settings: OptimizerVersion, clock: int) -> None:
         self.fill()
@@ -397,7 +398,7 @@ class Table:
                 gradient = trusted_rows(gradient.data, rows, self.held.shape)
             if self.index is not None:
                 self._blank_for(updater.optimizer)
-            changes = [self.held, *leaves(self.tree())]
+            changes = [self.held, *arrays_of(self.tree())]
             with undone(changes, rows if works_by_rows(settings.optimizer) else None):
                 updater(self.key, gradient, self.held)
 

@@ -21,8 +21,9 @@ from ....kernels import cpu
 from ....optimizer import Optimizer, Updater
 from ....settings.definitions import USUAL_SLICE_BYTES
 from ....settings.options import StoreConfig, slice_threshold
-from ...entry import Array, copy_into
+from ...entry import Array
 from ...outs import Later
+from ...protocol import Backend
 from ...protocol import Kind as Storage
 from ..protocol import messages as m
 from ..protocol.messages import Kind
@@ -41,15 +42,12 @@ from .request_builder import RequestBuilder, read_requests, state_requests
 from .shared_payloads import SharedPayloads
 
 
-class DistBackend:
+class DistBackend(Backend):
     """See `kvstore.stores.protocol.Backend`."""
 
     begins_async = True
     waits_concurrently = True
-    takes_turns = False
-    can_bind = False
     can_compress = True
-    runs_optimizer = True
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True
 
@@ -139,25 +137,6 @@ class DistBackend:
         operation = self._client.submit(self._pushes.pushpull_requests(fills), priority)
         return delivering(partial(self._client.finish, operation, "a pushpull"), later)
 
-    def is_clear(self, verb: str, keys: list[Key]) -> bool:
-        """Not asked for."""
-        return True
-
-    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
-        """Not asked for."""
-
-    def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Operations begin at the call."""
-        return arguments
-
-    def bind(self, groups: list[Group], outs: list[Group] | None) -> Any:
-        """Not asked for."""
-        raise NotImplementedError
-
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
-        """Leave it to the long way."""
-        return False
-
     # ---------------------------------------------------------------------------------------------- updates
 
     @property
@@ -243,10 +222,6 @@ class DistBackend:
         self._client.driver.check_alive()
         found = self._keys.find_or_raise(key)
         return "row-sparse" if found.sparse else "dense", found.dtype.name, found.shape
-
-    def copy_into(self, home: Any, array: Any, key: Key) -> None:
-        """Copy."""
-        copy_into(home, array, key)
 
     def empty(self, key: Key) -> Array:
         """Return a new array; in memory that servers on this machine read, if there are any."""

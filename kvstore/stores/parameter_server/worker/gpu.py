@@ -13,12 +13,8 @@ from typing import Any
 import numpy as np
 
 from ....devices import arrays, driver
-from ....devices.arrays import DeviceView
-from ....devices.memory import host_copy
-from ....devices.streams import Stream, order
-from ....errors import ArrayError
 from ....settings.options import StoreConfig
-from ...device.arguments import Streams
+from ...device.arguments import Streams, Target, fetched, put, target
 from ...device.backend import DeviceBackend
 from ...entry import Array, check_dtype, check_shape
 from .key_directory import DistKey
@@ -37,15 +33,7 @@ class GpuTransfer:
 
     def fetched(self, value: Any, what: str) -> Array:
         """Copy one array to the host, and wait until it is there."""
-        streams = Streams([value])
-        stream = streams.of(_device(value, what))
-        seen = arrays.view(value, what, stream)
-        order(self._driver, seen.producer, stream)
-        if not seen.contiguous:
-            seen = arrays.gathered(seen, what, stream)
-        array = np.empty(seen.shape, seen.dtype)
-        host_copy(self._driver, seen.address, array, stream.handle, seen.device)
-        return array
+        return fetched(self._driver, value, what)
 
     def total(self, key: DistKey, values: list[Any]) -> Array:
         """Sum values where they lie, and bring the sum to the host."""
@@ -67,26 +55,14 @@ class GpuTransfer:
 
     def target(self, key: DistKey, out: Any) -> Callable[[Array], None]:
         """Check an out; return what copies a host array to it, on the stream that is the caller's now."""
-        what = f"out of key {key.key!r}"
-        stream = Streams([out]).of(_device(out, what))
-        seen = arrays.view(out, what, stream, write=True)
-        check_shape(key, seen, "out")  # type: ignore[arg-type]
-        if seen.contiguous:
-            return partial(self._send, seen, stream, None)
-        room, bring = arrays.room_for(seen, what, stream)
-        return partial(self._send, room, stream, bring)
+        return partial(self._send, target(key, out, Streams([out])))
 
-    def _send(self, view: DeviceView, stream: Stream, bring: Callable[[], None] | None, value: Array) -> None:
-        if not view.nbytes:
-            return
+    def _send(self, out: Target, value: Array) -> None:
+        view, stream, _ = out
         content = value if value.dtype == view.dtype else value.astype(view.dtype)
-        order(self._driver, view.producer, stream)
-        self._driver.copy(view.address, content.ctypes.data, view.nbytes, stream.handle, view.device)
-        self._driver.synchronize(stream.handle, view.device)  # the host's memory is used again
-        if bring is not None:
-            bring()
-        if view.producer is not None:
-            order(self._driver, stream, view.producer)
+        # The host's memory is used again.
+        wait = partial(self._driver.synchronize, stream.handle, view.device)
+        put(self._driver, content.ctypes.data, out, wait)
 
     # ---------------------------------------------------------------------------------------------- both
 
@@ -95,10 +71,3 @@ class GpuTransfer:
         sums, self._sums = self._sums, None
         if sums is not None:
             sums.close()
-
-
-def _device(obj: Any, what: str) -> int:
-    device = arrays.device_of(obj)
-    if device is None:
-        raise ArrayError(f"{what} lies on the host")
-    return device

@@ -12,10 +12,10 @@ from ....arrays.sparse import RowSparseArray
 from ....devices.arrays import any_on_device
 from ....errors import TimeoutError
 from ....waiting import WaitClock
-from ...entry import Array, first_value
+from ...entry import Array, check_same, first_value
 from ..protocol import messages as m
 from ..protocol.messages import Kind
-from .key_directory import DistKey, check_same, spec_of
+from .key_directory import DistKey, spec_of
 from .operations import Request
 from .pulls import Pulls
 from .pushes import Pushes
@@ -63,8 +63,11 @@ class InitialValues:
         known = self._keys.get(key)
         if known is None:
             return False
-        check_same(known, value, self._client.rank)
+        self._check_same(known, value)
         return True
+
+    def _check_same(self, key: DistKey, value: Array | RowSparseArray) -> None:
+        check_same(key, key.sparse, value, "in this job", self._client.rank)
 
     def _create(self, new: list[tuple[Key, Array | RowSparseArray]], whole: bool = False) -> None:
         """Have keys placed, each on one server if `whole`, and bring their values to the servers."""
@@ -74,7 +77,7 @@ class InitialValues:
         values = dict(new)
         fresh = [entry for entry in entries if not entry.ready]
         for entry in entries:
-            check_same(DistKey(entry), values[entry.spec.key], self._client.rank)
+            self._check_same(DistKey(entry), values[entry.spec.key])
         # ASSIGN: an initializer that died on the way may have left some of the values.
         requests = [
             request for entry in fresh for request in self._written(DistKey(entry), values[entry.spec.key])

@@ -12,7 +12,7 @@ import numpy as np
 from ....arrays.grouping import Group, Key, other_kind
 from ....arrays.host import dtype_named
 from ....arrays.sparse import RowSparseArray
-from ....errors import ArrayError, DTypeError, KeyKindError, KeyNotFoundError, ShapeError
+from ....errors import KeyKindError, KeyNotFoundError
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.messages import KeyEntry, KeySpec, Slice
@@ -162,18 +162,3 @@ def _check_text(key: str) -> None:
 def spec_of(key: Key, value: Array | RowSparseArray, whole: bool) -> KeySpec:
     """Describe a key by its first value; `whole` if it must not be spread over servers."""
     return KeySpec(key, tuple(value.shape), value.dtype.name, isinstance(value, RowSparseArray), whole)
-
-
-def check_same(known: DistKey, value: Array | RowSparseArray, rank: int) -> None:
-    """Raise unless a key is here what it is on the worker that made it."""
-    if known.sparse != isinstance(value, RowSparseArray):
-        there = "row-sparse" if known.sparse else "dense"
-        raise ArrayError(f"key {known.key!r} is {there} in this job and something else on worker {rank}")
-    if known.dtype != value.dtype:
-        raise DTypeError(
-            f"key {known.key!r} has element type {known.dtype} in this job and {value.dtype} on worker {rank}"
-        )
-    if known.shape != tuple(value.shape):
-        raise ShapeError(
-            f"key {known.key!r} has shape {known.shape} in this job and {value.shape} on worker {rank}"
-        )

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from ....arrays.grouping import Group, Key
-from ....arrays.host import writable
 from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....devices.arrays import device_of
 from ....kernels import cpu
-from ...entry import Array, Deliver, check_shape, not_row_sparse, row_ids, sparse_outs
-from ...outs import Later
+from ...entry import Array, check_shape, dense_out, not_row_sparse, row_ids, sparse_outs
+from ...outs import Later, host_outs
 from ..protocol.messages import Kind
 from .client import Client
 from .gpu_on_demand import GpuOnDemand
@@ -104,10 +103,12 @@ class Pulls:
     def _table_requests(
         self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: Later
     ) -> Iterable[Request]:
-        home: list[Deliver] = []
-        table = CollectTable(key, [_out(key, out, home) for out in dense], sparse)
-        for deliver in (table.deliver, *home):
-            later.add(key.key, deliver)
+        found = [dense_out(key, out) for out in dense]
+        table = CollectTable(key, [array for array, _ in found], sparse)
+        later.add(key.key, table.deliver)
+        for _, deliver in found:
+            if deliver is not None:
+                later.add(key.key, deliver)
         return read_requests(key, Kind.PULL, table)
 
     # ------------------------------------------------------------------------------------------------- outs
@@ -121,23 +122,10 @@ class Pulls:
         """Return a list of arrays that a dense key's value is written to while it comes in."""
         if cpu.first_misfit(outs, key.like, True) < 0:
             return list(outs)
-        direct: list[Array] = []
-        copied = False
-        for out in outs:
-            if device_of(out) is not None:
-                later.add(key.key, partial(_send, self._gpus.get().target(key, out), direct))
-                copied = True
-            elif not isinstance(out, RowSparseArray):
-                home: list[Deliver] = []
-                array = _out(key, out, home)
-                if array.dtype == key.dtype:
-                    direct.append(array)
-                else:
-                    later.convert(key.key, array, partial(_convert, direct, array))
-                    copied = True
-                for deliver in home:
-                    later.add(key.key, deliver)
-        if copied and not direct:
+        direct, on_gpu = host_outs(key, outs, later)
+        for out in on_gpu:
+            later.add(key.key, partial(_send, self._gpus.get().target(key, out), direct))
+        if key.key in later and not direct:
             direct.append(np.empty(key.shape, key.dtype))
         return direct
 
@@ -149,16 +137,7 @@ class Pulls:
                 if device_of(out) is not None:
                     self._gpus.get().target(key, out)
                 elif not isinstance(out, RowSparseArray):
-                    check_shape(key, writable(out, f"out of key {name!r}")[0], "out")
-
-
-def _out(key: DistKey, out: Any, later: list[Deliver]) -> Array:
-    """Return memory of the key's shape to write to."""
-    array, deliver = writable(out, f"out of key {key.key!r}")
-    check_shape(key, array, "out")
-    if deliver is not None:
-        later.append(deliver)
-    return array
+                    dense_out(key, out)
 
 
 def _empty_like(key: DistKey) -> Array | RowSparseArray:
@@ -176,11 +155,6 @@ def delivering(finish: Finish, later: Later) -> Finish:
 def _deliver(finish: Finish, later: Later) -> None:
     finish()
     later.deliver()
-
-
-def _convert(filled: list[Array], out: Array) -> None:
-    with np.errstate(all="ignore"):
-        np.copyto(out, filled[0], casting="unsafe")
 
 
 def _send(send: Callable[[Array], None], filled: list[Array]) -> None:

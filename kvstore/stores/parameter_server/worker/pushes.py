@@ -10,10 +10,9 @@ from ....arrays.grouping import Group
 from ....arrays.sparse import RowSparseArray
 from ....compression import Feedback
 from ....devices.arrays import any_on_device
-from ....errors import DTypeError
 from ....kernels import cpu
-from ...entry import Array, dense_source, sparse_source
-from ...rows import with_all_rows
+from ...entry import Array, dense_source, row_source, sparse_source
+from ...update import check_floating
 from ..protocol.messages import Kind
 from ..protocol.payloads import SHARED_BYTES
 from .client import Client
@@ -106,7 +105,7 @@ class Pushes:
         dense: DensePushes = []
         sparse: SparsePushes = []
         for key, values in self.keys.in_order(groups):
-            self._check_updatable(key)
+            check_floating(key, self.optimizer.updater)
             if not values:
                 continue
             if key.sparse or all(isinstance(value, RowSparseArray) for value in values):
@@ -127,23 +126,11 @@ class Pushes:
     def _check_rows(self, key: DistKey, values: list[Any], dense: DensePushes, sparse: SparsePushes) -> None:
         """Check what is pushed to a table, or rows that are pushed to a dense key."""
         if key.sparse:
-            sparse.append((key, [_row_source(key, value) for value in values]))
+            sparse.append((key, [row_source(key, value) for value in values]))
         elif key.cut_by_rows and self.feedback is None:  # a lazy rule leaves the other rows alone
             sparse.append((key, [sparse_source(key, value) for value in values]))
         else:
             dense.append((key, [dense_source(key, value) for value in values]))
-
-    def _check_updatable(self, key: DistKey) -> None:
-        updater = self.optimizer.updater
-        if updater is not None and key.dtype.kind in "iu":
-            rule = type(updater.optimizer).__name__
-            raise DTypeError(f"key {key.key!r} holds {key.dtype}; {rule} updates floating-point weights only")
-
-
-def _row_source(key: DistKey, value: Any) -> RowSparseArray:
-    if isinstance(value, RowSparseArray):
-        return sparse_source(key, value)
-    return with_all_rows(dense_source(key, value))
 
 
 def _nothing() -> None:

@@ -27,6 +27,7 @@ from ....devices.place import GpuContext
 from ....devices.streams import Stream, order
 from ....errors import KVStoreError
 from ....kernels import cpu
+from ...device.arguments import Target
 from ..native import _shared as shm
 from .keys import IpcKey
 from .launches import Sums, TypedRow
@@ -44,14 +45,6 @@ Handle = shm.Handle
 
 class PushedOnGpu(list[tuple[DeviceView, Stream]]):
     """Values on a GPU that are to go to the others by way of a slot."""
-
-
-class Target(NamedTuple):
-    """An out on a GPU, checked; `bring` is what its library does to a strided one afterwards."""
-
-    view: DeviceView
-    stream: Stream
-    bring: Callable[[], None] | None
 
 
 class DeviceOutputs(NamedTuple):

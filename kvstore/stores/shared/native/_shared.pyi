@@ -15,8 +15,6 @@ PLAN: int
 NEW_MODE: int
 NO_MEMORY: int
 MAX_WORKERS: int
-SMALL_KEY: int
-HEADER_BYTES: int
 
 class Job:
     closed: bool
@@ -69,8 +67,6 @@ class Handle:
     def nbytes(self) -> int: ...
     @property
     def small(self) -> bool: ...
-    @property
-    def phase(self) -> int: ...
     @property
     def complete(self) -> int: ...
     @property

@@ -42,7 +42,6 @@ cdef extern from "region.h" nogil:
         KV_SHARE_BYTES
         KV_LOG_ELEMENTS
         KV_LOG_ARRAYS
-        KV_MAX_STATES
         KV_MAGIC
         KV_READY
         KV_TICK
@@ -51,7 +50,6 @@ cdef extern from "region.h" nogil:
         KV_PLAN
         KV_NEW_MODE
         KV_NO_MEMORY
-        KV_ABSENT
         KV_ALIVE
         KV_JOINED
         KV_LEFT
@@ -62,9 +60,6 @@ cdef extern from "region.h" nogil:
         KV_ROWS
         KV_PACKED
         KV_ON_GPU
-        KV_CLOSED
-        KV_OPENING
-        KV_OPEN
     uint64_t KV_NO_ROUND
     ctypedef struct kv_level:
         pass
@@ -163,7 +158,6 @@ cdef extern from "region.h" nogil:
     uint64_t kv_complete_round(uint64_t phase)
     uint64_t kv_current_of(uint64_t phase)
     uint64_t kv_round_of(uint64_t phase)
-    int kv_step_of(uint64_t phase)
     int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
     void kv_fill(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)
@@ -185,7 +179,6 @@ cdef extern from "region.h" nogil:
     int kv_has_rows(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_has_on_gpu(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t size)
-    int kv_make_room(kv_self *me, kv_entry *e)
     void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
     int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
     int kv_borrow(kv_self *me, kv_entry *e)
@@ -201,10 +194,7 @@ cdef extern from "region.h" nogil:
 
 READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED
 PLAN, NEW_MODE, NO_MEMORY = KV_PLAN, KV_NEW_MODE, KV_NO_MEMORY
-SLOT, IN_PLACE, PRIVATE = KV_SLOT, KV_IN_PLACE, KV_PRIVATE
 MAX_WORKERS = KV_MAX_WORKERS
-SMALL_KEY = KV_SMALL_KEY
-HEADER_BYTES = KV_HEADER_BYTES
 
 cdef object np_ndarray = np.ndarray
 

@@ -23,7 +23,7 @@ cdef class Job:
     window : int
         Bytes of address space to map.
     found : bool
-        Write the header: the region is new, and its first `HEADER_BYTES` and some are reserved.
+        Write the header: the region is new, and its first `KV_HEADER_BYTES` and some are reserved.
     go_on : bool
         The loss of a worker is no error.
     spin : float

@@ -37,11 +37,6 @@ cdef class Handle:
         return self.e.nbytes <= KV_SMALL_KEY
 
     @property
-    def phase(self):
-        """Round and step, as one number."""
-        return kv_get(&self.e.phase)
-
-    @property
     def complete(self):
         """The last complete round."""
         return kv_complete_round(kv_get(&self.e.phase))

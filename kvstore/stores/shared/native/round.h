@@ -261,11 +261,10 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
 }
 
 /* Blocks of what lies in other processes go through a buffer that stays in the cache. */
-static int kv_sum_with_peers(kv_self *me, const kv_call *call, kv_sources *s, char *to, ptrdiff_t from, ptrdiff_t end)
+static int kv_fetch_remote(kv_self *me, kv_sources *s, ptrdiff_t size, ptrdiff_t from, ptrdiff_t end)
 {
-    ptrdiff_t size = kv_itemsize[call->entry->dtype];
     char *buffer = me->bounce;
-    for (int i = 0; i < s->k; i++) {
+    for (int i = 0; i < s->k && s->n_remote; i++) {
         if (!s->remote[i])
             continue;
         size_t bytes = (size_t)((end - from) * size);
@@ -274,8 +273,15 @@ static int kv_sum_with_peers(kv_self *me, const kv_call *call, kv_sources *s, ch
         s->src[i] = buffer - from * size;
         buffer += KV_SHARE_BYTES + 256;
     }
-    kv_sum_here(me, call, to, s->src, s->coded, s->k, s->out, s->m, from, end);
     return KV_READY;
+}
+
+static int kv_sum_gathered(kv_self *me, const kv_call *call, kv_sources *s, char *to, ptrdiff_t from, ptrdiff_t end)
+{
+    int outcome = kv_fetch_remote(me, s, kv_itemsize[call->entry->dtype], from, end);
+    if (outcome == KV_READY)
+        kv_sum_here(me, call, to, s->src, s->coded, s->k, s->out, s->m, from, end);
+    return outcome;
 }
 
 static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, uint64_t current,
@@ -283,11 +289,7 @@ static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64
 {
     kv_sources s;
     kv_gather(me, call, round, mask, &s);
-    char *to = (char *)kv_at(me, call->entry->value[1 - current]);
-    if (s.n_remote)
-        return kv_sum_with_peers(me, call, &s, to, from, end);
-    kv_sum_here(me, call, to, s.src, s.coded, s.k, s.out, s.m, from, end);
-    return KV_READY;
+    return kv_sum_gathered(me, call, &s, (char *)kv_at(me, call->entry->value[1 - current]), from, end);
 }
 
 /* The sum of an opened round, into memory of this process. */
@@ -300,9 +302,7 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
     s.m = 0;
     for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && kv_get(&e->failed) != round; at += size) {
         ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
-        if (!s.n_remote)
-            kv_sum_here(me, &call, to, s.src, s.coded, s.k, s.out, 0, at, end);
-        else if (kv_sum_with_peers(me, &call, &s, to, at, end) != KV_READY)
+        if (kv_sum_gathered(me, &call, &s, to, at, end) != KV_READY)
             kv_put(&e->failed, round);
     }
     pthread_mutex_unlock(&me->busy);
@@ -360,17 +360,10 @@ static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, con
 {
     const kv_entry *e = call->entry;
     kv_sources s;
-    char *buffer = me->bounce;
-    ptrdiff_t size = kv_itemsize[e->dtype];
     kv_gather(me, call, round, e->mask, &s);
-    for (int i = 0; i < s.k; i++)
-        if (s.remote[i]) {
-            size_t bytes = (size_t)((end - from) * size);
-            if (kv_read_peer(me, s.worker[i], s.address[i] + (uint64_t)(from * size), buffer, bytes))
-                return KV_UNREADABLE;
-            s.src[i] = buffer - from * size;
-            buffer += KV_SHARE_BYTES + 256;
-        }
+    int outcome = kv_fetch_remote(me, &s, kv_itemsize[e->dtype], from, end);
+    if (outcome != KV_READY)
+        return outcome;
     kv_item it = {.dtype = e->dtype, .rule = e->rule, .k = s.k, .n = (ptrdiff_t)e->n, .n_states = e->n_states};
     it.src = s.src;
     it.coding = s.coded;

@@ -1,0 +1,69 @@
+"""Optimizers that declare their settings in the body of the class, of which the constructor is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .checks import DeclaredSetting, setting
+from .optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Callable[[type], type]:
+        """Do nothing: type checkers know it."""
+        return lambda klass: klass
+
+
+def keyword(default: Any = None, *, alias: str = "", kw_only: bool = True) -> Any:
+    """Tell type checkers of a keyword that all take; `alias` is its name where the attribute has another."""
+    return default
+
+
+@dataclass_transform(field_specifiers=(setting, keyword))
+class Declared(Optimizer):
+    """Base of optimizers whose classes declare their settings.
+
+    A class that declares some has a constructor that takes them, those of its bases first, behind the
+    learning rate and with the keywords of `Optimizer`; unless it has one of its own.
+    """
+
+    _declared: ClassVar[Mapping[str, DeclaredSetting]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, DeclaredSetting)}
+        for name, value in own.items():
+            delattr(cls, name)
+            value.annotation = cls.__annotations__[name]
+        above = (base._declared for base in reversed(cls.__bases__) if issubclass(base, Declared))
+        cls._declared = {name: value for table in (*above, own) for name, value in table.items()}
+        cls.settings = {**{name: value.check for name, value in own.items()}, **vars(cls).get("settings", {})}
+        if own and "__init__" not in vars(cls):
+            cls.__init__ = _constructor(cls._declared)  # type: ignore[method-assign]
+        super().__init_subclass__(**kwargs)
+
+    def __post_init__(self) -> None:
+        """Do what is left to do when all settings are there."""
+
+
+def _constructor(declared: Mapping[str, DeclaredSetting]) -> Callable[..., None]:
+    made = inspect.Parameter
+    usual = made.POSITIONAL_OR_KEYWORD
+    own = [made(n, usual, default=one.default, annotation=one.annotation) for n, one in declared.items()]
+    rate = made("learning_rate", usual, default=None, annotation="float | None")
+    common = made("common", made.VAR_KEYWORD, annotation="Any")
+    signature = inspect.Signature([made("self", usual), rate, *own, common], return_annotation="None")
+
+    def __init__(*args: Any, **keywords: Any) -> None:  # noqa: N807 - a constructor
+        given = signature.bind(*args, **keywords)
+        given.apply_defaults()
+        self, learning_rate, *values, others = given.arguments.values()
+        Optimizer.__init__(self, learning_rate=learning_rate, **others)
+        self._keep(**dict(zip(declared, values, strict=True)))
+        self.__post_init__()
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__
