@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..arrays.grouping import Group, Key
 from ..arrays.sparse import RowSparseArray
@@ -14,6 +12,9 @@ from ..compression import Codec, Feedback
 from ..errors import CapabilityError
 from ..optimizer import Optimizer, Updater
 from .entry import copy_into
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Kind = tuple[str, str, tuple[int, ...]]
 
