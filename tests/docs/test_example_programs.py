@@ -217,7 +217,9 @@ def killed(place: Place, folder: Path, victim: Callable[[int], int]) -> str:
     return said
 
 
-@pytest.mark.parametrize("whom", ["a worker", "a server", "kvstore run"])
+@pytest.mark.parametrize(
+    "whom", ["a worker", pytest.param("a server", marks=pytest.mark.nightly), "kvstore run"]
+)
 def test_recommender_goes_on_from_its_checkpoint(place: Place, undisturbed: str, whom: str) -> None:
     folder = place.folder / "checkpoints"
 
