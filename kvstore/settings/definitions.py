@@ -200,6 +200,7 @@ _OUTSIDE: Final = {
     "KVSTORE_TEST_JAX": "a Python that has JAX and optax",
     "KVSTORE_TEST_RAY": "a Python that has Ray",
     "KVSTORE_TEST_MXNET": "a Python that has MXNet 1.9.1",
+    "KVSTORE_TEST_JUPYTER": "a Python that has nbclient and ipykernel",
     "KVSTORE_TEST_OPENMPI": "a Python beside an Open MPI",
     "KVSTORE_TEST_HOROVOD": "a Python that has Horovod",
     "KVSTORE_TEST_HOROVOD_CORE": "folder of a Horovod built for tests",

@@ -1,24 +1,46 @@
 """Every example in the README and the docs runs, and the README's two commands are what they should be.
 
-An example is run as a reader runs it: as a file of its own, in an empty folder.
+An example is run as a reader runs it: as a file of its own, in an empty folder. One that cannot be run has a
+comment before it, ``<!-- not run: why -->``; of its commands at least the options of kvstore are looked at.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from kvstore.launch.cli import main
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(
+    r"^(?:<!-- not run: (.+) -->\n)?```(\S*)\n((?:(?!^```).*\n)*)^```$", re.MULTILINE
+)  # fmt: skip
+
+
+class Fence(NamedTuple):
+    """A fenced block, and why it is not run."""
+
+    why: str
+    language: str
+    code: str
+
+
+def blocks(page: Path) -> list[Fence]:
+    return [Fence(*found) for found in FENCE.findall(page.read_text())]
 
 
 def fences(page: Path, language: str) -> list[str]:
-    """Contents of the fenced blocks of one language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    """Contents of the fenced blocks of one language that are not marked, in order."""
+    return [block.code for block in blocks(page) if block.language == language and not block.why]
 
 
 def section(page: Path, heading: str) -> str:
@@ -67,6 +89,74 @@ def test_the_commands_of_the_quick_start_run_its_program(command: str, tmp_path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of 4: [10. 10. 10. 10.]") == 4
+
+
+#: For commands of pages: it trains on the store that is there, whatever its options.
+TRAIN = """
+import os, sys
+import numpy as np
+import kvstore as kv
+with kv.create("dist_sync" if "KVSTORE_SCHEDULER" in os.environ else "shared") as store:
+    total = np.ones(3, np.float32)
+    store.init("w", total)
+    store.pushpull("w", total)
+    print("trained", *total, *sys.argv[1:])
+"""
+
+
+def commands() -> Iterator[tuple[Path, str]]:
+    """Commands of pages that are run, but for the quick start's, which run its own program."""
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
+        if page.stem != "quick-start":
+            yield from ((page, code) for code in fences(page, "bash"))
+
+
+@pytest.mark.parametrize("command", [pytest.param(code, id=page.stem) for page, code in commands()])
+def test_the_commands_of_the_pages_run(command: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    workers = int(command.split("-n ")[1].split()[0])
+    assert done.stdout.count("trained " + " ".join([f"{workers:.1f}"] * 3)) == workers
+
+
+def test_there_are_commands_that_run_and_each_other_says_why_not() -> None:
+    assert len(list(commands())) >= 2
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
+        text = page.read_text()
+        assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(blocks(page)), page
+        assert text.count("<!-- not run") == sum(bool(block.why) for block in blocks(page)), page
+        for block in blocks(page):
+            assert block.language in {"python", "bash", "text", "diff", "{eval-rst}", "{toctree}"}, page
+            assert not block.why or block.language in {"python", "bash"}, page
+
+
+def typed(code: str) -> Iterator[list[str]]:
+    """Words of the commands of kvstore in a block, also behind variables and other launchers."""
+    for line in re.split(r"\n| && ", code):
+        words = shlex.split(line, comments=True)
+        places = [at for at, word in enumerate(words) if Path(word).name == "kvstore"]
+        yield from (words[at + 1 :] for at in places[:1])
+
+
+TYPED = [
+    pytest.param(words, id=f"{page.stem}: {' '.join(words)}")
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md")
+    for block in blocks(page)
+    if block.language == "bash"
+    for words in typed(block.code)
+]
+
+
+@pytest.mark.parametrize("words", TYPED)
+def test_what_is_typed_is_understood(words: list[str]) -> None:
+    name, *options = words
+    with main.commands[name].make_context(name, options):
+        pass
 
 
 def test_each_how_to_has_an_example() -> None:
