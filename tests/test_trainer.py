@@ -324,7 +324,7 @@ def test_a_worker_that_trains_on_its_own_is_told(
         monkeypatch.setenv(name, value)
     with caplog.at_level(logging.WARNING, "kvstore"):
         assert type_of("device") == (None, False)
-    assert "rank 1 of 4 trains on its own: torchrun has started 4 processes, and store" in caplog.text
+    assert "rank 1 of 4 trains separately: torchrun has started 4 processes, but store" in caplog.text
 
 
 SPARSE = {"local": False, "shared": False}
