@@ -229,7 +229,7 @@ def test_a_parameter_has_one_optimizer(work: Callable[..., list[Any]]) -> None:
     (found,) = work("owners", workers=1)
     for name in ("second", "in the store"):
         assert re.match(r"ConfigError: parameter '0\.weight' has a Distrib.*close\(\)", found[name])
-    assert re.match(r"ArgumentError: optimizer is a DistributedOptimizer already", found["wrapped"])
+    assert re.match(r"ArgumentError: optimizer is already a DistributedOptimizer", found["wrapped"])
     assert re.match(r"ClosedError: this DistributedOptimizer is closed", found["closed"])
     assert found["halves"] == [True, True]
     assert re.match(r"ConfigError: parameter '2\.weight' has a Distrib", found["group"])

@@ -32,8 +32,8 @@ class Nadam(TwoMoments, Elementwise):
 
     Notes
     -----
-    State: ``(m, v)``. Each key has its own ``P``, which depends on its update count. MXNet has one product for
-    all keys and multiplies it at every update of any key, so it decreases faster with more keys.
+    State: ``(m, v)``. Each key has its own ``P``, which depends on its update count. MXNet has one product
+    for all keys and multiplies it at each update of any key, so it decreases faster with more keys.
     """
 
     default_learning_rate = 0.001
