@@ -274,8 +274,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if slot.ready:
             raise KVStoreError(
                 f"worker {self.store.rank}: parameter {slot.name!r} got another gradient while the first was "
-                f"being sent; both are lost. backward_passes_per_step is {self._passes}: set it to the number "
-                "of your backward passes, or pass overlap=False if one pass computes the gradient twice"
+                f"being sent; both are lost. backward_passes_per_step is {self._passes}: set it to the "
+                "number of your backward passes, or pass overlap=False if one pass computes a gradient twice"
             )
         self._synchronized = False
         slot.passes += 1
