@@ -1,4 +1,4 @@
-"""`KVStoreBase`: the interface of stores, with the registry for classes of users; `TestStore`."""
+"""`KVStoreBase`: the interface of stores, with the registry for user-defined classes; `TestStore`."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ K = TypeVar("K", bound=type)
 
 
 class KVStoreBase:
-    """Interface of a store, for stores of your own.
+    """Interface of a store, for store classes of your own.
 
-    Subclass it, decorate the class with `register`, and `create` makes it by its class name in lower case.
-    Trainers call `is_capable`, `broadcast` and `pushpull`, and the three optimizer methods where the store is
-    capable of them.
+    Write a subclass and decorate it with `register`. `create` then creates it by its class name in lower
+    case. Trainers call `is_capable`, `broadcast` and `pushpull`. They call the three optimizer methods if
+    ``is_capable("optimizer")`` is True.
     """
 
     #: Capability: updates can run on the store.
     OPTIMIZER: ClassVar[str] = "optimizer"
-    #: Class name in lower case -> class.
+    #: Registered classes, by class name in lower case.
     kv_registry: ClassVar[dict[str, type]] = {}
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> Any:
-        """Make rank 0's value everyone's: initialise `key` and write the value to `out`."""
+        """Initialise `key` with the value of rank 0 and write this value to `out` on all workers."""
         raise NotImplementedError
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
-        """Sum `value` over devices and workers and write the result to `out`, or where None to `value`."""
+        """Sum `value` over devices and workers and write the result to `out`, or to `value` without `out`."""
         raise NotImplementedError
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Update stored weights with `optimizer` from now on."""
+        """Update the stored weights with `optimizer` on later pushes."""
         raise NotImplementedError
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do what `capability` names."""
+        """Return whether the store has the capability."""
         raise NotImplementedError
 
     def save_optimizer_states(self, fname: Any, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states to a file."""
+        """Write the states of the optimizer to a file."""
         raise NotImplementedError
 
     def load_optimizer_states(self, fname: Any) -> None:
-        """Read the optimizer's states from a file."""
+        """Read the states of the optimizer from a file."""
         raise NotImplementedError
 
     @property
@@ -56,7 +56,7 @@ class KVStoreBase:
 
     @property
     def rank(self) -> int:
-        """Number of this worker, from 0."""
+        """Rank of this worker in its job, from 0."""
         raise NotImplementedError
 
     @property
@@ -66,7 +66,7 @@ class KVStoreBase:
 
     @staticmethod
     def register(klass: K) -> K:
-        """Make `create` know a class by its name in lower case; usable as a decorator.
+        """Register a store class for `create`, by its class name in lower case. Usable as a decorator.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class KVStoreBase:
         Warns
         -----
         UserWarning
-            The name was taken; the new class wins.
+            The name is already registered. The new class replaces the old one.
         """
         if not isinstance(klass, type):
             raise ArgumentError(f"register takes a class, not {klass!r}")
@@ -94,26 +94,26 @@ def _qualified(klass: type) -> str:
 
 @KVStoreBase.register
 class TestStore(KVStoreBase):
-    """A store that keeps nothing: it copies and sums what it is handed. For tests of trainers."""
+    """A store for tests of trainers: it copies and sums arrays and stores nothing."""
 
     __test__ = False  # not a test case, whatever pytest makes of the name
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Copy one array to every out; the key is ignored.
+        """Copy one array to every output. The key is ignored.
 
         Raises
         ------
         ArrayError, ShapeError, DTypeError
-            `value` is a list, or something does not fit; nothing is written then.
+            `value` is a list, or shapes or types do not match. Nothing is written.
         """
         if isinstance(value, (list, tuple)):
             raise ArrayError("broadcast takes one array, not a list")
         self._write(readable(value), out if isinstance(out, (list, tuple)) else [out])
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Sum the values, left to right, into every out, or without `out` into every value.
+        """Sum the values from left to right and write the sum to every output.
 
-        A single array is copied to the outs, and without `out` stays as it is.
+        Without `out`, the sum is written to every value; a single value does not change.
         """
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         if not values:
@@ -123,7 +123,7 @@ class TestStore(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Nothing but summing: False for ``"optimizer"``, ConfigError for any other name."""
+        """Return False for ``"optimizer"``; raise ConfigError for any other name."""
         check_capability(capability)
         return False
 
@@ -168,7 +168,7 @@ def _summed(values: list[Any]) -> Any:
 
 
 def check_capability(capability: object) -> None:
-    """Raise ConfigError unless the capability has a meaning."""
+    """Raise ConfigError unless the capability is a known one."""
     if not isinstance(capability, str) or capability.lower() != KVStoreBase.OPTIMIZER:
         raise ConfigError(f"unknown capability: {capability!r}; known is {KVStoreBase.OPTIMIZER!r}")
 

@@ -1,8 +1,8 @@
-"""Operations that run in the background: in order for each key, by priority between keys.
+"""Operations in the background: in call order for each key, in order of priority between keys.
 
-An operation waits for the earlier ones on its keys and for nothing else. Of those that are ready, the one
-with the highest priority runs first, and among equals the oldest. One thread runs them: the kernels below
-use all cores by themselves.
+An operation waits only for earlier operations on its keys. Of the operations that are ready, the one with the
+highest priority runs first; among equal priorities, the oldest. One thread runs all operations, because the
+kernels use all cores by themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Work:
     """Handle of an operation that was started with ``async_op=True``.
 
-    The buffers of the operation belong to the store until `wait` has returned or `done` says True.
+    The buffers of the operation belong to the store until `wait` returns or `done` returns True.
     """
 
     def __init__(self, what: str, timeout: float) -> None:
@@ -44,30 +44,30 @@ class Work:
         Parameters
         ----------
         timeout : float, optional
-            Seconds; the store's deadline where None.
+            Seconds. If None, the timeout of the store.
 
         Raises
         ------
         TimeoutError
-            The operation is not complete yet. It goes on, and `wait` may be called again.
+            The operation is not complete yet. It continues, and `wait` can be called again.
         ArgumentError
-            `timeout` is no number from 0 on.
+            `timeout` is not a number, or is negative.
         Exception
-            What the operation itself raised.
+            The error of the operation itself.
         """
         limit = self._timeout if timeout is None else _seconds(timeout)
         if not self._wait_loudly(limit):
-            raise TimeoutError(f"{self._what} is not complete after {limit:g} s; it goes on, wait again")
+            raise TimeoutError(f"{self._what} is not complete after {limit:g} s; it continues, wait again")
         self._seen = True
         if self._error is not None:
             raise self._error
 
     def done(self) -> bool:
-        """Whether the operation is complete, with or without success. Never blocks."""
+        """Return whether the operation is complete, with or without an error. Never blocks."""
         return self._finished.is_set()
 
     def exception(self) -> BaseException | None:
-        """Return what the operation raised, or None (also while it is not complete). Never blocks."""
+        """Return the error of the operation, or None (also before it is complete). Never blocks."""
         self._seen = self._seen or self._finished.is_set()
         return self._error
 

@@ -1,6 +1,6 @@
-"""Everything that can go wrong, as one tree under `KVStoreError`.
+"""All errors of kvstore; each is a subclass of `KVStoreError`.
 
-Each class also derives from the builtin that a caller would catch without knowing this library.
+Most classes also derive from the matching built-in exception, such as `ValueError`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 
 class KVStoreError(Exception):
-    """Base of every error that this library raises on purpose."""
+    """Base class of all errors that kvstore raises."""
 
     def __str__(self) -> str:
         # KeyError would show the repr of its text; the message is a sentence, so show it as one.
@@ -22,7 +22,7 @@ class ConfigError(KVStoreError, ValueError):
 
 
 class ArgumentError(KVStoreError, TypeError):
-    """An argument is of a type that cannot be meant."""
+    """An argument has the wrong type."""
 
 
 class KeyNotFoundError(KVStoreError, KeyError):
@@ -30,27 +30,27 @@ class KeyNotFoundError(KVStoreError, KeyError):
 
 
 class DuplicateKeyError(KVStoreError, ValueError):
-    """The key is initialised already."""
+    """The key is already initialised."""
 
 
 class KeyKindError(KVStoreError, TypeError):
-    """The key is neither int nor str, or not of the kind that this store already uses."""
+    """The key is neither int nor str, or not of the type that this store already uses."""
 
 
 class ShapeError(KVStoreError, ValueError):
-    """Shapes or numbers of arrays do not fit together."""
+    """Shapes or numbers of arrays do not match."""
 
 
 class DTypeError(KVStoreError, TypeError):
-    """The element type is not supported, or not the one of the key."""
+    """The element type is not supported, or is not that of the key."""
 
 
 class ArrayError(KVStoreError, TypeError, ValueError):
-    """The object is no array, or one that cannot be used this way (read-only, wrong storage, on a device)."""
+    """The object is not an array, or cannot be used in this call (read-only, wrong storage, on a device)."""
 
 
 class RowIndexError(KVStoreError, IndexError):
-    """A row id lies outside the key's table."""
+    """A row id is outside the table of the key."""
 
 
 class TimeoutError(KVStoreError, builtins.TimeoutError):
@@ -58,14 +58,14 @@ class TimeoutError(KVStoreError, builtins.TimeoutError):
 
 
 class PeerLostError(KVStoreError):
-    """Another process of the job died or stopped answering.
+    """Another process of the job died or does not respond.
 
     Attributes
     ----------
     role, rank
-        Who is lost: ``"worker"``, ``"server"`` or ``"scheduler"``, and its number.
+        The lost process: ``"worker"``, ``"server"`` or ``"scheduler"``, and its rank.
     last_seen
-        Seconds since it was last heard of, or None.
+        Seconds since its last message, or None.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class WorkerError(KVStoreError):
     Attributes
     ----------
     rank
-        Its number.
+        Rank of the worker.
     code
-        Its exit code; negative for the signal that ended it.
+        Exit code of the worker; if a signal ended it, the negative number of the signal.
     """
 
     def __init__(self, message: str, *, rank: int = -1, code: int = 1) -> None:
@@ -95,23 +95,23 @@ class WorkerError(KVStoreError):
 
 
 class FencedError(KVStoreError):
-    """The calling process was replaced or declared dead; it may no longer take part."""
+    """The calling process was replaced or declared lost. It can no longer take part in the job."""
 
 
 class CodecError(KVStoreError):
-    """A codec of a user raised, or broke its contract; its own exception is the ``__cause__``."""
+    """A user-defined codec raised an error or returned a wrong result. ``__cause__`` is its exception."""
 
 
 class UpdaterError(KVStoreError):
-    """The updater raised; its own exception is the ``__cause__``."""
+    """The updater raised an error. ``__cause__`` is its exception."""
 
 
 class ProtocolError(KVStoreError):
-    """A peer sent something that is not in the protocol."""
+    """A peer sent a message that is not valid in the protocol."""
 
 
 class AuthError(KVStoreError):
-    """A peer could not prove that it belongs to the job."""
+    """A peer is not authenticated as a process of the job."""
 
 
 class ClosedError(KVStoreError):
@@ -119,21 +119,21 @@ class ClosedError(KVStoreError):
 
 
 class CapabilityError(KVStoreError, NotImplementedError):
-    """The type of store cannot do that."""
+    """The operation is not supported by this type of store."""
 
 
 class StateFileError(KVStoreError, ValueError):
-    """A file of values or states is damaged, foreign, of another store, or cannot be written."""
+    """A file of values or states is damaged, has another format, does not match, or cannot be written."""
 
 
 class MissingBackendError(KVStoreError, ImportError):
-    """The store exists by name, but what it runs on is not installed or not built."""
+    """The store is known, but its engine is not installed or not built."""
 
 
 def nearest(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """Return a question that names the closest known word, or nothing.
+    """Return a question with the most similar known word, or an empty text.
 
-    `synonyms` are words of other libraries that no comparison of letters finds.
+    `synonyms` are names of other libraries that a comparison of letters does not find.
     """
     words, small = list(known), name.lower()
     meant = (synonyms or {}).get(small)

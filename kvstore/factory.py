@@ -1,4 +1,4 @@
-"""`create`: a store by its name, and a warning where it is alone against the launcher."""
+"""`create` makes a store by its name, and warns if it has fewer workers than the launcher started."""
 
 from __future__ import annotations
 
@@ -42,56 +42,59 @@ def create(name: str = "local", **options: Any) -> KVStore:
     Parameters
     ----------
     name : str
-        One of these, in any case; or a class registered with `KVStoreBase.register`, which goes first.
+        Name of the store, in upper or lower case. Classes registered with `KVStoreBase.register` take
+        precedence over these names:
 
-        - ``"local"`` (``"local_update_cpu"``, ``"local_allreduce_cpu"``): this process; after ``kvstore run``
-          or `kvstore.spawn`, as ``"shared"``
-        - ``"device"`` (``"local_allreduce_device"``): this process, values on GPUs stay there
-        - ``"shared"``: the processes of this machine, through shared memory
+        - ``"local"`` (``"local_update_cpu"``, ``"local_allreduce_cpu"``): a store in this process. In a
+          process that ``kvstore run`` or `kvstore.spawn` has started with others, the same as ``"shared"``
+        - ``"device"`` (``"local_allreduce_device"``): a store in this process; values on GPUs stay there
+        - ``"shared"``: a store of the processes on this machine, through shared memory
         - ``"dist_sync"`` (``"dist"``, ``"dist_device_sync"``, ``"dist_sync_device"``, ``"dist_device"``):
           parameter servers, in rounds of all workers
-        - ``"dist_async"`` (``"dist_device_async"``, ``"dist_async_device"``): parameter servers, each push at
-          once
-        - ``"p3"`` (``"dist_p3"``): ``"dist_sync"``, in small slices sent by priority
+        - ``"dist_async"`` (``"dist_device_async"``, ``"dist_async_device"``): parameter servers; each push is
+          applied at once
+        - ``"p3"`` (``"dist_p3"``): as ``"dist_sync"``; small slices are sent in order of priority
         - ``"mpi"``, ``"horovod"``, ``"nccl"``, ``"byteps"``: sums on these engines
-        - ``"teststore"``: keeps nothing, for tests
+        - ``"teststore"``: stores nothing, for tests
     **options
-        Settings of the store; for a registered class, arguments of its constructor.
+        Options of the store; for a registered class, arguments of its constructor.
 
         timeout : float, default 300
-            Seconds after which any wait ends with an error; KVSTORE_TIMEOUT.
+            Seconds after which any wait ends with an error. Variable: KVSTORE_TIMEOUT.
         threads : int, default 0
-            Threads for large work; 0 takes the usable cores. KVSTORE_NUM_THREADS.
+            Number of threads for large arrays; 0 uses all available cores. Variable: KVSTORE_NUM_THREADS.
         group : str, default ``"default"``
-            Stores of one job are paired by this name and the order of their creation.
+            Name that pairs the stores of a job, together with the order of their creation.
         processes : int, default 0
-            1 keeps ``"local"`` in this process, also under a launcher.
+            1 keeps a ``"local"`` store in this process, also under a launcher.
         on_peer_loss : str, default ``"raise"``
-            ``"continue"``: the survivors of a lost worker go on.
+            After a worker is lost, the other workers get an error (``"raise"``) or go on (``"continue"``).
         spin : float, default 50e-6
-            Seconds that a wait for other processes spins before it sleeps; KVSTORE_SPIN.
+            Seconds that a wait for other processes spins before it sleeps. Variable: KVSTORE_SPIN.
         slice_bytes : int, default 0
-            On servers: bytes of the slices of large keys; 0 takes 1 MB. KVSTORE_SLICE_BYTES.
+            Stores on servers: bytes of the slices of large keys; 0 means 1 MB. Variable: KVSTORE_SLICE_BYTES.
         credit_bytes : int, default 32 MB
-            On servers: bytes on their way to one of them; KVSTORE_CREDIT_BYTES.
+            Stores on servers: bytes in flight to one server. Variable: KVSTORE_CREDIT_BYTES.
         same_host_shm : bool, default True
-            On servers: payloads go in shared memory on one machine; KVSTORE_SAME_HOST_SHM.
+            Stores on servers: data for servers on this machine goes through shared memory. Variable:
+            KVSTORE_SAME_HOST_SHM.
         cuda_ipc : int, default 1
-            0: ``"shared"`` takes arrays on GPUs through host memory only; KVSTORE_CUDA_IPC.
+            0: ``"shared"`` transfers GPU arrays through host memory only. Variable: KVSTORE_CUDA_IPC.
 
     Returns
     -------
     KVStore
-        For a registered class, and for ``"teststore"``, an instance of that.
+        For a registered class and for ``"teststore"``, an instance of that class.
 
     Raises
     ------
     TypeError
         `name` is not a str.
     ConfigError
-        Unknown name (the message lists the known ones and the nearest) or unknown option.
+        The name is unknown (the message lists the known names and the most similar one), or an option is.
     MissingBackendError
-        What the store runs on is not installed, or not there on this system; the message says how to get it.
+        The engine of the store is not installed, or not available on this system. The message says how to
+        install it.
     """
     if not isinstance(name, str):
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
@@ -123,21 +126,21 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
 
 
 def _by_van(literal: str, kind: StoreKind) -> StoreKind:
-    """MXNet makes its stores on servers P3 by a variable."""
+    """Return the type of store that MXNet's variable DMLC_PS_VAN_TYPE selects."""
     from .settings.variables import text_of
 
     van = text_of("van")
     if van not in ("zmq", "p3"):
-        raise ConfigError(f"DMLC_PS_VAN_TYPE={van!r}: there are zmq and p3; unset it")
+        raise ConfigError(f"DMLC_PS_VAN_TYPE={van!r} is unknown; known are zmq and p3. Unset it")
     if van == "p3" and not kind.synchronous:
         raise ConfigError(
-            f"DMLC_PS_VAN_TYPE=p3 has rounds, and {literal!r} has none: create 'dist_sync', or unset it"
+            f"DMLC_PS_VAN_TYPE=p3 needs rounds, and {literal!r} has none: create 'dist_sync', or unset it"
         )
     return STORES["p3"] if van == "p3" and kind.on_servers else kind
 
 
 def _serve_if_told() -> None:
-    """In a process that was started as a server or scheduler: be one, and then end the process."""
+    """Run the server or scheduler in a process that was started as one, then end the process."""
     from .settings.roles import find
 
     roles = find()
@@ -149,7 +152,7 @@ def _serve_if_told() -> None:
 
 
 def has_peers() -> bool:
-    """Whether this process was started by `kvstore run` or `spawn` together with others."""
+    """Return whether `kvstore run` or `spawn` has started this process together with others."""
     from .settings.launchers import detect
 
     place = detect()
@@ -157,12 +160,12 @@ def has_peers() -> bool:
 
 
 def warn_if_apart(name: str, workers: int = 1) -> None:
-    """Warn, once in a process, of a store that has fewer workers than the launcher has started."""
+    """Warn once in a process about a store that has fewer workers than the launcher has started."""
     from .settings.launchers import detect
 
     try:
         place = detect()
-    except ConfigError:  # whoever needs to know the job will say what is missing
+    except ConfigError:  # code that needs the job reports what is missing
         return
     if place.size > workers:
         _warn_apart(name, workers, place)
@@ -174,8 +177,8 @@ def _warn_apart(name: str, workers: int, place: Placement) -> None:
     import logging
 
     logging.getLogger("kvstore").warning(
-        "rank %d of %d trains on its own: %s has started %d processes, and store %r has %d of them; create "
-        "%s to train together, or give processes=1 if that is meant",
+        "rank %d of %d trains separately: %s has started %d processes, but store %r has %d of them; create "
+        "%s to train together, or pass processes=1 if this is intended",
         place.rank,
         place.size,
         place.launcher,
@@ -190,7 +193,7 @@ def _unknown(literal: str) -> str:
     known = sorted({*STORES, *KVStoreBase.kv_registry})
     near = closest(literal, known)
     hint = f"; did you mean {near!r}?" if near else "."
-    return f"unknown store {literal!r}{hint} Known are: {', '.join(known)}"
+    return f"unknown store {literal!r}{hint} Known stores: {', '.join(known)}"
 
 
 __all__ = ["StoreName", "create"]

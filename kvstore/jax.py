@@ -1,8 +1,9 @@
-"""Front door for JAX: trees of arrays through a store, by themselves or in a chain of optax.
+"""Stores for JAX: functions that push and pull trees of arrays, and a gradient transformation for optax.
 
-Arrays of JAX do not change, so results are new arrays. Outside of ``jax.jit`` a call is a plain call of the
-store. Inside, it becomes an ordered callback to the host, which costs a copy of what comes back, and whose
-errors JAX wraps; so compile the gradient and the update, and let `pushpull` stand between the two.
+JAX arrays are immutable, so the results are new arrays. Outside of ``jax.jit`` a call is a plain call of the
+store. Inside of ``jax.jit`` it becomes an ordered callback to the host, which copies the results once more
+and whose errors JAX wraps. It is better to compile the gradient and the update, and to call `pushpull`
+between them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Array = Any
 
 
 class GradientTransformation(NamedTuple):
-    """A pair of functions, as optax has it.
+    """A pair of functions with the interface of optax.
 
     Attributes
     ----------
@@ -44,32 +45,34 @@ class GradientTransformation(NamedTuple):
 
 
 def broadcast(store: KVStore, tree: Tree, prefix: str = "") -> Tree:
-    """Initialise a key for each array, and return the tree with rank 0's values.
+    """Initialise a key for each array, and return the tree with the values of rank 0.
 
     Parameters
     ----------
     store : KVStore
+        The store.
     tree : pytree of arrays
-        Alike on all workers but for the values. Keys are the paths: ``"layers/0/w"``.
+        The first values. All workers must pass the same paths, shapes and types. The keys are the paths, for
+        example ``"layers/0/w"``.
     prefix : str
-        Goes before the paths.
+        Prefix of the keys, before the paths.
 
     Returns
     -------
     pytree
-        Of new arrays, where those of `tree` are.
+        New arrays, on the devices of the arrays of `tree`.
 
     Raises
     ------
     ArrayError
-        An array is sparse or lies on several devices; or this is inside of ``jax.jit``.
+        An array is sparse or is sharded over several devices, or the call is inside of ``jax.jit``.
     DuplicateKeyError, ShapeError, DTypeError
-        As `KVStore.broadcast`.
+        See `KVStore.broadcast`.
     """
     check_made(store)
     keys, leaves, form = _flat(tree, prefix)
     if _traced(leaves):
-        raise ArrayError("broadcast is for arrays, not for what jax.jit traces: call it before")
+        raise ArrayError("broadcast does not work inside of jax.jit: call it before")
     values = [_value(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
     outs = [np.empty(value.shape, value.dtype) for value in values]
     if keys:
@@ -80,40 +83,42 @@ def broadcast(store: KVStore, tree: Tree, prefix: str = "") -> Tree:
 def pushpull(
     store: KVStore, tree: Tree, prefix: str = "", *, average: bool = False, priority: int = 0
 ) -> Tree:
-    """Sum each array over all workers; with an optimizer in the store, get the updated weights.
+    """Sum each array over all workers. If the store has an optimizer, return the updated weights.
 
     Parameters
     ----------
     store : KVStore
+        The store.
     tree : pytree of arrays
-        Alike on all workers but for the values.
+        The gradients. All workers must pass the same paths, shapes and types.
     prefix : str
-        Goes before the paths to make the keys. Unknown keys are initialised, unless the store has an
-        optimizer: that updates the weights of `broadcast`.
+        Prefix of the keys, before the paths. Unknown keys are initialised, unless the store has an optimizer,
+        which needs the weights of `broadcast`.
     average : bool
-        Divide the sums by the number of workers. Not with an optimizer in the store: weights come back then.
+        If True, divide the sums by the number of workers. It raises an error if the store has an optimizer,
+        because the results are weights.
     priority : int
-        Has an effect on other threads' operations only.
+        Priority relative to the operations of other threads.
 
     Returns
     -------
     pytree
-        Of new arrays, where those of `tree` are.
+        New arrays, on the devices of the arrays of `tree`.
 
     Raises
     ------
     KeyNotFoundError
-        The store has an optimizer and no weights; `broadcast` them.
+        The store has an optimizer but no weights. Call `broadcast` with the weights.
     ConfigError
-        The store has an optimizer, and `average` is True; or it has none and no rounds (``"dist_async"``), so
-        that a push replaces the value.
+        The store has an optimizer and `average` is True; or it has no optimizer and no rounds
+        (``"dist_async"``), so that a push replaces the value.
     ArrayError, DTypeError
-        An array is sparse, or lies on several devices; or a leaf is no array that could be summed.
+        An array is sparse or is sharded over several devices, or a leaf cannot be summed.
     ArgumentError
-        `store` was not made by `kvstore.create`, or `prefix` is no str.
+        `kvstore.create` did not create `store`, or `prefix` is not a str.
     KVStoreError
-        As `KVStore.pushpull`. Inside of ``jax.jit`` it comes as a ``JaxRuntimeError`` with its text, when the
-        result is waited for.
+        See `KVStore.pushpull`. Inside of ``jax.jit`` JAX raises it as a ``JaxRuntimeError`` with the same
+        text, when the program waits for the result.
     """
     check_made(store)
     return _through(store, tree, prefix, partial(_check_meaning, store, average), average, priority)
@@ -136,26 +141,26 @@ def _through(
 
 
 def all_reduce(store: KVStore, *, average: bool = True, prefix: str = "gradients/") -> GradientTransformation:
-    """Make the gradient transformation that averages over all workers: the first in a chain of optax.
+    """Return a gradient transformation that averages over all workers. Put it first in a chain of optax.
 
     Parameters
     ----------
     store : KVStore
-        Without an optimizer.
+        A store without an optimizer.
     average : bool
-        Divide by the number of workers; False: sum.
+        If True, divide the sums by the number of workers.
     prefix : str
-        Goes before the paths to make the keys; models that share a store need different ones.
+        Prefix of the keys, before the paths. Models that share a store need different prefixes.
 
     Returns
     -------
     GradientTransformation
-        optax's own, if optax has been imported. Its state is empty.
+        The type of optax if optax is imported, else the type of this module. Its state is empty.
 
     Raises
     ------
     ConfigError, CapabilityError
-        The store has an optimizer or no rounds; or this worker came back to a job that went on without it.
+        The store has an optimizer or no rounds, or this worker was restarted while the job went on.
     """
     check_store(store)
     check_not_late(store)
@@ -176,8 +181,8 @@ def _check_meaning(store: KVStore, average: bool) -> None:
         check_rounds(store)
     elif average:
         raise ConfigError(
-            f"this {store.type!r} store has an optimizer, so pushpull returns weights, which are not to be "
-            "divided by the number of workers: leave average=True out, and give the optimizer "
+            f"this {store.type!r} store has an optimizer, so pushpull returns weights, which must not be "
+            "divided by the number of workers: remove average=True, and create the optimizer with "
             "rescale_grad=1/store.num_workers"
         )
 
@@ -206,8 +211,8 @@ def _exchange(
 def _initialise(store: KVStore, keys: list[str], arrays: list[Any], error: KeyNotFoundError) -> None:
     if has_optimizer(store):
         raise KeyNotFoundError(
-            f"{error}: the store's optimizer has no weights to update; kvstore.jax.broadcast(store, params) "
-            "gives it some, under the same prefix"
+            f"{error}: the store's optimizer has no weights to update; first call "
+            "kvstore.jax.broadcast(store, params) with the same prefix"
         ) from error
     known = set(store.keys())
     new = [(key, array) for key, array in zip(keys, arrays, strict=True) if key not in known]
@@ -238,7 +243,7 @@ def _check_leaf(key: str, leaf: Any) -> None:
     dtype = getattr(leaf, "dtype", None)
     if dtype == jax.dtypes.float0:
         raise DTypeError(
-            f"{key!r} is of type float0, what jax.grad gives for integers: there is nothing to sum, so put "
+            f"{key!r} is of type float0, which jax.grad returns for integers: it cannot be summed, so pass "
             "None in its place"
         )
     if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
@@ -261,8 +266,8 @@ def _value(key: str, leaf: Any) -> Array:
     if len(array.sharding.device_set) > 1:
         if not array.is_fully_replicated:
             raise ArrayError(
-                f"{key!r} is cut over {len(array.sharding.device_set)} devices, and stores take arrays of "
-                "one: gather it, or make a tree of leaf.addressable_data(n)"
+                f"{key!r} is sharded over {len(array.sharding.device_set)} devices, but stores accept arrays "
+                "on one device: gather it, or pass a tree of leaf.addressable_data(n)"
             )
         array = array.addressable_data(0)
     return np.asarray(array) if _on_host(array) else array

@@ -1,4 +1,4 @@
-"""Plans: a `pushpull` of the same arrays, checked once and done many times."""
+"""Plans: a `pushpull` of the same arrays that is checked once and run many times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """A `pushpull` that is ready to be done again; made by `KVStore.bind`.
+    """A `pushpull` of fixed arrays that can be repeated. `KVStore.bind` creates it.
 
-    Calling it does what ``store.pushpull(keys, values, out)`` does with the same arrays, without looking at
-    them again: on a GPU one launch for all keys of a type. The arrays stay alive as long as the plan does.
+    A call of the plan does the same as ``store.pushpull(keys, values, out)`` with the same arrays, without
+    checking them again. On a GPU it is one launch for all keys of one element type. The plan keeps references
+    to the arrays.
     """
 
     def __init__(self, store: KVStore, groups: list[Group], outs: list[Group] | None) -> None:
@@ -25,13 +26,13 @@ class Plan:
     def __call__(self) -> None:
         """Push and pull.
 
-        Where the optimizer, the compression or the place of a key has changed, the plan is made anew first.
+        If the optimizer, the compression or the device of a key has changed, the plan first checks the arrays
+        again. It then raises the same errors as `KVStore.pushpull`.
 
         Raises
         ------
         ClosedError
             The store is closed.
-        As `KVStore.pushpull`, where the plan no longer fits.
         """
         store = self._store
         store._do(self._groups, self._run)
@@ -39,9 +40,9 @@ class Plan:
         store._pulls += 1
 
     def refresh(self) -> None:
-        """Look again at where the arrays lie; needed only where their memory was exchanged under them.
+        """Read the addresses of the arrays again. Call it after the memory of an array was replaced.
 
-        PyTorch does that in ``tensor.data = other`` and ``tensor.set_()``.
+        PyTorch replaces the memory of a tensor in ``tensor.data = other`` and ``tensor.set_()``.
         """
         self._store._do(self._groups, self._refresh)
 

@@ -1,7 +1,7 @@
-"""Front door for Ray: a job whose workers, servers and scheduler are actors.
+"""Stores for Ray: a job whose workers, servers and scheduler are Ray actors.
 
-Ray places them, starts them again when they die, and hands functions and results about. Gradients and weights
-go over the wire of the `dist` stores, and never through Ray's object store.
+Ray places the actors, restarts them when they die, and transfers functions and results. Gradients and weights
+are sent over the connections of the ``dist`` stores, never through Ray's object store.
 """
 
 from __future__ import annotations
@@ -53,37 +53,38 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same in every run of a job.
+    """Settings of a job. Each run of the job uses them.
 
     Attributes
     ----------
     num_workers, num_servers : int
-        How many actors of each kind; a scheduler comes with them.
+        Numbers of worker and server actors. The job also has one scheduler.
     resources_per_worker, resources_per_server : mapping
-        What each takes of a node, as Ray counts it: ``{"CPU": 4, "GPU": 1}``.
+        Resources of each actor, as in Ray: ``{"CPU": 4, "GPU": 1}``.
     strategy : str
-        How Ray places them: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
+        Placement strategy of Ray: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
     worker_restarts, server_restarts : int
-        How often each of them is started again when it dies. A worker then calls the function anew, with
-        one more in KVSTORE_RESTART; others go on whose stores are created with ``on_peer_loss="continue"``.
+        Number of times that each of them is restarted when it dies. A restarted worker calls the function
+        again, with KVSTORE_RESTART increased by one. The other workers continue if their stores were created
+        with ``on_peer_loss="continue"``.
     snapshot : str
-        Folder in which servers save what they hold, and from which they start again: one that all nodes see,
-        where there are several. Without it servers do not start again.
+        Folder in which servers save their data, and from which they restart. With several nodes, all nodes
+        must be able to read and write it. Servers cannot restart without it.
     snapshot_interval : float or None
-        Seconds between two snapshots; None: 30.
+        Seconds between two snapshots; None means 30.
     imports : tuple of str
-        Modules that servers import, for the optimizers and codecs that they register.
+        Modules that servers import. They register optimizers and codecs.
     insecure : bool
-        Do without encryption and keys between nodes. On a single node there are none.
+        If True, connections between nodes have no keys and no encryption. A job on one node never has keys.
     variables : mapping
-        Environment of all actors, beside what the job puts there.
+        Environment variables of all actors, in addition to those of the job.
     timeout : float
-        Seconds that Ray has to find room for the actors.
+        Seconds that Ray has to find resources for the actors.
 
     Raises
     ------
     ConfigError
-        An argument is not what it can be, or servers shall start again from nowhere.
+        An argument is not valid, or `server_restarts` is set without `snapshot`.
 
     Examples
     --------
@@ -112,7 +113,7 @@ class Job:
         for name, number in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < number:
-                raise ConfigError(f"{name} must be a whole number from {number} on, got {value!r}")
+                raise ConfigError(f"{name} must be an integer of at least {number}, got {value!r}")
         for name in ("resources_per_worker", "resources_per_server"):
             _check_resources(name, getattr(self, name))
         if self.strategy not in _STRATEGIES:
@@ -120,7 +121,7 @@ class Job:
         self._check_seconds()
         self._check_texts()
         if self.server_restarts and not self.snapshot:
-            raise ConfigError("server_restarts needs snapshot: a server starts again from what it has saved")
+            raise ConfigError("server_restarts needs snapshot: a server restarts from the data that it saved")
 
     def _check_seconds(self) -> None:
         for name in ("timeout", "snapshot_interval"):
@@ -139,33 +140,34 @@ class Job:
         _check_variables(self.variables)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
-        """Call ``function(*args)`` in every worker and return what they return, by rank.
+        """Call ``function(*args)`` in every worker and return the list of results, by rank.
 
-        Blocks until all workers have ended. ``timeout`` is in seconds; None waits as long as they work.
+        The call blocks until all workers have finished. `timeout` is in seconds; None means no limit.
 
         Raises
         ------
         WorkerError
-            The function raised, or a worker died more often than it may; all others are ended. Where
-            workers raised because they had lost one, the error is that of the one, if it tells any.
+            The function raised an error, or a worker died more often than `worker_restarts`. All other actors
+            are ended. If other workers raised errors because they had lost this worker, the reported error is
+            that of the lost worker, if it has one.
         KVStoreError
-            A server or the scheduler did.
+            A server or the scheduler failed.
         TimeoutError
-            Ray has no room for the actors, or the workers did not end in time, and all are ended.
+            Ray has no resources for the actors, or the workers did not finish in time. All actors are ended.
         """
         _check_timeout(timeout)
         with self.start(function, *args) as run:
-            return run._wait(timeout, "all are ended: give more time, or see what they wait for")
+            return run._wait(timeout, "all are ended: allow more time, or find out what they wait for")
 
     def start(self, function: Callable[..., Any], *args: Any) -> Run:
-        """Start all actors, which begin to work; `Run.wait` gives the results.
+        """Start all actors and their work, and return a `Run`. `Run.wait` returns the results.
 
         Raises
         ------
         ArgumentError
-            `function` is not one.
+            `function` is not callable.
         TimeoutError
-            Ray has no room for the actors, or the scheduler did not say where it is.
+            Ray has no resources for the actors, or the scheduler did not report its address in time.
         """
         if not callable(function):
             raise ArgumentError(f"function must be callable, not {function!r}")
@@ -179,16 +181,16 @@ class Job:
 
 
 class Run:
-    """A job on its way. Leaving it, as a context manager, ends what is left.
+    """A running job. As a context manager, it ends the remaining actors at the end of the block.
 
     Attributes
     ----------
     workers : list of actor handles
-        By rank. Ranks are contiguous by node.
+        The workers by rank. Consecutive ranks are on the same node.
     servers : list of actor handles
-        By rank.
+        The servers by rank.
     scheduler : actor handle
-        There is one.
+        The scheduler.
     """
 
     def __init__(self, job: Job) -> None:
@@ -204,21 +206,22 @@ class Run:
         self._closed = False
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all workers and return what they return, by rank.
+        """Wait for all workers and return the list of their results, by rank.
 
-        What has come stays: a second call returns the results again, or raises the failure again.
+        A second call returns the same results, or raises the same error.
 
         Raises
         ------
         WorkerError, KVStoreError
-            As in `Job.run`; all actors are ended.
+            See `Job.run`. All actors are ended.
         TimeoutError
-            They have not ended within `timeout` seconds. The run goes on, and `wait` may be called again.
+            The workers have not finished within `timeout` seconds. The run continues, and `wait` can be
+            called again.
         ClosedError
-            The run was closed before they had ended.
+            The run was closed before the workers had finished.
         """
         _check_timeout(timeout)
-        return self._wait(timeout, "they go on: wait again, or close the run")
+        return self._wait(timeout, "they continue: wait again, or close the run")
 
     def close(self) -> None:
         """End all actors, at once. A second call does nothing."""
@@ -292,7 +295,7 @@ class Run:
             servers = f"{job.num_servers} servers with {dict(job.resources_per_server)} each"
             workers = f"{job.num_workers} workers with {dict(job.resources_per_worker)} each"
             raise TimeoutError(
-                f"Ray found no room for {servers} and {workers} for {job.timeout:g} s; it has "
+                f"Ray found no resources for {servers} and {workers} within {job.timeout:g} s; it has "
                 f"{_ray.cluster_resources()}"
             )
 
@@ -348,7 +351,7 @@ class Run:
             self._check_open()
             if not self._take_some(None if until is None else max(0.0, until - time.monotonic())):
                 late = [str(rank) for rank in range(self._job.num_workers) if rank not in self._results]
-                raise TimeoutError(f"not ended after {timeout:g} s: rank {', '.join(late)}; {then}")
+                raise TimeoutError(f"not finished after {timeout:g} s: rank {', '.join(late)}; {then}")
             if self._failures:
                 self._fail()
         if not self._closed:
@@ -359,7 +362,7 @@ class Run:
         if self._failure is not None:
             raise self._failure
         if self._closed:
-            raise ClosedError("the run was closed before its workers had ended: start another")
+            raise ClosedError("the run was closed before its workers had finished: start another run")
 
     def _take_some(self, timeout: float | None) -> bool:
         """Wait until actors have ended, and take what they say; False if none has."""
@@ -431,11 +434,11 @@ def _check_resources(name: str, resources: object) -> None:
         raise ConfigError(f'{name} must be a mapping such as {{"CPU": 1}}, got {resources!r}')
     for kind, amount in resources.items():
         if not isinstance(kind, str) or not kind:
-            raise ConfigError(f"{name} has names of resources as keys, not {kind!r}")
+            raise ConfigError(f"{name} must have names of resources as keys, not {kind!r}")
         if not _is_amount(amount):
-            raise ConfigError(f"{name}: {kind} must be a number from 0 on, got {amount!r}")
+            raise ConfigError(f"{name}: {kind} must be a number of at least 0, got {amount!r}")
     if not any(resources.values()):
-        raise ConfigError(f"{name} must ask for something: Ray places actors by what they take")
+        raise ConfigError(f"{name} must request resources: Ray places actors by their resources")
 
 
 def _check_imports(imports: object) -> None:
@@ -449,14 +452,14 @@ def _check_variables(variables: object) -> None:
         raise ConfigError(f'variables must be a mapping such as {{"NAME": "value"}}, got {variables!r}')
     for name, value in variables.items():
         if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
-            raise ConfigError(f"variables: {name!r} is no name of a variable")
+            raise ConfigError(f"variables: {name!r} is not a valid name of a variable")
         if not isinstance(value, str) or "\0" in value:
-            raise ConfigError(f"variables: {name} must be a text, got {value!r}")
+            raise ConfigError(f"variables: {name} must be a str, got {value!r}")
 
 
 def _check_timeout(timeout: object) -> None:
     if timeout is not None and not _is_amount(timeout):
-        raise ConfigError(f"timeout must be None or a number of seconds from 0 on, got {timeout!r}")
+        raise ConfigError(f"timeout must be None or a number of seconds of at least 0, got {timeout!r}")
 
 
 def _consequence(failed: tuple[ProcessRole, Exception]) -> int:
@@ -507,7 +510,7 @@ class _Scheduler:
         found = {**common, "KVSTORE_HOST": host, "KVSTORE_SCHEDULER": addresses.tcp(host, 0)}
         threading.Thread(target=self._serve, args=(found, keys), daemon=True).start()
         if not self._bound.wait(_FIRST_WORD):
-            raise TimeoutError(f"the scheduler did not say where it is for {_FIRST_WORD:g} s")
+            raise TimeoutError(f"the scheduler did not report its address within {_FIRST_WORD:g} s")
         if self._error is not None:
             raise self._error
         return self._address

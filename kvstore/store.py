@@ -1,4 +1,4 @@
-"""`KVStore`: the verbs, written once for every kind of store."""
+"""`KVStore`: the methods of a store, which are the same for every type of store."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ PathLike = str | os.PathLike[str]
 
 
 class Statistics(NamedTuple):
-    """What a store has done so far.
+    """Counts of what a store has done so far.
 
     Attributes
     ----------
     keys : int
-        Keys initialised.
+        Number of initialised keys.
     nbytes : int
-        Memory of their values, in bytes, optimizer states not counted.
+        Size of their values in bytes, without optimizer states.
     pushes, pulls : int
-        Calls that ended well, a `pushpull` counting as one of each.
+        Number of successful calls. A `pushpull` counts as one push and one pull.
     """
 
     keys: int
@@ -60,14 +60,15 @@ class Statistics(NamedTuple):
 
 
 class KVStore(KVStoreBase):
-    """A key-value store that sums gradients and keeps weights. Made by `kvstore.create`.
+    """A key-value store that sums gradients and holds weights. `kvstore.create` creates it.
 
-    All methods may be called from several threads. The operations of one key run in the order of the calls.
-    Values and outs are arrays of any library that speaks DLPack, ``__array_interface__`` or the buffer
-    protocol, or `RowSparseArray`. Arrays of the caller are never kept: when a method returns, they are the
-    caller's again (with ``async_op=True``: when the returned `Work` is done). `device` and `shared` take
-    arrays on GPUs, too (also by ``__cuda_array_interface__``): work on these is put on the caller's current
-    stream, and they are the caller's again in the order of that stream.
+    All methods can be called from several threads. The operations of one key run in the order of the calls.
+    Values and outputs are arrays of any library that supports DLPack, ``__array_interface__`` or the buffer
+    protocol, or `RowSparseArray`. The store keeps no reference to the caller's arrays: when a method returns,
+    the caller can use them again (with ``async_op=True``: when the returned `Work` is done). ``"device"`` and
+    ``"shared"`` also accept arrays on GPUs, through DLPack or ``__cuda_array_interface__``. The store puts
+    work on these arrays on the caller's current stream; the caller can use them again in the order of that
+    stream.
     """
 
     def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
@@ -81,43 +82,47 @@ class KVStore(KVStoreBase):
     # ------------------------------------------------------------------------------------------ verbs
 
     def init(self, key: Any, value: Any) -> None:
-        """Initialise keys; each key once.
+        """Initialise keys. Each key can be initialised once.
 
         Parameters
         ----------
         key : int, str, or list of them
         value : array, or list of arrays, one for each key
-            Copied. Its shape, element type and storage (dense or row-sparse) are the key's from now on.
+            The first value; the store copies it. It determines the shape, the element type and the storage
+            (dense or row-sparse) of the key.
 
         Raises
         ------
         DuplicateKeyError
-            A key is initialised already, or stands twice in the call.
+            A key is already initialised, or occurs twice in the call.
         KeyKindError, ShapeError, DTypeError, ArrayError
-            A key or value that cannot be meant. No key of the call is initialised then.
+            A key or value is not valid. No key of the call is initialised.
         """
         groups = group(key, value)
         self._wait_in(groups, self._backend.init, groups)
 
     def push(self, key: Any, value: Any, priority: int = 0, async_op: bool = False) -> Work | None:
-        """Sum the values of each key, then update the stored weight with the sum, or replace it by the sum.
+        """Sum the values of each key and update the stored weight with the sum.
+
+        Without an optimizer or updater, the sum replaces the stored value.
 
         Parameters
         ----------
         key : int, str, or list of them
         value : array or list of arrays for each key
-            Of the key's shape and element type. Summed left to right; 16-bit floats in float32.
+            Arrays with the shape and element type of the key. They are summed from left to right; 16-bit
+            floats are summed in float32.
         priority : int
-            With `async_op`: higher runs earlier.
+            With `async_op`, operations with a higher priority run first.
         async_op : bool
-            Return at once with a `Work`; leave the arrays alone until it is done.
+            If True, return a `Work` at once. Do not use the arrays until it is done.
 
         Raises
         ------
         KeyNotFoundError, KeyKindError, ShapeError, DTypeError, ArrayError
-            Nothing has changed then.
+            An argument is not valid. Nothing has changed.
         UpdaterError
-            The updater raised; the key it raised on is unchanged.
+            The updater raised an error. The key on which it raised has not changed.
         """
         groups = group(key, value)
         rank = _whole(priority)
@@ -135,17 +140,19 @@ class KVStore(KVStoreBase):
         ----------
         key : int, str, or list of them
         out : array or list of arrays for each key
-            Of the key's shape. Another element type is converted to. Where outs of several keys overlap,
-            that of the highest key is written last (str keys count in the order of their init).
+            Arrays with the shape of the key. The values are converted to the element type of `out`. If the
+            outputs of several keys overlap, the output of the highest key is written last (the order of str
+            keys is that of their `init`).
         priority, async_op
-            As in `push`.
+            See `push`.
         ignore_sparse : bool
-            Leave row-sparse outs alone, as MXNet does; False fills them with every row that is stored.
+            If True, row-sparse outputs are not written, as in MXNet. If False, all stored rows are written to
+            them.
 
         Raises
         ------
         KeyNotFoundError, KeyKindError, ShapeError, ArrayError
-            Nothing is written then.
+            An argument is not valid. Nothing is written.
         """
         if out is None:
             raise ArrayError("pull needs `out`, the array or arrays to write to")
@@ -164,18 +171,18 @@ class KVStore(KVStoreBase):
         ----------
         key : int, str, or list of them
         value : array or list of arrays for each key
-            As in `push`. Without `out`, every value receives the result.
+            See `push`. Without `out`, the result is written to every value.
         out : array or list of arrays for each key, optional
-            Receives the result; the values stay untouched.
+            The result is written to these arrays; the values do not change.
         priority, async_op
-            As in `push`.
+            See `push`.
 
         Raises
         ------
         KeyNotFoundError, KeyKindError, ShapeError, DTypeError, ArrayError
-            Nothing has changed then.
+            An argument is not valid. Nothing has changed.
         UpdaterError
-            The updater raised; the key it raised on is unchanged.
+            The updater raised an error. The key on which it raised has not changed.
         """
         rank = priority if type(priority) is int else _whole(priority)
         if not async_op and self._quickly(key, value, out):
@@ -188,37 +195,36 @@ class KVStore(KVStoreBase):
         return None
 
     def bind(self, key: Any, value: Any, out: Any = None) -> Plan:
-        """Check a `pushpull` once, and return a plan that does it again whenever it is called.
+        """Check the arguments of a `pushpull` once and return a plan that repeats it.
+
+        `bind` itself does not push or pull. It raises the same errors as `pushpull`.
 
         Parameters
         ----------
         key : int, str, or list of them
         value : array or list of arrays for each key
-            As in `pushpull`.
+            See `pushpull`.
         out : array or list of arrays for each key, optional
+            See `pushpull`.
 
         Returns
         -------
         Plan
-            A callable. On GPU arrays one call is one launch, on the stream that is the caller's then.
+            A callable. For GPU arrays one call is one launch, on the caller's current stream at the call.
 
         Raises
         ------
         CapabilityError
-            This type of store cannot.
-        As `pushpull`
-            Nothing has changed then; nor has it when `bind` returns.
+            This type of store does not support plans.
         """
         if not self._backend.can_bind:
-            raise CapabilityError(f"store {self._type!r} binds no calls; call pushpull")
+            raise CapabilityError(f"store {self._type!r} does not support bind; call pushpull")
         return Plan(self, group(key, value), None if out is None else group(key, out, "out"))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Initialise keys with rank 0's values and write these to `out`.
+        """Initialise keys with the values of rank 0 and write these values to `out`.
 
-        Raises
-        ------
-        As `init` and `pull`. If `out` does not fit, the key is not initialised.
+        It raises the same errors as `init` and `pull`. If `out` does not match, the key is not initialised.
         """
         if out is None:
             raise ArrayError("broadcast needs `out`, the array or arrays to write to")
@@ -236,28 +242,28 @@ class KVStore(KVStoreBase):
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, async_op: bool = False
     ) -> Work | None:
-        """Write some rows of row-sparse keys to `out`.
+        """Write the requested rows of row-sparse keys to `out`.
 
         Parameters
         ----------
         key : int, str, or list of them
         out : RowSparseArray or list of them for each key
-            Its old content is dropped. Its rows are the requested ids, sorted and unique; a row that is not
-            stored comes as zeros.
+            The result replaces the old content. Its row ids are the requested ids, sorted and unique; a row
+            that is not stored is zero.
         row_ids : array or list of arrays for each key
-            One for each out, of any shape, in any order, repeated or not; fractions are cut off. One array
-            for a list of outs fills them all alike.
+            One array for each output, of any shape and in any order; ids can be repeated, and fractions are
+            truncated. One array for a list of outputs applies to all of them.
         priority, async_op
-            As in `push`.
+            See `push`.
 
         Raises
         ------
         RowIndexError
-            An id lies outside the table.
+            An id is outside the table.
         ArrayError
-            A key or an out is dense, or `out` or `row_ids` is missing.
+            A key or an output is dense, or `out` or `row_ids` is missing.
         ShapeError
-            Numbers of outs and row_ids do not match, or shapes do not.
+            The numbers of outputs and `row_ids` differ, or the shapes do not match.
         """
         wanted, rank = pair_rows(key, out, row_ids), _whole(priority)
         keys: list[Group] = [(name, []) for name, _ in wanted]
@@ -269,14 +275,14 @@ class KVStore(KVStoreBase):
     # ---------------------------------------------------------------------------------------- updates
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update stored weights with `optimizer` on every push from now on, with fresh states.
+        """Update the stored weights with `optimizer` on every later push. The states start new.
 
-        The store uses this very object: changing its learning rate changes the store's.
+        The store uses the object itself, not a copy: a change of its learning rate takes effect in the store.
 
         Raises
         ------
         ArgumentError
-            Not an `Optimizer`.
+            `optimizer` is not an `Optimizer`.
         """
         if not isinstance(optimizer, Optimizer):
             raise ArgumentError(
@@ -285,7 +291,7 @@ class KVStore(KVStoreBase):
         self._do_all(partial(self._backend.set_optimizer, optimizer))
 
     def update_optimizer(self, **changes: Any) -> None:
-        """Change settings of the optimizer while training, from the next push of each key on.
+        """Change settings of the optimizer. The change takes effect at the next push of each key.
 
         Parameters
         ----------
@@ -295,59 +301,61 @@ class KVStore(KVStoreBase):
         Raises
         ------
         ConfigError
-            No optimizer is set, or a name or value is wrong; nothing has changed then.
+            No optimizer is set, or a name or value is not valid. Nothing has changed.
         """
         self._check_updater("update_optimizer")
         self._do_all(partial(self._backend.configure, changes))
 
     def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate, from the next push of each key on.
+        """Change the learning rate. The change takes effect at the next push of each key.
 
         Raises
         ------
         ConfigError
-            No optimizer is set, or it follows a schedule.
+            No optimizer is set, or the optimizer has a schedule.
         """
         self._check_updater("set_learning_rate")
         self._do_all(partial(self._backend.set_learning_rate, lr))
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None] | None) -> None:
-        """Call ``updater(key, merged, stored)`` for each pushed key; it changes `stored` in place.
+        """Call ``updater(key, merged, stored)`` for each pushed key. The updater changes `stored` in place.
 
         Parameters
         ----------
         updater : callable or None
-            `merged` is the sum (row-sparse where row-sparse arrays were pushed) and good during the call
-            only; `stored` is the live weight as a NumPy array (both are `DeviceArray` for a key on a GPU, and
-            work on them goes to the caller's stream). Runs on one thread at a time. It may call
-            this store; such calls run at once, ahead of asynchronous operations that wait. None goes back
-            to plain sums.
+            `merged` is the sum of the pushed values, row-sparse if row-sparse arrays were pushed. It is valid
+            only during the call. `stored` is the live weight. Both are NumPy arrays, or `DeviceArray` for a
+            key on a GPU; work on these goes to the caller's stream. The store calls the updater on one thread
+            at a time. The updater can call methods of this store; such calls run at once, before waiting
+            asynchronous operations. None removes the updater: a push then replaces the value by the sum.
         """
         if updater is not None and not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
         self._do_all(partial(self._backend.set_updater, updater))
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
-        """Compress gradients between devices or workers, from the next push of each key on.
+        """Compress gradients between devices or workers, from the next push of each key.
 
-        Values are packed before they are summed, and count as what they decode to; init, broadcast and pull
-        are exact. What the codecs of one and two bits leave out is kept as a residual and added to the next
-        gradient: one residual for each key and place in the list of a push (``device``), or for each key and
-        worker, whose values are summed first (``shared``). Only float32 keys can be pushed from now on.
+        Values are compressed before they are summed, and the sum uses their decoded values. `init`,
+        `broadcast` and `pull` are exact. The 1-bit and 2-bit codecs keep the part of a gradient that they do
+        not send as a residual, and add it to the next gradient. ``"device"`` has one residual for each key
+        and position in the list of a push. ``"shared"`` and the stores on servers first sum the values of a
+        worker, and have one residual for each key and worker. After this call only float32 keys can be
+        pushed.
 
         Parameters
         ----------
         compression_params : dict
-            ``{"type": "2bit", "threshold": 0.5}``; also ``"1bit"``, ``"fp16"``, ``"bf16"``, and what
-            `kvstore.compression.register` has added. Setting the same type again changes its threshold and
-            keeps the residuals.
+            For example ``{"type": "2bit", "threshold": 0.5}``. The types are ``"2bit"``, ``"1bit"``,
+            ``"fp16"``, ``"bf16"``, and those added with `kvstore.compression.register`. A second call with
+            the same type changes the threshold and keeps the residuals.
 
         Raises
         ------
         CapabilityError
-            This type of store moves nothing that could be compressed.
+            This type of store sends no data that could be compressed.
         ConfigError, ArgumentError
-            The parameters are wrong; nothing has changed then.
+            The parameters are not valid. Nothing has changed.
         """
         self._check_compresses()
         self._do_all(partial(self._backend.set_compression, create_codec(compression_params)))
@@ -355,7 +363,7 @@ class KVStore(KVStoreBase):
     def save_residuals(self, fname: PathLike) -> None:
         """Write the residuals of gradient compression to a safetensors file, atomically.
 
-        They are this process's own: where there are several workers, each saves its file.
+        The residuals belong to this process: each worker must save its own file.
 
         Raises
         ------
@@ -364,20 +372,20 @@ class KVStore(KVStoreBase):
         ConfigError
             No compression is set.
         StateFileError
-            The file cannot be written (an OSError, too); the old one is still there then.
+            The file cannot be written (also an OSError). The old file is unchanged.
         """
         self._check_compresses()
         path = name_of(fname)
         self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(path))
 
     def load_residuals(self, fname: PathLike) -> None:
-        """Read what `save_residuals` wrote; all keys of the file are initialised before.
+        """Read the residuals that `save_residuals` wrote. All keys of the file must be initialised.
 
         Raises
         ------
         StateFileError
-            The file is damaged or foreign, of another codec, or a key is unknown or differs in shape. The
-            residuals in place stay then.
+            The file is damaged, has another format or codec, or a key is unknown or has another shape. The
+            present residuals do not change.
         CapabilityError
             This type of store does not compress.
         ConfigError
@@ -407,25 +415,26 @@ class KVStore(KVStoreBase):
         fname : path
             A safetensors file.
         dump_optimizer : bool
-            Also the optimizer's name and settings, so that loading brings them back.
+            If True, the file also contains the name and settings of the optimizer, and a load restores them.
 
         Raises
         ------
         ConfigError
             No optimizer is set.
         StateFileError
-            The file cannot be written (an OSError, too); the old one is still there then.
+            The file cannot be written (also an OSError). The old file is unchanged.
         """
         self._check_updater("save_optimizer_states")
         self._do_all(partial(self._backend.save_states, name_of(fname), dump_optimizer))
 
     def load_optimizer_states(self, fname: PathLike) -> None:
-        """Read what `save_optimizer_states` wrote. The states in place stay if the file is not usable.
+        """Read the states that `save_optimizer_states` wrote.
 
         Raises
         ------
         StateFileError
-            Damaged, foreign, or a pickle of MXNet.
+            The file is damaged, has another format, or is a pickle of MXNet. The present states do not
+            change.
         ConfigError
             No optimizer is set.
         """
@@ -438,20 +447,20 @@ class KVStore(KVStoreBase):
         Raises
         ------
         StateFileError
-            The file cannot be written (an OSError, too); the old one is still there then.
+            The file cannot be written (also an OSError). The old file is unchanged.
         """
         from . import checkpoint
 
         self._do_all(partial(checkpoint.save, self._backend, name_of(path)))
 
     def load(self, path: PathLike) -> None:
-        """Read values that `save` wrote: known keys are overwritten, others initialised.
+        """Read the values that `save` wrote. Existing keys are overwritten; other keys are initialised.
 
         Raises
         ------
         StateFileError
-            The file is damaged or foreign, or a key differs in shape, element type or storage. Nothing has
-            changed then.
+            The file is damaged or has another format, or a key has another shape, element type or storage.
+            Nothing has changed.
         """
         from . import checkpoint
 
@@ -461,71 +470,74 @@ class KVStore(KVStoreBase):
 
     @property
     def type(self) -> str:
-        """Name as given to `create`, in lower case."""
+        """Name that was given to `create`, in lower case."""
         return self._type
 
     @property
     def rank(self) -> int:
-        """Number of this worker, from 0."""
+        """Rank of this worker in its job, from 0."""
         return self._backend.rank
 
     @property
     def local_rank(self) -> int:
-        """Number of this worker on its machine, from 0."""
+        """Rank of this worker among the workers on its machine, from 0."""
         return self._backend.local_rank
 
     @property
     def num_workers(self) -> int:
-        """Number of workers."""
+        """Number of workers in the store."""
         return self._backend.num_workers
 
     def is_capable(self, capability: str) -> bool:  # type: ignore[override]
-        """Whether the store can do that; known is ``"optimizer"``. Any other name raises ConfigError."""
+        """Whether the store has a capability. ``"optimizer"`` is the only one; others raise `ConfigError`."""
         check_capability(capability)
         return self._backend.runs_optimizer
 
     def num_dead_nodes(self, timeout: float = 60) -> int:
-        """Count processes of the job not heard of for `timeout` seconds; 0 where there is one process.
+        """Count the processes of the job that sent no heartbeat for `timeout` seconds.
+
+        The result is 0 in a job of one process.
 
         Raises
         ------
         ArgumentError, ConfigError
-            `timeout` is no number of seconds, or a negative one.
+            `timeout` is not a number, or is negative.
         """
         seconds = _seconds(timeout)
         self._check_open()
         return self._backend.num_dead_nodes(seconds)
 
     def barrier(self) -> None:
-        """Wait until every worker has called it; asynchronous operations may still be under way."""
+        """Wait until every worker has called `barrier`. It does not wait for asynchronous operations."""
         self._wait_in([], self._backend.barrier)
 
     def join(self) -> None:
-        """Say that this worker has no more batches; rounds no longer wait for it.
+        """Declare that this worker has no more batches. Rounds no longer wait for it.
 
-        It can still pull, save and close, and push no more. In a store of one process nothing happens.
+        The worker can still pull, save and close, but cannot push. In a store of one process the call does
+        nothing.
         """
         self._do_all(self._backend.join)
 
     def send_command_to_servers(self, head: int, body: str) -> None:
-        """Send a command to every server, and wait until all have it; without servers nothing happens.
+        """Send a command to every server and wait until all servers have received it.
 
-        Servers log the commands that they do not know.
+        Servers log commands that they do not know. In a store without servers the call does nothing.
         """
         self._do_all(partial(self._backend.command, _whole(head, "the head of a command"), str(body)))
 
     # ------------------------------------------------------------------------------------ inspection
 
     def keys(self) -> list[Key]:
-        """All keys, in the order of their init.
+        """List all keys of the job, in the order of their `init`.
 
-        With `len(store)` and `key in store` it is about what the job has, not about what this worker has seen
-        of it: all of them raise once a worker of a job with servers is out of it.
+        `keys`, ``len(store)`` and ``key in store`` describe the whole job, not only the keys that this worker
+        has used. In a job with servers they raise an error if this worker is no longer a member.
 
         Raises
         ------
         PeerLostError, FencedError
-            The scheduler is lost, or this worker was taken for lost.
+            The scheduler is lost, or this worker was declared lost.
         """
         return list(self._do_all(self._backend.keys))
 
@@ -544,23 +556,26 @@ class KVStore(KVStoreBase):
         return True
 
     def view(self, key: Key) -> Any:
-        """Live, read-only memory of a key, without a copy; good until the next push of the key.
+        """Return the live memory of a key, read-only and without a copy. It is valid until the next push.
+
+        Use `pull` to get a copy that does not change.
 
         Returns
         -------
         numpy.ndarray or RowSparseArray
-            `pull` is the snapshot; this is not. For a key on a GPU a `kvstore.devices.arrays.DeviceArray`,
-            which PyTorch, CuPy and Numba take as theirs.
+            For a key on a GPU a `kvstore.devices.arrays.DeviceArray`, which PyTorch, CuPy and Numba can use
+            without a copy.
         """
         name = plain_key(key)
         return self._wait_in([(name, [])], self._backend.view, name)
 
     def empty(self, key: Key) -> Any:
-        """Return a new array of the key's shape and element type, of any content, where the store works best.
+        """Return a new uninitialised array with the key's shape and element type, in the store's memory.
 
-        With `shared` it lies in the memory that the workers share, so that pushing it moves nothing: it is
-        then the store's from the push until the round is pulled, and ``pushpull(key, array)`` leaves the sum
-        in it. Each call makes another array; its memory goes back when the last reference to it is gone.
+        In a ``"shared"`` store the array is in the memory that the workers share, so a push copies nothing.
+        From the push until the pull of the round the array belongs to the store; ``pushpull(key, array)``
+        writes the sum into it. Each call creates another array. The memory is freed when the last reference
+        to the array is gone.
 
         Raises
         ------
@@ -573,7 +588,7 @@ class KVStore(KVStoreBase):
         return self._do([(name, [])], self._backend.empty, name)
 
     def attach(self, key: Key, array: Any) -> Any:
-        """Return an array as from `empty` that holds what `array` holds; use it in its place.
+        """Create an array with `empty`, copy `array` into it, and return it. Use it in place of `array`.
 
         Raises
         ------
@@ -584,11 +599,11 @@ class KVStore(KVStoreBase):
         return home
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Where each key lies: pairs of place and bytes."""
+        """Return the location of each key: a list of pairs of location and size in bytes."""
         return dict(self._do_all(self._backend.placement))
 
     def statistics(self) -> Statistics:
-        """Count keys, bytes and calls."""
+        """Return the numbers of keys, bytes and calls."""
         places = self.placement()
         nbytes = sum(size for parts in places.values() for _, size in parts)
         return Statistics(len(places), nbytes, self._pushes, self._pulls)
@@ -596,24 +611,24 @@ class KVStore(KVStoreBase):
     # ------------------------------------------------------------------------------------- lifetime
 
     def wait(self) -> None:
-        """Block until every asynchronous operation so far is complete; errors stay with their handles.
+        """Wait until all asynchronous operations are complete. Their handles raise their errors.
 
         Raises
         ------
         TimeoutError
-            After the store's deadline.
+            The deadline of the store has passed.
         """
         self._engine.wait_all()
 
     def close(self) -> None:
-        """Finish asynchronous operations and give back all memory. A second call does nothing."""
+        """Finish asynchronous operations and free all memory. A second call does nothing."""
         if self._closed:
             return
         self._engine.close()
         self._exclusively(self._shut, not self._engine.nested())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse copies and pickles: a half-made one would give back what this store has."""
+        """Refuse copies and pickles: a partial copy would free the memory of this store."""
         raise ArgumentError(
             "a store cannot be copied or pickled; create another one, and save and load the values"
         )
@@ -628,7 +643,7 @@ class KVStore(KVStoreBase):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; where an error leaves the block, the other workers of a job see this one as lost."""
+        """Close the store. If an error leaves the block, the other workers see this worker as lost."""
         calm = error is None or (isinstance(error, SystemExit) and not error.code)
         if not calm and not self._closed:
             self._backend.abandon()
@@ -638,7 +653,7 @@ class KVStore(KVStoreBase):
         try:
             state = "closed" if self._closed else f"{len(self._backend.keys())} keys"
         except KVStoreError as error:
-            state = type(error).__name__  # whoever prints a store wants to see what is wrong with it
+            state = type(error).__name__  # the error is the useful information
         return f"<KVStore {self._type!r}: worker {self.rank} of {self.num_workers}, {state}>"
 
     # --------------------------------------------------------------------- names as MXNet spells them
@@ -775,7 +790,7 @@ class KVStore(KVStoreBase):
                 self._check_open()
             return run(*args)
         finally:
-            # One step, whether we got it or not: Ctrl-C may come between any two.
+            # One step, also without the lock: Ctrl-C can come between two steps.
             try:  # noqa: SIM105 - a context manager is a step of its own
                 lock.release()
             except RuntimeError:

@@ -110,13 +110,13 @@ def test_every_name_of_the_contract_is_known() -> None:
     [("locl", "local"), ("dist_snyc", "dist_sync"), ("horovot", "horovod"), ("devices", "device")],
 )
 def test_unknown_names_get_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(ValueError, match=rf"unknown store '{name}'; did you mean '{near}'\? Known are: "):
+    with pytest.raises(ValueError, match=rf"unknown store '{name}'; did you mean '{near}'\? Known stores: "):
         kv.create(name)
 
 
 @pytest.mark.parametrize("name", ["", "foo", " local ", "distasync_", "local\n"])
 def test_unknown_names_never_make_a_local_store(name: str) -> None:
-    with pytest.raises(kv.ConfigError, match=r"(?s)unknown store .*[.?] Known are: byteps, .*teststore"):
+    with pytest.raises(kv.ConfigError, match=r"(?s)unknown store .*[.?] Known stores: byteps, .*teststore"):
         kv.create(name)
 
 
@@ -318,7 +318,7 @@ def test_a_store_apart_from_what_a_launcher_has_started_warns(
     kv.create(name).close()
     (record,) = caplog.records
     text = record.getMessage()
-    assert f"rank 1 of 2 trains on its own: {launcher} has started 2 processes, and store {name!r}" in text
+    assert f"rank 1 of 2 trains separately: {launcher} has started 2 processes, but store {name!r}" in text
     assert ("'shared'" in text) == (launcher != "slurm")  # whose ranks are on two machines
     assert "'dist_sync'" in text
 

@@ -636,7 +636,7 @@ def test_compression_parameters_are_a_dict() -> None:
 
 @pytest.mark.parametrize("params", [{}, {"type": "2BIT"}, {"type": None}])
 def test_compression_types_are_literal(params: dict[str, Any]) -> None:
-    with kv.create("device") as store, pytest.raises(kv.ConfigError, match="known are 1bit, 2bit"):
+    with kv.create("device") as store, pytest.raises(kv.ConfigError, match="known types: 1bit, 2bit"):
         store.set_gradient_compression(params)
 
 

@@ -84,10 +84,10 @@ def test_a_killed_worker_is_started_again_and_trains_on(driver: Callable[[str], 
 
 def test_a_wait_that_is_too_short_ends_nothing(driver: Callable[[str], Any]) -> None:
     at_once, late, results, again, closed = driver("waits")
-    assert "not ended after 0 s: rank 0, 1; they go on: wait again" in at_once
-    assert "not ended after 3 s: rank 0, 1; they go on: wait again" in late
+    assert "not finished after 0 s: rank 0, 1; they continue: wait again" in at_once
+    assert "not finished after 3 s: rank 0, 1; they continue: wait again" in late
     assert results == again == [[-6.0], [-6.0]]
-    assert "closed before its workers had ended" in closed
+    assert "closed before its workers had finished" in closed
 
 
 def test_the_error_that_others_are_a_consequence_of_is_told(driver: Callable[[str], Any]) -> None:
@@ -122,8 +122,8 @@ def test_failures_end_all(driver: Callable[[str], Any]) -> None:
     assert "ZeroDivisionError: on purpose" in raised[1]
     assert died[0] == 1
     assert not lives
-    assert "Ray found no room for 1 servers with {'CPU': 1} each" in no_room
-    assert "not ended after 3 s: rank 0, 1; all are ended" in late
+    assert "Ray found no resources for 1 servers with {'CPU': 1} each" in no_room
+    assert "not finished after 3 s: rank 0, 1; all are ended" in late
 
 
 @pytest.mark.nightly

@@ -228,11 +228,11 @@ def test_a_rule_may_be_used_again(name: str, same: Callable[..., Any]) -> None:
 def test_a_parameter_has_one_optimizer(work: Callable[..., list[Any]]) -> None:
     (found,) = work("owners", workers=1)
     for name in ("second", "in the store"):
-        assert re.match(r"ConfigError: parameter '0\.weight' has a Distrib.*close\(\)", found[name])
-    assert re.match(r"ArgumentError: optimizer is a DistributedOptimizer already", found["wrapped"])
+        assert re.match(r"ConfigError: parameter '0\.weight' already has a Distrib.*close\(\)", found[name])
+    assert re.match(r"ArgumentError: optimizer is already a DistributedOptimizer", found["wrapped"])
     assert re.match(r"ClosedError: this DistributedOptimizer is closed", found["closed"])
     assert found["halves"] == [True, True]
-    assert re.match(r"ConfigError: parameter '2\.weight' has a Distrib", found["group"])
+    assert re.match(r"ConfigError: parameter '2\.weight' already has a Distrib", found["group"])
     assert found["groups"] == [1, 1]
 
 
@@ -310,7 +310,7 @@ def test_buffers_are_those_of_rank_0(same: Callable[..., Any]) -> None:
 # ----------------------------------------------------------------------------------------------- errors
 
 MISTAKES = {
-    "kind": r"ArgumentError: .*torch\.optim\.Optimizer, not kvstore\.optimizer\.sgd\.SGD.*update_on_kvstore",
+    "kind": r"ArgumentError: .*torch\.optim\.Optimizer, not kvstore\.optimizer\..*SGD.*update_on_kvstore",
     "kind on store": r"ArgumentError: .*kv\.optimizer\.SGD\(.*not torch\.optim\.sgd\.SGD",
     "store": r"ArgumentError: .*kvstore\.create",
     "bytes": r"ConfigError: bucket_bytes",
@@ -328,23 +328,23 @@ MISTAKES = {
     "linear": r"ArgumentError: named_parameters .*pass model\.named_parameters\(\), not .*Linear",
     "numbers": r"ArgumentError: named_parameters .*, not builtins\.int with torch\.nn\.parameter\.Parameter",
     "arrays": r"ArgumentError: named_parameters .*, not builtins\.str with numpy\.ndarray",
-    "none": r"ConfigError: .*there are none",
+    "none": r"ConfigError: named_parameters is empty",
     "names": r"ConfigError: .*shape \(10, 24\).*model\.named_parameters\(\)",
-    "twice": r"ConfigError: .*'w' is the name of two",
+    "twice": r"ConfigError: .*two parameters have the name 'w'",
     "sparse": r"ConfigError: .*'nobody'",
     "complex": r"DTypeError: 'c' is torch\.complex64.*view_as_real",
     "meta": r"ArrayError: 'e' has no memory yet",
-    "lazy": r"ArrayError: 'weight' has no memory yet: run a batch",
-    "away": r"MissingBackendError: 'far' lies on cuda:0, and store 'local'.*create 'shared'",
-    "nested": r"ArgumentError: 'state' is no tensor but builtins\.dict",
+    "lazy": r"ArrayError: 'weight' has no memory yet: first run a batch",
+    "away": r"MissingBackendError: 'far' is on cuda:0, but store 'local'.*create 'shared'",
+    "nested": r"ArgumentError: 'state' is not a tensor but builtins\.dict",
     "float8": r"DTypeError: 'eight' is torch\.float8_e4m3fn",
     "broadcast prefix": r"ArgumentError: prefix must be a str, not builtins\.NoneType",
     "no state": r"ArgumentError: allreduce_hook needs a HookState, not kvstore\.store.*HookState\(store\)",
     "none as state": r"ArgumentError: allreduce_hook needs a HookState, not builtins\.NoneType",
-    "optimizer": r"ConfigError: this 'local' store has an optimizer already",
+    "optimizer": r"ConfigError: this 'local' store already has an optimizer",
     "sparse gradient": r"ConfigError: parameter 'table\.weight' has a sparse.*sparse=\['table\.weight'\]",
     "sparse gradient again": r"ConfigError: parameter 'table\.weight' has a sparse",
-    "dense gradient": r"ConfigError: parameter 'table\.weight' stands in `sparse`",
+    "dense gradient": r"ConfigError: parameter 'table\.weight' is in `sparse`",
     "states": r"CapabilityError: .*save_optimizer_states",
     "copy": r"ArgumentError: a DistributedOptimizer cannot be copied or pickled.*state_dict\(\)",
     "pickle": r"ArgumentError: a DistributedOptimizer cannot be copied or pickled.*state_dict\(\)",
@@ -376,7 +376,7 @@ def test_an_optimizer_that_the_store_gets_later_is_noticed(
     how: str, same: Callable[..., Any], tmp_path: Path
 ) -> None:
     (text,) = same("optimizer_later", "shared", str(tmp_path), how)
-    assert re.match(r"ConfigError: this 'shared' store has an optimizer already", text)
+    assert re.match(r"ConfigError: this 'shared' store already has an optimizer", text)
 
 
 def test_complex_parameters_under_ddp(same: Callable[..., Any], tmp_path: Path) -> None:
@@ -394,12 +394,13 @@ def test_a_lost_worker_is_told_from_step_or_backward(how: str, torches: jobs.Nur
 
 
 def test_a_store_of_another_size_than_the_process_group(same: Callable[..., Any], tmp_path: Path) -> None:
-    assert re.match(r"ConfigError: the process group has 2 .*'local' 1", same("worlds_differ", str(tmp_path)))
+    text = same("worlds_differ", str(tmp_path))
+    assert re.match(r"ConfigError: the process group has 2 .*'local' has 1", text)
 
 
 def test_a_worker_that_came_back_is_not_given_gradients_for_weights(work: Callable[..., list[Any]]) -> None:
     for rank, text in enumerate(work("came_back")):
-        assert re.match(rf"CapabilityError: worker {rank} was started again.*checkpoint", text)
+        assert re.match(rf"CapabilityError: worker {rank} was restarted.*checkpoint", text)
 
 
 def test_without_torch_the_door_says_how_to_get_it() -> None:

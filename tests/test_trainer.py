@@ -324,7 +324,7 @@ def test_a_worker_that_trains_on_its_own_is_told(
         monkeypatch.setenv(name, value)
     with caplog.at_level(logging.WARNING, "kvstore"):
         assert type_of("device") == (None, False)
-    assert "rank 1 of 4 trains on its own: torchrun has started 4 processes, and store" in caplog.text
+    assert "rank 1 of 4 trains separately: torchrun has started 4 processes, but store" in caplog.text
 
 
 SPARSE = {"local": False, "shared": False}
@@ -513,9 +513,9 @@ def test_rows_of_what_has_none() -> None:
     trainer = Trainer([plain], "sgd")
     with pytest.raises(kv.ConfigError, match="no store with row-sparse"):
         trainer.row_sparse_pull(plain, None, [1])
-    with pytest.raises(kv.ArgumentError, match="'other' is not one of this trainer"):
+    with pytest.raises(kv.ArgumentError, match="'other' does not belong to this trainer"):
         trainer.row_sparse_pull(Parameter("other", ones()), None, [1])
-    with pytest.raises(kv.ConfigError, match="in no trainer"):
+    with pytest.raises(kv.ConfigError, match="has no trainer"):
         Parameter("table", rows(1), rows(1)).row_sparse_data([1])
 
 
@@ -786,7 +786,7 @@ def test_stores_that_cannot_begin_anew(
     for variable, value in one_server.items():
         monkeypatch.setenv(variable, value)
     with kv.create("local") as store:
-        for kvstore, what in ((store, "ready-made"), ("dist_sync", "on servers")):
+        for kvstore, what in ((store, "not created by the trainer"), ("dist_sync", "on servers")):
             param = Parameter("w", [ones(), ones()])
             with Trainer([param], "sgd", kvstore=kvstore) as trainer:
                 trainer.step(1)
@@ -824,15 +824,15 @@ def test_row_sparse_data_are_replaced_as_a_whole() -> None:
         (lambda: Parameter("w", ones(), grad_req="no"), kv.ConfigError, "'w': grad_req"),
         (lambda: Parameter("w", [ones(2), ones(3)]), kv.ShapeError, "all of one shape"),
         (lambda: Parameter("w", []), kv.ShapeError, "one replica or more"),
-        (lambda: Parameter("w", [ones(), ones()], ones()), kv.ShapeError, "give one for each"),
+        (lambda: Parameter("w", [ones(), ones()], ones()), kv.ShapeError, "pass one gradient for each"),
         (lambda: Parameter("w", rows(1)), kv.ArgumentError, "pass `grad`"),
         (lambda: Parameter("w", ones(), grad_req="null").list_grad(), kv.ConfigError, "no gradient"),
         (lambda: Parameter("w").data(), kv.ArrayError, "no data yet"),
         (lambda: Parameter("w", ones()).set_grad([ones(), ones()]), kv.ShapeError, "1 replicas"),
         (lambda: Parameter("w", ones()).set_data(ones(3)), kv.ShapeError, r"has shape \(2,\)"),
-        (lambda: Parameter("w", 5), kv.ArgumentError, "'w': data must be an array.* and 5 is none"),
-        (lambda: Parameter("w", [1, 2]), kv.ArgumentError, "and 1 is none; np.asarray"),
-        (lambda: Parameter("w", bytearray(12)), kv.ArgumentError, "and a bytearray is none"),
+        (lambda: Parameter("w", 5), kv.ArgumentError, "'w': data must be an array.* and 5 is not an array"),
+        (lambda: Parameter("w", [1, 2]), kv.ArgumentError, "and 1 is not an array; np.asarray"),
+        (lambda: Parameter("w", bytearray(12)), kv.ArgumentError, "and a bytearray is not an array"),
         (lambda: Parameter("w", ones()).set_grad(5), kv.ArgumentError, "'w': grad must be an array"),
         (lambda: Parameter("w", ones(), lr_mult="a"), kv.ConfigError, "'w': lr_mult must be.*'a'"),  # type: ignore[arg-type]
         (lambda: Parameter("w", ones(), wd_mult=None), kv.ConfigError, "'w': wd_mult must be.*None"),  # type: ignore[arg-type]

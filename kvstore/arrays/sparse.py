@@ -1,4 +1,4 @@
-"""Row-sparse arrays: a table of which only some rows are stored."""
+"""Row-sparse arrays: tables that store only some of their rows."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 
 class RowSparseArray(RowSparse):
-    """A table of shape ``(rows, ...)`` of which only the listed rows are stored; all others are zero.
+    """A table of shape ``(rows, ...)`` that stores only the listed rows. All other rows are zero.
 
     Parameters
     ----------
     data : array
-        The stored rows, shape ``(n, ...)``. Kept without a copy where it is a contiguous NumPy array
-        and the indices are sorted and unique.
+        The stored rows, of shape ``(n, ...)``. A contiguous NumPy array is not copied if the indices are
+        sorted and unique.
     indices : array of integers
-        Row number of each stored row, shape ``(n,)``. Unsorted or repeated ids are sorted, and the
-        rows of a repeated id are summed in the order given.
+        Row id of each stored row, of shape ``(n,)``. Unsorted ids are sorted. The rows of a repeated id are
+        summed in the given order.
     shape : tuple of int
         Shape of the whole table; ``shape[1:] == data.shape[1:]``.
 
     Raises
     ------
     ShapeError, DTypeError, ArrayError
-        If the three do not fit together.
+        If the three arguments do not match.
     RowIndexError
-        If an id lies outside ``0 <= id < shape[0]``.
+        If an id is outside ``0 <= id < shape[0]``.
 
     Notes
     -----
-    A store that pulls into this object writes into the memory of `data` where it is large enough, and
-    replaces `data` and `indices` by views of it.
+    A pull into this object writes into the memory of `data` if it is large enough, and replaces `data` and
+    `indices` by views of this memory.
     """
 
     __slots__ = ("_capacity", "data", "indices", "shape")
@@ -59,7 +59,7 @@ class RowSparseArray(RowSparse):
 
     @classmethod
     def from_dense(cls, dense: Any) -> RowSparseArray:
-        """Keep the rows of `dense` that hold anything but zeros (NaN counts as something)."""
+        """Return a table that stores the rows of `dense` with at least one nonzero element (or NaN)."""
         table = np.asarray(readable(dense, "dense"))
         if table.ndim < 1:
             raise ShapeError("a row-sparse array needs at least one dimension")
@@ -69,7 +69,7 @@ class RowSparseArray(RowSparse):
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> RowSparseArray:
-        """Return a table with no stored rows, for instance as an output to pull into."""
+        """Return a table without stored rows, for example as the output of a pull."""
         full = _plain_shape(shape)
         return cls(np.zeros((0, *full[1:]), dtype), np.zeros(0, np.int64), full)
 
@@ -95,11 +95,11 @@ class RowSparseArray(RowSparse):
         return dense
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Let NumPy see the dense table, so that ``weight += gradient`` means what it says."""
+        """Return the dense table, so that NumPy expressions such as ``weight += gradient`` work."""
         return self.todense() if dtype is None else self.todense().astype(dtype)
 
     def copy(self) -> RowSparseArray:
-        """Return a copy that shares no memory with this one."""
+        """Return a copy that shares no memory with this table."""
         return trusted_rows(self.data.copy(), self.indices.copy(), self.shape, type(self))
 
     def __repr__(self) -> str:

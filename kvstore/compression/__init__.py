@@ -1,4 +1,4 @@
-"""Gradient compression: codecs by name, and the error feedback that makes the coarse ones converge."""
+"""Gradient compression: codecs by name, and error feedback, which coarse codecs need to converge."""
 
 from .codec import Codec, create, names, register
 from .feedback import Feedback

@@ -1,4 +1,4 @@
-"""What a codec is, and codecs by name."""
+"""The interface of codecs, and the registry of codecs by name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _registry: dict[str, type[Codec]] = {}
 
 
 class Codec:
-    """How float32 gradients are packed; for codecs of your own.
+    """Base class of codecs, also of codecs of your own. A codec packs float32 gradients.
 
-    A codec is made from keyword arguments, which `config` gives back: codecs travel as name and config.
+    A codec is created from keyword arguments, and `config` returns them. Processes send a codec to each other
+    as its name and its config.
 
     Examples
     --------
@@ -37,13 +38,13 @@ class Codec:
     ...     def decode(self, packed, gradient): ...
     """
 
-    #: Literal name, the ``type`` of `KVStore.set_gradient_compression`.
+    #: Name of the codec, the ``type`` of `KVStore.set_gradient_compression`.
     name: ClassVar[str]
-    #: Whether what the packed form leaves out is kept, and added to the next gradient of the same key.
+    #: Whether the store keeps a residual: the part that is not sent is added to the next gradient of the key.
     feedback: ClassVar[bool] = False
 
     def nbytes(self, size: int) -> int:
-        """Bytes that `size` elements take when packed."""
+        """Return the number of bytes of `size` packed elements."""
         raise NotImplementedError
 
     def encode(self, gradient: Array, residual: Array | None, packed: Array) -> None:
@@ -52,26 +53,27 @@ class Codec:
         Parameters
         ----------
         gradient : numpy.ndarray
-            float32, C-contiguous, of any shape. Only read.
+            float32, C-contiguous, of any shape. Do not change it.
         residual : numpy.ndarray or None
-            float32, as many elements, changed in place: what earlier gradients have left out is sent too, and
-            what this one leaves out stays. None for a codec without `feedback`.
+            float32, with the same number of elements. It contains the parts of earlier gradients that were
+            not sent; add it to the gradient. Write the part that this call does not send into it. None for a
+            codec without `feedback`.
         packed : numpy.ndarray
-            uint8, of `nbytes` elements. Written.
+            uint8, with `nbytes` elements. Write the packed gradient into it.
         """
         raise NotImplementedError
 
     def decode(self, packed: Array, gradient: Array) -> None:
-        """Write what `packed` stands for to `gradient`, float32, C-contiguous."""
+        """Unpack `packed` and write the result to `gradient`, a C-contiguous float32 array."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
-        """Keyword arguments that make an equal codec; names and plain values only."""
+        """Return keyword arguments that create an equal codec, with plain values that JSON can represent."""
         return {}
 
     @property
     def compiled(self) -> tuple[int, float] | None:
-        """Code and threshold of the compiled kernels that do the same; None: there are none."""
+        """Code and threshold for compiled kernels with the same result, or None if there are none."""
         return None
 
     def __eq__(self, other: object) -> bool:
@@ -85,7 +87,7 @@ class Codec:
         return f"{type(self).__name__}({settings})"
 
 
-#: What says how a gradient is packed.
+#: The methods that define how a gradient is packed.
 _FORMAT = ("nbytes", "encode", "decode")
 
 
@@ -96,7 +98,7 @@ class CompiledCodec(Codec):
     _threshold = 0.0
 
     def nbytes(self, size: int) -> int:
-        """Bytes that `size` elements take when packed."""
+        """Return the number of bytes of `size` packed elements."""
         return cpu.encoded_bytes(cpu.coding(self._code), size)
 
     def encode(self, gradient: Array, residual: Array | None, packed: Array) -> None:
@@ -104,7 +106,7 @@ class CompiledCodec(Codec):
         cpu.encode(cpu.coding(self._code), self._threshold, [gradient], residual, packed)
 
     def decode(self, packed: Array, gradient: Array) -> None:
-        """Unpack; see `Codec.decode`."""
+        """Unpack a gradient; see `Codec.decode`."""
         cpu.decode(cpu.coding(self._code), self._threshold, [packed], gradient)
 
     def config(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class CompiledCodec(Codec):
 
     @property
     def compiled(self) -> tuple[int, float] | None:
-        """Code and threshold for the kernels; None for a subclass that packs in its own way."""
+        """Code and threshold for the kernels; None for a subclass with its own format."""
         own = type(self)
         if any(getattr(own, name) is not getattr(CompiledCodec, name) for name in _FORMAT):
             return None
@@ -121,17 +123,17 @@ class CompiledCodec(Codec):
 
 
 def register(klass: Klass) -> Klass:
-    """Make a codec known under its `name`; usable as a decorator.
+    """Register a codec by its `name`. Usable as a decorator.
 
     Raises
     ------
     ArgumentError
-        Not a subclass of `Codec` with a name.
+        The argument is not a subclass of `Codec`, or the class has no name.
 
     Warns
     -----
     UserWarning
-        The name was taken; the new class wins.
+        The name is already registered. The new class replaces the old one.
     """
     if not _is_codec(klass):
         raise ArgumentError(f"register takes a subclass of Codec, not {klass!r}")
@@ -151,24 +153,24 @@ def _is_codec(klass: Any) -> bool:
 
 
 def names() -> list[str]:
-    """Names of all codecs."""
+    """Return the names of all codecs."""
     return sorted(_registry)
 
 
 def create(params: Any) -> Codec:
-    """Make a codec from the parameters of `KVStore.set_gradient_compression`.
+    """Create a codec from the parameters of `KVStore.set_gradient_compression`.
 
     Parameters
     ----------
     params : dict
-        ``{"type": "2bit", "threshold": 0.5}``: the codec's name, which is literal, and its keyword arguments.
+        The exact name of the codec and its keyword arguments: ``{"type": "2bit", "threshold": 0.5}``.
 
     Raises
     ------
     ArgumentError
-        Not a dict.
+        `params` is not a dict.
     ConfigError
-        No type, an unknown type, an unknown parameter, or a value that the codec does not take.
+        The type is missing or unknown, a parameter is unknown, or the codec does not accept a value.
     """
     if not isinstance(params, dict):
         raise ArgumentError(f"compression parameters are a dict like {{'type': '2bit'}}, not {params!r}")
@@ -177,7 +179,9 @@ def create(params: Any) -> Codec:
     if klass is None:
         near = closest(str(name).lower(), _registry)
         hint = f" (did you mean {near!r}?)" if near else ""
-        raise ConfigError(f"compression type is {name!r}{hint}; known are {', '.join(sorted(_registry))}")
+        raise ConfigError(
+            f"unknown compression type {name!r}{hint}; known types: {', '.join(sorted(_registry))}"
+        )
     settings = {key: value for key, value in params.items() if key != "type"}
     parameters = inspect.signature(klass).parameters
     unknown = sorted(map(str, set(settings) - set(parameters)))
@@ -188,16 +192,16 @@ def create(params: Any) -> Codec:
     except KVStoreError:
         raise
     except Exception as error:
-        raise ConfigError(f"codec {name!r} does not take {settings!r}: {error}") from error
+        raise ConfigError(f"codec {name!r} does not accept {settings!r}: {error}") from error
 
 
 def as_float32(name: str, threshold: Any) -> float:
-    """Round a codec's threshold to float32, in which gradients are compared with it.
+    """Round the threshold of a codec to float32, the type of the gradients that are compared with it.
 
     Raises
     ------
     ConfigError
-        Not a number, or NaN.
+        The threshold is not a number, or is NaN.
     """
     try:
         value = float(threshold)

@@ -1,4 +1,4 @@
-"""Error feedback: what a codec left out of a gradient is added to the next one of the same key.
+"""Error feedback: the part of a gradient that a codec does not send is added to the next gradient of the key.
 
 Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes
 SignSGD", ICML 2019.
@@ -29,9 +29,10 @@ _MOST_SOURCES = 2**20
 
 
 class Feedback:
-    """The codec of a store with one residual for each key and source.
+    """The codec of a store, with one residual for each key and source.
 
-    A source is the place of a value in the list of a push; a store that sums its own values first has one.
+    A source is the position of a value in the list of a push. A store that sums its own values first has one
+    source.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -39,13 +40,13 @@ class Feedback:
         self._residuals: dict[tuple[Key, int], Array] = {}
 
     def follow(self, earlier: Feedback | None) -> Feedback:
-        """Take over the residuals of an earlier codec of the same name, and return itself."""
+        """Use the residuals of an earlier codec of the same name, and return self."""
         if earlier is not None and earlier.codec.name == self.codec.name:
             self._residuals = earlier._residuals
         return self
 
     def check(self, key: Key, values: Iterable[Any], dtype: np.dtype[Any]) -> None:
-        """Raise unless values of a key can be compressed.
+        """Raise an error unless the values of a key can be compressed.
 
         Raises
         ------
@@ -66,7 +67,7 @@ class Feedback:
             )
 
     def pushed(self, key: Key, values: list[Array]) -> Pushed:
-        """Return values that count as packed and unpacked, each with its residual."""
+        """Return the values, which are summed as if they were packed and unpacked, with their residuals."""
         residuals = None
         if self.codec.feedback:
             residuals = [self._residual(key, source, value.shape) for source, value in enumerate(values)]
@@ -75,18 +76,18 @@ class Feedback:
         return PythonCodecSource(self.codec, key, values, residuals)
 
     def prepare(self, key: Key, shape: tuple[int, ...]) -> None:
-        """Make the residual of a store that sums its own values first, before anything has changed."""
+        """Create the residual of a key for a store that sums its own values first."""
         if self.codec.feedback:
             self._residual(key, 0, shape)
 
     def pack(self, key: Key, values: list[Array], packed: Array) -> None:
-        """Pack the sum of values, for a codec that is compiled; `packed` is uint8."""
+        """Pack the sum of values with a compiled codec; `packed` is a uint8 array."""
         assert self.codec.compiled is not None
         residual = self._residual(key, 0, values[0].shape) if self.codec.feedback else None
         cpu.encode(*self.codec.compiled, values, residual, packed)
 
     def total(self, key: Key, values: list[Array]) -> Pushed:
-        """Return the sum of values as `pushed` does."""
+        """Return the sum of values in the form of `pushed`."""
         summed = np.empty(values[0].shape, np.float32)
         cpu.reduce([(values, summed, [])])
         return self.pushed(key, [summed])
@@ -97,12 +98,12 @@ class Feedback:
             del self._residuals[name]
 
     def residual(self, key: Key, source: int = 0) -> Array | None:
-        """Return the live residual of a key's source; None where nothing was pushed."""
+        """Return the live residual of a source of a key, or None if nothing was pushed."""
         return self._residuals.get((key, source))
 
     @property
     def nbytes(self) -> int:
-        """Memory of the residuals, in bytes."""
+        """Size of the residuals in bytes."""
         return sum(array.nbytes for array in self._residuals.values())
 
     def save(self, path: str) -> None:
@@ -121,23 +122,25 @@ class Feedback:
             text = json.dumps(content)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"the config of codec {self.codec.name!r} holds more than names and plain values: {error}"
+                f"the config of codec {self.codec.name!r} has values that JSON cannot represent: {error}"
             ) from error
         tensor_file.write(path, _FORMAT, text, tensors)
 
     def load(self, path: str, keys: Mapping[Key, Array]) -> None:
-        """Read residuals that `save` wrote; those in place stay if the file is not usable.
+        """Read residuals that `save` wrote.
 
         Parameters
         ----------
         path : str
+            The file.
         keys : mapping
-            The store's keys, each with an array of its shape and type.
+            The keys of the store, each with an array of its shape and type.
 
         Raises
         ------
         StateFileError
-            The file is damaged or foreign, of another codec, or of keys that the store does not have.
+            The file is damaged, has another format or codec, or has keys that the store does not have. The
+            present residuals do not change.
         """
         from .. import tensor_file
 

@@ -9,21 +9,21 @@ from .codec import CompiledCodec, as_float32, register
 
 @register
 class OneBit(CompiledCodec):
-    """MXNet's 1-bit compression, bit for bit: a thirty-second of the bytes.
+    """MXNet's 1-bit compression, with identical bits. It sends a thirty-second of the bytes.
 
-    With x = residual + gradient: x > threshold sends +1, anything else -1; the residual becomes x less what
-    was sent. The threshold decides, and is not sent. Scale gradients to a size of about 1: multiply the loss,
-    and divide with the optimizer's ``rescale_grad``.
+    Let x = residual + gradient. If x > threshold, +1 is sent, else -1; the residual becomes x minus the sent
+    value. The threshold itself is not sent. Scale the gradients to about 1: multiply the loss, and divide
+    with the ``rescale_grad`` of the optimizer.
 
     Parameters
     ----------
     threshold : float
-        Any number; rounded to float32.
+        Any number. It is rounded to float32.
 
     Raises
     ------
     ConfigError
-        The threshold is no number.
+        The threshold is not a number.
     """
 
     name: ClassVar[str] = "1bit"
@@ -35,5 +35,5 @@ class OneBit(CompiledCodec):
 
     @property
     def threshold(self) -> float:
-        """Above it, +1 is sent."""
+        """Limit of x; above it, +1 is sent."""
         return self._threshold

@@ -1,4 +1,4 @@
-"""What is pushed to a key of a store that compresses: packed when it is summed, and not before."""
+"""Values that are pushed to a key with compression. They are packed when they are summed, not before."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Pushed(Protocol):
     """The values of one key in one call."""
 
     def sources(self) -> cpu.Coded | list[Array]:
-        """Return what the kernels sum; residuals are used up by that, or by `keep`."""
+        """Return the arguments of the summing kernels; the sum, or `keep`, updates the residuals."""
 
     def keep(self) -> None:
-        """Say that the sum has been applied."""
+        """Update the residuals after the sum has been applied."""
 
     def guarded(self) -> Any:
-        """Return a context that has the residuals as before if its body fails, and keeps them if not."""
+        """Return a context that restores the residuals if its body raises an error, and else keeps them."""
 
 
 class KernelSource:
-    """For a codec of the kernels, which use residuals up as they sum, and then do not fail."""
+    """Values for a compiled codec. The kernels update the residuals during the sum and do not fail then."""
 
     def __init__(self, code: tuple[int, float], values: list[Array], residuals: list[Array] | None) -> None:
         self._code, self._values, self._residuals = code, values, residuals
@@ -59,7 +59,7 @@ class KernelSource:
 
 
 class PythonCodecSource:
-    """For a codec of a user: packed and unpacked here, with copies of the residuals."""
+    """Values for a user-defined codec, which are packed and unpacked here with copies of the residuals."""
 
     def __init__(self, codec: Codec, key: Key, values: list[Array], residuals: list[Array] | None) -> None:
         self._codec, self._key, self._values, self._residuals = codec, key, values, residuals
@@ -71,7 +71,7 @@ class PythonCodecSource:
         Raises
         ------
         CodecError
-            The codec raised, or says that it needs a number of bytes that is none.
+            The codec raised an error, or its `nbytes` is not a valid number.
         """
         self._left = [residual.copy() for residual in self._residuals or ()]
         return [
@@ -91,7 +91,7 @@ class PythonCodecSource:
         self.keep()
 
     def _there_and_back(self, value: Array, residual: Array | None) -> Array:
-        """Pack and unpack. The codec gets views: what it does to their attributes is its own affair."""
+        """Pack and unpack a value. The codec gets views, so it cannot change attributes of the arrays."""
         gradient = value.view()
         gradient.flags.writeable = False
         restored = np.empty(value.shape, np.float32)
@@ -108,10 +108,10 @@ class PythonCodecSource:
         return restored
 
     def _nbytes(self, size: int) -> int:
-        nbytes: Any = self._codec.nbytes(size)  # whatever it is, in a class of a user
+        nbytes: Any = self._codec.nbytes(size)  # a user-defined class can return anything
         if not isinstance(nbytes, int) or isinstance(nbytes, bool) or not 0 <= nbytes < 2**47:
             raise CodecError(
                 f"codec {self._codec.name!r} needs {nbytes!r} bytes for {size} elements of key "
-                f"{self._key!r}: that is no number of bytes"
+                f"{self._key!r}: that is not a valid number of bytes"
             )
         return nbytes

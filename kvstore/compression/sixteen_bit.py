@@ -1,4 +1,4 @@
-"""Gradients rounded to 16-bit floats, to nearest even; nothing is kept of what the rounding leaves out."""
+"""Gradients rounded to 16-bit floats, to nearest even, without residuals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .codec import CompiledCodec, register
 
 @register
 class Float16(CompiledCodec):
-    """IEEE half precision: 11 bits of mantissa, half of the bytes. Beyond 65504 is infinity."""
+    """IEEE half precision: 11 bits of mantissa, half of the bytes. Values above 65504 become infinity."""
 
     name: ClassVar[str] = "fp16"
     _code = "half"
@@ -17,7 +17,7 @@ class Float16(CompiledCodec):
 
 @register
 class BFloat16(CompiledCodec):
-    """The upper half of a float32: 8 bits of mantissa, its full range, half of the bytes."""
+    """The upper half of a float32: 8 bits of mantissa, the range of float32, half of the bytes."""
 
     name: ClassVar[str] = "bf16"
     _code = "bfloat"

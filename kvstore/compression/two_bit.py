@@ -10,21 +10,22 @@ from .codec import CompiledCodec, as_float32, register
 
 @register
 class TwoBit(CompiledCodec):
-    """MXNet's 2-bit compression, bit for bit: a sixteenth of the bytes.
+    """MXNet's 2-bit compression, with identical bits. It sends a sixteenth of the bytes.
 
-    With x = residual + gradient: x >= threshold sends +threshold, x <= -threshold sends -threshold, anything
-    else 0; the residual becomes x less what was sent. However large x is, one threshold is sent at a time.
+    Let x = residual + gradient. If x >= threshold, +threshold is sent; if x <= -threshold, -threshold is
+    sent; else 0 is sent. The residual becomes x minus the sent value. One push sends at most one threshold,
+    however large x is.
 
     Parameters
     ----------
     threshold : float
-        Above zero; rounded to float32. About the size of the larger gradients: what is much larger takes many
-        pushes to arrive, and what is much smaller gathers for as long.
+        A number above zero. It is rounded to float32. Choose about the size of the larger gradients: a much
+        larger gradient needs many pushes, and a much smaller gradient accumulates over many pushes.
 
     Raises
     ------
     ConfigError
-        The threshold is no number, or not above zero.
+        The threshold is not a number, or not above zero.
     """
 
     name: ClassVar[str] = "2bit"
@@ -38,5 +39,5 @@ class TwoBit(CompiledCodec):
 
     @property
     def threshold(self) -> float:
-        """What one code stands for."""
+        """Magnitude of a value that is sent."""
         return self._threshold

@@ -1,6 +1,6 @@
-"""The `kvstore` command: what each subcommand takes, and nothing of how it works.
+"""The `kvstore` command: the options and arguments of each subcommand.
 
-A subcommand imports its own code when it runs, so that ``kvstore --version`` stays quick.
+A subcommand imports its code when it runs, so that ``kvstore --version`` is fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvstore.settings.definitions import DEFAULTS
 
 
 class _Commands(click.Group):
-    """A group whose commands end on our own errors with one line and exit code 1, not with a traceback."""
+    """A group whose commands report an error of kvstore in one line and exit with 1, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -28,7 +28,7 @@ _imports = click.option(
     "imports",
     metavar="MODULE",
     multiple=True,
-    help="Module that servers import, for what it registers; may be given several times.",
+    help="Module that servers import; it registers optimizers and codecs. Can be given several times.",
 )
 _interval = click.option(
     "--snapshot-interval",
@@ -36,13 +36,13 @@ _interval = click.option(
     metavar="S",
     help=f"Seconds between two snapshots.  [default: {DEFAULTS['snapshot_interval']:g}]",
 )
-_keys = click.option("--keys", metavar="FILE", help="Keys of this process, as `kvstore keys` made them.")
+_keys = click.option("--keys", metavar="FILE", help="Keys of this process, written by `kvstore keys`.")
 _insecure = click.option(
-    "--insecure", is_flag=True, help="Do without keys, though other machines can connect."
+    "--insecure", is_flag=True, help="Run without keys, even if other machines can connect."
 )
 
 
-#: Options of scheduler and server, and the variables in the place of which they stand.
+#: Options of scheduler and server, and the variables that have the same meaning.
 _VARIABLES = {
     "workers": "KVSTORE_NUM_WORKERS",
     "servers": "KVSTORE_NUM_SERVERS",
@@ -76,41 +76,46 @@ Completion, in ~/.bashrc (for zsh: zsh_source; for fish: fish_source):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_COMPLETION)
 @click.version_option(package_name="kvstore-train", prog_name="kvstore", message="%(prog)s %(version)s")
 def main() -> None:
-    """Keep parameters in step in data-parallel training."""
+    """Synchronize parameters in data-parallel training."""
 
 
 @main.command()
 @click.option("--store", default="local", show_default=True, help="Name for kvstore.create.")
-@click.option("--optimizer", default="sgd", show_default=True, help="The rule that runs on the store.")
+@click.option("--optimizer", default="sgd", show_default=True, help="Name of the optimizer.")
 @click.option(
     "-n",
     "--workers",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Processes; with more than one the store is `shared` unless --store says otherwise.",
+    help="Number of processes. With more than one the default store is `shared`.",
 )
 @click.option(
     "--replicas",
     type=click.IntRange(1, 64),
-    help="Copies of the network in each process, each with its own shard of every batch.  "
+    help="Number of copies of the network in each process; each gets a part of every batch.  "
     "[default: 4 in one process, else 1]",
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=30, show_default=True)
+@click.option("--epochs", type=click.IntRange(min=1), default=30, show_default=True, help="Number of epochs.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same bits."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the random numbers; equal seeds give identical bits.",
 )
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.")
 @click.option(
     "--servers",
     type=click.IntRange(1, 64),
-    help="Servers to start, for the `dist` stores.  [default: 1 for these, unless some are there]",
+    help="Number of servers to start, for a `dist` store.  [default: 1, unless servers are already running]",
 )
 def demo(workers: int, servers: int | None, replicas: int | None, **options: Any) -> None:
-    """Train a small network on handwritten digits, its gradients summed and applied by a store.
+    """Train a small network on handwritten digits with a store.
 
-    The data comes with scikit-learn, so nothing is downloaded. Four processes of one replica end with the
-    same weights, bit by bit, as one process of four.
+    The store sums the gradients and applies the optimizer. The data is part of scikit-learn, so nothing is
+    downloaded. Four processes with one replica each give the same weights, bit for bit, as one process with
+    four replicas.
     """
     from kvstore.launch.demo import TrainingSettings, start
 
@@ -128,49 +133,55 @@ def demo(workers: int, servers: int | None, replicas: int | None, **options: Any
     type=click.IntRange(0, 1024),
     default=0,
     show_default=True,
-    help="Number of parameter servers, for `dist` stores; with any there is a scheduler too.",
+    help="Number of parameter servers, for `dist` stores. With servers, a scheduler is started too.",
 )
 @click.option(
     "--restarts",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Failed workers that are started again, in all, before a failure ends the job.",
+    help="Number of failed workers that are started again before a failure ends the job.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
-@click.option(
-    "--no-prefix", is_flag=True, help="Do not mark lines of output with the process they come from."
-)
+@click.option("--no-prefix", is_flag=True, help="Print lines of output without the name of their process.")
 @click.option(
     "--transport",
     type=click.Choice(["tcp", "ipc"]),
-    help="How workers and servers talk: over tcp, or at unix sockets without files.  [default: tcp]",
+    help="Connections of workers and servers: tcp, or unix sockets without files.  [default: tcp]",
 )
-@click.option("--host", help="Address at which scheduler and servers are reached.  [default: 127.0.0.1]")
+@click.option("--host", help="Address at which scheduler and servers listen.  [default: 127.0.0.1]")
 @click.option(
-    "--secure", is_flag=True, help="Encrypt on this machine too; with another --host it is done anyway."
+    "--secure",
+    is_flag=True,
+    help="Encrypt connections on this machine too; with another --host they always are.",
 )
-@click.option("--insecure", is_flag=True, help="Do not encrypt, though other machines can connect.")
+@click.option("--insecure", is_flag=True, help="Do not encrypt, even if other machines can connect.")
 @_imports
-@click.option("--snapshot", metavar="DIR", help="Folder in which servers save what they hold, now and then.")
+@click.option("--snapshot", metavar="DIR", help="Folder in which servers save their data at intervals.")
 @_interval
 @click.option(
     "--server-restarts",
     type=click.IntRange(min=0),
-    help="Failed servers that are started again from their snapshot, in all.  [default: 0]",
+    help="Number of failed servers that are started again from their snapshot.  [default: 0]",
 )
-@click.option("--hosts", metavar="A:4,B:4", help="Hosts to run on, by ssh, and how many workers each takes.")
-@click.option("--hostfile", metavar="FILE", help="File with a host a line, `slots=4` behind it or not.")
+@click.option("--hosts", metavar="A:4,B:4", help="Hosts to use over ssh, with the number of workers on each.")
 @click.option(
-    "--ssh-command", metavar="COMMAND", help="In the place of ssh; name and command are added.  [KVSTORE_SSH]"
+    "--hostfile", metavar="FILE", help="File with one host per line, optionally followed by `slots=4`."
 )
-@click.option("--python", metavar="PATH", help="Python on the hosts.  [default: the path of this one]")
+@click.option(
+    "--ssh-command",
+    metavar="COMMAND",
+    help="Command to use instead of ssh; host and remote command are appended.  [KVSTORE_SSH]",
+)
+@click.option("--python", metavar="PATH", help="Path of Python on the hosts.  [default: that of this Python]")
 @click.option(
     "--export",
     "exports",
     metavar="NAME[=VALUE]",
     multiple=True,
-    help="Variable that hosts get too, beside KVSTORE_*, DMLC_* and their like; may be given several times.",
+    help="Environment variable for the hosts, in addition to KVSTORE_*, DMLC_*, PS_* and others. Can be "
+    "given "
+    "several times.",
 )
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -189,12 +200,13 @@ def run(
     arguments: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Run PROGRAM in several processes, which find each other through kvstore.
+    """Run PROGRAM in several processes that form one job.
 
-    They run on this machine, or on those that --hosts names.
+    The processes run on this machine, or on the machines of --hosts.
 
-    A PROGRAM whose name ends with .py runs in this Python. The first process that fails ends the others, and
-    its exit code is that of the command. `--` ends the options, and may be left out.
+    If the name of PROGRAM ends with .py, the current Python runs it. When one process fails, the others are
+    ended, and the command exits with the exit code of the failed process. `--` ends the options; you can omit
+    it.
     """
     from kvstore.launch import service
     from kvstore.launch.hosts import remote_hosts
@@ -208,13 +220,15 @@ def run(
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.option(
-    "-s", "--servers", type=click.IntRange(1, 1024), required=True, help="Servers, spread over the ranks."
-)
+@click.option("-s", "--servers", type=click.IntRange(1, 1024), required=True, help="Number of servers.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
-@click.option("--meet", metavar="DIR", help="Folder that all hosts see: the ranks meet there, with keys.")
-@click.option("--scheduler", metavar="ADDRESS", help="tcp://HOST:PORT on the host of rank 0.")
-@click.option("--keys", metavar="DIR", help="Folder in which `kvstore keys` has made keys.")
+@click.option(
+    "--meet", metavar="DIR", help="Folder that all hosts can read; the ranks exchange address and keys there."
+)
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Address of the scheduler: tcp://HOST:PORT on the host of rank 0."
+)
+@click.option("--keys", metavar="DIR", help="Folder with the keys that `kvstore keys` has written.")
 @_insecure
 @_imports
 @click.argument("program")
@@ -232,9 +246,9 @@ def role(
 ) -> None:
     """Run PROGRAM as a worker, in a rank that mpirun, srun or torchrun has started.
 
-    Rank 0 runs the scheduler beside it, and some ranks a server: `mpirun -n 4 kvstore role -s 2 train.py`. On
-    one machine that is all. Ranks of several hosts must know where to meet: say --meet or --scheduler, or use
-    Slurm, which names its first host.
+    Rank 0 also runs the scheduler, and some ranks also run a server: `mpirun -n 4 kvstore role -s 2
+    train.py`. On one machine this needs no other option. On several hosts, give --meet or --scheduler; under
+    Slurm the ranks use the first host of the step.
     """
     from kvstore.launch.rendezvous import meeting
     from kvstore.launch.role import Company, placed
@@ -250,18 +264,22 @@ def role(
 
 
 @main.command()
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 0]")
-@click.option("-n", "--workers", type=click.IntRange(1, 65536), help="Number of workers that will come.")
-@click.option("-s", "--servers", type=click.IntRange(1, 65536), help="Number of servers that will come.")
-@click.option("--host", help="Address at which others reach the scheduler.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 means a free port.  [default: 0]")
+@click.option("-n", "--workers", type=click.IntRange(1, 65536), help="Number of workers in the job.")
+@click.option("-s", "--servers", type=click.IntRange(1, 65536), help="Number of servers in the job.")
+@click.option("--host", help="Address at which the scheduler listens.  [default: 127.0.0.1]")
 @_keys
 @_insecure
-@click.option("--report-fd", type=click.IntRange(min=0), help="Write the address there instead of to stdout.")
+@click.option(
+    "--report-fd",
+    type=click.IntRange(min=0),
+    help="File descriptor to write the address to, instead of stdout.",
+)
 def scheduler(port: int | None, host: str | None, report_fd: int | None, **options: Any) -> None:
-    """Run the scheduler of a job, and print its address as soon as others can connect.
+    """Run the scheduler of a job, and print its address when other processes can connect.
 
-    What no option says is read from the variables KVSTORE_* and DMLC_*. `kvstore run -s` does all of this on
-    one machine.
+    The variables KVSTORE_* and DMLC_* set what no option sets. `kvstore run -s` starts scheduler, servers and
+    workers in one command.
     """
     from kvstore.launch.serve import address_option, reporter
     from kvstore.launch.serve import scheduler as serve
@@ -273,23 +291,23 @@ def scheduler(port: int | None, host: str | None, report_fd: int | None, **optio
 
 
 @main.command()
-@click.option("--scheduler", help="Address of the scheduler, as it prints it.")
+@click.option("--scheduler", help="Address of the scheduler, as the scheduler prints it.")
 @click.option(
-    "--rank", type=click.IntRange(0, 65535), help="Number of this server; else the scheduler gives one."
+    "--rank",
+    type=click.IntRange(0, 65535),
+    help="Rank of this server.  [default: the scheduler assigns one]",
 )
-@click.option("--host", help="Address at which workers reach this server.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 0]")
+@click.option("--host", help="Address at which this server listens.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 means a free port.  [default: 0]")
 @_keys
 @_insecure
 @_imports
-@click.option(
-    "--snapshot", metavar="DIR", help="Folder in which the server saves what it holds, now and then."
-)
+@click.option("--snapshot", metavar="DIR", help="Folder in which the server saves its data at intervals.")
 @_interval
 def server(imports: tuple[str, ...], **options: Any) -> None:
-    """Run one server of a job, until the job is over.
+    """Run one server of a job until the job is over.
 
-    What no option says is read from the variables KVSTORE_* and DMLC_*.
+    The variables KVSTORE_* and DMLC_* set what no option sets.
     """
     from kvstore.launch.serve import server as serve
 
@@ -301,9 +319,10 @@ def server(imports: tuple[str, ...], **options: Any) -> None:
 @click.option("-s", "--servers", type=click.IntRange(1, 65536), required=True, help="Number of servers.")
 @click.argument("folder", type=click.Path(file_okay=False))
 def keys(workers: int, servers: int, folder: str) -> None:
-    """Make the keys of a job of several machines: one file in FOLDER for each process.
+    """Create the keys of a job on several machines.
 
-    Give each process its own file, and no other (KVSTORE_KEYS_FILE, --keys). `kvstore run` makes keys itself.
+    The command writes one file into FOLDER for each process. Give each process only its own file
+    (KVSTORE_KEYS_FILE, --keys). `kvstore run` creates keys by itself.
     """
     from pathlib import Path
 
@@ -316,9 +335,9 @@ def keys(workers: int, servers: int, folder: str) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def env(as_json: bool) -> None:
-    """Show which launcher's variables are found here, what they say, and why the others lost.
+    """Print the rank and job that kvstore reads from the variables of the launcher, and why.
 
-    Where there is a parameter server, also the part of this process in it. Exits with 1 where variables are
+    In a job with parameter servers it also prints the role of this process. It exits with 1 if variables are
     missing or contradict each other.
     """
     import json

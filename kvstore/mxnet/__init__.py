@@ -1,6 +1,6 @@
-"""Our stores in MXNet 1.9.1: under Gluon's Trainer, under Module, and by name in MXNet's own registry.
+"""kvstore's stores for MXNet 1.9.1: for Gluon's Trainer, for Module, and in MXNet's own registry.
 
-``kvstore.mxnet.create("shared")`` makes a store that MXNet takes for one of its own. Importing this module
+``kvstore.mxnet.create("shared")`` returns a store with the interface of MXNet's stores. Importing this module
 imports MXNet, and registers every store with it under the name ``kvstore_<name>``.
 """
 
@@ -41,21 +41,21 @@ class _Held(NamedTuple):
 
 @all_raise_both
 class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
-    """One of our stores, as MXNet sees it.
+    """A store of kvstore with the interface of MXNet's stores.
 
-    MXNet's arrays are used in place, once MXNet is done with them, and results are there when a call returns:
-    nothing of a call is left to MXNet's engine. Arrays on the CPU only. Every error of `kvstore.errors` that
-    is raised here is an ``mxnet.base.MXNetError``, too.
+    MXNet's arrays are used in place, after MXNet's engine has finished writing them. The results are complete
+    when a call returns; MXNet's engine runs no part of a call. Arrays must be on the CPU. Every error of
+    `kvstore.errors` that a method raises is also an ``mxnet.base.MXNetError``.
 
     Parameters
     ----------
     store : kvstore.KVStore
-        It stays the caller's to close, unless this object came from `create`.
+        The store. The caller must close it, unless this object comes from `create`.
 
     Attributes
     ----------
     store : kvstore.KVStore
-        Has the verbs that MXNet's stores lack: save, load, statistics and others.
+        The store, with the methods that MXNet's stores do not have: `save`, `load`, `statistics` and others.
     """
 
     def __init__(self, store: OurKVStore) -> None:
@@ -80,7 +80,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         self._note_tables(key, value)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Initialise keys with rank 0's values, and write these to `out`."""
+        """Initialise keys with the values of rank 0, and write these values to `out`."""
         self.store.broadcast(key, taken(value), Outs(out).arrays, priority)
         self._note_tables(key, value)
 
@@ -92,7 +92,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         self._count(key, values)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Write the stored values to `out`; row-sparse outs only if not `ignore_sparse`."""
+        """Write the stored values to `out`; to row-sparse outputs only if `ignore_sparse` is False."""
         if ignore_sparse or out is None:
             self.store.pull(key, out if out is None else Outs(out).arrays, priority)
             return
@@ -100,14 +100,14 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
             self._pull_all(name, outs, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Push, and write the result to `out`, or where None to the values; dense ones only."""
+        """Push dense values, and write the result to `out`, or without `out` to the values."""
         values = taken(value)
         self._follow(key, values)
         self.store.pushpull(key, values, None if out is None else Outs(out).arrays, priority)
         self._count(key, values)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Write these rows of row-sparse keys to `out`, sorted and unique."""
+        """Write the requested rows of row-sparse keys to `out`, sorted and unique."""
         outs = Outs(out)
         self.store.row_sparse_pull(key, outs.arrays, priority, row_ids)
         outs.deliver()
@@ -138,22 +138,22 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     # ---------------------------------------------------------------------------------------- updates
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Update stored weights with an optimizer of MXNet, or of ours, on every push from now on.
+        """Update the stored weights with an optimizer of MXNet or of kvstore on every later push.
 
-        One of MXNet whose formula is ours is translated; what is then changed in it (its rate, ``wd``,
-        ``rescale_grad``, multipliers) is taken over at the next step. Any other is called itself, which is
-        slower and works in stores of this machine only: `local`, `device` and, where all it remembers lies in
-        its states, `shared`.
+        If an optimizer of MXNet has the formula of an optimizer of kvstore, it is translated. Later changes
+        of its learning rate, ``wd``, ``rescale_grad`` and multipliers take effect at the next step. Otherwise
+        the store calls the optimizer of MXNet itself. That is slower and works only in stores on this
+        machine: ``"local"``, ``"device"`` and, if its states contain all that it remembers, ``"shared"``.
 
         Raises
         ------
         CapabilityError
-            The store cannot run it, and it cannot be translated; the message says why.
+            The optimizer cannot be translated and the store cannot run it. The message says why.
         ArgumentError
-            No optimizer.
+            The argument is not an optimizer.
         ConfigError
-            Its ``rescale_grad``, which Gluon makes of the batch size, is negative, infinite or NaN. Later on
-            a push raises this.
+            Its ``rescale_grad``, which Gluon computes from the batch size, is negative, infinite or NaN. If
+            it is changed later, a push raises this error.
         """
         if isinstance(optimizer, Optimizer):
             self.store.set_optimizer(optimizer)
@@ -171,12 +171,12 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         name = type(optimizer).__name__
         runs = not is_on_servers(self.store) and (self.num_workers == 1 or keeps_states_only(optimizer))
         if runs:
-            log.info("%s is run by MXNet's own code: %s", name, why)
+            log.info("MXNet's own code runs %s: %s", name, why)
             return Foreign.of(optimizer, self._tables)
         raise CapabilityError(
             f"{name} cannot be translated ({why}), and a store of type {self.type!r} cannot run MXNet's code "
             "for it: pass update_on_kvstore=False to the Trainer, so that MXNet updates in the workers, or "
-            "set one of kvstore.optimizer"
+            "use an optimizer of kvstore.optimizer"
         )
 
     def _follow(self, key: Any, values: Any) -> None:
@@ -218,20 +218,20 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     # ----------------------------------------------------------------------------------------- states
 
     def save_optimizer_states(self, fname: PathLike, dump_optimizer: bool = False) -> None:
-        """Write states and counts to a safetensors file, on every kind of store.
+        """Write the states and update counts to a safetensors file; it works with every type of store.
 
-        With `dump_optimizer` also the settings of a translated optimizer; those of one that MXNet's code runs
-        are in MXNet's object only.
+        With `dump_optimizer`, the file also contains the settings of a translated optimizer. If MXNet's code
+        runs the optimizer, its settings are only in MXNet's object.
         """
         self.store.save_optimizer_states(fname, dump_optimizer and not isinstance(self._rule, Foreign))
 
     def load_optimizer_states(self, fname: PathLike) -> None:
-        """Read what `save_optimizer_states` wrote; MXNet's object takes over the settings, too.
+        """Read the states that `save_optimizer_states` wrote, also into MXNet's object.
 
         Raises
         ------
         StateFileError
-            The file is damaged or foreign; a pickle of MXNet, for instance.
+            The file is damaged or has another format, for example a pickle of MXNet.
         """
         self.store.load_optimizer_states(fname)
         if not isinstance(self._rule, Translated):
@@ -252,21 +252,21 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
 
     @property
     def rank(self) -> int:
-        """Number of this worker, from 0."""
+        """Rank of this worker in its job, from 0."""
         return self.store.rank
 
     @property
     def local_rank(self) -> int:
-        """Number of this worker on its machine, from 0."""
+        """Rank of this worker among the workers on its machine, from 0."""
         return self.store.local_rank
 
     @property
     def num_workers(self) -> int:
-        """Number of workers."""
+        """Number of workers in the store."""
         return self.store.num_workers
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store can do that; known is ``"optimizer"``."""
+        """Return whether the store has a capability; ``"optimizer"`` is the only one."""
         return self.store.is_capable(capability)
 
     def _barrier(self) -> None:
@@ -278,14 +278,14 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         self.store.send_command_to_servers(head, body)
 
     def close(self) -> None:
-        """Give back what the store holds. A second call does nothing."""
+        """Close the store and free its memory. A second call does nothing."""
         self.store.close()
 
     def __enter__(self) -> KVStore:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Close; where an error leaves the block, the other workers of a job see this one as lost."""
+        """Close the store. If an error leaves the block, the other workers see this worker as lost."""
         self.store.__exit__(*error)
 
     def __repr__(self) -> str:
@@ -294,29 +294,31 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
 
 @raises_both
 def create(name: str = "local", **options: Any) -> KVStore:
-    """Create one of our stores for MXNet.
+    """Create a store of kvstore for MXNet.
+
+    It raises the errors of `kvstore.create`; each of them is also an ``mxnet.base.MXNetError``.
 
     Parameters
     ----------
     name : str
-        As `kvstore.create` takes it; ``kvstore_<name>`` is the same.
+        A name for `kvstore.create`; ``kvstore_<name>`` means the same.
     **options
-        As there.
+        Options for `kvstore.create`.
 
     Returns
     -------
     KVStore
-        An ``mxnet.kvstore.KVStore``: Gluon's ``Trainer(params, "sgd", kvstore=...)`` and Module take it.
+        An ``mxnet.kvstore.KVStore``. Gluon's ``Trainer(params, "sgd", kvstore=...)`` and Module accept it.
 
     Raises
     ------
-    As `kvstore.create`, each an ``mxnet.base.MXNetError``, too; ArgumentError for a class that was registered
-    here, and for ``"teststore"``.
+    ArgumentError
+        The name is ``"teststore"`` or that of a class registered with kvstore.
     """
     store = create_ours(_without_prefix(name), **options)
     if not isinstance(store, OurKVStore):
         raise ArgumentError(
-            f"{name!r} is a class of its own: register it by mxnet.kvstore.KVStoreBase.register"
+            f"{name!r} is a registered class: register it with mxnet.kvstore.KVStoreBase.register instead"
         )
     made = KVStore(store)
     made._made = True

@@ -1,9 +1,9 @@
 """Learning-rate schedules: pure functions of the number of updates.
 
-Names, arguments and values are those of MXNet's ``mx.lr_scheduler``. Two things differ on purpose. A call
-changes nothing, so a schedule may be asked for any update in any order; MXNet's schedules overwrite their own
-``base_lr``. And polynomial and cosine schedules give ``final_lr`` behind ``max_update`` even if the first
-call is there.
+Names, arguments and values are those of MXNet's ``mx.lr_scheduler``, with two differences. A call does not
+change the schedule, so the rates of any updates can be computed in any order; MXNet's schedules overwrite
+their ``base_lr``. Polynomial and cosine schedules return ``final_lr`` after ``max_update`` also at the first
+call.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _registry: dict[str, type[LRScheduler]] = {}
 
 
 def register(klass: Klass) -> Klass:
-    """Make a schedule known by its class name, so that it can be saved and sent; usable as a decorator."""
+    """Register a schedule by its class name, so that it can be saved and sent. Usable as a decorator."""
     _registry[klass.__name__] = klass
     return klass
 
 
 def from_config(spec: dict[str, Any]) -> LRScheduler:
-    """Make a schedule out of ``{"name": class name, "config": keyword arguments}``.
+    """Create a schedule from ``{"name": class name, "config": keyword arguments}``.
 
     Raises
     ------
     ConfigError
-        If the name is unknown or the arguments do not fit.
+        If the name is unknown or the arguments are not valid.
     """
     name, config = spec.get("name"), spec.get("config")
     if not isinstance(name, str) or name not in _registry:
@@ -46,23 +46,24 @@ def from_config(spec: dict[str, Any]) -> LRScheduler:
 
 
 class LRScheduler:
-    """Base of the schedules: warm-up, and a constant rate after it.
+    """Base class of the schedules: a warm-up, then a constant rate.
 
     Parameters
     ----------
     base_lr : float, default 0.01
         Rate at the end of the warm-up.
     warmup_steps : int, default 0
-        Number of updates during which the rate climbs.
+        Number of updates of the warm-up.
     warmup_begin_lr : float, default 0
         Rate at the beginning of the warm-up.
     warmup_mode : {"linear", "constant"}
-        Climb in a straight line, or stay at `warmup_begin_lr` and jump.
+        ``"linear"`` increases the rate linearly. ``"constant"`` keeps `warmup_begin_lr` until the end of the
+        warm-up.
 
     Raises
     ------
     ConfigError
-        If `warmup_begin_lr` exceeds `base_lr`, `warmup_steps` is negative or no integer, or the mode is
+        If `warmup_begin_lr` exceeds `base_lr`, `warmup_steps` is negative or not an integer, or the mode is
         unknown.
     """
 
@@ -90,27 +91,27 @@ class LRScheduler:
         return self.base_lr
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """Return the rate at an update during the warm-up."""
+        """Return the rate of an update during the warm-up."""
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
         return self.warmup_begin_lr + (self.base_lr - self.warmup_begin_lr) * num_update / self.warmup_steps
 
     def after_warmup(self, num_update: int) -> float:
-        """Return the rate at an update behind the warm-up; what a subclass overrides."""
+        """Return the rate of an update after the warm-up. Subclasses override this method."""
         return self.base_lr
 
     def __call__(self, num_update: int) -> float:
-        """Return the learning rate at update number `num_update`, the first being 1."""
+        """Return the learning rate of update `num_update`; the first update is 1."""
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         return self.after_warmup(num_update)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the keyword arguments that make this schedule again."""
+        """Return keyword arguments that create an equal schedule."""
         return {name: getattr(self, name) for name in self.options}
 
     def with_base_lr(self, base_lr: float) -> LRScheduler:
-        """Return a schedule like this one with another base rate."""
+        """Return a copy of the schedule with another base rate."""
         return type(self)(**{**self.get_config(), "base_lr": base_lr})
 
     def __eq__(self, other: object) -> bool:
@@ -129,18 +130,19 @@ class LRScheduler:
 class FactorScheduler(LRScheduler):
     """Multiply the rate by `factor` after every `step` updates.
 
-    Updates 1 to `step` have the base rate. The updates of the warm-up count, so the first rate behind a long
-    warm-up may be a reduced one.
+    Updates 1 to `step` have the base rate. The updates of the warm-up count too, so the first rate after a
+    long warm-up can be a reduced one.
 
     Parameters
     ----------
     step : int
         Number of updates between two reductions.
     factor : float, default 1
+        Factor of each reduction, at most 1.
     stop_factor_lr : float, default 1e-8
         Smallest rate.
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
-        As in `LRScheduler`.
+        See `LRScheduler`.
     """
 
     options = ("step", "factor", "stop_factor_lr", *LRScheduler.options)
@@ -156,7 +158,7 @@ class FactorScheduler(LRScheduler):
             raise ConfigError(f"step must be 1 or more, got {step}")
 
     def after_warmup(self, num_update: int) -> float:
-        """Return the rate behind the warm-up."""
+        """Return the rate after the warm-up."""
         reductions = max(0, num_update - 1) // self.step
         if reductions == 0:
             return self.base_lr
@@ -165,15 +167,16 @@ class FactorScheduler(LRScheduler):
 
 @register
 class MultiFactorScheduler(LRScheduler):
-    """Multiply the rate by `factor` behind each of the given updates.
+    """Multiply the rate by `factor` after each of the given updates.
 
     Parameters
     ----------
     step : list of int
-        Strictly increasing, each 1 or more.
+        Numbers of these updates, strictly increasing, each 1 or more.
     factor : float, default 1
+        Factor of each reduction, at most 1.
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
-        As in `LRScheduler`.
+        See `LRScheduler`.
     """
 
     options = ("step", "factor", *LRScheduler.options)
@@ -188,7 +191,7 @@ class MultiFactorScheduler(LRScheduler):
             raise ConfigError(f"step must rise strictly from 1 or more, got {list(step)}")
 
     def after_warmup(self, num_update: int) -> float:
-        """Return the rate behind the warm-up."""
+        """Return the rate after the warm-up."""
         lr = self.base_lr
         for boundary in self.step:
             if num_update > boundary:
@@ -197,7 +200,7 @@ class MultiFactorScheduler(LRScheduler):
 
 
 class _Fading(LRScheduler):
-    """From the base rate down to `final_lr` at `max_update`, along a curve."""
+    """Decrease the rate from the base rate to `final_lr` at `max_update`, along a curve."""
 
     options = ("max_update", "final_lr", *LRScheduler.options)
 
@@ -209,7 +212,7 @@ class _Fading(LRScheduler):
             raise ConfigError(f"max_update must be 1 or more, got {max_update}")
         if self.max_update <= self.warmup_steps:
             raise ConfigError(
-                f"max_update {max_update} must lie behind the {self.warmup_steps} warm-up steps"
+                f"max_update {max_update} must be larger than the {self.warmup_steps} warm-up steps"
             )
 
     @property
@@ -218,31 +221,33 @@ class _Fading(LRScheduler):
         return self.max_update - self.warmup_steps
 
     def after_warmup(self, num_update: int) -> float:
-        """Return the rate behind the warm-up."""
+        """Return the rate after the warm-up."""
         if num_update >= self.max_update:
             return self.final_lr
         done = (num_update - self.warmup_steps) / self.max_steps
         return self.final_lr + (self.base_lr - self.final_lr) * self.remaining(done)
 
     def remaining(self, done: float) -> float:
-        """Return the share of the fall that is still ahead when `done` of the way is gone; 1 at 0, 0 at 1."""
+        """Return the remaining part of the decrease after the fraction `done` of the steps, from 1 to 0."""
         raise NotImplementedError
 
 
 @register
 class PolyScheduler(_Fading):
-    """Let the rate fall along a power of the remaining way.
+    """Decrease the rate with a power of the remaining fraction of the steps.
 
     Parameters
     ----------
     max_update : int
-        Update from which on the rate is `final_lr`.
+        From this update the rate is `final_lr`.
     base_lr : float, default 0.01
+        Rate at the end of the warm-up.
     pwr : float, default 2
         Exponent.
     final_lr : float, default 0
+        Last rate.
     warmup_steps, warmup_begin_lr, warmup_mode
-        As in `LRScheduler`.
+        See `LRScheduler`.
     """
 
     options = ("pwr", *_Fading.options)
@@ -254,26 +259,28 @@ class PolyScheduler(_Fading):
         self.pwr = finite("pwr", pwr)
 
     def remaining(self, done: float) -> float:
-        """Return a power of what is left of the way."""
+        """Return a power of the remaining fraction of the steps."""
         return float((1 - done) ** self.pwr)
 
 
 @register
 class CosineScheduler(_Fading):
-    """Let the rate fall along half a cosine wave.
+    """Decrease the rate along half a cosine wave.
 
     Parameters
     ----------
     max_update : int
-        Update from which on the rate is `final_lr`.
+        From this update the rate is `final_lr`.
     base_lr : float, default 0.01
+        Rate at the end of the warm-up.
     final_lr : float, default 0
+        Last rate.
     warmup_steps, warmup_begin_lr, warmup_mode
-        As in `LRScheduler`.
+        See `LRScheduler`.
     """
 
     def remaining(self, done: float) -> float:
-        """Return the height of the wave."""
+        """Return the height of the cosine wave, from 1 to 0."""
         return (1 + math.cos(math.pi * done)) / 2
 
 
@@ -282,5 +289,5 @@ register(LRScheduler)
 
 def _at_most_one(factor: float) -> float:
     if finite("factor", factor) > 1:
-        raise ConfigError(f"factor must not exceed 1, or the rate would grow; got {factor}")
+        raise ConfigError(f"factor must not exceed 1, because the rate would increase; got {factor}")
     return float(factor)

@@ -1,4 +1,4 @@
-"""What all optimizers share: keywords, counts of updates, multipliers, configuration."""
+"""The base class of all optimizers: keywords, update counts, multipliers, configuration."""
 
 from __future__ import annotations
 
@@ -45,53 +45,54 @@ class _ScheduleConflict(ConfigError, UserWarning):
 
 
 class Optimizer(Registrable):
-    """Base of all optimizers, and of rules of your own.
+    """Base class of all optimizers, also of optimizers of your own.
 
     Parameters
     ----------
     rescale_grad : float, default 1
-        The gradient is multiplied by this first; often 1 / batch size.
+        Factor of the gradient, applied first; often 1 / batch size.
     param_idx2name : dict, optional
-        Names of the parameters by key, for multipliers (and for LARS, which looks at the ending).
+        Names of the parameters by key, for multipliers (and for LARS, which uses the ending of the name).
     wd : float, default 0
         Weight decay.
     clip_gradient : float, optional
-        The rescaled gradient is clipped to ``[-clip_gradient, clip_gradient]``; None or 0: it is not.
+        Bound of the rescaled gradient, which is clipped to ``[-clip_gradient, clip_gradient]``. With None or
+        0 it is not clipped.
     learning_rate : float, optional
-        None: the class's default, or, with a schedule, the schedule's own ``base_lr``. A rate beside a
-        schedule replaces the schedule's ``base_lr`` (in a copy).
+        Learning rate. The default is that of the class, or the ``base_lr`` of the schedule. A rate that is
+        given together with a schedule replaces the ``base_lr`` in a copy of the schedule.
     lr_scheduler : LRScheduler or callable, optional
-        Gives the rate for ``num_update``, the largest count of updates over all keys.
+        Returns the learning rate for ``num_update``, the largest update count of all keys.
     begin_num_update : int, default 0
-        Where counting starts.
+        First value of the update counts.
     multi_precision : bool, default False
-        Keep a float32 copy of 16-bit weights and compute on that.
+        If True, keep a float32 copy of 16-bit weights and compute the updates with it.
     lr_mult, wd_mult : dict, optional
         Multipliers by key or by name; see `set_lr_mult`.
     param_dict : dict, optional
-        Objects with ``lr_mult`` and ``wd_mult`` by key, as Gluon passes them; looked at first.
+        Objects with ``lr_mult`` and ``wd_mult`` by key, as in Gluon. They take precedence.
     sym, aggregate_num, use_fused_step
-        Taken and ignored: there are no symbols here, and all keys of a call are updated together anyway.
+        Accepted for compatibility with MXNet, and ignored.
 
     Raises
     ------
     TypeError
-        If a keyword is unknown, or one that MXNet has renamed.
+        If a keyword is unknown, or is one that MXNet has renamed.
     ConfigError
         If a value is out of range.
 
     Notes
     -----
-    For a rule of your own, override `create_state` and `update`, and decorate the class with `register`, so
-    that it can be made by name, saved, and sent to other processes (which must have imported it). Constructor
-    arguments must be kept as attributes of the same name, or `get_config` be overridden.
+    For an optimizer of your own, override `create_state` and `update`, and decorate the class with
+    `register`. It can then be created by name, saved, and sent to other processes, which must import it too.
+    Keep each constructor argument as an attribute of the same name, or override `get_config`.
     """
 
-    #: Whether a compiled rule does the update element by element, so that a store may fuse it with its sum.
+    #: Whether a compiled rule does the update element by element, so that a store can fuse it with the sum.
     fused: ClassVar[bool] = False
-    #: Learning rate where neither the caller nor a schedule gives one.
+    #: Learning rate if neither the caller nor a schedule gives one.
     default_learning_rate: ClassVar[float] = 0.01
-    #: Hyper-parameters and their checks; a subclass lists its own, those of its bases are added.
+    #: Hyper-parameters and their checks. A subclass lists its own; those of its bases are added.
     settings: ClassVar[Settings] = {
         "rescale_grad": checks.finite,
         "param_idx2name": checks.names,
@@ -103,15 +104,15 @@ class Optimizer(Registrable):
         "lr_mult": checks.multipliers,
         "wd_mult": checks.multipliers,
     }
-    #: Settings that decide what a key's state looks like, so they are fixed once there is one.
+    #: Settings that determine the form of the states; they cannot change after the first update.
     structural: ClassVar[frozenset[str]] = frozenset({"multi_precision", "begin_num_update"})
-    #: Settings that have no state where they are 0, so they cannot go to or from 0 once there is one.
+    #: Settings whose value 0 means no state; they cannot change from or to 0 after the first update.
     optional_state: ClassVar[frozenset[str]] = frozenset()
-    #: Names of all constructor arguments, those of the bases included.
+    #: Names of all constructor arguments, also those of the bases.
     keywords: ClassVar[frozenset[str]]
-    #: Their defaults, those of the class itself first.
+    #: Defaults of the constructor arguments, those of the class itself first.
     defaults: ClassVar[Mapping[str, Any]]
-    #: Old keyword -> its new name.
+    #: New names of renamed keywords, by old name.
     renamed: ClassVar[Mapping[str, str]] = {}
 
     rescale_grad: float
@@ -177,14 +178,14 @@ class Optimizer(Registrable):
     # ------------------------------------------------------------------ what a rule of your own overrides
 
     def create_state(self, index: Index, weight: Array) -> State:
-        """Return what the rule remembers about a key, made when the key is first updated.
+        """Return a new state for a key. It is called at the first update of the key.
 
         Parameters
         ----------
         index : int or str
             The key.
         weight : ndarray
-            Its weight (the float32 copy under `multi_precision`).
+            The weight of the key (with `multi_precision`, the float32 copy).
 
         Returns
         -------
@@ -200,40 +201,42 @@ class Optimizer(Registrable):
         index : int or str
             The key.
         weight : ndarray
+            The weight; it is changed in place.
         grad : ndarray
-            Sum of the gradients, of the weight's shape and dtype, neither rescaled nor clipped. Not to be
-            changed.
+            Sum of the gradients, with the shape and dtype of the weight, neither rescaled nor clipped. Do not
+            change it.
         state : None, ndarray or tuple
-            What `create_state` returned.
+            The state that `create_state` returned.
 
         Notes
         -----
-        An own rule calls ``self._update_count(index)``, then ``self._get_lr(index)`` and
-        ``self._get_wd(index)``; ``self._index_update_count[index]`` is the number of this update.
+        An optimizer of your own calls ``self._update_count(index)``, then ``self._get_lr(index)`` and
+        ``self._get_wd(index)``. ``self._index_update_count[index]`` is the number of this update.
         """
         raise NotImplementedError(f"{type(self).__name__} must override update(index, weight, grad, state)")
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
-        """Say how a row-sparse gradient is applied.
+        """Return how a row-sparse gradient is applied.
 
         Returns
         -------
         {"rows", "dense"}
-            Only the rows that the gradient lists are touched, or all of them, the absent ones with a zero
-            gradient.
+            ``"rows"`` updates only the rows in the gradient. ``"dense"`` updates all rows; the gradient of
+            the other rows is zero.
         """
         return "dense"
 
     # -------------------------------------------------------------------------------- 16-bit weights
 
     def keeps_master(self, weight: Array) -> bool:
-        """Whether the state of this weight holds a float32 copy of it."""
+        """Return whether the state of this weight contains a float32 copy of it."""
         return self.multi_precision and is_half(weight.dtype)
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> State:
-        """Return ``create_state``, or ``(float32 copy of weight, create_state)`` for 16-bit weights.
+        """Return the state of a key, for 16-bit weights together with a float32 copy of the weight.
 
-        The copy is made with `multi_precision` only; without it a warning says what is lost.
+        The result is that of `create_state`, or ``(copy, create_state(copy))`` with `multi_precision` and a
+        16-bit weight. Without `multi_precision` a 16-bit weight causes a warning.
         """
         if self.keeps_master(weight):
             master = pages.copy(weight, np.float32)
@@ -248,7 +251,7 @@ class Optimizer(Registrable):
         return self.create_state(index, weight)
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
-        """Apply `update`, to the float32 copy if there is one, and round that into `weight`."""
+        """Apply `update`. If the state has a float32 copy, update the copy and round it to `weight`."""
         if not self.keeps_master(weight):
             self.update(index, weight, grad, state)
             return
@@ -260,7 +263,7 @@ class Optimizer(Registrable):
 
     @property
     def learning_rate(self) -> float:
-        """The current rate, before multipliers."""
+        """Current learning rate, without multipliers."""
         return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -269,7 +272,7 @@ class Optimizer(Registrable):
         Raises
         ------
         ConfigError
-            If a schedule gives the rate, or `lr` is no finite number.
+            If the optimizer has a schedule, or `lr` is not a finite number.
         """
         self.configure(learning_rate=checks.finite("learning_rate", lr))
 
@@ -279,8 +282,9 @@ class Optimizer(Registrable):
         Parameters
         ----------
         args_lr_mult : dict
-            Factor by key, or by name where `param_idx2name` knows the key's name. A key's factor is
-            ``param_dict[key].lr_mult`` if it is there, else that of the key, else that of its name, else 1.
+            Factors by key, or by name if `param_idx2name` has the name of the key. The factor of a key is
+            ``param_dict[key].lr_mult`` if it exists, else the factor of the key, else that of its name,
+            else 1.
         """
         self._keep(lr_mult=args_lr_mult)
 
@@ -329,14 +333,14 @@ class Optimizer(Registrable):
     # -------------------------------------------------------------------------------- configuration
 
     def get_config(self) -> dict[str, Any]:
-        """Return keyword arguments that make this optimizer again, fit for JSON.
+        """Return keyword arguments that create an equal optimizer; JSON can represent them.
 
-        Counts and states are not part of it. Multipliers of `param_dict` are, under their keys.
+        They contain the multipliers of `param_dict`, by key. They do not contain update counts and states.
 
         Raises
         ------
         ConfigError
-            If an argument is not kept as an attribute, or a schedule cannot be described.
+            If the optimizer does not keep an argument as an attribute, or the schedule is a plain callable.
         """
         config = {name: self._described(name) for name in sorted(self.keywords - _IGNORED)}
         for name, attribute in (("lr_mult", self.lr_mult), ("wd_mult", self.wd_mult)):
@@ -346,7 +350,7 @@ class Optimizer(Registrable):
         return config
 
     def configure(self, **changes: Any) -> None:
-        """Change settings while training; all of them, or, if one is refused, none.
+        """Change settings of the optimizer. If one of them is not valid, none changes.
 
         Parameters
         ----------
@@ -356,9 +360,9 @@ class Optimizer(Registrable):
         Raises
         ------
         ConfigError
-            If a name is unknown, a value is out of range, `learning_rate` meets a schedule, or a change would
-            need states of another shape (momentum from 0 or to 0, multi_precision, ...) after the first
-            update.
+            If a name is unknown, a value is out of range, `learning_rate` is given for an optimizer with a
+            schedule, or a change after the first update needs states of another form (momentum from 0 or to
+            0, multi_precision, ...).
         """
         checked = {name: self._checked(name, value) for name, value in changes.items()}
         self._refuse_new_structure(checked)
@@ -386,17 +390,20 @@ class Optimizer(Registrable):
         for name, value in checked.items():
             if name in self.structural and value != getattr(self, name):
                 raise ConfigError(
-                    f"{name} decides what the states hold: it cannot change after the first update"
+                    f"{name} determines the form of the states: it cannot change after the first update"
                 )
             if name in self.optional_state and bool(value) != bool(getattr(self, name)):
-                raise ConfigError(f"{name} cannot go from 0 or to 0 after the first update: 0 means no state")
+                raise ConfigError(
+                    f"{name} cannot change from 0 or to 0 after the first update: 0 means no state"
+                )
 
     def _change_rate(self, changes: Mapping[str, Any], checked: dict[str, Any]) -> None:
         rate = checked.pop("learning_rate", None)
         schedule = checked.pop("lr_scheduler", self.lr_scheduler)
         if schedule is not None and "lr_scheduler" not in changes:
             raise _ScheduleConflict(
-                "a schedule gives the learning rate; pass a new lr_scheduler, or None beside the new rate"
+                "the learning rate comes from a schedule; pass a new lr_scheduler, or lr_scheduler=None "
+                "together with the new rate"
             )
         if schedule is None and rate is None:
             rate = self.learning_rate
@@ -485,8 +492,8 @@ def described_schedule(schedule: Schedule | None) -> dict[str, Any] | None:
         return None
     if not isinstance(schedule, LRScheduler):
         raise ConfigError(
-            f"the schedule {schedule!r} is a plain callable, which can be neither saved nor sent; derive it "
-            "from LRScheduler and decorate it with @kvstore.optimizer.lr_scheduler.register"
+            f"the schedule {schedule!r} is a plain callable, which can be neither saved nor sent; write a "
+            "subclass of LRScheduler and decorate it with @kvstore.optimizer.lr_scheduler.register"
         )
     return {"name": type(schedule).__name__, "config": schedule.get_config()}
 

@@ -1,4 +1,4 @@
-"""Optimizers by name, and out of their description."""
+"""Create optimizers by name or from their configuration."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ Klass = TypeVar("Klass", bound="type[Optimizer]")
 
 _registry: dict[str, type[Optimizer]] = {}
 
-# Names that MXNet had and this library does not, and what to do about each.
+# Names of MXNet that kvstore does not have, and what to use instead.
 _RETIRED = {
     "ccsgd": "it was another name of 'sgd'",
     "lbsgd": "use 'lars' with a warm-up schedule",
-    "adabelief": "register it as an own rule, or use 'adamw'",
+    "adabelief": "register an optimizer of your own, or use 'adamw'",
     "lans": "use 'lamb'",
 }
 
 
 class Registrable:
-    """What `register` takes, and what is made again from its name and configuration: base of `Optimizer`."""
+    """Base of `Optimizer`: classes that `register` accepts and `from_config` creates again."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return keyword arguments that make this object again, fit for JSON."""
+        """Return keyword arguments that create an equal object; JSON can represent them."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Return ``{"name": registered name, "config": get_config()}``, what `from_config` takes."""
+        """Return ``{"name": registered name, "config": get_config()}``, the arguments of `from_config`."""
         return {"name": name_of(type(self)), "config": self.get_config()}
 
     @staticmethod
     def from_config(name: str, config: Mapping[str, Any]) -> Optimizer:
-        """Make an optimizer from its registered name and what `get_config` returned.
+        """Create an optimizer from its registered name and the result of `get_config`.
 
         Raises
         ------
         ConfigError
-            If the name is unknown or the configuration does not fit.
+            If the name is unknown or the configuration is not valid.
         """
         klass = find(name)
         try:
@@ -53,12 +53,12 @@ class Registrable:
 
 
 def register(klass: Klass) -> Klass:
-    """Make an optimizer known under its class name in lower case; usable as a decorator.
+    """Register an optimizer class by its class name in lower case. Usable as a decorator.
 
     Parameters
     ----------
     klass : subclass of Optimizer
-        A name that is taken already is overridden, with a warning.
+        If its name is already registered, it replaces the old class, with a warning.
 
     Returns
     -------
@@ -93,12 +93,12 @@ def register(klass: Klass) -> Klass:
 
 
 def create(name: str, **kwargs: Any) -> Optimizer:
-    """Make an optimizer by its registered name; case does not matter.
+    """Create an optimizer by its registered name, in upper or lower case.
 
     Parameters
     ----------
     name : str
-        Such as ``"sgd"``.
+        For example ``"sgd"``.
     **kwargs
         Keyword arguments of its constructor.
 
@@ -107,7 +107,7 @@ def create(name: str, **kwargs: Any) -> Optimizer:
     TypeError
         If `name` is not a string, or a keyword is unknown.
     ConfigError
-        If no optimizer has this name (the message lists those that exist), or a value is out of range.
+        If no optimizer has this name (the message lists the known names), or a value is out of range.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The function that a store calls for each key: it keeps the states and lets the optimizer work."""
+"""The function that a store calls for each key: it holds the states and calls the optimizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Prepared(NamedTuple):
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """Return an updater for `optimizer`, as MXNet names it.
+    """Return an `Updater` for `optimizer`. MXNet has a function of the same name.
 
     Examples
     --------
@@ -47,23 +47,24 @@ def get_updater(optimizer: Optimizer) -> Updater:
 
 
 class Updater:
-    """An optimizer together with the states of the keys that it has met.
+    """An optimizer together with the states of all keys that it has updated.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Shared with the caller: what it changes holds from the next update on.
+        The object itself is used: a change of its settings takes effect at the next update.
 
     Attributes
     ----------
     optimizer : Optimizer
+        The optimizer.
     states : dict
-        State by key, made when the key is first updated.
+        States by key. A state is created at the first update of its key.
 
     Raises
     ------
     TypeError
-        If `optimizer` is none.
+        If `optimizer` is not an `Optimizer`.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -81,13 +82,14 @@ class Updater:
         index : int or str, or list of these
             The key.
         grad : ndarray or RowSparseArray, or list of these
-            Summed gradient, as the optimizer's `update` takes it. Not changed.
+            Sum of the gradients, as for `Optimizer.update`. It is not changed.
         weight : ndarray, or list of these
+            The weight; it is changed in place.
 
         Raises
         ------
         ShapeError, DTypeError
-            If they do not fit together. Counts are then as before.
+            If the arguments do not match. The update counts do not change.
         """
         if not isinstance(index, (list, tuple)):
             self._update(_plain_key(index), grad, weight)
@@ -112,23 +114,25 @@ class Updater:
         self.states[index] = state
 
     def plan(self, index: Index, weight: Array) -> Plan:
-        """Count one update of a key, and say what ``kernels.cpu.update`` needs for it.
+        """Count one update of a key and return the arguments of ``kernels.cpu.update`` for it.
 
         Parameters
         ----------
         index : int or str
             The key.
         weight : ndarray
-            Its weight; only its shape and type matter, except that a state made now may hold a copy of it.
+            Its weight. Only its shape and type are used, unless a new state copies its values.
 
         Returns
         -------
         rule : int
             Id of the compiled rule.
         parameters : tuple of float
+            Numbers for the rule.
         master : ndarray or None
-            The float32 copy behind a 16-bit weight.
+            The float32 copy of a 16-bit weight.
         states : tuple of ndarray
+            The other arrays of the state.
 
         Raises
         ------
@@ -157,9 +161,10 @@ class Updater:
         return self._plans[index]
 
     def follow(self, index: Index, weight: Array) -> None:
-        """Bring the float32 copy of a 16-bit weight, if there is one, in line with a weight set from outside.
+        """Update the float32 copy of a 16-bit weight, if there is one, after the caller has set the weight.
 
-        Where the copy rounds to the weight it stays: it may have been loaded together with that weight.
+        Elements of the copy that round to the new weight do not change: they may have been loaded together
+        with that weight.
         """
         state = self.states.get(index)
         if state is not None and self.optimizer.keeps_master(weight):
@@ -168,35 +173,38 @@ class Updater:
             master[changed] = weight[changed]
 
     def snapshot_counts(self) -> Counts:
-        """Return the counts of updates, for `restore_counts`."""
+        """Return the update counts, for `restore_counts`."""
         optimizer = self.optimizer
         return optimizer._index_update_count.copy(), optimizer.num_update
 
     def restore_counts(self, snapshot: Counts) -> None:
-        """Put the counts back, after a call that failed; a snapshot may be used again."""
+        """Restore the update counts after a failed call. A snapshot can be used several times."""
         counts, num_update = snapshot
         self.optimizer._index_update_count, self.optimizer.num_update = counts.copy(), num_update
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Return states and counts, and the optimizer's configuration if wanted, in the safetensors format.
+        """Return the states and update counts in the safetensors format.
+
+        With `dump_optimizer`, the result also contains the configuration of the optimizer.
 
         Raises
         ------
         ConfigError
-            If the optimizer cannot be described (`dump_optimizer` only), or a state holds more than arrays.
+            If `get_config` of the optimizer fails (`dump_optimizer` only), or a state contains other objects
+            than arrays.
         """
         from . import states
 
         return states.pack(self.states, self.optimizer, dump_optimizer)
 
     def set_states(self, data: bytes) -> None:
-        """Take over what `get_states` returned; this updater changes only if all of it is sound.
+        """Load states and update counts that `get_states` returned. If they are not valid, nothing changes.
 
         Parameters
         ----------
         data : bytes
-            Without an optimizer in it, it must come from an optimizer of the same name. With one, that
-            becomes ``self.optimizer``, a new object.
+            If it contains an optimizer, ``self.optimizer`` becomes a new object with this configuration.
+            Otherwise it must come from an optimizer of the same name.
 
         Raises
         ------
@@ -208,24 +216,26 @@ class Updater:
         self._adopt(states.unpack(data))
 
     def save(self, path: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Write `get_states` to a file, which holds either its old or its new content whatever happens."""
+        """Write the result of `get_states` to a file, atomically."""
         from . import states
 
         states.write(path, self.get_states(dump_optimizer))
 
     def load(self, path: str | os.PathLike[str], weights: Mapping[Index, Array] | None = None) -> None:
-        """Read a file of `save`; see `set_states`.
+        """Read a file that `save` wrote; see `set_states`.
 
         Parameters
         ----------
         path : path
+            The file.
         weights : dict, optional
-            Arrays of the shape and type of each key's weight; states that do not fit them are refused.
+            Arrays with the shape and type of the weight of each key. States that do not match them raise an
+            error.
 
         Raises
         ------
         StateFileError
-            As `set_states`, with the path in the message.
+            As in `set_states`, with the path in the message.
         OSError
             If the file cannot be read.
         """
@@ -252,7 +262,7 @@ def _check_content(content: states.Content, optimizer: Optimizer, weights: Mappi
     if weights and len(kinds) > 1:
         raise StateFileError("the optimizer states belong to keys of the other kind (int or str)")
     if content.rule != type(optimizer).__name__.lower():
-        return  # refused when they are adopted, in better words
+        return  # `_adopt` raises a more precise error
     for key in content.states.keys() & weights.keys():
         fresh = optimizer.create_state_multi_precision(key, weights[key])
         if _form(fresh) != _form(content.states[key]):

@@ -1,7 +1,7 @@
-"""Every setting once: its variable, who else says the same, its default, who reads it, what it means.
+"""All settings, each with its variable, other variables for it, its default, its readers and its meaning.
 
-Dataclasses and keywords take their defaults from here, and docs/reference/settings.md is made of it
-(`kvstore.settings.page`). What reads variables is `kvstore.settings.variables`.
+Dataclasses and keywords take their defaults from this module, and `kvstore.settings.page` generates
+docs/reference/settings.md from it. `kvstore.settings.variables` reads the variables.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _ROLES = (WORKER, SERVER, SCHEDULER)
 
 
 class Alias(NamedTuple):
-    """A variable that says the same as another.
+    """Another variable for the same setting.
 
-    `only` is the role that heeds it, where not all do that heed the other; `unit` the unit of its number,
-    where that is another.
+    `only` is the one role that reads it, if not all readers of the setting do. `unit` is the unit of its
+    number, if it differs from that of the setting.
     """
 
     variable: str
@@ -31,19 +31,19 @@ class SettingRow(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the field that holds it; where `keyword` is set also the keyword of `kvstore.create`.
+        The field that holds the value; if `keyword` is True, also the keyword of `kvstore.create`.
     variable : str
-        Empty where it is a keyword only.
+        Empty if the setting has only a keyword.
     kind : type
-        What the text of the variable is made.
+        The text of the variable is converted to this type.
     default : object
-        None where there is none, or it follows from something else.
+        None if there is no default, or if it depends on something else.
     readers : tuple of str
         The roles and tools that read the variable.
     meaning : str
-        One line for people, with the unit.
+        One line for the page of settings, with the unit.
     aliases : tuple of Alias
-        They count in this order, where the variable is not set.
+        They count in this order, if the variable is not set.
     keyword : bool
         Whether `kvstore.create` takes it.
     """
@@ -58,16 +58,16 @@ class SettingRow(NamedTuple):
     keyword: bool = False
 
     def names(self, reader: str = "") -> tuple[str, ...]:
-        """List the variables that say it, the one that counts most first; `reader` is the role that asks."""
+        """List the variables of the setting, in order of precedence; `reader` is the role that reads them."""
         heeded = (alias.variable for alias in self.aliases if alias.only in ("", reader))
         return (self.variable, *heeded) if self.variable else ()
 
 
 class LauncherRow(NamedTuple):
-    """The variables of one launcher, which are read to learn the place of a process and for nothing else.
+    """The variables of one launcher, which give the rank of a process and the size of its job.
 
-    Any one of `signs` says that it was at work. Of several variables for one thing the first that is set
-    counts. `job` are those that name the job, and `naming` says how.
+    If any variable of `signs` is set, this launcher has started the process. If several variables have one
+    meaning, the first one that is set counts. The variables of `job` name the job; `naming` describes how.
     """
 
     name: str
@@ -82,64 +82,67 @@ class LauncherRow(NamedTuple):
     more: tuple[str, ...] = ()
 
 
-#: Bytes of a slice where `slice_bytes` is 0: below, messages cost more; above, page faults do.
+#: Bytes of a slice if `slice_bytes` is 0: smaller slices cost more messages, larger ones more page faults.
 USUAL_SLICE_BYTES: Final = 1 << 20
 
 STORES: Final = (
     SettingRow("timeout", "KVSTORE_TIMEOUT", float, 300.0, (*_ROLES, LAUNCHER),
         "seconds after which any wait ends with an error", keyword=True),
     SettingRow("threads", "KVSTORE_NUM_THREADS", int, 0, (WORKER, SERVER),
-        "threads for large work in this process; 0: the cores that it may use",
+        "threads for large arrays in this process; 0: the number of cores that it can use",
         (Alias("MXNET_KVSTORE_REDUCTION_NTHREADS", only=WORKER),), keyword=True),
     SettingRow("group", "", str, "default", (WORKER,),
-        "stores of one job are paired by this name and by the order of their creation", keyword=True),
+        "name that pairs the stores of a job, together with the order of their creation", keyword=True),
     SettingRow("processes", "", int, 0, (WORKER,),
-        "1 keeps a `local` store in this process, also under a launcher, and says of any store that it may "
-        "have fewer workers than the launcher has started; 0 leaves it to the launcher", keyword=True),
+        "1: a `local` store stays in this process, also under a launcher, and any store may have fewer "
+        "workers "
+        "than the launcher has started; 0: the launcher decides", keyword=True),
     SettingRow("on_peer_loss", "", str, "raise", (WORKER,),
-        "`\"raise\"` or `\"continue\"`: what the survivors of a lost worker do", keyword=True),
+        "`\"raise\"` or `\"continue\"`: what the other workers do after a worker is lost", keyword=True),
     SettingRow("spin", "KVSTORE_SPIN", float, 50e-6, (WORKER,),
         "seconds that a wait for other processes spins before it sleeps", keyword=True),
     SettingRow("slice_bytes", "KVSTORE_SLICE_BYTES", int, 0, (WORKER,),
-        "stores on servers: bytes of the slices into which large keys are cut; 0: 1 MB, for `p3` what "
-        "`MXNET_KVSTORE_SLICE_THRESHOLD` says", keyword=True),
+        "stores on servers: bytes of the slices into which large keys are cut; 0: 1 MB, or for `p3` the "
+        "value "
+        "of `MXNET_KVSTORE_SLICE_THRESHOLD`", keyword=True),
     SettingRow("credit_bytes", "KVSTORE_CREDIT_BYTES", int, 32 << 20, (WORKER,),
-        "stores on servers: bytes on their way to a server before the rest waits, and may be overtaken",
+        "stores on servers: bytes in flight to one server; further slices wait, in order of priority",
         keyword=True),
     SettingRow("same_host_shm", "KVSTORE_SAME_HOST_SHM", bool, True, (WORKER,),
-        "stores on servers: payloads for servers on this machine go through shared memory", keyword=True),
+        "stores on servers: data for servers on this machine goes through shared memory", keyword=True),
     SettingRow("cuda_ipc", "KVSTORE_CUDA_IPC", int, 1, (WORKER,),
-        "0: arrays on GPUs go between the processes of `shared` through host memory, 1: by CUDA IPC where "
+        "how `shared` transfers GPU arrays between processes; 0: through host memory; 1: through CUDA IPC if "
         "that works", keyword=True),
     SettingRow("van", "DMLC_PS_VAN_TYPE", str, "zmq", (WORKER,),
-        "`p3` makes `dist_sync` `p3`; other vans than that and `zmq` raise"),
+        "`p3` turns `dist_sync` into `p3`; a value other than `p3` and `zmq` raises an error"),
     SettingRow("slice_elements", "MXNET_KVSTORE_SLICE_THRESHOLD", int, 40_000, (WORKER,),
-        "`p3`: elements of four bytes in a slice, where `slice_bytes` is 0"),
+        "`p3`: number of four-byte elements in a slice, if `slice_bytes` is 0"),
     SettingRow("gpu_p2p", "MXNET_ENABLE_GPU_P2P", int, 1, (WORKER,),
-        "0 keeps `device` from reading one GPU's memory by another"),
+        "0: a GPU of `device` does not read the memory of another GPU"),
     SettingRow("update_on_kvstore", "MXNET_UPDATE_ON_KVSTORE", int, 1, (WORKER,),
-        "0: `Trainer` updates, not the store, where nobody says otherwise"),
+        "0: `Trainer` updates instead of the store, unless `update_on_kvstore` is given"),
     SettingRow("cuda_kernels", "KVSTORE_CUDA_KERNELS", str, None, (WORKER,),
-        "folder of CUDA kernels that were compiled ahead"),
+        "folder with CUDA kernels that were compiled in advance"),
     SettingRow("cache", "XDG_CACHE_HOME", str, "~/.cache", (WORKER,),
-        "folder above the one in which compiled CUDA kernels are kept"),
+        "parent of the folder in which compiled CUDA kernels are kept"),
 )  # fmt: skip
 
 SERVERS: Final = (
     SettingRow("heartbeat", "KVSTORE_HEARTBEAT", float, 0.5, (SCHEDULER,),
-        "seconds between two signs of life that the scheduler asks for", (Alias("PS_HEARTBEAT_INTERVAL"),)),
+        "seconds between two heartbeats; the scheduler sends this value to all processes",
+        (Alias("PS_HEARTBEAT_INTERVAL"),)),
     SettingRow("dead_after", "KVSTORE_DEAD_AFTER", float, 5.0, _ROLES,
-        "seconds of silence after which a process is lost; in `shared` always the default",
+        "seconds without a heartbeat after which a process is lost; `shared` always uses the default",
         (Alias("PS_HEARTBEAT_TIMEOUT"),)),
     SettingRow("resend", "KVSTORE_RESEND", float, 5.0, (WORKER,),
         "seconds after which a request without an answer is sent again",
         (Alias("PS_RESEND_TIMEOUT", unit="milliseconds"),)),
     SettingRow("snapshot", "KVSTORE_SNAPSHOT", str, "", (SERVER,),
-        "folder in which servers keep snapshots; none: there are no snapshots"),
+        "folder in which servers keep snapshots; if empty, there are no snapshots"),
     SettingRow("snapshot_interval", "KVSTORE_SNAPSHOT_INTERVAL", float, 30.0, (SERVER,),
         "seconds between two snapshots"),
     SettingRow("server_restarts", "KVSTORE_SERVER_RESTARTS", int, 0, (SCHEDULER,),
-        "how many lost servers will come back, in all"),
+        "number of restarts of lost servers, of all servers together"),
 )  # fmt: skip
 
 PLACE: Final = (
@@ -148,84 +151,92 @@ PLACE: Final = (
     SettingRow("scheduler", "KVSTORE_SCHEDULER", str, None, _ROLES,
         "address of the scheduler: `tcp://10.0.0.5:4711`, `ipc://@name`"),
     SettingRow("root_host", "DMLC_PS_ROOT_URI", str, None, _ROLES,
-        "host of the scheduler, with `DMLC_PS_ROOT_PORT`, in the place of `KVSTORE_SCHEDULER`"),
+        "host of the scheduler; together with `DMLC_PS_ROOT_PORT` it replaces `KVSTORE_SCHEDULER`"),
     SettingRow("root_port", "DMLC_PS_ROOT_PORT", int, None, _ROLES,
-        "port of the scheduler, with `DMLC_PS_ROOT_URI`"),
+        "port of the scheduler; needs `DMLC_PS_ROOT_URI`"),
     SettingRow("root_local", "DMLC_LOCAL", bool, False, _ROLES,
-        "1: the scheduler named by `DMLC_PS_ROOT_URI` and `DMLC_PS_ROOT_PORT` is at a unix socket"),
+        "1: the scheduler of `DMLC_PS_ROOT_URI` and `DMLC_PS_ROOT_PORT` listens at a unix socket"),
     SettingRow("num_workers", "KVSTORE_NUM_WORKERS", int, None, _ROLES,
-        "how many workers there are; only the scheduler must know", (Alias("DMLC_NUM_WORKER"),)),
+        "number of workers; required only for the scheduler", (Alias("DMLC_NUM_WORKER"),)),
     SettingRow("num_servers", "KVSTORE_NUM_SERVERS", int, None, _ROLES,
-        "how many servers there are; only the scheduler must know", (Alias("DMLC_NUM_SERVER"),)),
+        "number of servers; required only for the scheduler", (Alias("DMLC_NUM_SERVER"),)),
     SettingRow("worker_rank", "DMLC_WORKER_ID", int, None, (WORKER,),
-        "rank of a worker that no launcher has numbered; else in the order in which they come",
+        "rank of a worker without a launcher; if not set, the scheduler assigns ranks in the order of "
+        "connection",
         (Alias("DMLC_RANK"),)),
     SettingRow("server_rank", "KVSTORE_SERVER_RANK", int, None, (SERVER,),
-        "rank of a server; else that of its keys, or in the order in which they come",
+        "rank of a server; if not set, the rank in its keys file, or the scheduler assigns ranks in the "
+        "order of "
+        "connection",
         (Alias("DMLC_SERVER_ID"), Alias("DMLC_RANK"))),
     SettingRow("task", "DMLC_TASK_ID", int, None, (WORKER, SERVER),
-        "number among workers and then servers, where nothing else gives the rank"),
+        "number of a process, workers first and then servers; used if no other variable gives the rank"),
     SettingRow("local_rank", "BYTEPS_LOCAL_RANK", int, None, (WORKER,),
-        "`nccl`, where `DMLC_*` say who takes part: number of this worker on its machine",
+        "`nccl` in a job with `DMLC_*` variables: number of this worker on its machine",
         (Alias("LOCAL_RANK"),)),
     SettingRow("job", "KVSTORE_JOB", str, None, (*_ROLES, LAUNCHER),
-        "names the job, whoever has launched it: the same text in all processes, and a new one for each job; "
-        "else the launcher's name for it, or the scheduler's address"),
+        "name of the job, under any launcher: the same text in all processes, and a new text for each job; "
+        "if "
+        "not set, the launcher's name for the job, or the address of the scheduler"),
     SettingRow("host", "KVSTORE_HOST", str, None, (*_ROLES, LAUNCHER),
-        "address at which this process is reached; else that on the way to the scheduler",
+        "address at which other processes reach this process; if not set, the address of the network "
+        "interface "
+        "towards the scheduler",
         (Alias("DMLC_NODE_HOST"),)),
     SettingRow("interface", "DMLC_INTERFACE", str, None, (*_ROLES, LAUNCHER),
-        "how the name of the network interface begins whose address counts, where `KVSTORE_HOST` is not set"),
+        "beginning of the name of the network interface whose address is used, if `KVSTORE_HOST` is not set"),
     SettingRow("kubernetes", "DMLC_USE_KUBERNETES", bool, False, (SCHEDULER,),
-        "1: the scheduler binds to all addresses, where `KVSTORE_HOST` is not set"),
+        "1: the scheduler binds to all addresses, if `KVSTORE_HOST` is not set"),
     SettingRow("port", "KVSTORE_PORT", int, 0, (SERVER,),
-        "port of a server; 0: a free one. `PORT` counts where `DMLC_ROLE` is set", (Alias("PORT"),)),
+        "port of a server; 0: a free port. `PORT` is read only if `DMLC_ROLE` is set", (Alias("PORT"),)),
     SettingRow("keys_file", "KVSTORE_KEYS_FILE", str, None, _ROLES,
-        "file with the keys of this process, as `kvstore keys` makes it"),
+        "file with the keys of this process, written by `kvstore keys`"),
     SettingRow("keys_fd", "KVSTORE_KEYS_FD", int, None, _ROLES,
-        "the same as a descriptor that a launcher has left open; goes before the file"),
+        "file descriptor with the same keys, which a launcher has opened; takes precedence over the file"),
     SettingRow("insecure", "KVSTORE_INSECURE", bool, False, (*_ROLES, LAUNCHER),
-        "1: no keys, though other machines can connect"),
+        "1: run without keys, even if other machines can connect"),
     SettingRow("restart", "KVSTORE_RESTART", int, 0, (WORKER, SERVER),
-        "how often the launcher has started this process again"),
+        "number of times that the launcher has restarted this process"),
     SettingRow("master", "KVSTORE_MASTER", str, None, (WORKER,),
-        "`nccl` on several machines: where worker 0 listens, as `10.0.0.5:4711`; the same in all processes"),
+        "`nccl` on several machines: address at which worker 0 listens, such as `10.0.0.5:4711`; the same in "
+        "all "
+        "processes"),
     SettingRow("ssh", "KVSTORE_SSH", str, "ssh", (LAUNCHER,),
-        "what `kvstore run --hosts` starts to reach a host, options included"),
+        "command, with options, that `kvstore run --hosts` uses to reach a host"),
 )  # fmt: skip
 
-#: What tests and benches find outside of this tree.
+#: Programs outside of this tree that tests and benchmarks use.
 _OUTSIDE: Final = {
     "KVSTORE_TEST_TORCH": "a Python that has PyTorch",
     "KVSTORE_TEST_JAX": "a Python that has JAX and optax",
     "KVSTORE_TEST_RAY": "a Python that has Ray",
     "KVSTORE_TEST_MXNET": "a Python that has MXNet 1.9.1",
     "KVSTORE_TEST_JUPYTER": "a Python that has nbclient and ipykernel",
-    "KVSTORE_TEST_OPENMPI": "a Python beside an Open MPI",
+    "KVSTORE_TEST_OPENMPI": "a Python in an environment with Open MPI",
     "KVSTORE_TEST_HOROVOD": "a Python that has Horovod",
-    "KVSTORE_TEST_HOROVOD_CORE": "folder of a Horovod built for tests",
-    "KVSTORE_TEST_CACHE": "folder that keeps what tests have built",
-    "KVSTORE_TEST_SSHD": "an sshd that is not in the path",
+    "KVSTORE_TEST_HOROVOD_CORE": "folder of a Horovod that was built for tests",
+    "KVSTORE_TEST_CACHE": "folder in which tests keep what they build",
+    "KVSTORE_TEST_SSHD": "path of an sshd, if it is not on PATH",
     "KVSTORE_BENCH_MXNET": "a Python that has MXNet 1.9.1",
     "KVSTORE_BENCH_TORCH": "a Python that has PyTorch",
-    "KVSTORE_BENCH_OPENMPI": "a Python beside an Open MPI",
-    "KVSTORE_BENCH_MPICH": "a Python beside an MPICH",
+    "KVSTORE_BENCH_OPENMPI": "a Python in an environment with Open MPI",
+    "KVSTORE_BENCH_MPICH": "a Python in an environment with MPICH",
     "KVSTORE_BENCH_DEEPSPEED": "a Python that has DeepSpeed",
-    "KVSTORE_BENCH_REDIS": "a Python beside a redis-server",
+    "KVSTORE_BENCH_REDIS": "a Python in an environment with redis-server",
     "KVSTORE_BENCH_RAY": "a Python that has Ray",
 }
 DEVELOPMENT: Final = (
     SettingRow("sim_seed", "KVSTORE_SIM_SEED", int, None, (TESTS,),
-        "seed of the one simulated job to run again"),
-    SettingRow("fuzz_seed", "KVSTORE_FUZZ_SEED", int, None, (TESTS,), "seed of random frames that failed"),
+        "seed of the simulated job to repeat"),
+    SettingRow("fuzz_seed", "KVSTORE_FUZZ_SEED", int, None, (TESTS,), "seed of the random frames to repeat"),
     SettingRow("bench_all", "KVSTORE_BENCH_ALL", bool, False, (BENCH,),
-        "1: all cases, not those with a goal alone"),
+        "1: all cases, also those without a goal"),
     *(SettingRow(name.removeprefix("KVSTORE_").lower(), name, str, None,
         (TESTS if "_TEST_" in name else BENCH,), meaning)
       for name, meaning in _OUTSIDE.items()),
 )  # fmt: skip
 
-#: In the order in which they are asked; the first that has left its variables wins.
+#: In the order of the search; the first launcher whose variables are set counts.
 LAUNCHERS: Final = (
     LauncherRow(
         "kvstore",
@@ -247,7 +258,8 @@ LAUNCHERS: Final = (
         local_rank=("LOCAL_RANK",),
         local_size=("LOCAL_WORLD_SIZE",),
         job=("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"),
-        naming="all of them; on one machine also the attempt and its folder, which has a random name",
+        naming="all of them; on one machine also the number of the attempt and its folder, which has a "
+        "random name",
         more=("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
     ),
     LauncherRow(
@@ -270,8 +282,9 @@ LAUNCHERS: Final = (
         local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
         local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
         job=("I_MPI_HYDRA_UUID", "PMI_JOBID"),
-        naming="the first that is set; MPICH has neither: on one machine the pid of the parent, over several "
-        "set `KVSTORE_JOB`",
+        naming="the first that is set; MPICH sets neither: on one machine kvstore uses the pid of the "
+        "parent, "
+        "on several machines set `KVSTORE_JOB`",
     ),
     LauncherRow(
         "horovodrun",
@@ -282,7 +295,7 @@ LAUNCHERS: Final = (
         local_rank=("HOROVOD_LOCAL_RANK",),
         local_size=("HOROVOD_LOCAL_SIZE",),
         job=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
-        naming="both; with `--mpi` the variables of MPI are there instead",
+        naming="both; with `--mpi` the variables of MPI are set instead",
     ),
     LauncherRow(
         "slurm",
@@ -293,28 +306,28 @@ LAUNCHERS: Final = (
         local_rank=("SLURM_LOCALID",),
         local_size=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-        naming="all of them; without a step of srun the process is on its own",
+        naming="all of them; outside of an srun step the process is a job of one",
         more=("SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_NODELIST"),
     ),
 )
 
-#: Variables of MXNet that mean nothing here, and why; a store warns of each.
+#: Variables of MXNet that have no effect, and why; a store warns of each.
 IGNORED: Final = {
-    "MXNET_KVSTORE_USETREE": "device sums do not run over trees",
-    "MXNET_KVSTORE_LOGTREE": "device sums do not run over trees",
-    "MXNET_KVSTORE_TREE_ARRAY_BOUND": "device sums do not run over trees",
-    "MXNET_KVSTORE_TREE_BACKTRACK": "device sums do not run over trees",
-    "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY": "device sums do not run over trees",
-    "MXNET_KVSTORE_SERIAL_PUSH": "row-sparse sums give the same bits on any number of threads",
-    "MXNET_KVSTORE_BIGARRAY_BOUND": "large keys are cut by their bytes, see the option slice_bytes",
+    "MXNET_KVSTORE_USETREE": "device sums do not use trees",
+    "MXNET_KVSTORE_LOGTREE": "device sums do not use trees",
+    "MXNET_KVSTORE_TREE_ARRAY_BOUND": "device sums do not use trees",
+    "MXNET_KVSTORE_TREE_BACKTRACK": "device sums do not use trees",
+    "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY": "device sums do not use trees",
+    "MXNET_KVSTORE_SERIAL_PUSH": "row-sparse sums give the same bits with any number of threads",
+    "MXNET_KVSTORE_BIGARRAY_BOUND": "large keys are cut by bytes; use the option slice_bytes",
     "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "use the logger 'kvstore' instead",
 }
-#: The same of ps-lite; each process of a job warns of each once, unless it says 0.
+#: Variables of ps-lite without effect; each process of a job warns once of each, unless its value is 0.
 IGNORED_ON_SERVERS: Final = {
     "PS_VERBOSE": "use the loggers 'kvstore.ps' and 'kvstore.wire' instead",
-    "PS_DROP_MSG": "lost messages are for the tests, which simulate a whole job",
-    "PS_RESEND": "what is not answered is always sent again",
-    "DMLC_PS_WATER_MARK": "credit limits what is under way",
+    "PS_DROP_MSG": "only the tests drop messages, in a simulated job",
+    "PS_RESEND": "requests without an answer are always sent again",
+    "DMLC_PS_WATER_MARK": "the option credit_bytes limits the bytes in flight",
 }
 
 SETTINGS: Final = {row.name: row for rows in (STORES, SERVERS, PLACE, DEVELOPMENT) for row in rows}

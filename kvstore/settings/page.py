@@ -12,19 +12,21 @@ from .definitions import Alias, LauncherRow, SettingRow
 
 _HEAD = """# Settings
 
-Made from `kvstore/settings/definitions.py` by `python -m kvstore.settings.page docs/reference/settings.md`.
+`python -m kvstore.settings.page docs/reference/settings.md` generates this page from
+`kvstore/settings/definitions.py`.
 
-An argument beats the variable, and the variable beats the default. Of a variable and those that are *also*
-understood the first that is set counts; about role, numbers and scheduler all that are set must say the same.
-One that is empty is not set. Nothing is read at import. `kvstore env` shows what is found in a process, and
-which variable is missing.
+An argument takes precedence over the variable, and the variable over the default. The column *also* lists
+other variables for the same setting; the first one that is set counts. For the role, the numbers of processes
+and the scheduler, all variables that are set must have the same value. An empty variable counts as not set.
+kvstore reads no variable at import. `kvstore env` prints what kvstore finds in a process, and which variable
+is missing.
 """
 _LAUNCHERS = """
 ## Launchers
 
-Read to learn the place of a process in its job, and for nothing else. The first launcher that has set its own
-wins; without any the process is rank 0 of 1, on its own. `KVSTORE_JOB` beside another launcher's variables
-names the job in their place.
+kvstore reads these variables only to find the rank of a process and the size of its job. If the variables of
+several launchers are set, the first launcher in the table counts. Without a launcher the process is the only
+worker of its job. If `KVSTORE_JOB` is set together with the variables of another launcher, it names the job.
 """
 _COLUMNS = ("variable", "option", "also", "type", "default", "read by", "meaning")
 
@@ -43,9 +45,9 @@ def page() -> str:
             *_settings(definitions.PLACE),
             _LAUNCHERS,
             *_launchers(definitions.LAUNCHERS),
-            "\n## Without effect\n\nA warning says so where one of these is set.\n",
+            "\n## Without effect\n\nkvstore logs a warning if one of these variables is set.\n",
             *_table(("variable", "why"), [(_code(variable), why) for variable, why in ignored.items()]),
-            "\n## Tests and benches\n",
+            "\n## Tests and benchmarks\n",
             *_settings(definitions.DEVELOPMENT),
             "",
         ]
@@ -72,7 +74,7 @@ def _settings(rows: Iterable[SettingRow]) -> list[str]:
 
 def _launchers(rows: Iterable[LauncherRow]) -> list[str]:
     return _table(
-        ("launcher", "rank, size", "on its machine", "the job is named by", "how", "also read"),
+        ("launcher", "rank, size", "on its machine", "variables that name the job", "how", "also read"),
         [
             (
                 row.title,

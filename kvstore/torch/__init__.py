@@ -1,8 +1,8 @@
-"""Front door for PyTorch: a store sums the gradients of several processes, or updates the weights.
+"""Stores for PyTorch: a store sums the gradients of several processes, or updates the weights.
 
-`allreduce_hook` puts a store under `torch.nn.parallel.DistributedDataParallel`; `DistributedOptimizer` needs
-nothing of torch.distributed. Both hand gradients to the store while the backward pass still runs, where they
-lie: of tensors on the host nothing is copied.
+`allreduce_hook` is a communication hook for `torch.nn.parallel.DistributedDataParallel`.
+`DistributedOptimizer` wraps an optimizer and does not need torch.distributed. Both push gradients while the
+backward pass still runs. They do not copy tensors in host memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ try:
     import torch as _torch  # noqa: F401
 except ImportError as _error:
     raise MissingBackendError(
-        f"kvstore.torch needs PyTorch: pip install torch (for the host alone, its build for CPUs); {_error}"
+        f"kvstore.torch needs PyTorch: pip install torch (without GPUs, its build for CPUs); {_error}"
     ) from _error
 
 from .ddp import HookState, allreduce_hook

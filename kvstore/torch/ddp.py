@@ -1,4 +1,4 @@
-"""A store under torch's DistributedDataParallel, as its communication hook."""
+"""A communication hook for torch's DistributedDataParallel that sums gradients with a store."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows,
 
 
 class HookState:
-    """What `allreduce_hook` needs: the store, and what is on its way.
+    """State of `allreduce_hook`: the store, and the operations in progress.
 
     Parameters
     ----------
     store : KVStore
-        Of as many workers as the model's process group, without an optimizer. Any kind: `shared`,
-        `dist_sync`, `mpi`, and for a group of one process `local`.
+        A store without an optimizer that has as many workers as the process group of the model, such as
+        ``"shared"``, ``"dist_sync"`` or ``"mpi"``; for a group of one process, ``"local"``.
     prefix : str
-        Goes before the number of a parameter to make its key. Each model needs a state and a prefix of its
-        own.
+        Prefix of the keys, before the number of the parameter. Each model needs its own state and its own
+        prefix.
     process_group
-        The model's, where it is not the default one.
+        The process group of the model, if it is not the default group.
 
     Raises
     ------
     ConfigError
-        The store has an optimizer, or another number of workers than the process group, or its workers do
-        not wait for each other (`dist_async`).
+        The store has an optimizer, has another number of workers than the process group, or has no rounds
+        (``"dist_async"``).
     ArgumentError
-        `store` was not made by `kvstore.create`, or `prefix` is no text.
+        `kvstore.create` did not create `store`, or `prefix` is not a str.
 
     Notes
     -----
-    Each parameter is a key, not each bucket: DistributedDataParallel cuts other buckets after the first
-    iteration, and residuals of gradient compression belong to parameters. A bucket is one call of the store.
+    Each parameter is a key. Buckets are not keys, because DistributedDataParallel rebuilds its buckets after
+    the first iteration, and the residuals of gradient compression belong to parameters. Each bucket is one
+    call of the store.
 
-    A copy, such as ``copy.deepcopy`` makes of a whole model, has the same store, and no keys yet.
+    A copy, for example by ``copy.deepcopy`` of a whole model, has the same store and no keys.
     """
 
     def __init__(self, store: KVStore, prefix: str = "ddp.", process_group: Any = None) -> None:
@@ -56,10 +57,10 @@ class HookState:
         self._at_once = False
 
     def start(self, bucket: Any) -> Any:
-        """Begin to average a bucket, and return the future of its gradients.
+        """Start to average a bucket, and return the future of its gradients.
 
-        All futures are completed in the call for the last bucket, where DistributedDataParallel would wait
-        for them anyway. What the store raises is raised there.
+        The call for the last bucket completes all futures, because DistributedDataParallel waits for them
+        there. This call also raises the errors of the store.
         """
         check_sums(self.store)
         self._check_new(bucket.parameters())
@@ -135,35 +136,38 @@ class HookState:
         return self.__copy__()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Raise ArgumentError: the store of a pickle would be another process's."""
+        """Raise ArgumentError, because the store belongs to this process."""
         raise ArgumentError(
-            "a HookState cannot be pickled, as its store belongs to this process: save the state_dict() of "
-            "the model, and register a new HookState where you load it"
+            "a HookState cannot be pickled, because its store belongs to this process: save the state_dict() "
+            "of the model, and register a new HookState after you load it"
         )
 
 
 def allreduce_hook(state: HookState, bucket: Any) -> Any:
-    """Average gradients by a store: ``model.register_comm_hook(HookState(store), allreduce_hook)``.
+    """Average gradients with a store: ``model.register_comm_hook(HookState(store), allreduce_hook)``.
 
-    A communication hook of DistributedDataParallel. Gradients are divided by the number of workers and then
-    summed, as without a hook. What the store raises leaves ``backward``; the model cannot be used after that.
+    This is a communication hook of DistributedDataParallel. Gradients are divided by the number of workers
+    and then summed, as without a hook. ``backward`` raises the errors of the store; the model cannot be used
+    after such an error.
 
     Parameters
     ----------
     state : HookState
+        The store and its keys.
     bucket : torch.distributed.GradBucket
+        The gradients.
 
     Returns
     -------
     torch.futures.Future
-        Of the bucket's gradients.
+        Future of the averaged gradients of the bucket.
 
     Raises
     ------
     ArgumentError
-        `state` is another thing.
+        `state` is not a `HookState`.
     DTypeError
-        A parameter is of a type that stores do not sum.
+        Stores do not sum the type of a parameter.
     """
     if not isinstance(state, HookState):
         raise ArgumentError(

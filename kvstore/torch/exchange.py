@@ -133,7 +133,7 @@ class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
         """Take the first group, which has all parameters."""
         if self.param_groups:
             raise CapabilityError(
-                "an optimizer in the store has one group; set_lr_mult and set_wd_mult are for single keys"
+                "an optimizer in the store has one group; use set_lr_mult and set_wd_mult for single keys"
             )
         super().add_param_group(param_group)
 
@@ -146,7 +146,7 @@ def _something(slot: Slot) -> Tensor:
     gradient = slot.parameter.grad
     if gradient.is_sparse:
         raise ConfigError(
-            f"parameter {slot.name!r} has a sparse gradient: name it in sparse=[{slot.name!r}], on all "
+            f"parameter {slot.name!r} has a sparse gradient: add it to sparse=[{slot.name!r}], on all "
             "workers, or build the layer with sparse=False"
         )
     if not walked(gradient, slot.order).is_contiguous():
@@ -179,7 +179,7 @@ def _pushed_rows(slot: Slot) -> RowSparseArray:
         return no_rows(slot.parameter)
     if not gradient.is_sparse:
         raise ConfigError(
-            f"parameter {slot.name!r} stands in `sparse` and has a dense gradient: take it out there, or "
+            f"parameter {slot.name!r} is in `sparse` but has a dense gradient: remove it from `sparse`, or "
             "build the layer with sparse=True"
         )
     return rows_of(gradient, repr(slot.name))

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: an optimizer of torch on gradients of all workers, or one in the store."""
+"""`DistributedOptimizer`: an optimizer of torch with the gradients of all workers, or one in the store."""
 
 from __future__ import annotations
 
@@ -26,50 +26,53 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Updates the weights of this worker, with the averaged gradients. With `update_on_kvstore` a
-        `kvstore.optimizer.Optimizer`: it becomes the store's.
+        The optimizer that updates the weights of this worker with the averaged gradients. With
+        `update_on_kvstore`, a `kvstore.optimizer.Optimizer` for the store.
     named_parameters : iterable of (str, parameter)
-        ``model.named_parameters()``: all parameters of `optimizer`, in the order in which the model uses
-        them; the first have the highest priority. Their values become those of rank 0.
+        ``model.named_parameters()``. It must contain all parameters of `optimizer`, in the order in which the
+        model uses them; the first parameters have the highest priority. Their values are overwritten by those
+        of rank 0.
     store : KVStore
-        Of any kind. Its keys are the names.
+        A store of any type. Its keys are the names of the parameters.
     backward_passes_per_step : int
-        Gradients are handed over after so many backward passes. They add up: divide the loss if you want
-        their mean. A step may end after fewer.
+        Number of backward passes after which gradients are pushed. The gradients are summed; divide the loss
+        to get their mean. A step can end after fewer passes.
     average : bool
-        Divide by the number of workers; else gradients are summed.
+        If True, divide the sums by the number of workers.
     overlap : bool
-        Hand over gradients as soon as they are there; else all of them in `synchronize`, for models that come
-        back to a parameter in one pass, as with reentrant checkpointing.
+        If True, push gradients as soon as they are complete. If False, push all of them in `synchronize`, for
+        models that compute a gradient twice in one pass, as with reentrant checkpointing.
     bucket_bytes : int
-        So much of gradients is handed over in one call; a larger one goes by itself.
+        Size of the gradients that one call pushes, in bytes. A larger gradient is pushed by its own call.
     sparse : iterable of str
         Names of the parameters with sparse gradients (``nn.Embedding(..., sparse=True)``).
     prefix : str
-        Goes before the names to make the keys; models that share a store need different ones.
+        Prefix of the keys, before the names. Models that share a store need different prefixes.
     update_on_kvstore : bool
-        The store updates the weights, and these come back in place of the gradients.
+        If True, the store updates the weights, and workers pull weights instead of gradients.
 
     Raises
     ------
     ConfigError
-        Parameters lack names, or another DistributedOptimizer that is not closed has them; the workers'
-        models differ; the store has an optimizer already, or none and workers that do not wait for each
-        other (`dist_async`, which is for `update_on_kvstore`).
+        A parameter has no name, or belongs to another DistributedOptimizer that is not closed; the models of
+        the workers differ; the store already has an optimizer; or it has no rounds (``"dist_async"``) and
+        `update_on_kvstore` is False.
     ArgumentError
-        The optimizer is not of the kind that `update_on_kvstore` asks for, or another argument of a type
-        that cannot be meant.
+        The optimizer does not have the type that `update_on_kvstore` requires, or another argument has a
+        wrong type.
     CapabilityError
-        The store has no optimizers, or no rows; or this worker came back, and finds gradients.
+        The store does not support optimizers or row-sparse arrays; or this worker was restarted, and the job
+        averages gradients.
     ArrayError, DTypeError, MissingBackendError
-        A parameter that the store cannot take.
+        The store does not accept a parameter.
 
     Notes
     -----
-    From ``backward`` to `step` or `synchronize` the gradients are the store's. To read or change them
-    (clipping, ``GradScaler.unscale_``), call `synchronize` first. All workers make the same steps. A
-    parameter without a gradient on this worker counts as zeros; if it has none on any, it stays None (but
-    becomes zeros with gradient compression, and with `update_on_kvstore` is updated with zeros).
+    From ``backward`` to `step` or `synchronize` the gradients belong to the store. To read or change them
+    (clipping, ``GradScaler.unscale_``), call `synchronize` first. All workers must make the same steps. If a
+    parameter has no gradient on this worker, this worker contributes zeros. If it has no gradient on any
+    worker, it gets none; but with gradient compression it gets zeros, and with `update_on_kvstore` it is
+    updated with zeros.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return Gradients(store, self._slots, divisor)
 
     def __getattr__(self, name: str) -> Any:
-        """``param_groups``, ``state`` and all else are the optimizer's own."""
+        """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
         if name == "_optimizer":
             raise AttributeError(name)
         return getattr(self._optimizer, name)
@@ -124,18 +127,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------ verbs
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Wait for the gradients, and update the weights.
+        """Wait for the averaged gradients and update the weights.
 
         Parameters
         ----------
         closure : callable, optional
-            Computes loss and gradients anew, which are averaged each time. All workers must call it equally
-            often: an optimizer that decides by the loss needs one that is the same on all.
+            Function that computes the loss and the gradients again; the gradients are averaged each time. All
+            workers must call it the same number of times. An optimizer that makes decisions by the loss
+            therefore needs the same loss on all workers.
 
         Raises
         ------
         KVStoreError
-            What the store has raised, such as PeerLostError; the weights are as they were.
+            An error of the store, such as `PeerLostError`. The weights have not changed.
         """
         if closure is not None:
             result = self._optimizer.step(partial(self._evaluate, closure))
@@ -146,9 +150,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return result
 
     def synchronize(self) -> None:
-        """Wait until the gradients of this step are averaged (or the weights updated); then they are yours.
+        """Wait until the gradients of this step are averaged, or the weights are updated.
 
-        `step` calls this if you have not. After a TimeoutError it may be called again, and waits on.
+        After that you can read and change them. `step` calls `synchronize` if you have not called it. After a
+        `TimeoutError` you can call it again; it then continues to wait.
         """
         if self._synchronized:
             return
@@ -164,17 +169,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._synchronized = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, or set them to zero.
+        """Remove the gradients, or set them to zero.
 
         Raises
         ------
         KVStoreError
-            Gradients are on their way to the other workers.
+            Gradients are being sent to the other workers.
         """
         if self._batch or any(slot.work is not None for slot in self._slots):
             raise KVStoreError(
-                "zero_grad between backward and step: gradients are on their way to the other workers; call "
-                "step first, or synchronize to leave this step out"
+                "zero_grad between backward and step: gradients are being sent to the other workers; call "
+                "step first, or call synchronize to skip this step"
             )
         self._hook()
         self._optimizer.zero_grad(set_to_none)
@@ -183,26 +188,27 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._synchronized = False
 
     def state_dict(self) -> Any:
-        """Return the optimizer's own.
+        """Return the `state_dict` of the wrapped optimizer.
 
         Raises
         ------
         CapabilityError
-            With `update_on_kvstore`: the states are in the store.
+            With `update_on_kvstore` the states are in the store.
         """
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load into the optimizer; all workers load the same."""
+        """Load a `state_dict` into the wrapped optimizer. All workers must load the same one."""
         self._optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters that were among `named_parameters`, on all workers: frozen ones, for instance.
+        """Add parameters of `named_parameters`, for example frozen ones, on all workers.
 
         Raises
         ------
         ConfigError
-            One was not among them, or another DistributedOptimizer has it. Nothing has changed then.
+            A parameter was not in `named_parameters`, or belongs to another DistributedOptimizer. Nothing has
+            changed.
         """
         groups = self._optimizer.param_groups
         before = len(groups)
@@ -214,7 +220,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise
 
     def close(self) -> None:
-        """Take the hooks off the parameters, so that another optimizer can have them; this one is over."""
+        """Remove the hooks from the parameters, so that another optimizer can use them."""
         self._closed = True
         _living.discard(self)
         for slot in self._slots:
@@ -223,10 +229,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 slot.hook = None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse copies and pickles, which could not have the store."""
+        """Refuse copies and pickles, because they cannot contain the store."""
         raise ArgumentError(
-            "a DistributedOptimizer cannot be copied or pickled, as its store belongs to this process: keep "
-            "its state_dict(), and load that into a new one"
+            "a DistributedOptimizer cannot be copied or pickled, because its store belongs to this process: "
+            "save its state_dict(), and load it into a new one"
         )
 
     # ---------------------------------------------------------------------------------------- plumbing
@@ -256,7 +262,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _hook(self) -> None:
         """Put hooks on what needs gradients, also on what was frozen before."""
         if self._closed:
-            raise ClosedError("this DistributedOptimizer is closed: make another one")
+            raise ClosedError("this DistributedOptimizer is closed: create another one")
         me = weakref.ref(self)
         for slot in self._slots:
             if slot.hook is None and slot.parameter.requires_grad:
@@ -268,8 +274,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if slot.ready:
             raise KVStoreError(
                 f"worker {self.store.rank}: parameter {slot.name!r} got another gradient while the first was "
-                f"on its way, and both are spoilt. backward_passes_per_step is {self._passes}: set it to the "
-                "passes that you make, or overlap=False if the model comes back to a parameter in one pass"
+                f"being sent; both are lost. backward_passes_per_step is {self._passes}: set it to the "
+                "number of your backward passes, or pass overlap=False if one pass computes a gradient twice"
             )
         self._synchronized = False
         slot.passes += 1
@@ -322,8 +328,8 @@ def _refuse_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> None:
     taken = _first_taken(optimizer, ours)
     if taken is not None:
         raise ConfigError(
-            f"parameter {taken.name!r} has a DistributedOptimizer already, and its gradient would be "
-            "averaged twice: close() the other one before, or give each optimizer parameters of its own"
+            f"parameter {taken.name!r} already has a DistributedOptimizer, and its gradient would be "
+            "averaged twice: close() the other one first, or give each optimizer its own parameters"
         )
 
 
@@ -355,11 +361,11 @@ def _check_kind(optimizer: Any, update_on_kvstore: bool) -> None:
         )
     if isinstance(optimizer, DistributedOptimizer):
         raise ArgumentError(
-            "optimizer is a DistributedOptimizer already, and gradients would be averaged twice: use it as "
-            "it is, or wrap the optimizer that it was made of"
+            "optimizer is already a DistributedOptimizer, and gradients would be averaged twice: use it as "
+            "it is, or wrap the inner optimizer"
         )
     if not update_on_kvstore and not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(
-            f"optimizer must be a torch.optim.Optimizer, not {kind(optimizer)}; one of kvstore.optimizer "
-            "goes with update_on_kvstore=True"
+            f"optimizer must be a torch.optim.Optimizer, not {kind(optimizer)}; an optimizer of "
+            "kvstore.optimizer needs update_on_kvstore=True"
         )

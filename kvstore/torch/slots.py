@@ -90,16 +90,16 @@ def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str
         if parameter in found:
             continue
         if name in names:
-            raise ConfigError(f"named_parameters: {name!r} is the name of two parameters")
+            raise ConfigError(f"named_parameters: two parameters have the name {name!r}")
         names.add(name)
         size = parameter.numel() * parameter.element_size()
         found[parameter] = Slot(
             name, prefix + name, parameter, -len(found), order(parameter), name in rows, size
         )
     if not found:
-        raise ConfigError("named_parameters: there are none; an iterator can be used only once")
+        raise ConfigError("named_parameters is empty; note that an iterator can be used only once")
     if rows - names:
-        raise ConfigError(f"sparse: {min(rows - names)!r} is the name of no parameter")
+        raise ConfigError(f"sparse: no parameter has the name {min(rows - names)!r}")
     return list(found.values())
 
 
@@ -150,7 +150,7 @@ def _compare(store: KVStore, model: list[Slot], prefix: str) -> None:
     differing = set(np.flatnonzero(first[1:] != mine[1:]))
     names = [repr(slot.name) for place, slot in enumerate(model) if place % _MARKS in differing]
     raise ConfigError(
-        f"worker {store.rank} has another model than worker 0: {len(model)} parameters, and {first[0]} "
-        "there; the first that differs in name, shape, type, memory order or sparseness is "
+        f"worker {store.rank} has another model than worker 0: it has {len(model)} parameters, and worker 0 "
+        f"has {first[0]}; the first that differs in name, shape, type, memory order or sparseness is "
         f"{(names or ['missing here'])[0]}"
     )

@@ -22,33 +22,34 @@ _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 def broadcast(
     store: KVStore, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], prefix: str = ""
 ) -> None:
-    """Make rank 0's tensors everyone's: the buffers of a model, for instance, or what was read from a file.
+    """Copy the tensors of rank 0 to all workers, for example the buffers of a model or loaded weights.
 
     Parameters
     ----------
     store : KVStore
+        The store.
     tensors : mapping, or pairs of a name and a tensor
-        ``model.named_buffers()``, ``model.state_dict()``; overwritten in place. All workers pass the same
-        names, shapes and types.
+        For example ``model.named_buffers()`` or ``model.state_dict()``. The tensors are overwritten in place.
+        All workers must pass the same names, shapes and types.
     prefix : str
-        Goes before the names to make the keys, which must be new to the store.
+        Prefix of the keys, before the names. The keys must be new in the store.
 
     Raises
     ------
     DuplicateKeyError
-        A key is in the store already; give another prefix.
+        A key is already in the store. Pass another prefix.
     ArgumentError
-        Something that is no tensor, such as a part of a nested ``state_dict``; the message names it.
+        A value is not a tensor, for example part of a nested ``state_dict``. The message names it.
     ArrayError, DTypeError, MissingBackendError
-        A tensor that the store cannot take; the message names it.
+        The store does not accept a tensor. The message names it.
     """
     check_prefix(prefix)
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     for name, tensor in pairs:
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(
-                f"{name!r} is no tensor but {kind(tensor)}; broadcast takes tensors by their names, and of "
-                "what is nested each part by itself"
+                f"{name!r} is not a tensor but {kind(tensor)}; broadcast takes a flat mapping of names to "
+                "tensors: pass each part of a nested one by its own call"
             )
         check(name, tensor)
     plain = [(name, tensor.detach()) for name, tensor in pairs]
@@ -66,25 +67,25 @@ def share(store: KVStore, named: list[tuple[str, str, Tensor]]) -> None:
         if not away:
             raise
         raise MissingBackendError(
-            f"{away[0][0]!r} lies on {away[0][1]}, and store {store.type!r} of worker {store.rank} takes "
-            "host arrays only: create 'shared' for several processes or 'device' for one, or move the model "
-            "to the host"
+            f"{away[0][0]!r} is on {away[0][1]}, but store {store.type!r} of worker {store.rank} accepts "
+            "only host arrays: create 'shared' for several processes or 'device' for one process, or move "
+            "the model to the host"
         ) from error
 
 
 def check(name: str, tensor: Tensor) -> None:
     """Raise for a tensor that no store takes."""
     if torch.nn.parameter.is_lazy(tensor) or tensor.device.type == "meta":
-        raise ArrayError(f"{name!r} has no memory yet: run a batch through the model, or load it, before")
+        raise ArrayError(f"{name!r} has no memory yet: first run a batch through the model, or load it")
     if tensor.is_complex() or tensor.is_quantized:
         raise DTypeError(
-            f"{name!r} is {tensor.dtype}, which stores do not sum; of complex numbers hand over "
+            f"{name!r} is {tensor.dtype}, which stores do not sum; for complex numbers pass "
             "torch.view_as_real"
         )
     if tensor.layout != torch.strided:
-        raise ArrayError(f"{name!r} is {tensor.layout}; stores take strided parameters")
+        raise ArrayError(f"{name!r} is {tensor.layout}; stores accept only strided parameters")
     if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
-        raise DTypeError(f"{name!r} is {tensor.dtype}; floats of stores have 16, 32 or 64 bits")
+        raise DTypeError(f"{name!r} is {tensor.dtype}; stores accept floats of 16, 32 or 64 bits")
 
 
 def check_prefix(prefix: Any) -> None:
@@ -131,7 +132,7 @@ def rows_of(gradient: Tensor, what: str) -> RowSparseArray:
         raise ArrayError(f"the gradient of {what} is not sparse by rows ({gradient.layout}); make it dense")
     if gradient.device.type != "cpu":
         raise MissingBackendError(
-            f"the sparse gradient of {what} lies on {gradient.device}, and rows stay on the host: move the "
+            f"the sparse gradient of {what} is on {gradient.device}, but rows must be on the host: move the "
             "table to the host, or make its gradient dense"
         )
     gradient = gradient.coalesce()

@@ -1,4 +1,4 @@
-"""Gluon's trainer without Gluon, for parameters that hold arrays of any library."""
+"""A trainer with the interface of Gluon's Trainer, for arrays of any library."""
 
 from .parameter import Parameter
 from .trainer import Trainer

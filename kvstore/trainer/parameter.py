@@ -1,4 +1,4 @@
-"""`Parameter`: one array of a model, as many times as there are devices, with a gradient beside each."""
+"""`Parameter`: the replicas of one array of a model, each with its gradient."""
 
 from __future__ import annotations
 
@@ -15,49 +15,52 @@ _REQUESTS = ("write", "add", "null")
 
 
 class Trainable(Protocol):
-    """What a trainer asks of a parameter; anything that answers so can be trained.
+    """The interface of a parameter for a trainer. A trainer accepts any object with these attributes.
 
-    It may also have ``lr_mult`` and ``wd_mult`` (else 1), and ``fresh``, see `Parameter`.
+    It can also have ``lr_mult`` and ``wd_mult`` (default 1), and ``fresh``; see `Parameter`.
     """
 
     name: str
     grad_req: str
 
     def list_data(self) -> list[Any]:
-        """Return one array for each replica; an empty list as long as the shape is not known."""
+        """Return one array for each replica, or an empty list while the shape is not known."""
 
     def list_grad(self) -> list[Any]:
         """Return the gradient of each replica."""
 
 
 class Parameter:
-    """One array of a model: replicas of it, one for each device, and a gradient beside each.
+    """One array of a model: its replicas, one for each device, and their gradients.
 
     Parameters
     ----------
     name : str
+        Name of the parameter.
     data : array or list of arrays, optional
-        The replicas, of one shape; arrays of any library that stores take, or `RowSparseArray` for a table of
-        which each batch needs some rows. They are used in place. None: `set_data` brings them later.
+        The replicas, all of one shape. They can be arrays of any library that stores accept, or
+        `RowSparseArray` for a table of which each batch needs only some rows. They are used in place. With
+        None, call `set_data` later.
     grad : array or list of arrays, optional
-        One for each replica. None makes NumPy arrays of zeros beside NumPy arrays, and is an error beside
-        others, unless `grad_req` is ``"null"``. `RowSparseArray` where gradients have few rows.
+        The gradient of each replica. With None, the gradients of NumPy arrays are NumPy arrays of zeros; for
+        other arrays None raises an error, unless `grad_req` is ``"null"``. Use `RowSparseArray` for gradients
+        with few rows.
     grad_req : {"write", "add", "null"}
-        ``"null"``: no gradient, never updated. The other two say what a backward pass does; to a trainer they
-        are the same.
+        With ``"null"`` the parameter has no gradient and is never updated. The other two describe the
+        backward pass; a trainer treats them in the same way.
     lr_mult, wd_mult : float
-        Factors on the learning rate and on the weight decay. May be changed while training.
+        Factors of the learning rate and of the weight decay. They can be changed while training.
 
     Attributes
     ----------
     fresh : list of bool, or None
-        Whether each gradient was written since the last step. `set_grad` notes it, and each step takes it
-        back; where nobody notes it (None), all count as written.
+        Whether each gradient was written since the last step. `set_grad` sets it to True, and each step to
+        False. With None, all gradients count as written.
 
     Raises
     ------
     ConfigError, ShapeError, ArgumentError
-        The parts do not fit together.
+        An argument is not valid, or the arguments do not match.
     """
 
     def __init__(
@@ -104,16 +107,16 @@ class Parameter:
         if shapes != [tuple(array.shape) for array in self._data]:
             raise ShapeError(
                 f"parameter {self.name!r} has {len(self._data)} replicas of shape {self.shape}, and "
-                f"gradients of shapes {shapes}; give one for each"
+                f"gradients of shapes {shapes}; pass one gradient for each replica"
             )
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of each replica; None as long as it is not known."""
+        """Shape of each replica, or None while it is not known."""
         return tuple(self._data[0].shape) if self._data else None
 
     def list_data(self) -> list[Any]:
-        """Return the replicas; an empty list before there are data."""
+        """Return the replicas, or an empty list while there are none."""
         return list(self._data)
 
     def list_grad(self) -> list[Any]:
@@ -129,7 +132,7 @@ class Parameter:
         return list(self._grad)
 
     def data(self, replica: int = 0) -> Any:
-        """Return one replica: the array itself, not a copy."""
+        """Return one replica; it is the array itself, not a copy."""
         self._check_there()
         return self._data[replica]
 
@@ -139,16 +142,17 @@ class Parameter:
         return self.list_grad()[replica]
 
     def set_data(self, value: Any, grad: Any = None) -> None:
-        """Copy `value` to every replica; the first time, where there were none, take over the arrays given.
+        """Copy `value` to every replica. If there are no replicas yet, `value` becomes the replicas.
 
-        A trainer that keeps the weights in a store begins anew with these: it makes another store, with fresh
-        states of the optimizer. All workers of a job do the same then.
+        A trainer whose store holds the weights then creates a new store, with new states of the optimizer.
+        All workers must make the same call.
 
         Raises
         ------
         CapabilityError
-            The trainer's store is on servers, or was handed to it ready-made. Nothing has changed then.
+            The store of the trainer is on servers, or the trainer did not create it. Nothing has changed.
         ShapeError
+            The shape of `value` is not that of the parameter.
         """
         if not self._data:
             self._adopt(_listed(value), grad)
@@ -160,12 +164,12 @@ class Parameter:
             _overwrite(array, new)
 
     def set_grad(self, grads: Any) -> None:
-        """Put other arrays in the place of the gradients, and note that they are fresh.
+        """Replace the gradient arrays, and set `fresh`.
 
         Raises
         ------
         ShapeError
-            Not as many as there are replicas, or of another shape.
+            The number of arrays is not that of the replicas, or an array has another shape.
         """
         self._check_there()
         new = _listed(grads)
@@ -178,19 +182,19 @@ class Parameter:
             _overwrite(grad, RowSparseArray.zeros(grad.shape, grad.dtype) if _is_rows(grad) else 0)
 
     def row_sparse_data(self, row_ids: Any) -> RowSparseArray:
-        """Return these rows of a row-sparse parameter, as the trainer's store has them.
+        """Return the requested rows of a row-sparse parameter from the store of its trainer.
 
         Raises
         ------
         ConfigError
-            The parameter is dense, or no trainer has it.
+            The parameter is dense, or belongs to no trainer.
         RowIndexError
-            An id lies outside the table.
+            An id is outside the table.
         """
         array = self.data()
         if not _is_rows(array) or self._trainer is None:
             raise ConfigError(
-                f"parameter {self.name!r} is {'dense' if not _is_rows(array) else 'in no trainer yet'}: "
+                f"parameter {self.name!r} {'is dense' if not _is_rows(array) else 'has no trainer yet'}: "
                 "row_sparse_data reads row-sparse weights from the store of a trainer"
             )
         rows = RowSparseArray.zeros(array.shape, array.dtype)
@@ -214,7 +218,7 @@ def _check_arrays(name: str, what: str, arrays: list[Any]) -> None:
         if not _is_rows(array) and not (is_array(array) and hasattr(array, "shape")):
             raise ArgumentError(
                 f"parameter {name!r}: {what} must be an array, or a list with one for each replica, and "
-                f"{_shown(array)} is none; np.asarray makes one"
+                f"{_shown(array)} is not an array; np.asarray converts it"
             )
 
 

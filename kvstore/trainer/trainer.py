@@ -1,4 +1,4 @@
-"""`Trainer`: Gluon's trainer without Gluon, for parameters that hold arrays of any library."""
+"""`Trainer`, with the interface of Gluon's Trainer, for arrays of any library."""
 
 from __future__ import annotations
 
@@ -27,42 +27,41 @@ _UNDECIDED = Choice(None, False, False, False)
 
 
 class Trainer:
-    """Sum the gradients of all replicas and workers, and update the weights with them.
+    """Sum the gradients of all replicas and workers, and update the weights with the sums.
 
-    Call `step` after each backward pass. Weights are updated by the store where it can do that, else by the
-    trainer, once for each replica. Nothing is asked of a store before the first step, or the first call that
-    saves, loads or reads rows.
+    Call `step` after each backward pass. The store updates the weights if it can, else the trainer updates
+    each replica. The trainer creates and calls its store at the first step, or at the first call that saves,
+    loads or reads rows.
 
     Parameters
     ----------
     params : list or dict of Parameter
-        Or of anything that has ``name``, ``grad_req``, ``list_data()`` and ``list_grad()``, see
-        `kvstore.trainer.parameter.Trainable`. All have equally many replicas. Those of a dict are taken
-        in the order of its keys. The store's keys are their positions.
+        The parameters, or other objects with ``name``, ``grad_req``, ``list_data()`` and ``list_grad()``; see
+        `kvstore.trainer.parameter.Trainable`. All must have the same number of replicas. The parameters of a
+        dict are sorted by its keys. The keys in the store are the positions of the parameters.
     optimizer : str or Optimizer
-        A name that `kvstore.optimizer.create` knows, or an optimizer, which the trainer then uses and
-        changes.
+        A name for `kvstore.optimizer.create`, or an optimizer object, which the trainer uses and changes.
     optimizer_params : dict, optional
-        Keywords of the optimizer, beside a name.
+        Keyword arguments of the optimizer, if `optimizer` is a name.
     kvstore : KVStore, KVStoreBase, str or None
-        A store, the name of one, or None for none. By name, a store of one process is left out where
-        parameters have one replica: there is nothing to sum.
+        A store, the name of a store, or None for no store. If the name is that of a store of one process and
+        the parameters have one replica, the trainer does not use a store, because there is nothing to sum.
     compression_params : dict, optional
-        As `KVStore.set_gradient_compression` takes them.
+        See `KVStore.set_gradient_compression`.
     update_on_kvstore : bool, optional
-        Whether the store updates the weights. None: it does where it can, unless MXNET_UPDATE_ON_KVSTORE is
-        0, or gradients of dense weights are row-sparse and this is the only worker, or `kvstore` is
-        ``"local"`` and a parameter has more than 2**24 elements.
+        Whether the store updates the weights. With None, the store does if it can, except in these cases:
+        MXNET_UPDATE_ON_KVSTORE is 0; gradients of dense weights are row-sparse and there is one worker;
+        `kvstore` is ``"local"`` and a parameter has more than 2**24 elements.
 
     Raises
     ------
     ArgumentError, ConfigError, ShapeError
-        Something that cannot be meant.
+        An argument is not valid.
 
     Notes
     -----
-    What holds for the store holds here: `step` waits for the other workers, never longer than the store's
-    timeout, and raises what its verbs raise. Not to be used from several threads at once.
+    `step` waits for the other workers, at most for the timeout of the store, and raises the errors of the
+    store's methods. Do not use a trainer from several threads at the same time.
 
     Examples
     --------
@@ -115,21 +114,23 @@ class Trainer:
         Parameters
         ----------
         batch_size : float
-            Of all replicas and workers together where gradients are sums over samples; 1 where they are means
-            already. The same in all workers; it may change from step to step.
+            Number of samples of all replicas and workers together, if the gradients are sums over samples; 1
+            if they are means. It must be the same in all workers, and can change from step to step.
         ignore_stale_grad : bool
-            Leave gradients out that were not written since the last step. A parameter without any is not
-            touched; where other workers wait for its sum, this one adds nothing to it.
+            If True, skip gradients that were not written since the last step. A parameter without a new
+            gradient does not change. If other workers wait for its sum, this worker adds nothing to it.
 
         Raises
         ------
         ConfigError
             A gradient is stale (also a UserWarning); `batch_size` is not positive, or too small to divide by;
-            a factor is no number; or the optimizer's settings do not fit its states. Nothing has changed.
+            a factor is not a number; or the settings of the optimizer do not match its states. Nothing has
+            changed.
         DTypeError, ShapeError, ArrayError
-            The optimizer cannot update a weight, or a gradient does not fit it. Nothing has changed where the
-            trainer updates.
-        As the verbs of the store
+            The optimizer cannot update a weight, or a gradient does not match its weight. If the trainer
+            updates, nothing has changed.
+        KVStoreError
+            A method of the store raised it.
         """
         self._rescale(batch_size)
         self._prepare()
@@ -142,24 +143,24 @@ class Trainer:
         gradients.mark_stale(found)
 
     def allreduce_grads(self) -> None:
-        """Sum the gradients over replicas and workers, in place; then `update`.
+        """Sum the gradients over replicas and workers, in place. Call `update` after it.
 
         Raises
         ------
         ConfigError
-            The store updates the weights, so gradients do not come back.
+            The store updates the weights, so it does not return gradients.
         """
         self._prepare()
         self._check_updates_here("allreduce_grads")
         self._exchange.sum(self._gradients(True), self._optimizer)
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Update all weights with gradients that `allreduce_grads` has summed; see `step`.
+        """Update all weights with the gradients that `allreduce_grads` has summed; see `step`.
 
         Raises
         ------
         ConfigError
-            The store updates the weights, or as `step`.
+            The store updates the weights, or one of the reasons of `step`.
         """
         self._prepare()
         self._check_updates_here("update")
@@ -170,14 +171,16 @@ class Trainer:
         gradients.mark_stale(found)
 
     def row_sparse_pull(self, parameter: Trainable, out: Any, row_ids: Any) -> None:
-        """Write some rows of a row-sparse parameter to `out`, as `KVStore.row_sparse_pull` does.
+        """Write the requested rows of a row-sparse parameter to `out`; see `KVStore.row_sparse_pull`.
 
         Parameters
         ----------
         parameter : Trainable
-            One of the trainer's.
+            A parameter of this trainer.
         out : RowSparseArray or list of them
+            Outputs.
         row_ids : array
+            Ids of the rows.
         """
         self._prepare()
         key = self._key(parameter)
@@ -193,15 +196,15 @@ class Trainer:
         scale = self._scale / size
         if not math.isfinite(scale):
             raise ConfigError(
-                f"batch_size {batch_size!r} is too small to divide by: gradients become infinite"
+                f"batch_size {batch_size!r} is too small to divide by: gradients would be infinite"
             )
         self._optimizer.rescale_grad = scale
 
     def _check_updates_here(self, verb: str) -> None:
         if self._choice.updates:
             raise ConfigError(
-                f"{verb}: the store {self._choice.store.type!r} updates the weights; call step, or make the "
-                "trainer with update_on_kvstore=False"
+                f"{verb}: the store {self._choice.store.type!r} updates the weights; call step, or create "
+                "the trainer with update_on_kvstore=False"
             )
 
     def _gradients(self, ignore_stale: bool) -> list[StepGradients]:
@@ -248,9 +251,9 @@ class Trainer:
         if not self._decided or not self._choice.updates:
             return
         if not self._choice.made or is_on_servers(self._choice.store):
-            what = "ready-made" if not self._choice.made else "on servers"
+            what = "not created by the trainer" if not self._choice.made else "on servers"
             raise CapabilityError(
-                f"the store {self._choice.store.type!r} has the weights and is {what}, so it cannot be "
+                f"the store {self._choice.store.type!r} holds the weights and is {what}, so it cannot be "
                 "replaced: set data before the first step"
             )
         self._choice.close()
@@ -260,35 +263,35 @@ class Trainer:
 
     @property
     def kvstore(self) -> Any:
-        """The store in use; None before the first step, and where there is none."""
+        """The store in use, or None before the first step and without a store."""
         return self._choice.store
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer; what is changed in it holds from the next step on, wherever the updates run."""
+        """The optimizer. A change of its settings takes effect at the next step, with any store."""
         return self._optimizer
 
     @property
     def learning_rate(self) -> float:
-        """The current rate, before the factors of parameters."""
+        """Current learning rate, without the factors of the parameters."""
         return self._optimizer.learning_rate
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate, from the next step on; in a job of several workers in all of them.
+        """Set the learning rate from the next step. With several workers, call it on all of them.
 
         Raises
         ------
         ConfigError
-            A schedule gives the rate (also a UserWarning), or `lr` is no finite number.
+            The optimizer has a schedule (also a UserWarning), or `lr` is not a finite number.
         """
         self._optimizer.set_learning_rate(lr)
 
     # ---------------------------------------------------------------------------------------- states
 
     def save_states(self, fname: PathLike) -> None:
-        """Write the optimizer, its states and its counts to a safetensors file, atomically.
+        """Write the optimizer, its states and its update counts to a safetensors file, atomically.
 
-        Where the store updates and there are several workers, one of them is enough.
+        If the store updates and there are several workers, call it on one of them.
 
         Raises
         ------
@@ -303,15 +306,15 @@ class Trainer:
             self._updaters.save(fname)
 
     def load_states(self, fname: PathLike) -> None:
-        """Read a file of `save_states`; its optimizer takes the place of the present one.
+        """Read a file that `save_states` wrote. Its optimizer replaces the present one.
 
-        The factors ``lr_mult`` and ``wd_mult`` stay those of the parameters. All workers of a job do this, or
-        none.
+        The factors ``lr_mult`` and ``wd_mult`` of the parameters do not change. With several workers, call it
+        on all of them.
 
         Raises
         ------
         StateFileError
-            The file is damaged or foreign. Nothing has changed then.
+            The file is damaged or has another format. Nothing has changed.
         ConfigError
             A parameter has no data yet.
         """
@@ -332,7 +335,7 @@ class Trainer:
     # -------------------------------------------------------------------------------------- lifetime
 
     def close(self) -> None:
-        """Close the store, if the trainer has made it. A second call does nothing."""
+        """Close the store if the trainer has created it. A second call does nothing."""
         self._choice.close()
 
     def __enter__(self) -> Trainer:
@@ -341,7 +344,7 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; where an error leaves the block, the other workers of a job see this one as lost."""
+        """Close the store. If an error leaves the block, the other workers see this worker as lost."""
         if self._choice.made and isinstance(self._choice.store, KVStore):
             self._choice.store.__exit__(kind, error, trace)
         else:
@@ -355,7 +358,7 @@ class Trainer:
     def _key(self, parameter: Trainable) -> int:
         key = self._keys.get(id(parameter))
         if key is None:
-            raise ArgumentError(f"parameter {parameter.name!r} is not one of this trainer")
+            raise ArgumentError(f"parameter {parameter.name!r} does not belong to this trainer")
         return key
 
 

@@ -76,9 +76,9 @@ def test_stores_on_an_engine_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
         assert isinstance(caught.value, ImportError)
 
 
-def test_every_verb_is_in_the_table() -> None:
+def test_every_method_is_in_the_table() -> None:
     documented = {
-        re.match(r"\w+", name).group() for row in rows(STORES, "The verbs") for name in code(row[0])
+        re.match(r"\w+", name).group() for row in rows(STORES, "The methods") for name in code(row[0])
     }
     public = {name for name in dir(kv.KVStore) if not name.startswith("_")}
     constants = {name for name in public if name.isupper()} | {"register", "kv_registry"}

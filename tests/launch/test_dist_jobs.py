@@ -104,7 +104,7 @@ def test_a_store_apart_from_the_other_workers_warns_once(job: Job, options: list
     assert code == 0
     for rank in range(2):
         (line,) = [line for line in err.splitlines() if line.startswith(b"[%d]" % rank)]
-        assert b"rank %d of 2 trains on its own: kvstore has started 2 processes" % rank in line
+        assert b"rank %d of 2 trains separately: kvstore has started 2 processes" % rank in line
         for word in (b"store 'device' has 1 of them", b"'shared' or 'dist_sync'", b"processes=1"):
             assert word in line
 

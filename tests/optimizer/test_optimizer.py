@@ -446,7 +446,7 @@ def test_momentum_cannot_come_or_go_once_there_are_states(name):
         optimizer.configure(momentum=start)  # before the first update: fine
         w = weight_for(name)
         opt.get_updater(optimizer)("w", w.copy(), w)
-        with pytest.raises(ConfigError, match="momentum cannot go from 0 or to 0"):
+        with pytest.raises(ConfigError, match="momentum cannot change from 0 or to 0"):
             optimizer.configure(momentum=then)
         assert optimizer.momentum == start
     optimizer = opt.RMSProp(momentum=0.5, centered=True)

@@ -25,7 +25,7 @@ class AdaDelta(Elementwise):
 
     Notes
     -----
-    State: ``(a, b)``. MXNet 1.9.1 had no use for the rate and scaled the caller's gradient in place.
+    State: ``(a, b)``. MXNet 1.9.1 ignored the learning rate and scaled the gradient of the caller in place.
     """
 
     default_learning_rate = 1.0

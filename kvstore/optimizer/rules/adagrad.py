@@ -16,7 +16,7 @@ class AdaGrad(Elementwise):
     """AdaGrad (Duchi, Hazan and Singer, JMLR 12, 2011).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``h += g**2``; ``w -= lr * g / (sqrt(h) + epsilon)``.
-    A row-sparse gradient touches its rows only; the others do not even decay.
+    A row-sparse gradient updates only its rows; weight decay does not change the other rows.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ class Adam(TwoMoments, Elementwise):
     beta1, beta2 : float, default 0.9 and 0.999
     epsilon : float, default 1e-8
     lazy_update : bool, default False
-        Apply a row-sparse gradient to its rows only: weights and moments of the others stay.
+        If True, a row-sparse gradient updates only its rows; other weights and moments do not change.
     **common
         Keywords of `Optimizer`.
 

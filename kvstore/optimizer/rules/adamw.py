@@ -11,7 +11,7 @@ from .moments import TwoMoments
 
 @register
 class AdamW(TwoMoments, Elementwise):
-    """Adam with the weight decay beside the step (Loshchilov and Hutter, arXiv:1711.05101).
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101).
 
     ``g = clip(rescale_grad * grad)``, moments as in `Adam`, ``w -= lr_t * (m / (sqrt(v) + epsilon) + wd *
     w)``.
@@ -22,7 +22,7 @@ class AdamW(TwoMoments, Elementwise):
     beta1, beta2 : float, default 0.9 and 0.999
     epsilon : float, default 1e-6
     correct_bias : bool, default True
-        False: ``lr_t = lr``.
+        If False, ``lr_t = lr``.
     **common
         Keywords of `Optimizer`.
 

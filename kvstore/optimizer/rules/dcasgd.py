@@ -11,7 +11,7 @@ from ..registry import register
 
 @register
 class DCASGD(Elementwise):
-    """SGD that makes up for stale gradients (Zheng and others, arXiv:1609.08326).
+    """SGD with compensation of stale gradients (Zheng and others, arXiv:1609.08326).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``d = lr * (g + lamda * g**2 * (w - w_before))``;
     ``w_before = w``; ``w -= d``, or with momentum ``m = momentum * m - d; w += m``.

@@ -29,9 +29,8 @@ class Ftrl(Elementwise):
 
     Notes
     -----
-    State: ``(z, n)``. A row-sparse gradient touches only its rows where the weight is a row-sparse key. On a
-    dense one every row is computed again out of its state, as MXNet does, so rows that never had a gradient
-    become 0.
+    State: ``(z, n)``. For a row-sparse key, a row-sparse gradient updates only its rows. For a dense key,
+    every row is computed again from its state, as in MXNet, so rows that never had a gradient become 0.
     """
 
     default_learning_rate = 0.1

@@ -27,7 +27,7 @@ class GroupAdaGrad(WholeTensor):
     """AdaGrad with one accumulator for each row of a table, for embeddings.
 
     ``g = clip(rescale_grad * grad)``; ``h += mean(g**2)`` of each row; ``w -= lr * g / (sqrt(h) + epsilon)``.
-    A row-sparse gradient touches its rows only.
+    A row-sparse gradient updates only its rows.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ class LAMB(TwoMoments, WholeTensor):
 
     ``g = clip(rescale_grad * grad)``, moments as in `Adam`,
     ``u = m / (1 - beta1**t) / (sqrt(v / (1 - beta2**t)) + epsilon) + wd * w``, and
-    ``w -= lr * |w| / |u| * u``. The ratio is 1 where either norm is 0 or they have no quotient.
+    ``w -= lr * |w| / |u| * u``. The ratio is 1 if one of the norms is 0 or the quotient is not finite.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class LAMB(TwoMoments, WholeTensor):
     lower_bound, upper_bound : float, optional
         Bounds of ``|w|`` in the ratio.
     bias_correction : bool, default True
-        False: the moments are taken as they are.
+        If False, the moments are not corrected.
     **common
         Keywords of `Optimizer`.
 

@@ -29,8 +29,8 @@ class LARS(WholeTensor):
         Trust coefficient.
     epsilon : float, default 1e-8
     lazy_update : bool, default False
-        Taken for MXNet's sake; a row-sparse gradient always counts as dense here, since its norms are those
-        of the whole tensor.
+        Accepted for compatibility with MXNet, and ignored: a row-sparse gradient always counts as dense,
+        because the norms are those of the whole tensor.
     **common
         Keywords of `Optimizer`. The name of a key is looked up in `param_idx2name`; without one it is the
         key.

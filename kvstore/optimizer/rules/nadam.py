@@ -32,8 +32,8 @@ class Nadam(TwoMoments, Elementwise):
 
     Notes
     -----
-    State: ``(m, v)``. ``P`` belongs to each key and follows from its count; MXNet multiplies one product on
-    at every update of any key, so that it shrinks faster the more keys there are.
+    State: ``(m, v)``. Each key has its own ``P``, which depends on its update count. MXNet has one product
+    for all keys and multiplies it at each update of any key, so it decreases faster with more keys.
     """
 
     default_learning_rate = 0.001

@@ -18,7 +18,7 @@ class RMSProp(Elementwise):
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``v = rho * v + (1 - rho) * g**2``;
     ``w -= lr * g / (sqrt(v) + epsilon)``. Centred: also ``q = rho * q + (1 - rho) * g`` and
-    ``m = momentum * m - lr * g / sqrt(v - q**2 + epsilon); w += m``. At last the weights are clipped.
+    ``m = momentum * m - lr * g / sqrt(v - q**2 + epsilon); w += m``. Finally the weights are clipped.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class RMSProp(Elementwise):
     epsilon : float, default 1e-8
     centered : bool, default False
     clip_weights : float, optional
-        Bound of the weights; None or 0: there is none.
+        Bound of the weights; None or 0 means no bound.
     **common
         Keywords of `Optimizer`.
 

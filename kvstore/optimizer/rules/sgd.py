@@ -13,7 +13,7 @@ from ..registry import register
 
 @register
 class SGD(Elementwise):
-    """Stochastic gradient descent, with momentum if wanted.
+    """Stochastic gradient descent, optionally with momentum.
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``w -= lr * g``, or with momentum
     ``m = momentum * m - lr * g; w += m``.
@@ -23,7 +23,7 @@ class SGD(Elementwise):
     learning_rate : float, default 0.1
     momentum : float, default 0
     lazy_update : bool, default False
-        Apply a row-sparse gradient to its rows only: the others neither decay nor move on by momentum.
+        If True, a row-sparse gradient updates only its rows; weight decay and momentum do not change others.
     multi_precision : bool, default False
     **common
         Keywords of `Optimizer`.

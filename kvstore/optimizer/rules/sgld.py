@@ -20,7 +20,7 @@ def _seed(name: str, value: Any) -> int:
 
 @register
 class SGLD(Elementwise):
-    """Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011): half a step, and noise.
+    """Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011): half a step, plus noise.
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``w += -lr / 2 * g + sqrt(lr) * normal``.
 
@@ -29,15 +29,15 @@ class SGLD(Elementwise):
     learning_rate : float, default 0.1
         Must not be negative.
     seed : int, default 0
-        Of the noise; below 2**32.
+        Seed of the noise; less than 2**32.
     **common
         Keywords of `Optimizer`.
 
     Notes
     -----
-    No state. The noise of an element follows from the seed, the key, the number of its update and the
-    element's place in the tensor, and from nothing else, so a run can be repeated and resumed bit by bit.
-    MXNet draws from a global generator instead.
+    No state. The noise of an element depends only on the seed, the key, the number of the update and the
+    position in the tensor, so a run can be repeated and resumed with identical bits. MXNet uses a global
+    generator instead.
     """
 
     default_learning_rate = 0.1

@@ -10,11 +10,11 @@ from ..registry import register
 
 @register
 class Signum(Elementwise):
-    """Steps of one size in the direction of the momentum's sign (Bernstein and others, arXiv:1802.04434).
+    """Steps of constant size with the sign of the momentum (Bernstein and others, arXiv:1802.04434).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``m = momentum * m - (1 - momentum) * g``;
     ``w = (1 - lr * wd_lh) * w + lr * sign(m)``. Without momentum (signSGD):
-    ``w = (1 - lr * (wd + wd_lh)) * w - lr * sign(grad)``, where rescaling and clipping have no part.
+    ``w = (1 - lr * (wd + wd_lh)) * w - lr * sign(grad)``, without rescaling and clipping.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class Signum(Elementwise):
     momentum : float, default 0.9
         Below 1.
     wd_lh : float, default 0
-        Weight decay beside the step.
+        Decoupled weight decay.
     **common
         Keywords of `Optimizer`.
 
