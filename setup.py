@@ -1,11 +1,14 @@
 """Extension modules only; everything else about the package is in pyproject.toml."""
 
 import os
+import shutil
 import sys
+import sysconfig
 
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 # The same bits on every processor: no fused multiply-add, no reordering; what is relaxed changes no result.
 FLAGS = [
@@ -20,41 +23,73 @@ FLAGS = [
 NATIVE = "kvstore/stores/shared/native"  # what the shared store has in C
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
 
+ELSEWHERE = """kvstore runs on Linux only, and this is {platform}: its stores use memfd, futex and pidfd.
+On Windows use it inside WSL 2, on macOS in a container or a virtual machine with Linux."""
+
+MISSING = """kvstore's kernels are C, and {what}. Install what is missing, then try again:
+
+    Debian, Ubuntu:  apt install build-essential python3-dev
+    Fedora:          dnf install gcc python3-devel
+    conda:           conda install -c conda-forge c-compiler
+
+Wheels need no compiler: pip install --only-binary kvstore-train kvstore-train"""
+
 
 def parts(folder):
     """List the sources that are included by others."""
     return [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith((".h", ".pxi"))]
 
 
-if sys.platform == "win32":
-    raise SystemExit("kvstore needs a POSIX system (Linux, macOS); on Windows use it inside WSL 2")
-
-cpu = Extension(
-    "kvstore.kernels._cpu",
-    ["kernels/_cpu.pyx"],
-    include_dirs=["kernels", numpy.get_include()],
-    depends=parts("kernels"),
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-    extra_compile_args=FLAGS + QUIET,
-    extra_link_args=["-pthread"],
-)
-
-extensions = [cpu]
-if sys.platform == "linux":  # futexes, memfd and pidfd are its own
-    extensions.append(
-        Extension(
-            "kvstore.stores.shared.native._shared",
-            [f"{NATIVE}/_shared.pyx"],
-            include_dirs=[NATIVE, "kernels", numpy.get_include()],
-            depends=parts(NATIVE) + parts("kernels"),
-            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)],
-            extra_compile_args=FLAGS + QUIET,
-            extra_link_args=["-pthread"],
-        )
+def native(name, source, *folders, macros=()):
+    """Describe an extension module that includes what is in `folders`."""
+    return Extension(
+        name,
+        [source],
+        include_dirs=[*folders, numpy.get_include()],
+        depends=[path for folder in folders for path in parts(folder)],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), *macros],
+        extra_compile_args=FLAGS + QUIET,
+        extra_link_args=["-pthread"],
     )
 
-cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+
+class Build(build_ext):
+    """Looks for the compiler first: a compiler's own errors do not say what to install."""
+
+    def build_extensions(self):
+        self.require_compiler()
+        # Here and not for each command: metadata and sdist need no C.
+        for extension, made in zip(
+            self.extensions, cythonize(self.extensions, include_path=["kernels"]), strict=True
+        ):
+            extension.sources = made.sources
+        super().build_extensions()
+
+    def require_compiler(self):
+        compiler = self.compiler.compiler_so[0]
+        header = os.path.join(sysconfig.get_path("include"), "Python.h")
+        if shutil.which(compiler) is None:
+            raise SystemExit(MISSING.format(what=f"there is no C compiler here ({compiler!r} is not found)"))
+        if not os.path.exists(header):
+            raise SystemExit(MISSING.format(what=f"the headers of Python are not here ({header} is missing)"))
+
+
+if sys.platform != "linux":
+    raise SystemExit(ELSEWHERE.format(platform=sys.platform))
+
 setup(
-    ext_modules=cythonize(extensions, include_path=["kernels"]),
-    options={"build_ext": {"parallel": cores}},  # side by side, as far as there are cores
+    cmdclass={"build_ext": Build},
+    ext_modules=[
+        native("kvstore.kernels._cpu", "kernels/_cpu.pyx", "kernels"),
+        native(
+            "kvstore.stores.shared.native._shared",
+            f"{NATIVE}/_shared.pyx",
+            NATIVE,
+            "kernels",
+            macros=[("_GNU_SOURCE", None)],
+        ),
+    ],
+    options={
+        "build_ext": {"parallel": len(os.sched_getaffinity(0))}
+    },  # side by side, as far as there are cores
 )

@@ -25,6 +25,11 @@ __version__ = "0.1.0"
 try:
     from .kernels import cpu as _cpu
 except ImportError as _error:
+    if sys.platform != "linux":
+        raise ImportError(
+            f"kvstore runs on Linux only, and this is {sys.platform}: on Windows use it inside WSL 2, on "
+            "macOS in a container or a virtual machine with Linux"
+        ) from _error
     from .source_tree import installed_package
 
     if not (_package := installed_package(__version__, __path__[0])):

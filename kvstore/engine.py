@@ -10,19 +10,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import heapq
-import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import waiting
 from .errors import ArgumentError, ClosedError, KVStoreError, TimeoutError
 from .turns import Turns
 
-log = logging.getLogger("kvstore.engine")
+if TYPE_CHECKING:
+    from logging import Logger
 
 
 class Work:
@@ -77,7 +77,7 @@ class Work:
             return True
         if limit <= waiting.NOTICE_AFTER:
             return False
-        log.warning("waiting for %s since %g s, deadline %g s", self._what, waiting.NOTICE_AFTER, limit)
+        _log().warning("waiting for %s since %g s, deadline %g s", self._what, waiting.NOTICE_AFTER, limit)
         return finished.wait(limit - waiting.NOTICE_AFTER) or finished.is_set()
 
     def _finish(self, error: BaseException | None) -> None:
@@ -95,7 +95,7 @@ class Work:
     def __del__(self) -> None:
         error = getattr(self, "_error", None)
         if error is not None and not self._seen:
-            log.error("%s failed and nobody waited for it: %s", self._what, error)
+            _log().error("%s failed and nobody waited for it: %s", self._what, error)
 
     def __repr__(self) -> str:
         return f"<Work {self._what}: {'done' if self.done() else 'pending'}>"
@@ -325,6 +325,12 @@ def finish_all() -> None:
 
 os.register_at_fork(after_in_child=_reset_in_child)
 atexit.register(finish_all)
+
+
+def _log() -> Logger:
+    import logging  # when something is said: it is a tenth of what importing kvstore costs over NumPy
+
+    return logging.getLogger("kvstore.engine")
 
 
 def _seconds(timeout: Any) -> float:

@@ -6,7 +6,6 @@ Each class also derives from the builtin that a caller would catch without knowi
 from __future__ import annotations
 
 import builtins
-import difflib
 from collections.abc import Iterable, Mapping
 
 
@@ -138,5 +137,12 @@ def nearest(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None 
     """
     words, small = list(known), name.lower()
     meant = (synonyms or {}).get(small)
-    close = [meant] if meant in words else difflib.get_close_matches(small, words, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    close = meant if meant in words else closest(small, words)
+    return f", did you mean {close!r}?" if close else ""
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is most like `name`, or None."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)

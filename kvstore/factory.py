@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
-import logging
-import sys
 from typing import TYPE_CHECKING, Any, overload
 
 from .base import KVStoreBase
-from .errors import ArgumentError, ConfigError, MissingBackendError
-from .settings.options import store_config
-from .settings.variables import text_of
+from .errors import ArgumentError, ConfigError, closest
 from .store import KVStore
 from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
     from .settings.launchers import Placement
-
-log = logging.getLogger("kvstore")
 
 
 @overload
@@ -113,6 +106,8 @@ def create(name: str = "local", **options: Any) -> KVStore:
 
 
 def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
+    from .settings.options import store_config
+
     config = store_config(options)
     kind = STORES[literal]
     if kind.joins and config.processes != 1 and has_peers():
@@ -120,11 +115,6 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     if kind.on_servers:
         _serve_if_told()
         kind = _by_van(literal, kind)
-    if kind.needs_linux and sys.platform != "linux":
-        raise MissingBackendError(
-            f"store {literal!r} between processes needs Linux: its memory, its waits and its notice of "
-            "deaths are memfd, futex and pidfd"
-        )
     module = importlib.import_module(f".stores.{kind.module}", __package__)
     backend = getattr(module, kind.backend)(config)
     if config.processes != 1 and not kind.on_servers:  # whose numbers are those of the job
@@ -134,6 +124,8 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
 
 def _by_van(literal: str, kind: StoreKind) -> StoreKind:
     """MXNet makes its stores on servers P3 by a variable."""
+    from .settings.variables import text_of
+
     van = text_of("van")
     if van not in ("zmq", "p3"):
         raise ConfigError(f"DMLC_PS_VAN_TYPE={van!r}: there are zmq and p3; unset it")
@@ -179,7 +171,9 @@ def warn_if_apart(name: str, workers: int = 1) -> None:
 @functools.cache
 def _warn_apart(name: str, workers: int, place: Placement) -> None:
     together = "'shared' or 'dist_sync'" if place.size == place.local_size else "'dist_sync'"
-    log.warning(
+    import logging
+
+    logging.getLogger("kvstore").warning(
         "rank %d of %d trains on its own: %s has started %d processes, and store %r has %d of them; create "
         "%s to train together, or give processes=1 if that is meant",
         place.rank,
@@ -194,8 +188,8 @@ def _warn_apart(name: str, workers: int, place: Placement) -> None:
 
 def _unknown(literal: str) -> str:
     known = sorted({*STORES, *KVStoreBase.kv_registry})
-    near = difflib.get_close_matches(literal, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    near = closest(literal, known)
+    hint = f"; did you mean {near!r}?" if near else "."
     return f"unknown store {literal!r}{hint} Known are: {', '.join(known)}"
 
 

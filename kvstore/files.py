@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError, StateFileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
 
 
 class _Unwritable(StateFileError, OSError):
@@ -88,6 +89,8 @@ def _unwritable(path: str, error: OSError) -> _Unwritable:
 
 @contextmanager
 def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    from pathlib import Path
+
     target = Path(path).resolve()
     name = os.fsencode(target.name)[:200].decode(errors="ignore")  # a name has at most 255 bytes
     beside = target.with_name(f".{name}.{os.urandom(6).hex()}.tmp")
@@ -106,6 +109,8 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def checksum(text: str, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
     """CRC-32 over a text and named arrays, as eight hexadecimal digits."""
+    import zlib
+
     total = zlib.crc32(text.encode())
     for name in sorted(tensors):
         array = tensors[name]

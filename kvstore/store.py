@@ -7,14 +7,12 @@ import operator
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex
 
 import numpy as np
 
-from . import checkpoint
 from .arrays.grouping import Group, Key, group, pair_rows, plain_key
 from .base import KVStoreBase, check_capability
 from .compression import create as create_codec
@@ -42,8 +40,7 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class Statistics:
+class Statistics(NamedTuple):
     """What a store has done so far.
 
     Attributes
@@ -443,6 +440,8 @@ class KVStore(KVStoreBase):
         StateFileError
             The file cannot be written (an OSError, too); the old one is still there then.
         """
+        from . import checkpoint
+
         self._do_all(partial(checkpoint.save, self._backend, name_of(path)))
 
     def load(self, path: PathLike) -> None:
@@ -454,6 +453,8 @@ class KVStore(KVStoreBase):
             The file is damaged or foreign, or a key differs in shape, element type or storage. Nothing has
             changed then.
         """
+        from . import checkpoint
+
         self._do_all(partial(checkpoint.load, self._backend, name_of(path)))
 
     # --------------------------------------------------------------------------------------- the job

@@ -20,8 +20,6 @@ class StoreKind(NamedTuple):
         Its values are on parameter servers.
     synchronous : bool
         Pushes count in rounds of all workers; else each by itself.
-    needs_linux : bool
-        It does not work on other systems.
     """
 
     module: str
@@ -30,7 +28,6 @@ class StoreKind(NamedTuple):
     joins: bool = False
     on_servers: bool = False
     synchronous: bool = True
-    needs_linux: bool = False
 
 
 _LOCAL = StoreKind("local.backend", "LocalBackend", one_process=True, joins=True)
@@ -53,7 +50,7 @@ StoreName: TypeAlias = Literal[
 STORES: dict[str, StoreKind] = {
     **dict.fromkeys(("local", "local_update_cpu", "local_allreduce_cpu"), _LOCAL),
     **dict.fromkeys(("device", "local_allreduce_device"), _DEVICE),
-    "shared": StoreKind("shared.backend", "SharedBackend", needs_linux=True),
+    "shared": StoreKind("shared.backend", "SharedBackend"),
     **dict.fromkeys(("dist", "dist_sync", "dist_device", "dist_device_sync", "dist_sync_device"), _DIST),
     **dict.fromkeys(("dist_async", "dist_device_async", "dist_async_device"), _ASYNC),
     **dict.fromkeys(("p3", "dist_p3"), _DIST._replace(backend="P3Backend")),

@@ -288,12 +288,6 @@ def test_what_a_teststore_refuses(store: Any, value: Any, error: type[Exception]
     assert not out.any()
 
 
-def test_a_store_between_processes_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(kv.MissingBackendError, match="needs Linux"):
-        kv.create("shared")
-
-
 LAUNCHERS = {
     "torchrun": {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",

@@ -10,15 +10,17 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import ArrayError, DTypeError, KVStoreError, MissingBackendError
 from ..kernels import cpu
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
 
 _by_size = sorted(cpu.dtypes().items(), key=lambda item: item[1])
 FLOATS = tuple(name for name, (_, is_float) in _by_size if is_float)

@@ -11,10 +11,12 @@ import math
 import mmap
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _SMALL = 16 * 1024  # below this, NumPy's own allocation
 _LARGE = 2 * 1024 * 1024  # from here on, pages of its own

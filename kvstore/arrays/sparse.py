@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DTypeError, RowIndexError, ShapeError
 from ..kernels import cpu
 from .host import RowSparse, readable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class RowSparseArray(RowSparse):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import warnings
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from ..errors import ArgumentError, ConfigError, KVStoreError
+from ..errors import ArgumentError, ConfigError, KVStoreError, closest
 from ..kernels import cpu
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
 Klass = TypeVar("Klass", bound="type[Codec]")
 
 _registry: dict[str, type[Codec]] = {}
@@ -170,8 +171,8 @@ def create(params: Any) -> Codec:
     name = params.get("type")
     klass = _registry.get(name) if isinstance(name, str) else None
     if klass is None:
-        near = difflib.get_close_matches(str(name).lower(), _registry, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        near = closest(str(name).lower(), _registry)
+        hint = f" (did you mean {near!r}?)" if near else ""
         raise ConfigError(f"compression type is {name!r}{hint}; known are {', '.join(sorted(_registry))}")
     settings = {key: value for key, value in params.items() if key != "type"}
     parameters = inspect.signature(klass).parameters

@@ -6,14 +6,11 @@ SignSGD", ICML 2019.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from .. import tensor_file
 from ..arrays import pages
 from ..arrays.grouping import Key, plain_key
 from ..arrays.sparse import RowSparseArray
@@ -22,7 +19,10 @@ from ..kernels import cpu
 from .codec import Codec
 from .pushed import KernelSource, Pushed, PythonCodecSource
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
 
 _FORMAT = "kvstore.residuals"
 _MOST_SOURCES = 2**20
@@ -107,6 +107,10 @@ class Feedback:
 
     def save(self, path: str) -> None:
         """Write all residuals, atomically."""
+        import json
+
+        from .. import tensor_file
+
         tensors = {f"residual/{source}/{key}": array for (key, source), array in self._residuals.items()}
         content = {
             "codec": self.codec.name,
@@ -135,6 +139,8 @@ class Feedback:
         StateFileError
             The file is damaged or foreign, of another codec, or of keys that the store does not have.
         """
+        from .. import tensor_file
+
         self._residuals = tensor_file.read(
             path, _FORMAT, lambda text, tensors: self._parsed(text, tensors, keys)
         )
@@ -142,6 +148,8 @@ class Feedback:
     def _parsed(
         self, text: str, tensors: dict[str, Array], keys: Mapping[Key, Array]
     ) -> dict[tuple[Key, int], Array]:
+        import json
+
         content = json.loads(text)
         if content["codec"] != self.codec.name:
             raise StateFileError(

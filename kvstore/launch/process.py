@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +87,7 @@ def stopped(process: int) -> bool:
 
 
 def tied_to(parent: int) -> Callable[[], None]:
-    """Make a function that has the kernel kill the calling process when its parent ends; Linux only.
+    """Make a function that has the kernel kill the calling process when its parent ends.
 
     It is bound to the thread that started the process, so that thread must outlive it. A parent that ended
     before the call is noticed too.
@@ -104,13 +103,11 @@ def tied_to(parent: int) -> Callable[[], None]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what workers leave running, to reap it also where no init does; Linux only."""
+    """Become the parent of what workers leave running, to reap it also where no init does."""
     _prctl()(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl() -> Callable[[int, int], object]:
-    if sys.platform != "linux":
-        return lambda option, value: None
     import ctypes
 
     function: Callable[[int, int], object] = ctypes.CDLL(None).prctl

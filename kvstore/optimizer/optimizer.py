@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays import pages
 from ..arrays.host import HALVES
@@ -19,12 +17,13 @@ from .checks import Settings
 from .lr_scheduler import LRScheduler, Schedule, from_config
 from .registry import Registrable, create, register
 
-Array: TypeAlias = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
 Index: TypeAlias = "int | str"
 # What belongs to one key: nothing, an array, or a tuple of these.
 State: TypeAlias = "Array | tuple[State, ...] | None"
-
-_log = logging.getLogger("kvstore")
 
 # Taken for MXNet's sake; they say nothing about the values that training produces.
 _IGNORED = frozenset({"sym", "param_dict", "aggregate_num", "use_fused_step"})
@@ -495,7 +494,11 @@ def described_schedule(schedule: Schedule | None) -> dict[str, Any] | None:
 def _with_rate(schedule: Schedule | None, rate: float | None) -> Schedule | None:
     if rate is None or not isinstance(schedule, LRScheduler) or schedule.base_lr == rate:
         return schedule
-    _log.warning("learning_rate %s replaces the base_lr %s of the schedule", rate, schedule.base_lr)
+    import logging
+
+    logging.getLogger("kvstore").warning(
+        "learning_rate %s replaces the base_lr %s of the schedule", rate, schedule.base_lr
+    )
     return schedule.with_base_lr(rate)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .. import kernels
 from ..errors import ConfigError, ShapeError, StateFileError
-from . import states
 from .builtin import Elementwise, arrays_of
 from .optimizer import Array, Index, Optimizer, State
+
+if TYPE_CHECKING:
+    import os
+
+    from . import states
 
 Plan: TypeAlias = "tuple[int, tuple[float, ...], Array | None, tuple[Array, ...]]"
 Counts: TypeAlias = "tuple[dict[Index, int], int]"
@@ -182,6 +185,8 @@ class Updater:
         ConfigError
             If the optimizer cannot be described (`dump_optimizer` only), or a state holds more than arrays.
         """
+        from . import states
+
         return states.pack(self.states, self.optimizer, dump_optimizer)
 
     def set_states(self, data: bytes) -> None:
@@ -198,10 +203,14 @@ class Updater:
         StateFileError
             If `data` is damaged, of another format, or of another optimizer.
         """
+        from . import states
+
         self._adopt(states.unpack(data))
 
     def save(self, path: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write `get_states` to a file, which holds either its old or its new content whatever happens."""
+        from . import states
+
         states.write(path, self.get_states(dump_optimizer))
 
     def load(self, path: str | os.PathLike[str], weights: Mapping[Index, Array] | None = None) -> None:
@@ -220,6 +229,8 @@ class Updater:
         OSError
             If the file cannot be read.
         """
+        from . import states
+
         content = states.read(path)
         _check_content(content, content.optimizer or self.optimizer, weights or {})
         self._adopt(content)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..arrays.grouping import Group, Key
 from ..arrays.sparse import RowSparseArray
 from ..compression import Codec, Feedback
 from ..optimizer import Optimizer, Updater
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Kind = tuple[str, str, tuple[int, ...]]
 
