@@ -57,7 +57,7 @@ def test_an_error_is_one_clean_line(arguments: list[str], words: str) -> None:
     result = invoke("demo", *arguments)
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)  # and no traceback
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error")]
+    (line,) = [line for line in result.output.splitlines() if line.startswith("Error")]
     assert words in line
 
 

@@ -25,7 +25,8 @@ GITHUB = ROOT / ".github"
 FILES = {path.stem: path for path in (GITHUB / "workflows").iterdir()}
 FLOWS: dict[str, dict[Any, Any]] = {name: yaml.safe_load(path.read_text()) for name, path in FILES.items()}
 JOBS = {(flow, name): job for flow in FLOWS for name, job in FLOWS[flow]["jobs"].items()}
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 # The only jobs that may write anything, or prove who they are.
@@ -123,6 +124,10 @@ def test_pythons_are_those_of_the_metadata() -> None:
 def test_every_wheel_that_is_built_is_tried_and_published() -> None:
     machines = {row["machine"] for row in JOBS["release", "wheels"]["strategy"]["matrix"]["include"]}
     assert set(JOBS["release", "try"]["strategy"]["matrix"]["machine"]) == machines == {"x86_64", "aarch64"}
+    pythons = JOBS["release", "try"]["strategy"]["matrix"]["python"]
+    built = [pattern.partition("-")[0] for pattern in PYPROJECT["tool"]["cibuildwheel"]["build"]]
+    assert built == [f"cp{python.replace('.', '')}" for python in pythons]
+
     made = {"tests", "wheels", "sdist", "try"}
     assert set(JOBS["release", "publish"]["needs"]) == made
     assert JOBS["release", "announce"]["needs"] == "publish"

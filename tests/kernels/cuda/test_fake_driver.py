@@ -97,7 +97,7 @@ def test_a_broken_device_fails_whatever_waits(device: Any, fake_cuda: FakeDriver
 def test_devices_reach_each_other_unless_told_otherwise(fake_cuda: FakeDriver) -> None:  # noqa: F811
     from cuda.core import Device
 
-    assert len(Device.get_all_devices()) == DEVICES
+    assert call("cuDeviceGetCount") == DEVICES  # cuda-core before 1.2 asks NVML, which is not here
     assert Device(0).can_access_peer(1)
     fake_cuda.peers = False
     assert not Device(0).can_access_peer(1)

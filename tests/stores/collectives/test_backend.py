@@ -55,7 +55,7 @@ class Mirror:
 
     def _sum(self, items: Sequence[Item]) -> None:
         for _, array in items:
-            array *= self.size
+            array *= array.dtype.type(self.size)
         if self.failure is not None:
             raise self.failure
 
