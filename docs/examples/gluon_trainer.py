@@ -6,7 +6,7 @@
 But for the store it is a training loop as MXNet's users have it. Each worker has points of its own, and
 prints its loss before and after and a checksum of the weights, which is the same on all:
 
-    [0] worker 0 of 4: loss 0.70 -> 0.05, weights 5d1c0f3a
+    [0] worker 0 of 4: loss 0.74 -> 0.02, weights f286ce72
 """
 
 import argparse
@@ -21,15 +21,16 @@ from mxnet import autograd, gluon
 
 def train(store, options):
     """Train on this worker's points, and print what came of it."""
-    mx.random.seed(store.rank)
-    x = mx.nd.random.normal(shape=(options.points, 8))
-    y = x.sum(axis=1, keepdims=True) > 0
+    mx.random.seed(0)  # the same weights for all: the Trainer hands out those of worker 0 in its first step
     net = gluon.nn.Sequential()
     net.add(
         gluon.nn.Dense(options.width, activation="relu", in_units=8),
         gluon.nn.Dense(1, in_units=options.width),
     )
     net.initialize(mx.init.Xavier())
+    mx.random.seed(1 + store.rank)
+    x = mx.nd.random.normal(shape=(options.points, 8))
+    y = x.sum(axis=1, keepdims=True) > 0
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.rate}, kvstore=store)
     cross_entropy = gluon.loss.SigmoidBinaryCrossEntropyLoss()
     losses = []

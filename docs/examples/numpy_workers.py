@@ -8,7 +8,7 @@ gradients of their own points; the store sums them, makes one step of SGD, and g
 At the end each worker prints its loss before and after, and a checksum of the weights, which is the same on
 all:
 
-    [0] worker 0 of 4: loss 0.72 -> 0.04, weights 919fcb8c
+    [0] worker 0 of 4: loss 0.73 -> 0.04, weights d78b9e72
 """
 
 import argparse

@@ -5,7 +5,7 @@
 On a cluster: `ray job submit --working-dir . -- python ray_train.py --address auto`. Each worker fits a
 line to points of its own; what the function returns comes back by rank. The program prints
 
-    worker 0 of 4: loss 5.21 -> 0.01, weights 5d1c0f3a
+    worker 0 of 4: loss 6.04 -> 0.01, weights 71cf0987
 """
 
 import argparse

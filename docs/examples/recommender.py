@@ -14,7 +14,7 @@ of popular items:
 
     [0] begins at step 0 with 4 workers and a table of 10,000,000 x 64
     [0] step 100: loss 0.21, checkpoint step-00000100
-    [0] worker 0: step 1000, popular rows 5a1f03c2
+    [0] worker 0: step 1000, popular rows 2df50d7e
 """
 
 import argparse
