@@ -25,7 +25,9 @@ def test_a_store_of_all_processes_is_right() -> None:
 def test_processes_that_no_launcher_has_started_are_told_what_to_set() -> None:
     with (
         kv.create("shared") as store,
-        pytest.raises(kv.ConfigError, match=r"group has 2 .*'shared' has 1: .*torchrun.*spawn.*RANK, WORLD_SIZE"),
+        pytest.raises(
+            kv.ConfigError, match=r"group has 2 .*'shared' has 1: .*torchrun.*spawn.*RANK, WORLD_SIZE"
+        ),
     ):
         check_size(store, 2)
 
