@@ -97,7 +97,11 @@ def test_or_tells_it_to_a_launcher(scheduler: Loop) -> None:
 
 def test_a_launcher_s_descriptor_must_be_one_to_write_to(scheduler: Loop) -> None:
     ours, theirs = os.pipe()
-    for descriptor, words in ((999_999, "no open file"), (1 << 40, "no open file"), (ours, "reading only")):
+    for descriptor, words in (
+        (999_999, "not an open file"),
+        (1 << 40, "not an open file"),
+        (ours, "reading only"),
+    ):
         result = invoke("scheduler", "-n", "4", "-s", "2", "--report-fd", str(descriptor))
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
         assert f"--report-fd {descriptor} is" in result.stderr
@@ -298,7 +302,7 @@ def test_keys_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "scheduler.json").unlink()
     result = invoke("keys", "-n", "1", "-s", "1", str(tmp_path))
     assert result.exit_code == 1
-    assert "server-0.json is there" in result.stderr
+    assert "server-0.json already exists" in result.stderr
     assert (tmp_path / "worker-0.json").read_bytes() == before
 
 

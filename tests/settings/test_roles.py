@@ -362,7 +362,7 @@ def test_a_server_s_rank_is_that_of_its_keys(tmp_path: Path) -> None:
     path = written(tmp_path / "keys", SERVER_S)
     assert found(SERVER, KVSTORE_KEYS_FILE=path).rank == 1
     assert found(SERVER, KVSTORE_KEYS_FILE=path, KVSTORE_SERVER_RANK="1").rank == 1
-    with pytest.raises(kv.ConfigError, match="a server, and this is server 2"):
+    with pytest.raises(kv.ConfigError, match="a server, but this is server 2"):
         found(SERVER, KVSTORE_KEYS_FILE=path, KVSTORE_SERVER_RANK="2")
 
 
