@@ -1,4 +1,4 @@
-"""A key-value store that keeps parameters in step in data-parallel training.
+"""A key-value store that synchronizes parameters in data-parallel training.
 
 >>> import numpy as np
 >>> import kvstore as kv
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Where this may be the `kvstore` command, it ends on signals as commands do, also while all this is imported.
+# If this process can be the `kvstore` command, signals end it without a traceback, also during the imports.
 if "".join(getattr(sys, "argv", [])[:1]).rpartition("/")[2] in ("-m", "kvstore", "__main__.py"):
     importlib.import_module(".launch.signals", __name__).for_command()
 
@@ -34,7 +34,7 @@ except ImportError as _error:
 
     if not (_package := installed_package(__version__, __path__[0])):
         raise ImportError(
-            "kvstore's compiled kernels are not there. If this is the source tree, build it in place with "
+            "kvstore's compiled kernels are missing. If this is the source tree, build it in place with "
             "`pip install -e .`; otherwise install it with `pip install .`"
         ) from _error
     __path__[:] = [_package]
@@ -75,7 +75,7 @@ from .store import KVStore, Statistics
 
 sys.modules[f"{__name__}.sparse"] = sys.modules[RowSparseArray.__module__]  # old pickles say so
 
-#: MXNet's spelling of `KVStoreBase.register`.
+#: MXNet's name of `KVStoreBase.register`.
 register = KVStoreBase.register
 
 __all__ = [
@@ -115,7 +115,7 @@ __all__ = [
     "register",
     "spawn",
 ]
-#: Shown beside these once they are imported.
+#: Modules that `dir` also lists once they are imported.
 _DOORS = ("averaging", "compression", "jax", "mxnet", "ray", "torch", "trainer")
 
 
@@ -125,29 +125,30 @@ def __dir__() -> list[str]:
 
 
 def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:
-    """Run ``fn(*args)`` in `n` fresh processes of this machine, which form one job, and wait for all.
+    """Run ``fn(*args)`` in `n` new processes on this machine, which form one job, and wait for all of them.
 
-    The stores that they create find each other; `KVStore.rank` tells which process is which. If one fails,
-    the others are ended within two seconds; so they are when the caller is interrupted or dies.
+    The stores that the processes create belong together; `KVStore.rank` is the number of the process. If one
+    process fails, the others are ended within two seconds. They are also ended when the caller is interrupted
+    or dies.
 
     Parameters
     ----------
     fn : callable
-        Defined at module level, so that a fresh process can import it. A script that calls `spawn` does so
-        under ``if __name__ == "__main__":``, for the processes import the script too.
+        Function at module level, so that the new processes can import it. The processes also import the
+        script that calls `spawn`, so the script must call it under ``if __name__ == "__main__":``.
     n : int
         Number of processes.
     args : sequence
-        Arguments, the same for all; they are copied to the processes.
+        Arguments of `fn`, the same in all processes; they are copied to the processes.
     timeout : float, optional
-        Seconds that the processes may take together; without end where None.
+        Time limit for all processes together, in seconds. None means no limit.
 
     Raises
     ------
     WorkerError
-        A process failed; the message has its rank, how it ended, and its traceback.
+        A process failed. The message has its rank, how it ended, and its traceback.
     TimeoutError
-        The processes did not end in time; they are ended.
+        The processes did not finish in time. They are ended.
     ArgumentError
         `fn` or `args` cannot be sent to another process.
     ConfigError

@@ -1,6 +1,6 @@
-"""What stores of your own are made of: hand `kvstore.KVStore` a name, a backend, and the options.
+"""Base classes for stores of your own: create a `kvstore.KVStore` from a name, a backend and the options.
 
-CONTRIBUTING.md has an example of each.
+CONTRIBUTING.md has an example of a store and of an engine.
 """
 
 from .settings.options import StoreConfig, store_config

@@ -74,7 +74,7 @@ def _read(path: str) -> dict[Key, Value]:
 def _manifest(text: str) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads(text)
     if not isinstance(entries, list):
-        raise ValueError("the manifest is no list")
+        raise ValueError("the manifest is not a list")
     for entry in entries:
         plain_key(entry["key"])
     kinds = {type(entry["key"]) for entry in entries}

@@ -79,10 +79,10 @@ def _unwritable(path: str, error: OSError) -> _Unwritable:
     reason, folder = error.strerror or str(error), os.path.dirname(path) or "."
     kind = _MissingFolder if isinstance(error, FileNotFoundError) else _Unwritable
     if not os.path.isdir(folder):
-        reason = f"there is no folder {folder!r}; make it first"
+        reason = f"there is no folder {folder!r}; create it first"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        reason += "; make room, or name another place"
-    told = kind(f"{path} cannot be written: {reason}. What was there before is unchanged")
+        reason += "; free space, or use another path"
+    told = kind(f"{path} cannot be written: {reason}. An existing file is unchanged")
     told.errno, told.strerror, told.filename = error.errno, error.strerror, path
     return told
 
@@ -125,7 +125,7 @@ def _mode_of(target: Path) -> int | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "this is no regular file, so it is not replaced", os.fspath(target))
+        raise OSError(errno.EINVAL, "this is not a regular file, so it is not replaced", os.fspath(target))
     return mode
 
 

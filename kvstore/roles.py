@@ -1,4 +1,4 @@
-"""The public name of `kvstore.settings.roles`: which part this process plays, and where the others are."""
+"""The role of this process in a job with parameter servers, and the address of the scheduler."""
 
 from .settings.roles import Roles, find
 

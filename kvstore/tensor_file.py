@@ -81,7 +81,7 @@ def read(
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != format_ or metadata.get("version") != _VERSION:
-                raise StateFileError(f"it is no file of {format_} (format {metadata.get('format')!r})")
+                raise StateFileError(f"it is not a file of {format_} (format {metadata.get('format')!r})")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             if metadata["checksum"] != checksum(metadata[field], tensors):
                 raise StateFileError("it is damaged: its checksum is wrong")
@@ -96,4 +96,4 @@ def _refuse_what_is_no_file_of_ours(path: str) -> None:
     with open(path, "rb") as file:  # a missing file says so itself
         head = file.read(9)
     if head[8:] != b"{":
-        raise StateFileError(f"{path} is no safetensors file (damaged, empty, or another format)")
+        raise StateFileError(f"{path} is not a safetensors file (damaged, empty, or another format)")

@@ -1142,7 +1142,7 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(
     before = path.read_bytes()
     with little_room(), pytest.raises(kv.StateFileError) as caught:
         save(path)
-    assert str(caught.value).startswith(f"{path} cannot be written: File too large; make room")
+    assert str(caught.value).startswith(f"{path} cannot be written: File too large; free space")
     assert ".tmp" not in str(caught.value)
     assert isinstance(caught.value, OSError)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))

@@ -837,7 +837,7 @@ def test_row_sparse_data_are_replaced_as_a_whole() -> None:
         (lambda: Parameter("w", ones(), lr_mult="a"), kv.ConfigError, "'w': lr_mult must be.*'a'"),  # type: ignore[arg-type]
         (lambda: Parameter("w", ones(), wd_mult=None), kv.ConfigError, "'w': wd_mult must be.*None"),  # type: ignore[arg-type]
         (lambda: Trainer({1: Parameter("a"), "b": Parameter("b")}, "sgd"), kv.ArgumentError, "int, str"),  # type: ignore[dict-item]
-        (lambda: Trainer([*trio()[:1] * 2], "sgd"), kv.ArgumentError, "'weight' is there twice"),
+        (lambda: Trainer([*trio()[:1] * 2], "sgd"), kv.ArgumentError, "'weight' occurs twice"),
         (lambda: Trainer([], None), kv.ArgumentError, "an Optimizer such as.*None"),  # type: ignore[arg-type]
         (lambda: Trainer([], kv.optimizer.SGD), kv.ArgumentError, "an Optimizer such as"),  # type: ignore[arg-type]
         (lambda: Trainer([], "sgd", [("wd", 1)]), kv.ArgumentError, "a dict of keywords"),  # type: ignore[arg-type]
@@ -853,7 +853,7 @@ def test_row_sparse_data_are_replaced_as_a_whole() -> None:
         (lambda: Trainer(trio(), "sgd").step(float("nan")), kv.ConfigError, "batch_size must be a finite"),
         (lambda: Trainer(trio(), "sgd").step(1e-320), kv.ConfigError, "batch_size 1e-320 is too small"),
         (lambda: Trainer(3, "sgd"), kv.ArgumentError, "a list or a dict"),  # type: ignore[arg-type]
-        (lambda: Trainer([3], "sgd"), kv.ArgumentError, "3 is no parameter"),  # type: ignore[list-item]
+        (lambda: Trainer([3], "sgd"), kv.ArgumentError, "3 is not a parameter"),  # type: ignore[list-item]
         (lambda: Trainer([], "sdg"), kv.ConfigError, "did you mean 'sgd'"),
         (lambda: Trainer([], kv.optimizer.SGD(), {"wd": 1}), kv.ArgumentError, "optimizer_params"),
         (lambda: Trainer(trio(), "sgd").step(0), kv.ConfigError, "batch_size must be a positive"),

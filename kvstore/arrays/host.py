@@ -183,7 +183,7 @@ def _view(obj: Any, what: str, write: bool = False) -> Array:
     try:
         return np.asarray(obj) if hasattr(obj, "__array_interface__") else np.asarray(memoryview(obj))
     except (TypeError, ValueError, BufferError) as error:
-        raise ArrayError(f"{what} is no usable array: {_describe(obj)} ({error})") from error
+        raise ArrayError(f"{what} is not a usable array: {_describe(obj)} ({error})") from error
 
 
 def refuse_what_is_no_array(obj: Any, what: str) -> None:

@@ -56,7 +56,7 @@ class Driver:
             self._call("cuInit", 0)
             self.count: int = self._call("cuDeviceGetCount")
         except Exception as error:  # where there is no library at all, the bindings raise errors of their own
-            raise MissingBackendError(f"there is no usable NVIDIA driver or GPU here: {error}") from error
+            raise MissingBackendError(f"no usable NVIDIA driver or GPU was found: {error}") from error
         self.pid = os.getpid()
         self._contexts: dict[int, Any] = {}
         self._handles: dict[int, int] = {}

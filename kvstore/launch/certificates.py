@@ -47,7 +47,7 @@ class Certificates:
                 written.append(path)
         except FileExistsError as error:
             raise ConfigError(
-                f"{error.filename} is there: keys are not overwritten; remove it first"
+                f"{error.filename} already exists, and keys are not overwritten: remove it first"
             ) from error
         except OSError as error:
             raise ConfigError(f"keys cannot be written to {error.filename}: {error.strerror}") from error

@@ -65,8 +65,9 @@ def exit_code(code: int) -> int:
 def unstartable(command: Sequence[str], error: OSError) -> ConfigError:
     """Make the error for a program that cannot be started."""
     return ConfigError(
-        f"cannot start {command[0]!r}: {error.strerror}; is it a program that can be run, or a Python script "
-        "whose name ends with .py?"
+        f"cannot start {command[0]!r}: {error.strerror}; give an executable program, or a Python script "
+        f"whose "
+        "name ends with .py"
     )
 
 

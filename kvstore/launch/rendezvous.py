@@ -79,8 +79,8 @@ class Rendezvous:
                     made.callback(_remove_empty, self.folder.parent)
                 if not _created(self.folder):
                     raise ConfigError(
-                        f"{self.folder} is there: a job of this name runs, or was killed; remove the folder, "
-                        "or set KVSTORE_JOB to a new text in all ranks"
+                        f"{self.folder} already exists: a job of this name is running, or was killed; remove "
+                        "the folder, or set KVSTORE_JOB to a new text in all ranks"
                     )
                 made.callback(shutil.rmtree, self.folder, ignore_errors=True)
                 Certificates(workers, servers).save(self.folder)
@@ -110,8 +110,8 @@ class Rendezvous:
                 return (self.folder / _ADDRESS).read_text()
             time.sleep(_LOOK)
         raise TimeoutError(
-            f"the first rank has not written where the scheduler is to {self.folder} for {_PATIENCE:g} s: "
-            "is the folder of --meet the same on all hosts?"
+            f"rank 0 has not written the address of the scheduler to {self.folder} within {_PATIENCE:g} s: "
+            "check that the folder of --meet is the same on all hosts"
         )
 
 
@@ -139,7 +139,7 @@ def meeting(
     if folder is not None:
         if keys is not None:
             raise ConfigError(
-                "--keys and --meet contradict each other: the first rank makes keys in the folder"
+                "--keys and --meet contradict each other: with --meet, rank 0 creates the keys in the folder"
             )
         _check_above(Path(folder).absolute())
         own = Path(folder).absolute() / f"kvstore-{_hashed(place.job)[:16]}"
@@ -149,14 +149,15 @@ def meeting(
     address = scheduler or _of_slurm(place, environment)
     addresses.check("--scheduler", address)
     if not addresses.split(address)[1]:
-        raise ConfigError(f"--scheduler {address}: name a port, which all ranks can know")
+        raise ConfigError(f"--scheduler {address} has no port: add one, so that all ranks know it")
     folder_of_keys = Path(keys).absolute() if keys is not None else None
     found = Rendezvous(place.job, address, folder_of_keys, insecure=insecure)
     if not (folder_of_keys or insecure or _only_here(address)):
         raise ConfigError(
-            f"ranks would talk to {address} in the clear, and let anybody in: give --meet with a folder "
-            "that all hosts see, or --keys with one in which `kvstore keys` has made them; or say --insecure "
-            "where you trust all that can reach it"
+            f"ranks would connect to {address} without encryption, and any machine could connect: give "
+            f"--meet "
+            "with a folder that all hosts can read, or --keys with a folder of `kvstore keys`; or use "
+            "--insecure if you trust all machines in the network"
         )
     return found
 
@@ -171,18 +172,21 @@ def first_node(text: str) -> str:
     """
     match = re.match(r"(?:[^\s,\[\]]|\[[0-9][0-9,-]*\])+", text)
     if match is None or not re.fullmatch(r",.*|", text[match.end() :]):
-        raise ConfigError(f"SLURM_STEP_NODELIST={text!r} is no list such as n[07-12,20]: set it as srun does")
+        raise ConfigError(
+            f"SLURM_STEP_NODELIST={text!r} is not a list such as n[07-12,20]: set it as srun does"
+        )
     return re.sub(r"\[([0-9]+)[0-9,-]*\]", r"\1", match[0])
 
 
 def _check_above(folder: Path) -> None:
     """Refuse what is no folder and what looks misspelt: the first rank makes a folder, but none above it."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--meet {folder} is no folder")
+        raise ConfigError(f"--meet {folder} is not a folder")
     if not folder.parent.is_dir():
         raise ConfigError(
-            f"--meet {folder}: there is no folder {folder.parent}; name one that all hosts see, or one to be "
-            "made in such a folder"
+            f"--meet {folder}: there is no folder {folder.parent}; name a folder that all hosts can read, or "
+            f"a "
+            "new folder in it"
         )
 
 
@@ -193,7 +197,7 @@ def _created(folder: Path) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise ConfigError(f"--meet: {folder} cannot be made: {error.strerror}") from error
+        raise ConfigError(f"--meet: {folder} cannot be created: {error.strerror}") from error
     return True
 
 
@@ -206,8 +210,9 @@ def _remove_empty(folder: Path) -> None:
 def _of_slurm(place: Placement, environment: Mapping[str, str]) -> str:
     if place.launcher != "slurm":
         raise ConfigError(
-            f"{place.launcher} has started ranks on several hosts and does not say which the first is: give "
-            "--meet with a folder that all of them see, or --scheduler tcp://HOST:PORT, on rank 0's host"
+            f"{place.launcher} has started ranks on several hosts and does not name the first host: give "
+            "--meet with a folder that all hosts can read, or --scheduler tcp://HOST:PORT on the host of "
+            "rank 0"
         )
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
     port = _FIRST_PORT + int(_hashed(place.job)[:8], 16) % _PORTS

@@ -293,7 +293,7 @@ class _Job:
         done = sum(count for part, count in self._restarts.items() if part.role == role)
         if done < most and self._leaving is None and not self._causes.deserted:
             self._restarts[process.part] = self._restarts.get(process.part, 0) + 1
-            self._say(f"{process.how}; starting it again ({done + 1} of {most})")
+            self._say(f"{process.how}; restarting it ({done + 1} of {most})")
             self._start(process.part)
         else:
             self._failed = process
@@ -333,8 +333,8 @@ class _Job:
                 self._relay.err.write(line + b"\n")
         elif self._signal is None and self._scheduler is not None and self._scheduler.code == DESERTED:
             self._say(
-                "no worker has created a store on servers, so they had nothing to do: create 'dist_sync' (or "
-                "another store of that kind) in the program, or leave -s away"
+                "no worker has created a store on the servers, so they were not used: create 'dist_sync' (or "
+                "another store on servers) in the program, or omit -s"
             )
         elif self._signal:
             self._say(f"all workers are ended, because of {signal_name(self._signal)}")

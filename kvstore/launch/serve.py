@@ -104,7 +104,9 @@ def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[s
             os.close(descriptor)
         except OSError as error:
             raise KVStoreError(
-                f"--report-fd {descriptor} takes no address: {error.strerror}; has its launcher ended?"
+                f"cannot write the address to --report-fd {descriptor}: {error.strerror}; the launcher may "
+                f"have "
+                "ended"
             ) from error
 
     return report
@@ -115,8 +117,9 @@ def _check_writable(descriptor: int) -> None:
         mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"--report-fd {descriptor} is no open file of this process: it is for launchers, which open it "
-            "first; leave it away to see the address"
+            f"--report-fd {descriptor} is not an open file of this process: the option is for launchers, "
+            f"which "
+            "open it first; omit it to print the address"
         ) from error
     if mode == os.O_RDONLY:
         raise ConfigError(f"--report-fd {descriptor} is open for reading only: name one to write to")
@@ -127,7 +130,8 @@ def _import(name: str) -> None:
         importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"--import {name}: {error}; servers look where Python does, and beside the script (PYTHONPATH)"
+            f"--import {name}: {error}; servers search the path of Python and the folder of the script "
+            "(PYTHONPATH)"
         ) from error
 
 

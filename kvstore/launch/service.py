@@ -83,10 +83,10 @@ class Service:
         if self.transport not in ("tcp", "ipc"):
             raise ConfigError(f"transport must be tcp or ipc, got {self.transport!r}")
         if self.transport == "ipc" and self.host != roles.LOOPBACK:
-            raise ConfigError("--transport ipc has no --host: unix sockets do not leave this machine")
+            raise ConfigError("--transport ipc takes no --host: unix sockets work on this machine only")
         if self.restarts and not self.snapshot:
             raise ConfigError(
-                "--server-restarts needs --snapshot: a server starts again from what it has saved"
+                "--server-restarts needs --snapshot: a server restarts from the data that it has saved"
             )
 
     @property
@@ -165,8 +165,9 @@ class Cast:
             return
         if addresses.resolved(self.service.host) in ("0.0.0.0", "::"):
             raise ConfigError(
-                f"--host {self.service.host} is no address at which others can find the servers; "
-                f"there are {addresses.told(addresses.interfaces())}"
+                f"--host {self.service.host} is not an address at which other processes can reach the "
+                f"servers; "
+                f"the interfaces are {addresses.told(addresses.interfaces())}"
             )
         with contextlib.ExitStack() as stack:
             if (keys := self.keys(part)) is not None:
@@ -223,13 +224,15 @@ def wanted(
         if given:
             name = "import" if "imports" in given else next(iter(given)).replace("_", "-")
             raise ConfigError(
-                f"--{name} is about parameter servers, and there are none: say how many with -s"
+                f"--{name} is for parameter servers, but there are none: give their number with -s"
             )
         return None
     if hosts is not None:
         for name, value in (("transport", "ipc"), ("host", given.get("host"))):
             if name in given and given[name] == value:
-                raise ConfigError(f"--{name} {value} is for one machine: --hosts says where servers run")
+                raise ConfigError(
+                    f"--{name} {value} is for one machine: with --hosts servers run on the hosts"
+                )
         given |= {"host": hosts.layout.addresses[0], "program": (hosts.python, "-m", "kvstore.launch")}
     given["restarts"] = given.pop("server_restarts", 0)
     if text_of("insecure") == "1" and not given.get("secure"):

@@ -121,7 +121,7 @@ def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:
         raise ArgumentError(f"fn must be a function, not {fn!r}")
     if "<" in getattr(fn, "__qualname__", ""):  # <lambda>, <locals>
         raise ArgumentError(
-            f"fn must be defined at module level, so that other processes find it; {fn!r} is not"
+            f"fn must be defined at module level, so that other processes can import it; {fn!r} is not"
         )
     return operator.index(n)
 
@@ -132,9 +132,7 @@ def _started(rank: int, job: Mapping[str, str], fn: Callable[..., object], args:
     except (OSError, RuntimeError):
         raise  # about processes, and well told by Python
     except Exception as error:
-        raise ArgumentError(
-            f"fn and args must be such that they can be sent to another process: {error}"
-        ) from error
+        raise ArgumentError(f"fn and args cannot be sent to another process: {error}") from error
 
 
 def _wait(workers: list[_Worker], deadline: float, timeout: float | None) -> None:
@@ -147,7 +145,8 @@ def _wait(workers: list[_Worker], deadline: float, timeout: float | None) -> Non
         if not ready and time.monotonic() >= deadline:
             ranks = ", ".join(str(worker.rank) for worker in waiting.values())
             raise TimeoutError(
-                f"not ended after {timeout:g} s: rank {ranks}; give more time, or see what they wait for"
+                f"not finished after {timeout:g} s: rank {ranks}; allow more time, or find out what they "
+                f"wait for"
             )
         for worker in [waiting.pop(sentinel) for sentinel in ready if isinstance(sentinel, int)]:
             if worker.end():

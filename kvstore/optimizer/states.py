@@ -162,7 +162,7 @@ def _foreign(data: bytes) -> str:
         )
     if data[8:9] == b"{":
         return "the optimizer states are cut short"
-    return "these are no optimizer states: they are empty, damaged or of another format"
+    return "these are not optimizer states: they are empty, damaged or in another format"
 
 
 def _content(metadata: Mapping[str, Any], tensors: dict[str, Array]) -> Content:

@@ -27,7 +27,7 @@ def check(name: str, address: str) -> None:
     match = _TCP.fullmatch(address)
     if match is None or int(match[2]) > 65535:
         raise ConfigError(
-            f"{name} says {address!r}, which is no address: correct it to one such as tcp://10.0.0.5:4711 "
+            f"{name} is {address!r}, which is not an address: use one such as tcp://10.0.0.5:4711 "
             "or ipc://@name"
         )
 

@@ -96,7 +96,7 @@ class _Launcher:
             text = f"{there} is set and {' or '.join(names)} is not"
             raise ConfigError(f"{text}: set it as {self.row.name} does, or unset {there}")
         if not re.fullmatch(r"[0-9]{1,10}", env[found]):
-            raise ConfigError(f"{found}={env[found]!r} is no whole number from 0 on: correct or unset it")
+            raise ConfigError(f"{found}={env[found]!r} is not an integer of at least 0: correct or unset it")
         return found, int(env[found])
 
 
@@ -282,7 +282,7 @@ def _entries(name: str, text: str) -> Iterator[tuple[int, int]]:
     for entry in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", entry)
         if match is None:
-            raise ConfigError(f"{name}={text!r} is no list such as 4(x2),1: set it as srun does")
+            raise ConfigError(f"{name}={text!r} is not a list such as 4(x2),1: set it as srun does")
         yield int(match[1]), int(match[2] or 1)
 
 

@@ -1,4 +1,4 @@
-"""Options of a store: one frozen dataclass. An argument beats the environment, which beats the default."""
+"""Options of a store, as a frozen dataclass. An argument takes precedence over the variable and default."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ class StoreConfig:
     Attributes
     ----------
     timeout : float
-        Seconds after which any wait ends with an error; KVSTORE_TIMEOUT.
+        Seconds after which any wait ends with an error. Variable: KVSTORE_TIMEOUT.
     threads : int
-        Threads for large work, process-wide; 0 takes the usable cores. KVSTORE_NUM_THREADS, or MXNet's
-        MXNET_KVSTORE_REDUCTION_NTHREADS.
+        Number of threads for large arrays in this process; 0 uses all available cores. Variables:
+        KVSTORE_NUM_THREADS, MXNET_KVSTORE_REDUCTION_NTHREADS.
     group : str
-        Stores of one job are paired by this name and the order of their creation.
+        Name that pairs the stores of a job, together with the order of their creation.
     processes : int
-        1 keeps a `local` store in this process, also under a launcher, and says of any store that it may have
-        fewer workers than the launcher has started; 0 leaves it to the launcher.
+        1 keeps a ``"local"`` store in this process, also under a launcher, and allows any store to have fewer
+        workers than the launcher has started. With 0 the launcher decides.
     on_peer_loss : str
-        ``"raise"`` or ``"continue"``: what the survivors of a lost worker do.
+        ``"raise"`` or ``"continue"``: what the other workers do after a worker is lost.
     spin : float
-        Seconds that a wait for other processes spins before it sleeps: a wake-up costs tens of microseconds.
-        KVSTORE_SPIN.
+        Seconds that a wait for other processes spins before it sleeps. A wake-up costs tens of microseconds.
+        Variable: KVSTORE_SPIN.
     slice_bytes : int
-        Stores on servers: bytes of the slices into which large keys are cut; 0 takes 1 MB, or for `p3`
-        MXNET_KVSTORE_SLICE_THRESHOLD elements of 4 bytes (40,000). KVSTORE_SLICE_BYTES.
+        Stores on servers: bytes of the slices into which large keys are cut. 0 means 1 MB, or for ``"p3"``
+        MXNET_KVSTORE_SLICE_THRESHOLD elements of 4 bytes (40,000). Variable: KVSTORE_SLICE_BYTES.
     credit_bytes : int
-        Stores on servers: bytes on their way to a server that it has not taken in yet; what is sent later may
-        overtake the rest by its priority. KVSTORE_CREDIT_BYTES.
+        Stores on servers: bytes in flight to one server that it has not received yet. Further slices wait, in
+        order of priority. Variable: KVSTORE_CREDIT_BYTES.
     same_host_shm : bool
-        Stores on servers: hand payloads to servers of this machine in shared memory. KVSTORE_SAME_HOST_SHM.
+        Stores on servers: data for servers on this machine goes through shared memory. Variable:
+        KVSTORE_SAME_HOST_SHM.
     cuda_ipc : int
-        0: arrays on GPUs go between the processes of `shared` through host memory only; 1: by CUDA IPC where
-        that works. KVSTORE_CUDA_IPC.
+        How ``"shared"`` transfers GPU arrays between processes. 0: through host memory only. 1: through CUDA
+        IPC if that works. Variable: KVSTORE_CUDA_IPC.
     """
 
     timeout: float = DEFAULTS["timeout"]
@@ -139,6 +140,6 @@ def slice_threshold(environment: Mapping[str, str] | None = None) -> int:
     text = env.get("MXNET_KVSTORE_SLICE_THRESHOLD") or str(DEFAULTS["slice_elements"])
     if not text.isdecimal() or not 1024 <= int(text) <= 1 << 28:
         raise ConfigError(
-            f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is no whole number from 1024 to 2**28: unset it"
+            f"MXNET_KVSTORE_SLICE_THRESHOLD={text!r} is not an integer from 1024 to 2**28: unset it"
         )
     return int(text)

@@ -41,8 +41,9 @@ class PsConfig:
                 )
         if self.heartbeat > self.dead_after / 2:
             raise ConfigError(
-                f"dead_after ({self.dead_after:g} s) must be twice heartbeat ({self.heartbeat:g} s) or more, "
-                "for one late sign of life is no death"
+                f"dead_after ({self.dead_after:g} s) must be at least twice heartbeat ({self.heartbeat:g} "
+                f"s), "
+                "because one late heartbeat does not mean that a process is dead"
             )
         for name in ("threads", "server_restarts"):
             if getattr(self, name) < 0:
@@ -76,8 +77,8 @@ def _value(env: Mapping[str, str], name: str) -> Any:
     try:
         value: float = row.kind(env[variable])
     except ValueError:
-        kind = "whole number" if row.kind is int else "number"
-        raise ConfigError(f"{variable}={env[variable]!r} is no {kind}: correct or unset it") from None
+        kind = "an integer" if row.kind is int else "a number"
+        raise ConfigError(f"{variable}={env[variable]!r} is not {kind}: correct or unset it") from None
     unit = {alias.variable: alias.unit for alias in row.aliases}.get(variable)
     return value / 1000 if unit == "milliseconds" else value
 

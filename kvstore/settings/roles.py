@@ -35,32 +35,35 @@ _MOST = 1 << 16  # processes of a role
 
 @dataclass(frozen=True)
 class Roles:
-    """The part of this process.
+    """Role and addresses of this process in a job with parameter servers.
 
     Attributes
     ----------
     role : str
         ``"worker"``, ``"server"`` or ``"scheduler"``.
     rank : int
-        Of this worker or server; 0 for the scheduler. -1 leaves it to the scheduler, which numbers processes
-        as they come.
+        Rank of this worker or server; 0 for the scheduler. With -1 the scheduler assigns ranks in the order
+        of connection.
     num_workers, num_servers : int
-        How many there are. 0 where this process was not told: the scheduler always knows.
+        Numbers of workers and servers, or 0 if this process does not know them. The scheduler always knows
+        them.
     job : str
-        The same text in all processes of the job. Empty in a scheduler that has neither a name for the job
+        Name of the job, the same text in all processes. It is empty in a scheduler that has neither a name
         nor a port yet; see `bound`.
     scheduler : str
-        Its address: ``"tcp://127.0.0.1:4711"``, or ``"ipc://@kvstore/..."`` for a unix socket without a file.
+        Address of the scheduler: ``"tcp://127.0.0.1:4711"``, or ``"ipc://@kvstore/..."`` for a unix socket
+        without a file.
     host : str
-        Address, as a number, to which this process binds and at which it is reached.
+        Numeric address to which this process binds and at which others reach it.
     port : int
-        Port to bind to; 0 takes a free one.
+        Port to bind to; 0 means a free port.
     keys : Keys or None
-        CURVE keys; None: nothing is encrypted, and who knows the job's name belongs to it.
+        CURVE keys. With None, connections are not encrypted, and any process that knows the name of the job
+        can join it.
     insecure : bool
-        That, although other machines can reach us, is what the user wants.
+        Whether the user accepts connections without keys although other machines can connect.
     restart : int
-        How often the launcher has started this process again.
+        Number of times that the launcher has restarted this process.
     """
 
     role: str
@@ -77,11 +80,11 @@ class Roles:
 
     @property
     def ipc(self) -> bool:
-        """Whether the processes meet at unix sockets: all of the job is on this machine."""
+        """Whether the processes connect through unix sockets, so that the whole job is on this machine."""
         return self.scheduler.startswith("ipc://")
 
     def bound(self, port: int) -> Roles:
-        """Tell a scheduler the port that it got."""
+        """Return a copy with the port to which the scheduler is bound."""
         if self.ipc:
             return self
         address = f"tcp://{addresses.split(self.scheduler)[0]}:{port}"
@@ -89,26 +92,27 @@ class Roles:
 
 
 def find(environment: Mapping[str, str] | None = None) -> Roles | None:
-    """Find the part of this process. Names of hosts are looked up; nothing is sent to other processes.
+    """Find the role of this process from environment variables.
 
-    A worker without KVSTORE_ROLE or DMLC_ROLE is one. Where one thing is said twice, by our variable, MXNet's
-    or the launcher's, they must agree.
+    The function resolves names of hosts and sends nothing to other processes. A process without KVSTORE_ROLE
+    and DMLC_ROLE is a worker. Variables of kvstore, of MXNet and of the launcher for the same setting must
+    have the same value.
 
     Parameters
     ----------
     environment : mapping, optional
-        The variables; those of this process where None.
+        The variables. With None, those of this process.
 
     Returns
     -------
     Roles or None
-        None where no parameter server's variables are set.
+        None if no variable of a parameter server is set.
 
     Raises
     ------
     ConfigError
-        A variable is missing, wrong, or contradicts another; or other machines could reach this process, and
-        there are no keys to tell them apart.
+        A variable is missing, not valid, or contradicts another; or other machines could connect to this
+        process and there are no keys.
     """
     env = process_variables() if environment is None else environment
     if not signs(env):
@@ -148,7 +152,7 @@ def signs(environment: Mapping[str, str] | None = None) -> list[str]:
 def _role(env: Mapping[str, str]) -> str:
     name, role = _agreed(env, _ROLE) or ("", DEFAULTS["role"])
     if role not in ROLES:
-        raise ConfigError(f"{name}={role!r} is no role: set it to {', '.join(ROLES[:2])} or {ROLES[2]}")
+        raise ConfigError(f"{name}={role!r} is not a role: set it to {', '.join(ROLES[:2])} or {ROLES[2]}")
     return role
 
 
@@ -165,8 +169,9 @@ def _scheduler(env: Mapping[str, str]) -> str:
         return from_roots
     missing = " and ".join(name for name, value in zip(_ROOT, roots, strict=True) if not value)
     raise ConfigError(
-        f"{signs(env)[0]} is set, but not where the scheduler is ({missing} or KVSTORE_SCHEDULER): start "
-        "the job with `kvstore run -n 2 -s 1`, or set KVSTORE_SCHEDULER to what `kvstore scheduler` prints"
+        f"{signs(env)[0]} is set, but the address of the scheduler is not ({missing} or KVSTORE_SCHEDULER): "
+        "start the job with `kvstore run -n 2 -s 1`, or set KVSTORE_SCHEDULER to the address that "
+        "`kvstore scheduler` prints"
     )
 
 
@@ -195,15 +200,15 @@ def _counts(env: Mapping[str, str], role: str, place: launchers.Placement | None
     if place and workers and workers[1] != place.size:
         raise ConfigError(
             f"{workers[0]}={workers[1]} contradicts {place.launcher}, which started {place.size} processes: "
-            "correct it, or say with DMLC_WORKER_ID which of the workers this is"
+            "correct it, or set DMLC_WORKER_ID to the rank of this worker"
         )
     missing = [names for names, found in ((_WORKERS, workers), (_SERVERS, servers)) if found is None]
     if role == "scheduler" and missing:
         names = " and ".join(" or ".join(names) for names in missing)
         sign = first_set(env, _ROLE)
         raise ConfigError(
-            f"this is the scheduler ({sign}=scheduler), and {names} is not set: "
-            "set it to the number of processes that will come, or call `kvstore scheduler -n 2 -s 1`"
+            f"this is the scheduler ({sign}=scheduler), but {names} is not set: "
+            "set it to the number of processes in the job, or run `kvstore scheduler -n 2 -s 1`"
         )
     return place.size if place else workers[1] if workers else 0, servers[1] if servers else 0
 
@@ -226,7 +231,7 @@ def _rank(
     name, rank = found[0], found[1] - first
     if rank < 0 or (count and rank >= count):
         raise ConfigError(
-            f"{name}={env[name]} is not the number of one of {count} {role}s: correct or unset it"
+            f"{name}={env[name]} is not the rank of one of {count} {role}s: correct or unset it"
         )
     return rank
 
@@ -246,15 +251,15 @@ def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
         return _facing(role, addresses.split(scheduler)[0])
     host = addresses.resolved(told.strip("[]"))
     if not host:
-        raise _unusable(name, told, "no host that is known here")
+        raise _unusable(name, told, "not a known host")
     if role == "worker":
         return host
     if addresses.is_wildcard(host):
         if role == "scheduler":
             return host
-        raise _unusable(name, told, "no address at which others can find this server")
+        raise _unusable(name, told, "not an address at which other processes can reach this server")
     if not addresses.is_here(host):
-        raise _unusable(name, told, "no address of this machine")
+        raise _unusable(name, told, "not an address of this machine")
     return host
 
 
@@ -277,14 +282,14 @@ def _of_interface(prefix: str) -> str:
         if name.startswith(prefix):
             return address
     raise ConfigError(
-        f"DMLC_INTERFACE={prefix!r} begins the name of no network interface with an IPv4 address; "
-        f"there are {addresses.told(found)}"
+        f"DMLC_INTERFACE={prefix!r}: no network interface with an IPv4 address has a name that begins so; "
+        f"the interfaces are {addresses.told(found)}"
     )
 
 
 def _unusable(name: str, host: str, reason: str) -> ConfigError:
     here = addresses.told(addresses.interfaces())
-    return ConfigError(f"{name} says {host!r}, which is {reason}; set KVSTORE_HOST (--host) to one of {here}")
+    return ConfigError(f"{name} is {host!r}, which is {reason}; set KVSTORE_HOST (--host) to one of {here}")
 
 
 def _facing(role: str, scheduler_host: str) -> str:
@@ -295,7 +300,7 @@ def _facing(role: str, scheduler_host: str) -> str:
         return here
     if role == "worker":  # it binds to nothing, and the name may become known while it connects
         return LOOPBACK
-    raise _unusable("the scheduler's address", scheduler_host, "unknown or out of reach here")
+    raise _unusable("the scheduler's address", scheduler_host, "unknown or not reachable from here")
 
 
 def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
@@ -308,7 +313,9 @@ def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
         return 0
     name, port = found
     if port > 65535:
-        raise ConfigError(f"{name}={port} is no port: set it to a number below 65536, or 0 for a free one")
+        raise ConfigError(
+            f"{name}={port} is not a port: set it to a number below 65536, or 0 for a free port"
+        )
     return port
 
 
@@ -333,8 +340,8 @@ def _fitted(found: Roles) -> Roles:
     if role != found.role or found.rank not in (-1, rank):
         name = f"server {found.rank}" if role == found.role else f"a {found.role}"
         raise ConfigError(
-            f"the keys (KVSTORE_KEYS_FD or KVSTORE_KEYS_FILE) are those of a {role}, and this is {name}: "
-            "each process has a file of its own"
+            f"the keys (KVSTORE_KEYS_FD or KVSTORE_KEYS_FILE) are those of a {role}, but this is {name}: "
+            "each process has its own file"
         )
     return dataclasses.replace(found, rank=rank)
 
@@ -347,9 +354,9 @@ def _refuse_open_doors(found: Roles) -> None:
     for number in (found.host, there):
         if number is None or not addresses.is_loopback(number):
             raise ConfigError(
-                f"the {found.role} would talk over the network ({number or found.scheduler}) in the clear, "
-                "to anybody: give it keys (KVSTORE_KEYS_FILE, made by `kvstore keys`), or say --insecure "
-                "(KVSTORE_INSECURE=1) where you trust all that can reach it"
+                f"the {found.role} would use the network ({number or found.scheduler}) without encryption, "
+                "and any machine could connect: give it keys (KVSTORE_KEYS_FILE, written by `kvstore keys`), "
+                "or use --insecure (KVSTORE_INSECURE=1) if you trust all machines in the network"
             )
 
 
@@ -369,7 +376,7 @@ def _number(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple
         return None
     text = env[name]
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= _MOST:
-        raise ConfigError(f"{name}={text!r} is no whole number from {least} to {_MOST}: correct or unset it")
+        raise ConfigError(f"{name}={text!r} is not an integer from {least} to {_MOST}: correct or unset it")
     return name, int(text)
 
 
@@ -382,7 +389,7 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
 
 def _contradiction(one: tuple[str, str], other: tuple[str, str]) -> ConfigError:
     return ConfigError(
-        f"{one[0]} ({one[1]}) contradicts {other[0]} ({other[1]}): unset what an earlier launcher left behind"
+        f"{one[0]} ({one[1]}) contradicts {other[0]} ({other[1]}): unset the variable of an earlier launcher"
     )
 
 

@@ -225,7 +225,7 @@ def _whole_numbers(ids: Any, what: str) -> Array:
     except ValueError as error:
         if isinstance(error, KVStoreError):
             raise
-        raise ShapeError(f"{what} are no list of numbers: {error}") from error
+        raise ShapeError(f"{what} are not a list of numbers: {error}") from error
     if given.size and given.dtype.kind not in "iuf":
         raise DTypeError(f"{what} must be numbers that fit 64 bits, not {given.dtype}")
     if given.dtype.kind == "f" and not (np.abs(given) < 2.0**63).all():

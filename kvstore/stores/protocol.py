@@ -1,4 +1,4 @@
-"""What a kind of store must do; the verbs above it are written once, in `kvstore.store`."""
+"""The interface of a type of store. `kvstore.store` has the public methods, which use it."""
 
 from __future__ import annotations
 
@@ -20,156 +20,159 @@ Kind = tuple[str, str, tuple[int, ...]]
 
 
 class Backend(Protocol):
-    """One kind of store.
+    """Interface of one type of store.
 
-    Every method is called under the store's lock, with grouped arguments: each key once, with a list of
-    arrays. A method that raises leaves all values as they were. None of them keeps an array of the caller.
-    Stores may derive from it: what has a body here is what most of them do.
+    `KVStore` calls every method under the lock of the store, with grouped arguments: each key once, with a
+    list of arrays. If a method raises an error, all values must be unchanged. A method must not keep a
+    reference to an array of the caller. A store can derive from this class; the methods with a body
+    do what most stores need.
     """
 
     rank: int
     local_rank: int
     num_workers: int
-    #: Whether asynchronous operations begin at the call; else all of one runs in the background.
+    #: Whether asynchronous operations begin in the call; otherwise they run in the background.
     begins_async: bool = False
-    #: Whether calls of several threads wait at the same time: `begin`, with None for the priority, is then
-    #: called under the lock, and what it returns outside of it.
+    #: Whether calls of several threads can wait at the same time. `KVStore` then calls `begin` under the
+    #: lock, with None as the priority, and calls the result without the lock.
     waits_concurrently: bool = False
-    #: Whether the operations of a key must not overlap, where `waits_concurrently`: each has the key's turn
-    #: until its end; `wait_for_free_slot`, `init`, `view` and `barrier` are then called without the lock.
+    #: With `waits_concurrently`: whether operations of one key must not overlap. Each operation then has the
+    #: turn of the key until its end. `wait_for_free_slot`, `init`, `view` and `barrier` are called without
+    #: the lock.
     takes_turns: bool = False
-    #: Whether calls can be bound; see `bind`.
+    #: Whether the store supports `bind`.
     can_bind: bool = False
-    #: Whether gradients move, so that compressing them has a meaning.
+    #: Whether the store sends gradients, so that they can be compressed.
     can_compress: bool = False
-    #: Whether weights can be updated in the store; where not, verbs of optimizers say what they mean there.
+    #: Whether the store can update weights. If not, methods for optimizers raise `CapabilityError`, or define
+    #: their meaning.
     runs_optimizer: bool = True
 
     @property
     def feedback(self) -> Feedback | None:
-        """Codec and residuals, where gradients are compressed."""
+        """Codec and residuals, if gradients are compressed."""
 
     @property
     def updater(self) -> Updater | None:
         """The optimizer with its states, if one is set."""
 
     def init(self, groups: list[Group]) -> None:
-        """Take one value for each key; all keys are new."""
+        """Store the first value of each key; all keys are new."""
 
     def assign(self, groups: list[Group]) -> None:
-        """Overwrite known keys, whose values are checked, and initialise others."""
+        """Overwrite existing keys and initialise other keys; the values are already checked."""
 
     def discard(self, keys: list[Key]) -> None:
-        """Undo the init of keys, in a broadcast that failed."""
+        """Undo the `init` of keys after a failed `broadcast`."""
 
     def push(self, groups: list[Group]) -> None:
-        """Sum the values of each key, then update or replace what is stored."""
+        """Sum the values of each key, then update or replace the stored value."""
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
-        """Write what is stored into every array of each key."""
+        """Write the stored value into every array of each key."""
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
-        """Push, then pull into `outs`, or where that is None into the values themselves."""
+        """Push, then pull into `outs`, or into the values if `outs` is None."""
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
-        """Begin an operation that is to end in the background; where `begins_async`.
+        """With `begins_async`: begin an operation, and return a callable that completes it.
 
-        Returns what is left to do, which needs no lock; all of it where the verb cannot begin.
+        The callable needs no lock.
         """
         return partial(getattr(self, verb), *arguments)
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
-        """Whether the keys' next operation may begin without a wait; where `takes_turns`."""
+        """With `takes_turns`: return whether the next operation of the keys can begin without a wait."""
         return True
 
     def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
-        """Wait for what must be complete before the keys' next operation may begin; where `takes_turns`."""
+        """With `takes_turns`: wait until the next operation of the keys can begin."""
         return
 
     def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Note in the arguments of an operation what is the caller's and will not be the background's."""
+        """Add the caller's current streams to the arguments of an operation that runs in the background."""
         return arguments
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Any:
-        """Check a `pushpull` once, and return the shortest way to do it again; where `can_bind`."""
+        """With `can_bind`: check a `pushpull` once, and return a callable that repeats it."""
         raise CapabilityError("this type of store binds no calls")
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
-        """Do a `pushpull` of one key with arrays as the caller wrote them, where that takes few steps.
+        """Do a simple `pushpull` of one key, with the arguments of the caller, in few steps.
 
-        False: nothing has happened, and the long way decides. A callable, where `takes_turns`: what is left
-        to do, which needs no lock.
+        If the result is False, nothing has happened, and `pushpull` must be called. With `takes_turns` the
+        result can be a callable that completes the operation; it needs no lock.
         """
         return False
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
-        """For each (out, row ids) of each key, fill `out` with these rows, sorted and unique."""
+        """Write the requested rows of each key to each `out`, sorted and unique."""
 
     def set_updater(self, updater: Any) -> None:
-        """From now on call ``updater(key, merged, stored)`` for each push; an `Updater` may run compiled."""
+        """Call ``updater(key, merged, stored)`` for each later push; an `Updater` can use compiled rules."""
 
     def set_compression(self, codec: Codec) -> None:
-        """From now on count gradients as what `codec` makes of them; where `can_compress`."""
+        """With `can_compress`: compress the gradients of later pushes with `codec`."""
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """From now on update with `optimizer`, with fresh states."""
+        """Update with `optimizer` on later pushes, with new states."""
 
     def configure(self, changes: dict[str, Any]) -> None:
-        """Change settings of the optimizer that is set."""
+        """Change settings of the present optimizer."""
 
     def set_learning_rate(self, lr: float) -> None:
-        """Change the rate of the optimizer that is set."""
+        """Change the learning rate of the present optimizer."""
 
     def save_states(self, path: str, dump_optimizer: bool) -> None:
-        """Write the states of the optimizer that is set."""
+        """Write the states of the present optimizer to a file."""
 
     def load_states(self, path: str) -> None:
-        """Read the states of the optimizer that is set."""
+        """Read the states of the present optimizer from a file."""
 
     def keys(self) -> list[Key]:
-        """All keys, in the order of their init."""
+        """List all keys, in the order of their `init`."""
 
     def view(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
-        """Live, read-only memory of a key."""
+        """Return the live memory of a key, read-only."""
 
     def empty(self, key: Key) -> npt.NDArray[Any]:
-        """Return a new array of a dense key's shape and type, where the store works best."""
+        """Return a new array with the shape and type of a dense key, in the store's memory."""
 
     def copy_into(self, home: Any, array: Any, key: Key) -> None:
-        """Copy an array, from anywhere, to one that `empty` made."""
+        """Copy an array from any device to an array of `empty`."""
         copy_into(home, array, key)
 
     def fetch(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
-        """Return the value on the host, for a file; live memory where it lies there."""
+        """Return the value in host memory, for a file. It can be live memory."""
 
     def fetch_all(self, keys: list[Key]) -> list[npt.NDArray[Any] | RowSparseArray]:
-        """Return the values of many keys, as `fetch` does."""
+        """Return the values of several keys; see `fetch`."""
         return [self.fetch(key) for key in keys]
 
     def kind(self, key: Key) -> Kind:
-        """Storage ("dense" or "row-sparse"), name of the element type, and shape of a key."""
+        """Return storage ("dense" or "row-sparse"), name of the element type, and shape of a key."""
 
     def key_templates(self) -> dict[Key, npt.NDArray[Any]]:
-        """For each key an array of its shape and type, whose content means nothing."""
+        """Return for each key an array with its shape and type; the content has no meaning."""
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Where each key lies: pairs of place and bytes."""
+        """Return the location of each key: pairs of location and size in bytes."""
 
     def num_dead_nodes(self, timeout: float) -> int:
-        """Count other processes that are lost, or silent for so many seconds."""
+        """Count other processes that are lost, or that sent no heartbeat for `timeout` seconds."""
 
     def join(self) -> None:
-        """Take part in no more rounds; the others do not wait for this worker."""
+        """Take part in no further rounds. The other workers do not wait for this worker."""
 
     def barrier(self) -> None:
         """Wait for all workers."""
 
     def command(self, head: int, body: str) -> None:
-        """Hand a command to all servers, if there are any."""
+        """Send a command to all servers, if there are any."""
         return
 
     def abandon(self) -> None:
-        """Leave the job as one who is lost: the process has failed, and `close` follows."""
+        """Leave the job as a lost worker, because the process has failed. `close` follows."""
 
     def close(self) -> None:
-        """Give back what the store holds."""
+        """Free the resources of the store."""

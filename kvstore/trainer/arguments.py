@@ -19,14 +19,14 @@ def in_order(params: Any) -> list[Trainable]:
     for param in params:
         if not all(hasattr(param, name) for name in ("name", "grad_req", "list_data", "list_grad")):
             raise ArgumentError(
-                f"{param!r} is no parameter: it needs name, grad_req, list_data() and list_grad(), as "
-                "kvstore.trainer.Parameter has"
+                f"{param!r} is not a parameter: it needs name, grad_req, list_data() and list_grad(), like "
+                "kvstore.trainer.Parameter"
             )
     seen: set[int] = set()
     for param in params:
         if id(param) in seen:
             raise ArgumentError(
-                f"parameter {param.name!r} is there twice, and each step would update it twice; list it once"
+                f"parameter {param.name!r} occurs twice, and each step would update it twice; list it once"
             )
         seen.add(id(param))
     return list(params)

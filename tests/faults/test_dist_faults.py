@@ -876,7 +876,7 @@ def fill_the_disk(faults: Faults, draw: random.Random, when: str) -> None:
             made.start_all(BODIES, "first_values_on_a_full_disk")
             told = finish(*made.workers)[0]
             assert re.search(
-                rf"no snapshot: {folder}/\S+ cannot be written: File too large; make room", told
+                rf"no snapshot: {folder}/\S+ cannot be written: File too large; free space", told
             ), told
             assert ".tmp" not in told
         else:

@@ -137,9 +137,9 @@ def test_processes_that_share_cores_are_told_of(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-n", "4", "--store", "device"], "4 of them would train apart from each other: use --store shared"),
+        (["-n", "4", "--store", "device"], "4 processes would train separately: use --store shared"),
         (["-n", "2", "--servers", "2"], "--servers is for stores on servers"),
-        (["-n", "2", "--store", "teststore"], "'teststore' runs no optimizer"),
+        (["-n", "2", "--store", "teststore"], "'teststore' cannot run an optimizer"),
         (["-n", "2", "--store", "sharde"], "did you mean 'shared'"),
     ],
 )

@@ -329,7 +329,7 @@ print(*out)
     os.kill(server, 9)
     code, out, err = finish(process)
     assert b"server 0 was ended by SIGKILL" in err
-    assert b"starting it again (1 of 1)" in err
+    assert b"restarting it (1 of 1)" in err
     assert code == 0, err.decode()
     assert sorted(out.splitlines()) == [b"[0] 15.0 15.0 15.0", b"[1] 15.0 15.0 15.0"]
 

@@ -54,7 +54,7 @@ def test_a_list_of_hosts() -> None:
         ("-oProxyCommand=x", "no host"),
         ("me@-oProxyCommand=x", "no host"),
         ("a b", "no host"),
-        ("a:0", "slots go from 1"),
+        ("a:0", "slots must be from 1"),
         ("a:4,b", "of all, or of none"),
         ("a:4,a:4", "'a' twice"),
     ],
@@ -489,7 +489,7 @@ if RANK == 3 and RESTART < 2:
     assert code == 0
     assert (far.folder / "log-3").read_text() == "01 11 21 "
     assert b"rank 3 on 127.0.0.3 failed with exit code 6" in err
-    assert b"starting it again (2 of 2)" in err
+    assert b"restarting it (2 of 2)" in err
 
 
 # ------------------------------------------------------------------------------------- hosts that do not work
@@ -597,7 +597,7 @@ def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None
 
 def test_a_far_side_without_the_folder_of_the_job(job: Job, side: FarSide) -> None:
     side.say(m.JobStart(b"/nonexistent", 60.0))
-    assert "/nonexistent cannot be entered" in side.hear(m.AgentRefused).text
+    assert "cannot change to /nonexistent" in side.hear(m.AgentRefused).text
 
 
 def test_a_far_side_sends_no_more_than_is_passed_on(job: Job, side: FarSide) -> None:

@@ -80,7 +80,7 @@ def test_ranks_of_slurm_meet_on_its_first_node() -> None:
     host, port = found[0].removeprefix("tcp://").split(":")
     assert host == "127.0.0.2"
     assert 20_000 <= int(port) < 30_000
-    with pytest.raises(ConfigError, match="in the clear"):
+    with pytest.raises(ConfigError, match="without encryption"):
         meeting(place("slurm", 0, 4, 2), {"SLURM_STEP_NODELIST": "10.255.0.[1-2]"})
     assert meeting(place("slurm", 0, 4, 2), {"SLURM_STEP_NODELIST": "10.255.0.[1-2]"}, insecure=True).insecure
 
@@ -101,8 +101,8 @@ def test_others_on_several_hosts_must_be_told_where(launcher: str) -> None:
         ({"scheduler": "tcp://10.1.1.1:4711", "folder": "x"}, "contradict"),
         ({"folder": "x", "keys": "y"}, "contradict"),
         ({"scheduler": "10.1.1.1"}, "no address"),
-        ({"scheduler": "tcp://10.1.1.1:0", "insecure": True}, "name a port"),
-        ({"scheduler": "tcp://10.1.1.1:4711"}, "in the clear"),
+        ({"scheduler": "tcp://10.1.1.1:0", "insecure": True}, "has no port"),
+        ({"scheduler": "tcp://10.1.1.1:4711"}, "without encryption"),
     ],
 )
 def test_where_ranks_cannot_meet(options: dict[str, str], words: str) -> None:
@@ -167,7 +167,11 @@ def test_a_folder_whose_keys_cannot_be_written_is_removed(
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_folder_to_meet_in_that_is_misspelt(rank: int, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for name, words in (("no/such", "there is no folder"), ("file", "no folder"), ("file/x", "there is no")):
+    for name, words in (
+        ("no/such", "there is no folder"),
+        ("file", "is not a folder"),
+        ("file/x", "there is no"),
+    ):
         with pytest.raises(ConfigError, match=words):
             meeting(place(rank=rank, size=4, local=2), {}, folder=str(tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -437,7 +441,7 @@ def test_a_folder_that_another_job_has_left_is_not_taken(ranks: Ranks) -> None:
     _, err = process.communicate(timeout=pace.seconds(90))
     assert process.returncode != 0
     assert b"Error: " in err
-    assert b"is there: a job of this name runs, or was killed" in err
+    assert b"already exists: a job of this name is running, or was killed" in err
     assert found.folder.exists()  # it is somebody's
 
 

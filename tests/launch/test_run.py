@@ -351,8 +351,8 @@ def test_restarts_keep_the_rank_and_leave_the_others_alone(job: Job) -> None:
     assert code == 0
     assert (job.folder / "log-1").read_text() == "0 1 2 "
     assert (job.folder / "log-0").read_text() == "0 "
-    assert b"starting it again (1 of 2)" in err
-    assert b"starting it again (2 of 2)" in err
+    assert b"restarting it (1 of 2)" in err
+    assert b"restarting it (2 of 2)" in err
 
 
 def test_when_the_restarts_are_used_up_the_failure_ends_the_job(job: Job) -> None:

@@ -97,7 +97,11 @@ def test_or_tells_it_to_a_launcher(scheduler: Loop) -> None:
 
 def test_a_launcher_s_descriptor_must_be_one_to_write_to(scheduler: Loop) -> None:
     ours, theirs = os.pipe()
-    for descriptor, words in ((999_999, "no open file"), (1 << 40, "no open file"), (ours, "reading only")):
+    for descriptor, words in (
+        (999_999, "not an open file"),
+        (1 << 40, "not an open file"),
+        (ours, "reading only"),
+    ):
         result = invoke("scheduler", "-n", "4", "-s", "2", "--report-fd", str(descriptor))
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
         assert f"--report-fd {descriptor} is" in result.stderr
@@ -113,7 +117,7 @@ def test_a_launcher_that_has_ended_is_told_nothing(scheduler: Loop) -> None:
     result = invoke("scheduler", "-n", "4", "-s", "2", "--report-fd", str(theirs))
     os.close(theirs)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "has its launcher ended?" in result.stderr
+    assert "the launcher may have ended" in result.stderr
 
 
 def test_options_of_a_scheduler(scheduler: Loop) -> None:
@@ -222,18 +226,18 @@ def test_errors_of_a_loop_are_one_line(command: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--transport", "ipc"], "--transport is about parameter servers"),
-        (["--host", "127.0.0.2"], "--host is about parameter servers"),
-        (["--secure"], "--secure is about"),
-        (["--import", "rules"], "--import is about"),
-        (["--snapshot", "here"], "--snapshot is about"),
-        (["--server-restarts", "1"], "--server-restarts is about"),
+        (["--transport", "ipc"], "--transport is for parameter servers"),
+        (["--host", "127.0.0.2"], "--host is for parameter servers"),
+        (["--secure"], "--secure is for"),
+        (["--import", "rules"], "--import is for"),
+        (["--snapshot", "here"], "--snapshot is for"),
+        (["--server-restarts", "1"], "--server-restarts is for"),
         (["-s", "1", "--secure", "--insecure"], "contradict each other"),
-        (["-s", "1", "--transport", "ipc", "--host", "127.0.0.2"], "unix sockets do not leave this machine"),
+        (["-s", "1", "--transport", "ipc", "--host", "127.0.0.2"], "unix sockets work on this machine only"),
         (["-s", "1", "--server-restarts", "1"], "--server-restarts needs --snapshot"),
-        (["-s", "1", "--host", "0.0.0.0"], "no address at which others can find the servers"),
-        (["-s", "1", "--host", "192.0.2.77"], "no address of this machine"),
-        (["-s", "1", "--host", "no-such-host.invalid"], "no host that is known here"),
+        (["-s", "1", "--host", "0.0.0.0"], "not an address at which other processes can reach the servers"),
+        (["-s", "1", "--host", "192.0.2.77"], "not an address of this machine"),
+        (["-s", "1", "--host", "no-such-host.invalid"], "not a known host"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(
@@ -289,7 +293,7 @@ def test_keys_serve_where_they_belong(tmp_path: Path, scheduler: Loop, server: L
     assert worker.keys is not None
     result = invoke("server", "--keys", str(tmp_path / "keys" / "worker-0.json"), **far)
     assert result.exit_code == 1
-    assert "are those of a worker, and this is a server" in result.stderr
+    assert "are those of a worker, but this is a server" in result.stderr
 
 
 def test_keys_are_not_overwritten(tmp_path: Path) -> None:
@@ -298,7 +302,7 @@ def test_keys_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "scheduler.json").unlink()
     result = invoke("keys", "-n", "1", "-s", "1", str(tmp_path))
     assert result.exit_code == 1
-    assert "server-0.json is there" in result.stderr
+    assert "server-0.json already exists" in result.stderr
     assert (tmp_path / "worker-0.json").read_bytes() == before
 
 

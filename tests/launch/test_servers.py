@@ -457,8 +457,8 @@ def test_a_server_starts_again_with_its_rank_and_leaves_the_others_alone(servers
     assert servers.text("log", "server-1") == "0 1 2 "
     assert servers.text("log", "server-0") == "0 "
     assert b"server 1 failed with exit code 6" in err
-    assert b"starting it again (1 of 2)" in err
-    assert b"starting it again (2 of 2)" in err
+    assert b"restarting it (1 of 2)" in err
+    assert b"restarting it (2 of 2)" in err
 
 
 def test_when_the_restarts_are_used_up_the_failure_ends_the_job(servers: Servers) -> None:
@@ -473,7 +473,7 @@ def test_restarts_of_workers_and_of_servers_are_counted_apart(servers: Servers) 
     worker = PATIENT + "\nif RESTART == 0 and RANK == 0: sys.exit(4)"
     code, _, err = finish(servers.run(service, worker, snapshot="shots", server_restarts=1, restarts=1))
     assert code == 0
-    assert err.count(b"starting it again (1 of 1)") == 2
+    assert err.count(b"restarting it (1 of 1)") == 2
 
 
 def test_the_scheduler_does_not_start_again(servers: Servers) -> None:

@@ -137,7 +137,7 @@ except TimeoutError as error:
 """
     status, out, _ = finish(script(job, body, call))
     assert status == 0
-    assert out.startswith(f"kvstore.errors not ended after {limit} s: rank 1;")
+    assert out.startswith(f"kvstore.errors not finished after {limit} s: rank 1;")
 
 
 @pytest.mark.parametrize("group", [True, False])

@@ -47,15 +47,15 @@ def test_options_beat_variables() -> None:
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"KVSTORE_TIMEOUT": "soon"}, "KVSTORE_TIMEOUT='soon' is no number"),
-        ({"KVSTORE_NUM_THREADS": "1.5"}, "KVSTORE_NUM_THREADS='1.5' is no whole number"),
+        ({"KVSTORE_TIMEOUT": "soon"}, "KVSTORE_TIMEOUT='soon' is not a number"),
+        ({"KVSTORE_NUM_THREADS": "1.5"}, "KVSTORE_NUM_THREADS='1.5' is not an integer"),
         ({"KVSTORE_TIMEOUT": "nan"}, "timeout must be a positive, finite"),
         ({"KVSTORE_HEARTBEAT": "0"}, "heartbeat must be a positive"),
         ({"KVSTORE_DEAD_AFTER": "inf"}, "dead_after must be a positive, finite"),
         ({"KVSTORE_RESEND": "-1"}, "resend must be"),
         ({"KVSTORE_SNAPSHOT_INTERVAL": "0"}, "snapshot_interval must be"),
         ({"KVSTORE_NUM_THREADS": "-1"}, "threads must be 0 or more"),
-        ({"KVSTORE_HEARTBEAT": "4"}, "must be twice heartbeat"),
+        ({"KVSTORE_HEARTBEAT": "4"}, "must be at least twice heartbeat"),
         ({"KVSTORE_SERVER_RESTARTS": "1"}, "needs a snapshot"),
     ],
 )

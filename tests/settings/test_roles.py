@@ -276,17 +276,17 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
         ({**OURS, "KVSTORE_SCHEDULER": "127.0.0.1:4711"}, ["KVSTORE_SCHEDULER", "tcp://10.0.0.5:4711"]),
         ({**OURS, "KVSTORE_SCHEDULER": "ipc://@" + "n" * 200}, ["107 bytes"]),
         ({**SERVER, "KVSTORE_PORT": "70000"}, ["KVSTORE_PORT"]),
-        ({**SERVER, "KVSTORE_PORT": "65536"}, ["KVSTORE_PORT=65536 is no port"]),
+        ({**SERVER, "KVSTORE_PORT": "65536"}, ["KVSTORE_PORT=65536 is not a port"]),
         ({**OURS, "KVSTORE_INSECURE": "yes"}, ["KVSTORE_INSECURE='yes'"]),
         ({**OURS, "KVSTORE_RESTART": "x"}, ["KVSTORE_RESTART='x'"]),
         ({**SERVER, "KVSTORE_HOST": "nowhere.invalid"}, ["nowhere.invalid", "lo 127.0.0.1"]),
-        ({**SERVER, "KVSTORE_HOST": "192.0.2.77"}, ["no address of this machine", "lo 127"]),
-        ({**SERVER, "KVSTORE_HOST": "0.0.0.0"}, ["0.0.0.0", "others can find", "lo 127"]),
+        ({**SERVER, "KVSTORE_HOST": "192.0.2.77"}, ["not an address of this machine", "lo 127"]),
+        ({**SERVER, "KVSTORE_HOST": "0.0.0.0"}, ["0.0.0.0", "other processes can reach", "lo 127"]),
         ({**SCHEDULER, "KVSTORE_SCHEDULER": FAR}, ["the scheduler's address", "lo 127"]),
         ({**SERVER, "KVSTORE_SCHEDULER": "tcp://nowhere.invalid:1"}, ["nowhere.invalid"]),
         ({**SERVER, "DMLC_INTERFACE": "etx"}, ["DMLC_INTERFACE='etx'", "lo 127.0.0.1"]),
-        ({**OURS, "KVSTORE_SCHEDULER": FAR}, ["in the clear", "KVSTORE_INSECURE=1", "kvstore keys"]),
-        ({**SCHEDULER, "KVSTORE_HOST": "0.0.0.0"}, ["0.0.0.0", "in the clear"]),
+        ({**OURS, "KVSTORE_SCHEDULER": FAR}, ["without encryption", "KVSTORE_INSECURE=1", "kvstore keys"]),
+        ({**SCHEDULER, "KVSTORE_HOST": "0.0.0.0"}, ["0.0.0.0", "without encryption"]),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_wrong_is_named(environment: dict[str, str], words: list[str]) -> None:
@@ -362,7 +362,7 @@ def test_a_server_s_rank_is_that_of_its_keys(tmp_path: Path) -> None:
     path = written(tmp_path / "keys", SERVER_S)
     assert found(SERVER, KVSTORE_KEYS_FILE=path).rank == 1
     assert found(SERVER, KVSTORE_KEYS_FILE=path, KVSTORE_SERVER_RANK="1").rank == 1
-    with pytest.raises(kv.ConfigError, match="a server, and this is server 2"):
+    with pytest.raises(kv.ConfigError, match="a server, but this is server 2"):
         found(SERVER, KVSTORE_KEYS_FILE=path, KVSTORE_SERVER_RANK="2")
 
 
@@ -370,7 +370,7 @@ def test_a_server_s_rank_is_that_of_its_keys(tmp_path: Path) -> None:
     ("keys", "part"), [(KEYS, SERVER), (KEYS, SCHEDULER), (SERVER_S, OURS), (SCHEDULER_S, SERVER)]
 )
 def test_keys_of_another_role_are_refused(keys: Keys, part: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(kv.ConfigError, match="a file of its own"):
+    with pytest.raises(kv.ConfigError, match="its own file"):
         found(part, KVSTORE_KEYS_FILE=written(tmp_path / "keys", keys))
 
 

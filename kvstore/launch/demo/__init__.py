@@ -40,12 +40,12 @@ def start(settings: TrainingSettings, workers: int, servers: int | None = None) 
     on_servers = kind is not None and kind.on_servers
     if servers and not on_servers:
         raise ConfigError(
-            f"--servers is for stores on servers, such as 'dist_sync'; {settings.store!r} has none"
+            f"--servers is for stores on servers, such as 'dist_sync'; {settings.store!r} has no servers"
         )
     if kind is not None and kind.one_process and not kind.joins and workers > 1:
         raise ConfigError(
-            f"store {settings.store!r} is one of a single process, so {workers} of them would train apart"
-            f" from each other: use --store shared or dist_sync, or one process with --replicas {workers}"
+            f"store {settings.store!r} is for one process, so {workers} processes would train separately: "
+            f"use --store shared or dist_sync, or one process with --replicas {workers}"
         )
     _extras()
     rule(settings, updates=1)
@@ -112,7 +112,7 @@ def _extras() -> None:
         from . import digits, screen  # noqa: F401
     except ModuleNotFoundError as missing:
         raise MissingBackendError(
-            f"kvstore demo needs the module {missing.name!r}; get it with: pip install 'kvstore-train[demo]'"
+            f"kvstore demo needs the module {missing.name!r}; install it: pip install 'kvstore-train[demo]'"
         ) from missing
 
 
@@ -126,8 +126,6 @@ def _open(name: str) -> kv.KVStore:
         store.close()
         if not whole:
             raise CapabilityError(
-                f"store {name!r} has not all processes of the demo; try 'shared' or 'dist_sync'"
+                f"store {name!r} does not connect all processes of the demo; try 'shared' or 'dist_sync'"
             )
-    raise CapabilityError(
-        f"store {name!r} runs no optimizer, and the demo trains with one on the store; try 'local'"
-    )
+    raise CapabilityError(f"store {name!r} cannot run an optimizer, which the demo needs; try 'local'")

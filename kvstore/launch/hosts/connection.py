@@ -292,6 +292,6 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise ConfigError(
-            f"cannot start {command[0]!r} ({error.strerror}): hosts are reached by ssh, or by what "
-            "--ssh-command (KVSTORE_SSH) names"
+            f"cannot start {command[0]!r} ({error.strerror}): install ssh, or name another command with "
+            "--ssh-command (KVSTORE_SSH)"
         ) from error

@@ -83,8 +83,8 @@ def shares(hosts: Sequence[Host], workers: int) -> list[int]:
         left -= found[-1]
     if left:
         raise ConfigError(
-            f"{workers} workers do not fit on hosts with {workers - left} slots: give the hosts more, or "
-            "leave the slots out to share the workers evenly"
+            f"{workers} workers do not fit on hosts with {workers - left} slots: give the hosts more slots, "
+            "or omit the slots to distribute the workers evenly"
         )
     return found
 
@@ -132,7 +132,7 @@ class Layout:
 def _entry(word: str) -> Host:
     match = _ENTRY.fullmatch(word)
     if match is None:
-        raise ConfigError(f"{word!r} in --hosts is no host: write names or addresses, as in a:4,b:4")
+        raise ConfigError(f"{word!r} in --hosts is not a host: write names or addresses, as in a:4,b:4")
     return Host(_bare(match[1]), None if match[2] is None else _count(word, match[2]))
 
 
@@ -144,11 +144,12 @@ def _hosts(path: str, lines: Sequence[str]) -> Iterator[Host]:
         where = f"line {number} of {path}"
         if re.fullmatch(rf"{_NAME}:[0-9]+", name):
             raise ConfigError(
-                f"{where} says {name!r}, which is a port to some and a number of slots to others: write "
-                "slots=4 for slots; a port of ssh belongs into ~/.ssh/config or --ssh-command"
+                f"{where} says {name!r}, which could be a port or a number of slots: write slots=4 for "
+                f"slots; "
+                "put a port of ssh into ~/.ssh/config or --ssh-command"
             )
         if not re.fullmatch(_NAME, name):
-            raise ConfigError(f"{where} begins with {name!r}, which is no host")
+            raise ConfigError(f"{where} begins with {name!r}, which is not a host")
         yield Host(_bare(name), _slots(where, settings))
 
 
@@ -166,7 +167,7 @@ def _slots(where: str, settings: Sequence[str]) -> int | None:
 
 def _count(where: str, text: str) -> int:
     if not 1 <= int(text) <= _MOST:
-        raise ConfigError(f"{where}: slots go from 1 to {_MOST}")
+        raise ConfigError(f"{where}: the number of slots must be from 1 to {_MOST}")
     return int(text)
 
 
@@ -182,7 +183,9 @@ def _checked(source: str, hosts: list[Host]) -> tuple[Host, ...]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{source} names {twice[0]!r} twice: name it once, with all of its slots")
     if len({host.slots is None for host in hosts}) > 1:
-        raise ConfigError(f"{source} says of some hosts how many slots they have: say it of all, or of none")
+        raise ConfigError(
+            f"{source} gives the slots of some hosts only: give them for all hosts, or for none"
+        )
     return tuple(hosts)
 
 
@@ -192,12 +195,12 @@ def _reached(hosts: Sequence[Host]) -> tuple[str, ...]:
     for host, number, loopback in zip(hosts, found, loopbacks, strict=True):
         if number is None:
             raise ConfigError(
-                f"host {host.name!r} is not known here: list it by its address, as other hosts reach it"
+                f"host {host.name!r} is not known here: list the address at which other hosts reach it"
             )
         # Hosts that are all this very machine reach each other; some do not.
         if loopback and not all(loopbacks):
             raise ConfigError(
-                f"host {host.name!r} is {number} here, at which other hosts find themselves: list it by an "
-                "address that they reach"
+                f"host {host.name!r} is {number} here, which is a loopback address on other hosts: list the "
+                "address at which they reach it"
             )
     return tuple(number for number in found if number is not None)

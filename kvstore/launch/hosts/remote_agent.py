@@ -192,7 +192,7 @@ def _enter(folder: str) -> None:
         os.chdir(folder)
     except OSError as error:
         raise ProtocolError(
-            f"{folder} cannot be entered ({error.strerror}): start the job from a folder that all hosts have"
+            f"cannot change to {folder} ({error.strerror}): start the job from a folder that all hosts have"
         ) from error
 
 

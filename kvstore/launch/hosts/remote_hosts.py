@@ -144,7 +144,7 @@ def wanted(
     if listed is None and file is None:
         given = {"ssh-command": ssh, "python": python, "export": exports}
         if found := next((name for name, value in given.items() if value), None):
-            raise ConfigError(f"--{found} is about other hosts, and there are none: name them with --hosts")
+            raise ConfigError(f"--{found} is for other hosts, but there are none: name them with --hosts")
         return None
     if listed is not None and file is not None:
         raise ConfigError("--hosts and --hostfile contradict each other: give one of them")
@@ -170,9 +170,9 @@ def ssh_command(option: str | None) -> tuple[str, ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"--ssh-command (KVSTORE_SSH) {text!r} is no command: {error}") from error
+        raise ConfigError(f"--ssh-command (KVSTORE_SSH) {text!r} is not a command: {error}") from error
     if not words:
-        raise ConfigError("--ssh-command (KVSTORE_SSH) is empty: leave it away to take ssh")
+        raise ConfigError("--ssh-command (KVSTORE_SSH) is empty: omit it to use ssh")
     options = _SSH_OPTIONS if Path(words[0]).name == "ssh" else ()
     return (*words, *options)
 

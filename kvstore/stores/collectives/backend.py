@@ -1,9 +1,9 @@
-"""A store over an engine of collective operations: every worker has all values, and pushes are sums over all.
+"""A store over an engine of collective operations: every worker has all values, and a push is an all-reduce.
 
-The meaning of the verbs is that of the other stores, with two differences that lie in the engines: a push
-waits for all workers, and all workers call with the same keys in the same order. Weights are not updated
-here; the trainer does that. So a sum needs no value beforehand: as in MXNet, `pushpull` takes keys that were
-never initialised, and keeps nothing of them.
+The methods mean the same as in other stores, with two differences that come from the engines: a push waits
+for all workers, and all workers must pass the same keys in the same order. The store does not update weights;
+the trainer does. A sum therefore needs no initial value: as in MXNet, `pushpull` accepts keys that were never
+initialised, and stores nothing for them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _homes: dict[str, int] = {}
 
 
 class AllReduceBackend(LocalBackend):
-    """See `kvstore.stores.protocol.Backend`. Subclasses say which engine it is."""
+    """Backend of a store over an engine; subclasses choose it. See `kvstore.stores.protocol.Backend`."""
 
     begins_async = True
     can_bind = False
@@ -59,28 +59,28 @@ class AllReduceBackend(LocalBackend):
     # ------------------------------------------------------------------------------------------ verbs
 
     def init(self, groups: list[Group]) -> None:
-        """Take rank 0's values; all workers must mean the same keys."""
+        """Store the values of rank 0. All workers must pass the same keys."""
         new = [(key, self._own_first_value(key, values)) for key, values in groups if values]
         there = self._of_rank_0(new)
         super().init([(key, [value]) for key, value in there])
 
     def assign(self, groups: list[Group]) -> None:
-        """Overwrite and initialise with rank 0's values; all workers must load the same keys."""
+        """Overwrite and initialise keys with the values of rank 0. All workers must load the same keys."""
         known = [(key, values[0]) for key, values in groups if key in self._entries]
         self.init([(key, values) for key, values in groups if key not in self._entries])
         for key, value in self._of_rank_0(known):
             self._entries[key].assign(value)
 
     def push(self, groups: list[Group]) -> None:
-        """Sum over all workers; wait for them."""
+        """Sum over all workers, and wait for them."""
         self.start_push(groups)()
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
-        """Sum over all workers, and write the sums to the outs."""
+        """Sum over all workers, and write the sums to the outputs."""
         self.start_pushpull(groups, outs)()
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
-        """Hand sums to the engine at once, in the order of the calls; what is left is to wait."""
+        """Start the sums in the engine, in the order of the calls; return a callable that waits for them."""
         if verb == "push":
             return self.start_push(arguments[0], priority or 0)
         if verb == "pushpull":
@@ -88,7 +88,7 @@ class AllReduceBackend(LocalBackend):
         return super().begin(verb, arguments, priority)
 
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
-        """Begin; what is left is to wait for the sums, and to keep them."""
+        """Start the sums; return a callable that waits for them and stores them."""
         self._check_process()
         sums = self._sums(groups)
         if self._is_guest:
@@ -97,7 +97,7 @@ class AllReduceBackend(LocalBackend):
         return partial(_finish_push, finish, sums)
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
-        """Begin; what is left is to wait for the sums, to keep them, and to write them out."""
+        """Start the sums; return a callable that waits for them, stores them and writes the outputs."""
         if groups and not any(self._knows(key) or not values for key, values in groups):
             self._check_process()
             return self._guest(groups)._start_pushpull(groups, outs, priority)
@@ -115,17 +115,17 @@ class AllReduceBackend(LocalBackend):
         return deliver
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
-        """Leave it to the long way."""
+        """Return False: `pushpull` must be called."""
         return False
 
     # ---------------------------------------------------------------------------- keys that pass through
 
     def _knows(self, key: Key) -> bool:
-        """Whether a key was initialised."""
+        """Return whether a key was initialised."""
         return key in self._entries
 
     def _guest(self, groups: list[Group]) -> AllReduceBackend:
-        """Return a store over the same engine that has these keys for one call, as if by an init."""
+        """Return a store over the same engine that has these keys for one call, as if initialised."""
         guest = copy.copy(self)
         guest._is_guest, guest._entries = True, {}
         first = [(key, [self._own_first_value(key, values[:1])]) for key, values in groups]
@@ -133,7 +133,7 @@ class AllReduceBackend(LocalBackend):
         return guest
 
     def _meet(self, entries: list[Entry]) -> None:
-        """Make sure, before a sum, that all workers mean the same by keys that no init has compared."""
+        """Compare the keys of all workers before a sum, if no `init` has compared them."""
 
     def _name(self, entry: Entry) -> str:
         """Return an entry's name for the engine.
@@ -163,7 +163,7 @@ class AllReduceBackend(LocalBackend):
             raise _of_another_process(self.engine.name, self._pid)
 
     def _of_rank_0(self, pairs: list[tuple[Key, Array]]) -> list[tuple[Key, Array]]:
-        """Return the pairs with copies of rank 0's values; all workers must mean the same pairs."""
+        """Return the pairs with copies of the values of rank 0. All workers must pass the same pairs."""
         if not pairs:
             return []
         self._check_process()
@@ -176,13 +176,13 @@ class AllReduceBackend(LocalBackend):
         return copies
 
     def _meaning(self, pairs: Sequence[tuple[Key | str, Any]]) -> str:
-        """Say what is initialised, or overwritten: the same text in all workers that mean the same."""
+        """Return a text that is equal in all workers if they initialise or overwrite the same keys."""
         in_order = sorted(pairs, key=lambda pair: str(pair[0]))
         meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in in_order]
         return "\0".join([repr(self.config.group), *meant])
 
     def _agree(self, pairs: list[tuple[Key, Array]], meaning: str, verb: str = "initialises") -> None:
-        """Make sure that all workers mean the same keys, before any of them waits for what never comes."""
+        """Compare the keys of all workers, before a worker waits for an operation that others do not call."""
         mine = np.array([zlib.crc32(meaning.encode()), len(pairs)], np.int64)
         first = mine.copy()
         self.engine.broadcast([(_CHECK, first.view(np.uint8))])
@@ -207,7 +207,7 @@ class AllReduceBackend(LocalBackend):
         return np.dtype(np.int32) if narrow else dtype
 
     def _sums(self, groups: list[Group]) -> list[tuple[Entry, Array]]:
-        """Sum the values of this worker into memory of the store, wide enough for the engine's sum."""
+        """Sum the values of this worker into memory of the store, in the type of the engine's sum."""
         dense, sparse = self._sources(groups)
         if sparse:
             raise self._refused(f"row-sparse arrays (key {sparse[0][0].key!r})")
@@ -231,32 +231,32 @@ class AllReduceBackend(LocalBackend):
         )
 
     def set_updater(self, updater: Any) -> None:
-        """Nothing is updated here; None is what there is."""
+        """Raise CapabilityError, unless the updater is None."""
         if updater is not None:
             raise self._refused("updaters")
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse."""
+        """Raise CapabilityError."""
         raise self._refused("optimizers; update the weights after pushpull")
 
     def _runs_no_optimizer(self, *_: Any, **__: Any) -> None:
-        """Refuse."""
+        """Raise CapabilityError."""
         raise self._refused("optimizers")
 
     configure = set_learning_rate = save_states = load_states = _runs_no_optimizer
 
     def set_compression(self, codec: Codec) -> None:
-        """Refuse."""
+        """Raise CapabilityError."""
         raise self._refused("gradient compression")
 
     def join(self) -> None:
-        """Refuse: the others would wait."""
+        """Raise CapabilityError, because the other workers would wait."""
         raise self._refused("rounds without a worker (join)")
 
     # ------------------------------------------------------------------------------------------- rest
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Every worker has everything."""
+        """Return sizes; every worker has all keys."""
         here = f"worker {self.rank}"
         return {key: [(here, size) for _, size in parts] for key, parts in super().placement().items()}
 
@@ -266,12 +266,12 @@ class AllReduceBackend(LocalBackend):
         self.engine.barrier()
 
     def abandon(self) -> None:
-        """Let the others know, as far as the engine can; of a fork of a worker they need not know."""
+        """Tell the other workers that this one has failed, if the engine can; a fork tells nothing."""
         if os.getpid() == self._pid:
             self.engine.abandon()
 
     def close(self) -> None:
-        """Let the memory go; the engine's job goes on for others in this process."""
+        """Free the memory. Other users in this process can continue to use the engine."""
         super().close()
         if os.getpid() == self._pid:
             self.engine.close()
@@ -322,13 +322,13 @@ def _of_another_process(engine: str, pid: int | None) -> KVStoreError:
 
 
 def called(verb: str, items: Sequence[Item]) -> str:
-    """Name an operation for people."""
+    """Return a readable name of an operation."""
     names = [name for name, _ in items]
     return "init, broadcast or load" if names == [_CHECK] else f"{verb} of {told(names)}"
 
 
 def told(names: list[str]) -> str:
-    """Name some keys for people."""
+    """Return readable names of some keys."""
     if len(names) < 2:
         return f"key {names[0]}" if names else "no keys"
     return f"{len(names)} keys ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

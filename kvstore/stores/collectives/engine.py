@@ -1,7 +1,7 @@
-"""What an engine of collective operations must do, for `collectives.backend` to make a store of it.
+"""The interface of an engine of collective operations; `collectives.backend` makes a store of an engine.
 
-An engine is a job of processes that call the same operations together. It knows names and arrays, not keys
-or stores; one file for each: `mpi`, `horovod`, `nccl`, `byteps`.
+An engine connects processes that call the same operations together. It works with names and arrays, not with
+keys or stores. Each engine has its own file or folder: `mpi`, `horovod`, `nccl`, `byteps`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-#: Blocks until an operation is complete, or raises; may be called from any thread, once.
+#: Blocks until an operation is complete, or raises its error. Any thread can call it, once.
 Finish = Callable[[], None]
-#: A name that is the same in all processes, and memory that is contiguous and writable.
+#: A name that is the same in all processes, and a contiguous, writable array.
 Item = tuple[str, npt.NDArray[Any]]
 
 
@@ -22,32 +22,34 @@ def nothing() -> None:
 
 
 def plain(name: str) -> str:
-    """Return a name in ASCII, another one for each: engines may refuse half surrogates, or stop at a NUL."""
+    """Return a unique ASCII form of a name: engines can refuse lone surrogates, or stop at a NUL."""
     return name.encode("unicode_escape").decode("ascii")
 
 
 class Collective(Protocol):
-    """One process's end of a running engine.
+    """Interface of an engine in one process.
 
-    All processes call `broadcast`, `allreduce` and `barrier` in the same order, with items of the same names,
-    sizes and element types. An engine that notices that they do not says so with a ConfigError in each of
-    them; none waits longer than the timeout it was made with, and the death of a peer is a PeerLostError,
-    unless the engine ends the whole job then. Memory of an item belongs to the engine until the operation is
-    complete, and has undefined content after an error.
+    All processes must call `broadcast`, `allreduce` and `barrier` in the same order, with items of the same
+    names, sizes and element types. If an engine detects a difference, it raises a `ConfigError` in each
+    process. No call waits longer than the timeout of the engine. The death of a peer raises `PeerLostError`,
+    unless the engine then ends the whole job. The memory of an item belongs to the engine until the operation
+    is complete; its content is undefined after an error.
 
-    Engines match operations by their order or by their names. One that goes by the order compares each of
-    them in all processes before data moves (`kvstore.stores.collectives.agreement`).
+    Engines match operations by their order or by their names. An engine that uses the order compares each
+    operation in all processes before it sends data (`kvstore.stores.collectives.agreement`).
 
     Attributes
     ----------
     name : str
-        As in `create`.
+        Name of the store for `create`.
     rank, size, local_rank : int
+        Rank of this process, number of processes, and rank among the processes on this machine.
     dtypes : frozenset of str
-        Names of the element types that can be summed. 16-bit floats never come, nor do 8-bit integers where
-        they are not listed: they are widened before.
+        Names of the element types that the engine can sum. The store converts 16-bit floats to float32, and
+        8-bit integers to int32 if they are not in this set.
     compares : bool
-        Whether it compares, with `meaning`; if not, the store asks all workers before a broadcast.
+        Whether the engine compares the calls of the processes, with `meaning`. If not, the store compares
+        them before a broadcast.
     """
 
     name: str
@@ -58,22 +60,22 @@ class Collective(Protocol):
     compares: bool
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
-        """Overwrite the items with those of rank 0; of any element type, as bytes.
+        """Overwrite the items with those of rank 0. The items can have any element type.
 
-        `meaning` is what must be the same in all processes beside the items.
+        `meaning` is a text that must be the same in all processes, in addition to the items.
         """
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
-        """Begin to replace each item by its sum over all processes."""
+        """Begin to replace each item by its sum over all processes, and return a `Finish`."""
 
     def barrier(self) -> None:
-        """Wait until all processes have called it."""
+        """Wait until all processes have called `barrier`."""
 
     def versions(self) -> dict[str, str]:
-        """Name and version of what runs here, for reports."""
+        """Return names and versions of the libraries in use, for reports."""
 
     def abandon(self) -> None:
-        """Wait for nobody any more, and let nobody wait for this process longer than must be."""
+        """Stop waiting for other processes, and let them notice quickly that this process has failed."""
 
     def close(self) -> None:
-        """Give back what the store took; the engine may be of use to others in this process."""
+        """Free the resources of the store. Other users in this process can continue to use the engine."""

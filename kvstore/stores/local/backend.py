@@ -1,4 +1,4 @@
-"""The store of one process: several values for a key, summed and updated in one pass over memory."""
+"""The store of one process. It sums and updates several values of a key in one pass over memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LocalBackend(Backend):
         self._entries.update({key: Entry(key, first + i, value) for i, (key, value) in enumerate(new)})
 
     def assign(self, groups: list[Group]) -> None:
-        """Overwrite known keys and initialise others; an init that fails comes before any change."""
+        """Overwrite existing keys and initialise others. A failed `init` changes nothing."""
         known = [(key, values[0]) for key, values in groups if key in self._entries]
         self.init([(key, values) for key, values in groups if key not in self._entries])
         for key, value in known:
@@ -75,14 +75,14 @@ class LocalBackend(Backend):
                 self.updater.follow(key, entry.weight())
 
     def discard(self, keys: list[Key]) -> None:
-        """Undo the init of keys."""
+        """Undo the `init` of keys."""
         for key in keys:
             self._entries.pop(key, None)
             if self.feedback is not None:
                 self.feedback.discard(key)
 
     def push(self, groups: list[Group]) -> None:
-        """Sum, then update or replace."""
+        """Sum the values of each key, then update or replace the stored value."""
         if len(groups) == 1 and (work := self._plain_work(groups[0], ())) is not None:
             self._apply.dense([work])
             return
@@ -90,7 +90,7 @@ class LocalBackend(Backend):
         self._push([(entry, srcs, []) for entry, srcs in dense], sparse)
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
-        """Copy out."""
+        """Copy the stored value to every array of each key."""
         if len(groups) == 1 and (work := self._plain_pull(*groups[0])) is not None:
             emit([work])
             return
@@ -110,7 +110,7 @@ class LocalBackend(Backend):
             deliver()
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
-        """Push, and hand the result out while it is in the cache."""
+        """Push, and copy the result to the outputs while it is in the cache."""
         if (
             len(groups) == 1
             and (work := self._plain_work(groups[0], groups if outs is None else outs)) is not None
@@ -135,14 +135,14 @@ class LocalBackend(Backend):
             self.pull(rest, ignore_sparse=True)
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
-        """One small dense key with plain arrays."""
+        """Do a `pushpull` of one small dense key with plain arrays."""
         entry = self._entries.get(key)
         if entry is None or entry.table is not None or self.feedback is not None:
             return False
         return self._apply.small(entry, value, out)
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
-        """Check a call once, and return the shortest way to do it again."""
+        """Check a call once, and return a callable that repeats it."""
         return bind(self, groups, outs)
 
     # The usual call, one dense key with plain arrays, in few steps. None: take the long way, which explains.
@@ -189,7 +189,7 @@ class LocalBackend(Backend):
             self._apply.rows(entry, sources)
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
-        """Gather rows."""
+        """Copy the requested rows to the outputs."""
         jobs: list[tuple[RowTable, Array, RowSparseArray]] = []
         for key, pairs in wanted:
             entry = self._entry(key)
@@ -202,16 +202,16 @@ class LocalBackend(Backend):
             table.gather(rows, out)
 
     def set_updater(self, updater: UserUpdater | None) -> None:
-        """Use a callable, or go back to plain sums."""
+        """Use an updater; None replaces values by sums again."""
         self.updater = updater if isinstance(updater, Updater) else None
         self._apply = apply_with(updater)
 
     def set_compression(self, codec: Codec) -> None:
-        """Compress each value of a push, with a residual for each place in the list."""
+        """Compress each value of a push, with a residual for each position in the list."""
         self.feedback = Feedback(codec).follow(self.feedback)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Use an optimizer, with fresh states."""
+        """Use an optimizer, with new states."""
         self.set_updater(Updater(optimizer))
 
     def configure(self, changes: dict[str, Any]) -> None:
@@ -219,15 +219,15 @@ class LocalBackend(Backend):
         self._updater_set().optimizer.configure(**changes)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Change the rate of the optimizer."""
+        """Change the learning rate of the optimizer."""
         self._updater_set().optimizer.set_learning_rate(lr)
 
     def save_states(self, path: str, dump_optimizer: bool) -> None:
-        """Write the optimizer's states."""
+        """Write the states of the optimizer."""
         self._updater_set().save(path, dump_optimizer)
 
     def load_states(self, path: str) -> None:
-        """Read the optimizer's states."""
+        """Read the states of the optimizer."""
         self._updater_set().load(path, self.key_templates())
 
     def _updater_set(self) -> Updater:
@@ -237,11 +237,11 @@ class LocalBackend(Backend):
     # ------------------------------------------------------------------------------------- inspection
 
     def keys(self) -> list[Key]:
-        """All keys in the order of their init."""
+        """List all keys, in the order of their `init`."""
         return list(self._entries)
 
     def view(self, key: Key) -> Array | RowSparseArray:
-        """Live memory, read-only."""
+        """Return the live memory of a key, read-only."""
         entry = self._entry(key)
         if entry.table is not None:
             return entry.table.view()
@@ -250,46 +250,46 @@ class LocalBackend(Backend):
         return view
 
     def fetch(self, key: Key) -> Array | RowSparseArray:
-        """As `view`."""
+        """Return the value of a key; see `view`."""
         return self.view(key)
 
     def kind(self, key: Key) -> Kind:
-        """As the value is."""
+        """Return storage, element type and shape of a key."""
         return kind_of(self.view(key))
 
     def empty(self, key: Key) -> Array:
-        """Memory on large pages."""
+        """Return a new array on large pages."""
         entry = self._entry(key)
         if entry.table is not None:
             raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
         return pages.empty(entry.shape, entry.dtype)
 
     def key_templates(self) -> dict[Key, Array]:
-        """For each key an array of its shape and type that takes no memory; to see what would fit it."""
+        """Return for each key an array with its shape and type that takes no memory."""
         return {key: np.broadcast_to(np.zeros((), e.dtype), e.shape) for key, e in self._entries.items()}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Everything lies in this process."""
+        """Return sizes; all keys are in this process."""
         sizes = {
             key: e.value.nbytes if e.table is None else e.table.nbytes for key, e in self._entries.items()
         }
         return {key: [("worker 0", size)] for key, size in sizes.items()}
 
     def num_dead_nodes(self, timeout: float) -> int:
-        """There are no others."""
+        """Return 0: there are no other processes."""
         return 0
 
     def join(self) -> None:
-        """There is nobody who would wait."""
+        """Do nothing: there are no other workers."""
 
     def barrier(self) -> None:
-        """There is nobody to wait for."""
+        """Do nothing: there are no other workers to wait for."""
 
     def abandon(self) -> None:
-        """Nobody is there to be told."""
+        """Do nothing: there are no other processes."""
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Free the memory."""
         self._entries.clear()
         self.feedback = None
         self.set_updater(None)

@@ -210,7 +210,7 @@ class Doorkeeper:
 
     def _unlike(self) -> str:
         other = "keys, is of another release" if self._allowed is None else "no keys, or another job's"
-        return f"it did not speak ZeroMQ as this job does: it has {other}, or is no process of kvstore at all"
+        return f"the ZeroMQ handshake failed: it has {other}, or is not a process of kvstore"
 
     def _was_death(self, event: Mapping[str, Any]) -> bool:
         """Whether a client may have died in the handshake; where there are keys, it may just lack them."""
@@ -304,15 +304,15 @@ class HandshakeMonitor:
             why = (
                 "it does not know the key of this process"
                 if self._keys
-                else "it is of another job: KVSTORE_JOB, else the scheduler's address, must be the same text"
+                else "it belongs to another job: KVSTORE_JOB, or the scheduler's address, must be the same"
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._failures < _PATIENCE:
             return
         elif self._keys:
-            why = "it has no keys, or another one than this process expects of it"
+            why = "it has no keys, or another key than this process expects"
         else:
-            why = "it wants keys, and this process has none; or it is no process of this release of kvstore"
+            why = "it requires keys, and this process has none; or it is not of this release of kvstore"
         self.error = AuthError(
             f"{self._peer} refuses this process: {why}; start all processes of a job with one launcher, or "
-            "give each its file of keys"
+            "give each process its own file of keys"
         )

@@ -109,7 +109,7 @@ class Codec:
         first = _view(frames[0])
         magic, version, kind, flags, job, *numbers, count = _HEAD.unpack_from(first)
         if magic != _MAGIC:
-            raise ProtocolError("a message begins with something that is no head of ours")
+            raise ProtocolError("a message begins with an invalid header")
         if kind == _CONTROL:
             return self._decode_control(first, len(frames), version, job)
         if kind != _DATA:

@@ -152,7 +152,7 @@ def _check_text(key: str) -> None:
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        raise KeyKindError(f"key {key!r} is no text that can be sent: it has half of a character") from None
+        raise KeyKindError(f"key {key!r} cannot be sent: it has a lone surrogate") from None
     if size > m.KEY_BYTES:
         raise KeyKindError(
             f"key {key[:40]!r}... has {size} bytes as UTF-8; stores on servers take up to {m.KEY_BYTES}"

@@ -83,7 +83,7 @@ class OperationTable:
         except (KVStoreError, ValueError, IndexError) as error:
             if action.record.place != PayloadLocation.SHARED:
                 operation.error = Failure(
-                    "ProtocolError", f"server {request.server} sent what is no value: {error}"
+                    "ProtocolError", f"server {request.server} sent an invalid value: {error}"
                 )
                 return None
             good = False  # its memory is gone with it, or there is no room to map it: a frame will do

@@ -80,7 +80,7 @@ def test_a_client_without_keys_is_refused(
     router: Router, context: Contexts, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = refused(Dealer(context(), router.address, b"bare"))
-    assert "wants keys" in text
+    assert "requires keys" in text
     assert router.receive(0.1) is None
     end = pace.deadline(PATIENCE)
     while not (lines := [one for one in caplog.records if one.name == "kvstore.wire"]):
