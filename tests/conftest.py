@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from store_matrix import STORES
 
 import kvstore as kv
 from kvstore.kernels import cpu
+
+# A process that imports NumPy starts a thread for each core, which spins 30 ms for work that no test has.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Nothing here measures time: a slow machine must not fail a test.
 settings.register_profile(

@@ -215,6 +215,13 @@ def test_the_data_is_split_without_overlap() -> None:
     assert data.images.max() == 1
 
 
+def test_the_data_is_what_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = digits.load()
+    monkeypatch.setattr(digits, "_FOLDERS", [])
+    for ours, theirs in zip(found, digits.load(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 class Recorder:
     """Stands for worker `rank` of a job: notes the gradients that it would push."""
 

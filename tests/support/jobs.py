@@ -7,6 +7,7 @@ line, as JSON.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ DEADLINE = 60.0  # seconds of an idle machine, as all deadlines here
 _RESULT = "result "
 #: What most workers and servers import. None of it looks at the environment before a store is made.
 MODULES = (
+    "numpy.testing",
     "kvstore.stores.shared.backend",
     "kvstore.stores.parameter_server.worker.backend",
     "kvstore.stores.parameter_server.role_process",
@@ -39,6 +42,15 @@ MODULES = (
     "procs_shared",
     "servers",
 )
+#: No threads that spin for work, and memory of arrays is not given back and cleared again for each of them.
+_QUICK = {"OPENBLAS_NUM_THREADS": "1"} | dict.fromkeys(
+    ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(256 << 20)
+)
+_LASTING = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, str, int, float)
+_WORDS = {"typing", "types", "__future__", "collections.abc"}  # modules of what says types
+_imported: set[str] = set()  # before the first fork, and what these modules hold
+_held: list[tuple[types.ModuleType, str]] = []
+_returned: list[bool] = []  # in a worker whose function has returned
 
 
 class Nursery:
@@ -50,12 +62,12 @@ class Nursery:
     def __init__(self, *modules: str, python: str = sys.executable) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = (
-            "import importlib, sys; sys.path[:0] = sys.argv[1].split(':'); import jobs; "
+            "import importlib, sys; sys.path[:0] = sys.argv[1].split(':'); import jobs; jobs.end_quickly(); "
             "list(map(importlib.import_module, sys.argv[3:])); jobs.nurse(int(sys.argv[2]))"
         )
         command = [python, "-c", code, paths.IMPORTS, str(theirs.fileno()), *modules]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
-        variables["OPENBLAS_NUM_THREADS"] = "1"
+        variables |= _QUICK
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
@@ -87,6 +99,8 @@ def nurse(descriptor: int) -> None:
     import ml_dtypes  # noqa: F401
     import numpy  # noqa: F401
 
+    _imported.update(sys.modules)
+    _held.extend(_holdings(_imported))
     gc.collect()
     gc.freeze()  # the end of a worker looked at all of this again, which was most of a small worker's time
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for pytest
@@ -108,6 +122,38 @@ def nurse(descriptor: int) -> None:
     run_worker(request, descriptors)
 
 
+def end_quickly() -> None:
+    """Be quick at the end of each worker, but leave nothing out that the library could notice.
+
+    To take all modules apart, NumPy and the rest, was most of what a small worker did. After a function that
+    has returned, what modules of the library and of the tests hold goes as it does at every end of Python;
+    functions and classes, and what others wrote, stay. Any other end is Python's own.
+    """
+
+    def end() -> None:
+        if _returned:
+            for module, name in [*_held, *_holdings(set(sys.modules) - _imported)]:
+                setattr(module, name, None)
+            gc.collect()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    atexit.register(end)  # the first to be registered is the last to be called
+
+
+def _holdings(names: set[str]) -> list[tuple[types.ModuleType, str]]:
+    """What the library's and the tests' modules of these names hold, but for functions and the like."""
+    rooms = {"kvstore", *(path.stem for path in paths.TESTS.glob("*/*.py"))} - {__name__}
+    ours = [sys.modules[name] for name in names if name.partition(".")[0] in rooms]
+    return [
+        (module, name)
+        for module in ours
+        for name, value in vars(module).items()
+        if not (name.startswith("__") or isinstance(value, _LASTING) or type(value).__module__ in _WORDS)
+    ]
+
+
 def run_worker(request: dict[str, Any], descriptors: list[int]) -> None:
     for place, descriptor in enumerate(descriptors):
         os.dup2(descriptor, place)
@@ -116,6 +162,7 @@ def run_worker(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.update(request["variables"])
     function = getattr(importlib.import_module(request["module"]), request["function"])
     tell(_RESULT + json.dumps(function(*request["arguments"])))
+    _returned.append(True)
 
 
 def tell(line: str) -> None:

@@ -181,7 +181,7 @@ def store_byte(address: int, value: int) -> None:
 
 def word(address: int) -> int:
     """One word of an image, as int64, read when it is needed: it takes no register in the meantime."""
-    return int(_read(address, "i8"))
+    return ctypes.c_int64.from_address(address).value
 
 
 def forget() -> None:
@@ -193,7 +193,7 @@ def forget() -> None:
 
 def table(address: int) -> int:
     """One word of an image, as int64."""
-    return int(_read(address, "i8"))
+    return ctypes.c_int64.from_address(address).value
 
 
 # ------------------------------------------------------------------------------------------------- arithmetic

@@ -262,13 +262,19 @@ _TYPERS: dict[int, Callable[[Any], Callable[..., Any]]] = {
 }
 
 
+def _overload(extend: Any, function: Callable[..., Any], made: Callable[..., Any]) -> None:
+    """Register what stands for a function in a body; without a wrapper for C, a tenth of what it took."""
+    options = {"no_cfunc_wrapper": True} if extend is extending else {}
+    extend.overload(function, jit_options=options, strict=False)(made)
+
+
 def _register_primitive(extend: Any, function: Callable[..., Any], primitive: Primitive) -> None:
     arity = len(inspect.signature(function).parameters)
     typer = _TYPERS[arity](primitive)
     typer.__name__ = function.__name__
     made = extend.intrinsic(typer)
     call = _CALLS[arity](made)
-    extend.overload(function, strict=False)(lambda *types_of_arguments: call)
+    _overload(extend, function, lambda *types_of_arguments: call)
 
 
 def _extensions() -> list[Any]:
@@ -289,7 +295,7 @@ def _register_all() -> None:
 
     def register(function: Callable[..., Any]) -> None:
         for extend, _ in extensions:
-            extend.overload(function, strict=False)(lambda *types_of_arguments: function)
+            _overload(extend, function, lambda *types_of_arguments: function)
 
     i.register_duals(register)
 
