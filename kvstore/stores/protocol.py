@@ -11,7 +11,6 @@ from ..arrays.sparse import RowSparseArray
 from ..compression import Codec, Feedback
 from ..errors import CapabilityError
 from ..optimizer import Optimizer, Updater
-from .entry import copy_into
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -140,6 +139,8 @@ class Backend(Protocol):
 
     def copy_into(self, home: Any, array: Any, key: Key) -> None:
         """Copy an array from any device to an array of `empty`."""
+        from .entry import copy_into
+
         copy_into(home, array, key)
 
     def fetch(self, key: Key) -> npt.NDArray[Any] | RowSparseArray:
