@@ -1,6 +1,6 @@
 """All settings, each with its variable, other variables for it, its default, its readers and its meaning.
 
-Dataclasses and keywords take their defaults from this module, and `kvstore.settings.page` generates
+Dataclasses and keywords take their defaults from this module, and `docs/settings_page.py` generates
 docs/reference/settings.md from it. `kvstore.settings.variables` reads the variables.
 """
 

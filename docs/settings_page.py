@@ -1,4 +1,4 @@
-"""``python -m kvstore.settings.page docs/reference/settings.md``: writes the table of settings as a page."""
+"""``python docs/settings_page.py docs/reference/settings.md``: writes the table of settings as a page."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from . import definitions
-from .definitions import Alias, LauncherRow, SettingRow
+from kvstore.settings import definitions
+from kvstore.settings.definitions import Alias, LauncherRow, SettingRow
 
 _HEAD = """# Settings
 
-`python -m kvstore.settings.page docs/reference/settings.md` generates this page from
+`python docs/settings_page.py docs/reference/settings.md` generates this page from
 `kvstore/settings/definitions.py`.
 
 An argument takes precedence over the variable, and the variable over the default. The column *also* lists
