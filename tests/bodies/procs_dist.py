@@ -445,3 +445,19 @@ def one_update_at_a_time(rounds: int) -> str:
         assert (held(store, "sum") == rounds * store.num_workers).all()
         store.barrier()
     return "done"
+
+
+def a_table_larger_than_a_message(path: str) -> None:
+    """Its rows cannot be sent together: the server says so, and goes on."""
+    store = create()
+    shape = rows, width = 1100, 1 << 16  # 275 MiB
+    store.init("t", kv.RowSparseArray.zeros(shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=1.0))
+    for ids in np.split(np.arange(rows), 2):
+        store.push("t", kv.RowSparseArray(np.full((len(ids), width), -ids[0] - 1, F), ids, shape))
+    with pytest.raises(kv.CapabilityError, match="row_sparse_pull"):
+        store.save(path)
+    found = kv.RowSparseArray.zeros(shape)
+    store.row_sparse_pull("t", out=found, row_ids=np.array([0, rows - 1]))
+    assert found.data[:, [0, -1]].tolist() == [[1, 1], [rows // 2 + 1] * 2]
+    store.close()

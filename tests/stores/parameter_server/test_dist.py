@@ -124,6 +124,10 @@ def test_what_a_server_refuses_reaches_its_sender(served: Served) -> None:
     run(served(1, 1, **BY_FRAME), OWN, "refused_by_a_server")
 
 
+def test_a_table_that_is_larger_than_a_message(served: Served, tmp_path: Path) -> None:
+    run(served(1, 1, **SYNC), OWN, "a_table_larger_than_a_message", str(tmp_path / "t.safetensors"))
+
+
 def test_memory_of_arrays_goes_with_the_last_of_them(served: Served) -> None:
     run(served(2, 2, **SMALL), OWN, "memory_of_arrays", 60)
 

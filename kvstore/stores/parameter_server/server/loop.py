@@ -17,13 +17,14 @@ from typing import Any
 
 import msgspec
 
-from ....errors import KVStoreError
+from ....errors import CapabilityError, KVStoreError
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
+from ..transport.frames import Limits
 from ..transport.heartbeats import HeartbeatResponder
 from ..transport.sockets import ServerSockets
 from .machine import Server, ServerOptions
@@ -220,10 +221,21 @@ class ServerLoop:
             steady = self._machine.waits_for(store, rank)
             past = request.flags == m.OF_ROUND and request.round < round
             found, buffers = self._storage.read(store, rank, request, detail, steady, past)
+            _check_size(request, buffers)
             round = request.round if past else round
         except KVStoreError as error:
             return _failed(record, Failure(type(error).__name__, str(error)))
         return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers
+
+
+def _check_size(request: Record, buffers: Sequence[Any]) -> None:
+    """Raise CapabilityError if an answer is too large for a message: this server would end with it."""
+    most, largest = Limits().frame, max((memoryview(one).nbytes for one in buffers), default=0)
+    if largest > most:
+        raise CapabilityError(
+            f"slice {request.slice} has {largest} bytes to send, and a message has at most {most}: pull the "
+            "rows of a table in portions with row_sparse_pull, or start more servers"
+        )
 
 
 def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
