@@ -48,14 +48,14 @@ def test_a_list_of_hosts() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no host"),
-        ("a,,b", "no host"),
-        ("a:b", "no host"),
-        ("-oProxyCommand=x", "no host"),
-        ("me@-oProxyCommand=x", "no host"),
-        ("a b", "no host"),
+        ("", "not a host"),
+        ("a,,b", "not a host"),
+        ("a:b", "not a host"),
+        ("-oProxyCommand=x", "not a host"),
+        ("me@-oProxyCommand=x", "not a host"),
+        ("a b", "not a host"),
         ("a:0", "slots must be from 1"),
-        ("a:4,b", "of all, or of none"),
+        ("a:4,b", "for all hosts, or for none"),
         ("a:4,a:4", "'a' twice"),
     ],
 )
@@ -76,10 +76,10 @@ def test_a_host_file_of_open_mpi_and_one_of_mxnet(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("\n", "names no host"),
-        ("a:22\n", "line 1 of .* a port to some"),
-        ("a\n-x\n", "line 2 of .* no host"),
+        ("a:22\n", "line 1 of .* a port or a number of slots"),
+        ("a\n-x\n", "line 2 of .* not a host"),
         ("a slots=many\n", "known is slots=4"),
-        ("a slots=2\nb\n", "of all, or of none"),
+        ("a slots=2\nb\n", "for all hosts, or for none"),
     ],
 )
 def test_what_is_no_host_file(text: str, words: str, tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_variables_that_are_carried() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--python", "x"], b"--python is about other hosts"),
-        (["--export", "X=1"], b"--export is about other hosts"),
+        (["--python", "x"], b"--python is for other hosts"),
+        (["--export", "X=1"], b"--export is for other hosts"),
         ([*BOTH, "--hostfile", "x"], b"contradict each other"),
         ([*BOTH, "-s", "1", "--host", "10.0.0.1"], b"--host 10.0.0.1 is for one machine"),
         ([*BOTH, "-s", "1", "--transport", "ipc"], b"--transport ipc is for one machine"),

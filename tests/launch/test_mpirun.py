@@ -100,7 +100,7 @@ def test_others_on_several_hosts_must_be_told_where(launcher: str) -> None:
     [
         ({"scheduler": "tcp://10.1.1.1:4711", "folder": "x"}, "contradict"),
         ({"folder": "x", "keys": "y"}, "contradict"),
-        ({"scheduler": "10.1.1.1"}, "no address"),
+        ({"scheduler": "10.1.1.1"}, "not an address"),
         ({"scheduler": "tcp://10.1.1.1:0", "insecure": True}, "has no port"),
         ({"scheduler": "tcp://10.1.1.1:4711"}, "without encryption"),
     ],
@@ -115,7 +115,7 @@ def test_a_first_rank_that_does_not_come_is_not_waited_for(
 ) -> None:
     found = meeting(place(size=4, local=2), {"DMLC_INTERFACE": "lo"}, folder=str(tmp_path))
     monkeypatch.setattr("kvstore.launch.rendezvous._PATIENCE", 0.2)
-    with pytest.raises(TimeoutError, match=r"where the scheduler is .* --meet"):
+    with pytest.raises(TimeoutError, match=r"address of the scheduler .* --meet"):
         found.told()
     clear = found.prepare(4, 2)
     found.tell("tcp://127.0.0.1:4711")
@@ -124,7 +124,7 @@ def test_a_first_rank_that_does_not_come_is_not_waited_for(
     names = {path.name for path in found.folder.iterdir()}
     assert {"scheduler.json", "server-1.json", "worker-3.json", "address"} <= names
     assert found.folder.stat().st_mode & 0o777 == 0o700
-    with pytest.raises(ConfigError, match="is there"):
+    with pytest.raises(ConfigError, match="already exists"):
         found.prepare(4, 2)
     clear()
     assert not found.folder.exists()

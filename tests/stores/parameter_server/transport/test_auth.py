@@ -60,7 +60,7 @@ def test_a_server_is_known_by_its_own_key(context: Contexts, job_keys: dict[str,
     bad = Dealer(context(job_keys["worker"]), router.address, b"worker 2")  # takes it for the scheduler
     text = refused(bad)
     assert f"scheduler at {router.address} refuses" in text
-    assert "another one than this process expects" in text
+    assert "another key than this process expects" in text
 
 
 def test_a_key_that_is_not_on_the_list_is_refused(
