@@ -8,6 +8,7 @@ import pytest
 import kvstore as kv
 
 
+@pytest.mark.filterwarnings("ignore:Setting the dtype:DeprecationWarning")  # NumPy 2.5 warns, and does it
 def test_arrays_that_were_changed_in_place() -> None:
     """A plan looks at NumPy arrays once more: it does not sum what `pushpull` would refuse."""
     with kv.create("local", processes=1) as store:

@@ -225,6 +225,7 @@ def test_numbers_of_bytes_that_are_none(broken: None, nbytes: Any, monkeypatch: 
         store.push("a", np.ones(4, np.float32))
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # NumPy 2.5 warns, and does it
 def test_what_a_codec_does_to_the_arrays_it_gets(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(self: Any, gradient: Any, residual: Any, packed: Any) -> None:
         packed[:] = 7
