@@ -81,7 +81,7 @@ def test_workers_without_such_a_store_need_no_servers_and_are_told_so(job: Job) 
     code, out, err = finish(job.run("-n", "2", "-s", "1", text="print('hello')"))
     assert (code, sorted(out.splitlines())) == (0, [b"[0] hello", b"[1] hello"])
     (line,) = err.splitlines()
-    assert line.startswith(b"kvstore run: no worker has created a store on servers")
+    assert line.startswith(b"kvstore run: no worker has created a store on the servers")
     assert b"create 'dist_sync'" in line
 
 

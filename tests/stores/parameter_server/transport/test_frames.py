@@ -244,7 +244,7 @@ def test_frames_that_are_no_message() -> None:
     assert "too short" in refused([])
     assert "too short" in refused([b""])
     assert "too short" in refused([good[0][:50]])
-    assert "no head of ours" in refused([b"GET / HTTP/1.1\r\n" + bytes(100)])
+    assert "invalid header" in refused([b"GET / HTTP/1.1\r\n" + bytes(100)])
     assert "kind 3" in refused([good[0][:6] + b"\3" + good[0][7:]])
     assert "1 records" in refused([good[0] + b"\0"])
     assert "1 records" in refused([good[0][:-1]])
