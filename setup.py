@@ -20,7 +20,8 @@ FLAGS = [
     "-fwrapv",
     "-pthread",
 ]
-NATIVE = "kvstore/stores/shared/native"  # what the shared store has in C
+NATIVE = "kvstore/stores/shared/native"  # the C code of the shared store
+SERVERS = "kvstore/stores/parameter_server/native"  # and of the parameter server
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
 
 ELSEWHERE = """kvstore runs on Linux only, and this is {platform}: its stores use memfd, futex and pidfd.
@@ -88,6 +89,7 @@ setup(
             "kernels",
             macros=[("_GNU_SOURCE", None)],
         ),
+        native("kvstore.stores.parameter_server.native._native", f"{SERVERS}/_native.pyx", SERVERS),
     ],
     options={
         "build_ext": {"parallel": len(os.sched_getaffinity(0))}

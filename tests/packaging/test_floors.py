@@ -21,7 +21,7 @@ _FLOORS = (
     "stores.local",
     "stores.device",
     "stores.parameter_server.protocol stores.shared.native",
-    "stores.parameter_server.transport",
+    "stores.parameter_server.transport stores.parameter_server.native",
     "stores.parameter_server.worker stores.parameter_server.server stores.parameter_server.scheduler",
     "stores.parameter_server stores.shared stores.collectives",
     "backends base factory store store_kinds plan checkpoint roles",
@@ -118,6 +118,7 @@ _DEFAULTS = Path("kvstore/settings/definitions.py")
 MACHINES = ["scheduler/machine.py", "server/machine.py", "worker/state_machine/machine.py"]
 PURE = {"__future__", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math"}
 PURE |= {"msgspec", "numpy", "typing"}
+PURE_C = {"stdatomic.h", "stdint.h", "stdlib.h", "string.h"}
 
 
 def source(dotted: list[str]) -> Path:
@@ -132,7 +133,8 @@ def reached(path: Path) -> set[Path]:
     while left:
         found |= left
         targets = [target for one in left for _, target in imported(one)]
-        left = {source(target) for target in targets if target[0] != "kernels"} - found  # these only compute
+        # Kernels only compute; `test_c_of_state_machines_has_no_clock_and_no_socket` is about the others.
+        left = {source(one) for one in targets if one[0] != "kernels" and "native" not in one} - found
     return found
 
 
@@ -152,6 +154,13 @@ def impure(machine: str) -> Iterator[str]:
 def test_state_machines_have_no_clock_no_socket_and_no_chance() -> None:
     found = [text for machine in MACHINES for text in impure(machine)]
     assert found == [], "\n".join(found)
+
+
+def test_c_of_state_machines_has_no_clock_and_no_socket() -> None:
+    headers = list((ROOT / _SERVERS / "native").glob("*.h"))
+    assert headers
+    for path in headers:
+        assert set(re.findall(r"#include <(.*)>", path.read_text())) <= PURE_C, path
 
 
 def test_every_room_has_a_floor() -> None:

@@ -26,6 +26,9 @@ Option = str | int | float | bool
 #: Payloads up to this size are copied as they are sent; of larger ones the caller's memory is.
 COPIED = 16 * 1024
 
+#: A server takes a request only if its number is at most so far above the oldest one that has not arrived.
+SPAN = 65536
+
 #: Version of everything in this file; processes of another version are refused.
 PROTOCOL = 3
 

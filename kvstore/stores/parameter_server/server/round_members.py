@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ..native._native import Members
 from ..protocol.messages import Attach, Failure, View
 from .slice_rounds import SliceRounds
 
@@ -25,6 +26,8 @@ class RoundMembers:
         self.broken: Failure | None = None
         #: Of a server that has come back: what the members said of themselves, until all have.
         self.returning: dict[int, Attach] | None = {} if restarted else None
+        #: The same for requests that take their usual way.
+        self.of_rounds = Members()
         #: Of workers that came back: (slice, round), the last rounds that go on without them.
         self._join_points: dict[int, tuple[tuple[int, int], ...]] = {}
         #: Who has left without having joined: the last round of each slice that it was in.
@@ -43,7 +46,23 @@ class RoundMembers:
         self.incarnations, self.rejoining = members, frozenset(view.late)
         self.needed = frozenset(members.keys() - set(view.resting) - self.rejoining)
         self.collecting_join_point = view.begin >= 0
+        self._note()
         return dead | replaced
+
+    def _note(self) -> None:
+        """Say whether requests take their usual way; after each change."""
+        waits = self.returning is not None or self.collecting_join_point or bool(self.left)
+        self.of_rounds.set(self.needed, self.sync and self.broken is None and not waits)
+
+    def break_off(self, failure: Failure) -> None:
+        """Complete no round any more."""
+        self.broken = failure
+        self._note()
+
+    def await_all(self) -> None:
+        """Take up the place of a server that has ended: all members have to attach again."""
+        self.returning = {}
+        self._note()
 
     def missing(self, rounds: SliceRounds | None, number: int) -> list[int]:
         """Ranks for which a round of a slice waits."""
@@ -64,7 +83,7 @@ class RoundMembers:
             last = point[rounds.id] = max(after.get(rounds.id, 0), rounds.base())
             rounds.lose({rank}, last)  # what the one before it had pushed, ahead of all others
             if last > rounds.round:
-                rounds.skip[rank] = last
+                rounds.pass_over(rank, last)
         self._join_points[rank] = tuple((slice_, last) for slice_, last in point.items() if last)
 
     def all_returned(self, slices: Mapping[int, SliceRounds]) -> bool:
@@ -75,6 +94,7 @@ class RoundMembers:
         if self.returning is None or not self.incarnations.keys() <= self.returning.keys():
             return False
         attaches, self.returning = self.returning, None
+        self._note()
         for rank, attach in attaches.items():
             if not attach.met and self.sync and rank not in self.rejoining and rank not in self._join_points:
                 self.set_join_point(rank, dict(attach.accepted), slices.values())
@@ -82,7 +102,7 @@ class RoundMembers:
             for slice_, round_ in attach.accepted:
                 rounds = slices.get(slice_)
                 if rounds is not None and round_ > rounds.round:
-                    rounds.skip[rank] = round_
+                    rounds.pass_over(rank, round_)
         return True
 
     # ----------------------------------------------------------------------------------------- those who left
@@ -92,7 +112,9 @@ class RoundMembers:
         for rank in self.needed.difference(others):
             after = dict(self.join_point(rank))
             last = ((rounds.id, rounds.last(rank)) for rounds in slices)
-            self.left[rank] = {slice_: round_ for slice_, round_ in last if round_ > after.get(slice_, 0)}
+            was_in = {slice_: round_ for slice_, round_ in last if round_ > after.get(slice_, 0)}
+            if was_in:
+                self.left[rank] = was_in
 
     def left_out(self, slice_: int, round_: int) -> list[tuple[int, int]]:
         """Return, once, who was in rounds of this slice and is not in this one: rank, and its last round."""
@@ -100,4 +122,5 @@ class RoundMembers:
         gone = [(rank, last) for rank, last in gone if last < round_]
         for rank, _ in gone:
             del self.left[rank]
+        self._note()
         return gone

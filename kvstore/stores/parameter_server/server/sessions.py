@@ -3,62 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
-from ..protocol.duplicate_filter import DuplicateFilter
-from ..protocol.events import Action, Apply, Attachment, Reply, Send, SliceRound
-from ..protocol.messages import SEQUENCE, Attach, Attached, Batch, Failure, Kind, LeftOut, Record
+from ..native._native import Effects, Session
+from ..protocol.events import Action, Attachment, Send
+from ..protocol.messages import Attach, Attached, Failure, Kind, LeftOut, Record
 
 _FAILURES = 1024  # failed requests that are remembered for one worker
 
 
-@dataclass(slots=True, eq=False)
-class WorkerSession:
+class WorkerSession(Session):
     """A worker that has attached."""
 
-    store: int
-    rank: int
-    incarnation: int
-    peer: Hashable
-    duplicates: DuplicateFilter
-    epoch: int = 0  # of a view that it knew, and whose join point it had reached if there is one
-    gone: bool = False
-    received: int = 0
-    reported: int = 0
-    report: bool = False
-    waiting: set[int] = field(default_factory=set)  # sequences without an answer
-    failures: dict[int, Failure] = field(default_factory=dict)
-    answers: list[tuple[Kind, Record, int, Any]] = field(default_factory=list)
-    replayed: int = 0  # requests up to here may have come before the server was restarted
+    def __init__(self, store: int, rank: int, incarnation: int, peer: Hashable) -> None:
+        self.peer = peer
+        self.failures: dict[int, Failure] = {}
+        self.replayed = 0  # requests up to here may have come before the server was restarted
 
-    def __post_init__(self) -> None:
-        self.replayed = max(self.duplicates.above, default=self.duplicates.low)
+    def restore(self, low: int, above: Iterable[int]) -> None:
+        """Take up which requests had come before the server was restarted: all up to `low`, and some."""
+        super().restore(low, above)
+        self.replayed = max(self.above, default=self.low)
 
 
-class StepEffects:
+class StepEffects(Effects):
     """What one step of a server comes to: replies first, since work may change what they read."""
-
-    __slots__ = ("actions", "jobs", "touched", "unsaved", "work")
 
     def __init__(self, saves: bool) -> None:
         #: Answers that wait for a snapshot; None: none does.
         self.unsaved: list[tuple[WorkerSession, Record]] | None = [] if saves else None
         self.actions: list[Action] = []
-        self.touched: list[WorkerSession] = []
-        self.jobs: dict[int, list[SliceRound]] = {}
         self.work: list[Action] = []
-
-    def answer(
-        self, session: WorkerSession, kind: Kind, record: Record, round: int, detail: Any = None
-    ) -> None:
-        """Answer one request."""
-        if session.gone:
-            return
-        session.waiting.discard(record[SEQUENCE])
-        if not session.answers and not session.report:
-            self.touched.append(session)
-        session.answers.append((kind, record, round, detail))
 
     def fail(self, session: WorkerSession, record: Record, round: int, failure: Failure) -> None:
         """Answer that a request has failed, now and whenever it is repeated."""
@@ -67,30 +41,10 @@ class StepEffects:
             del session.failures[next(iter(session.failures))]
         self.answer(session, Kind.FAILED, record, round, failure)
 
-    def report(self, session: WorkerSession) -> None:
-        """Tell the worker at least how much has come."""
-        if not session.answers and not session.report:
-            self.touched.append(session)
-        session.report = True
-
-    def job(self, store: int, job: SliceRound) -> None:
-        """Have a round summed."""
-        jobs = self.jobs.get(store)
-        if jobs is None:
-            jobs = self.jobs[store] = []
-        jobs.append(job)
-
     def end(self) -> list[Action]:
         """Return all actions, in order; what comes now belongs to the next step."""
-        for session in self.touched:
-            head = Batch(session.store, session.rank, session.incarnation, 0, [], (), session.received)
-            self.actions.append(Reply(session.peer, head, session.answers))
-            session.answers = []
-            session.report = False
-            session.reported = session.received
-        self.actions.extend(self.work)
-        self.actions.extend(Apply(store, jobs) for store, jobs in self.jobs.items())
-        actions, self.actions, self.touched, self.jobs, self.work = self.actions, [], [], {}, []
+        actions = [*self.actions, *self.replies(), *self.work, *self.rounds()]
+        self.actions, self.work = [], []
         return actions
 
 
@@ -102,16 +56,16 @@ class StoreSessions:
         self._incarnation = incarnation  # of the server
         self.by_rank: dict[int, WorkerSession] = {}
         #: Of a server that has come back, by rank: incarnation, and which of its requests had come.
-        self.restored: dict[int, tuple[int, DuplicateFilter]] = {}
+        self.restored: dict[int, tuple[int, int, list[int]]] = {}
 
     def open(self, peer: Hashable, attach: Attach) -> WorkerSession:
         """Return the session of a worker, made if it has none."""
         session = self.by_rank.get(attach.rank)
         if session is None:
-            incarnation, duplicates = self.restored.pop(attach.rank, (-1, DuplicateFilter()))
-            if incarnation != attach.incarnation:
-                duplicates = DuplicateFilter()
-            session = WorkerSession(self._store, attach.rank, attach.incarnation, peer, duplicates)
+            session = WorkerSession(self._store, attach.rank, attach.incarnation, peer)
+            incarnation, low, above = self.restored.pop(attach.rank, (-1, 0, []))
+            if incarnation == attach.incarnation:
+                session.restore(low, above)
             self.by_rank[attach.rank] = session
             self._effects.actions.append(
                 Attachment(self._store, attach.rank, attach.incarnation, attach.memory)

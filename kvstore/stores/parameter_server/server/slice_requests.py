@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ..native._native import applied_usual
 from ..protocol.events import Abort, Forget, SliceRound, Write
 from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
 from .round_members import RoundMembers
@@ -17,7 +18,7 @@ _DONE, _VALUE, _UNKNOWN, _LAST_ROUND = Kind.DONE, Kind.VALUE, Kind.UNKNOWN, Kind
 _PUSHES = frozenset((_PUSH, _PUSHPULL))
 _READS = frozenset((_PULL, Kind.PULL_ROWS, Kind.FETCH_STATE, _LAST_ROUND))
 _VALUES = frozenset((_INIT, Kind.ASSIGN))
-_FREE, _ROUND, _WRITE = SliceActivity.NOTHING, SliceActivity.ROUND, SliceActivity.WRITE
+_ROUND, _WRITE = SliceActivity.ROUND, SliceActivity.WRITE
 
 #: Rounds ahead of the complete one in which a worker that keeps to the rules can never push.
 _TOO_FAR = 64
@@ -64,7 +65,7 @@ class SliceRequests:
         """Answer a request again; never do it again."""
         kind, sequence = record[KIND], record[SEQUENCE]
         rounds = self.slices.get(record[SLICE])
-        if sequence in session.waiting:
+        if session.waits(sequence):
             self._effects.report(session)
         elif sequence in session.failures:
             self._effects.fail(session, record, rounds.round if rounds else 0, session.failures[sequence])
@@ -87,47 +88,40 @@ class SliceRequests:
             else:
                 self._pull(session, rounds, record, ())
             return
-        if ahead > _TOO_FAR or not rounds.put(number, (session.rank, record, frames)):
+        if ahead > _TOO_FAR or not rounds.put(number, session.rank, record, frames):
             why = f"push {record.round} is out of order: round {rounds.round} is complete"
             self._refuse(session, record, why)
             return
         if record[KIND] == _PUSHPULL:
-            session.waiting.add(record[SEQUENCE])
-            rounds.pulls.append((session, record, ()))
+            rounds.wait_for_value(session, record, ())
         elif ahead <= OPEN:
             self._effects.answer(session, _DONE, record, rounds.round)
         else:
-            session.waiting.add(record[SEQUENCE])
-            rounds.held.append((session, record))
-        if ahead == 1 and len(rounds.parts[number]) + len(rounds.skip) >= len(self._members.needed):
+            rounds.wait_to_push(session, record)
+        if ahead == 1:
             self._advance(rounds)
 
     def _push_at_once(
         self, session: WorkerSession, rounds: SliceRounds, record: Record, frames: Frames
     ) -> None:
-        session.waiting.add(record[SEQUENCE])
         if rounds.busy:
-            rounds.queue.append((session, record, frames))
+            rounds.enqueue((session, record, frames))
             return
-        rounds.busy = _ROUND
-        rounds.current = (session, record)
+        rounds.begin(_ROUND, session, record)
         parts = [(session.rank, record, frames)]
         job = SliceRound(rounds.id, rounds.round + 1, parts, record.version, record.clock)
         self._effects.job(self._store, job)
 
     def _write(self, session: WorkerSession, rounds: SliceRounds, record: Record, frames: Frames) -> None:
         if rounds.busy:
-            session.waiting.add(record[SEQUENCE])
-            rounds.queue.append((session, record, frames))
+            rounds.enqueue((session, record, frames))
         elif record.kind == _INIT and rounds.ready:
             self._effects.answer(session, _DONE, record, rounds.round)
         elif record.kind == Kind.FORGET:
             self.forget((rounds.id,))
             self._effects.answer(session, _DONE, record, 0)
         else:
-            session.waiting.add(record[SEQUENCE])
-            rounds.busy = _WRITE
-            rounds.current = (session, record)
+            rounds.begin(_WRITE, session, record)
             self._effects.work.append(Write(self._store, rounds.id, session.rank, record, frames))
 
     def _without_value(
@@ -141,11 +135,16 @@ class SliceRequests:
             self._effects.fail(session, record, 0, self._no_value(record.slice))
         elif rounds is None or not rounds.defined:
             # The scheduler's word of this slice is still on its way.
-            rounds = self.slices.setdefault(record.slice, SliceRounds(record.slice))
-            session.waiting.add(record[SEQUENCE])
-            rounds.queue.append((session, record, frames))
+            self._slice(record.slice).enqueue((session, record, frames))
         else:
             self._write(session, rounds, record, frames)
+
+    def _slice(self, number: int) -> SliceRounds:
+        """Return what is known of a slice, made when first needed."""
+        rounds = self.slices.get(number)
+        if rounds is None:
+            rounds = self.slices[number] = SliceRounds(self._store, number)
+        return rounds
 
     # ------------------------------------------------------------------------------------------------- reads
 
@@ -156,8 +155,7 @@ class SliceRequests:
             # whoever knows of the loss asks for whatever there is
             self._effects.fail(session, record, rounds.round, broken)
         elif rounds.busy or not self._readable(rounds, record):
-            session.waiting.add(record[SEQUENCE])
-            rounds.pulls.append((session, record, frames))
+            rounds.wait_for_value(session, record, frames)
         else:
             self._answer_read(session, rounds, record, frames)
 
@@ -195,8 +193,9 @@ class SliceRequests:
             rounds = self.slices.get(slice_)
             if rounds is None or not rounds.busy:
                 continue
-            activity, rounds.busy = rounds.busy, _FREE
-            current, rounds.current = rounds.current, None
+            if failure is None and applied_usual(self._effects, self._members.of_rounds, rounds):
+                continue
+            activity, current = rounds.busy, rounds.end()
             if activity == _ROUND:
                 if failure is not None and self._members.sync:
                     rounds.fail(failure)
@@ -211,7 +210,7 @@ class SliceRequests:
         for slice_ in slices:
             rounds = self.slices.get(slice_)
             if rounds is not None and rounds.busy == _ROUND:
-                rounds.busy = _FREE
+                rounds.end()
                 self._settle(rounds)
 
     def advance_all(self) -> None:
@@ -236,22 +235,19 @@ class SliceRequests:
 
     def _settle(self, rounds: SliceRounds) -> None:
         """Answer whoever waited for what the slice is now."""
-        if rounds.held:
-            waiting, rounds.held = rounds.held, []
-            for session, record in waiting:
-                if record.round <= rounds.round + OPEN:
-                    self._effects.answer(session, _DONE, record, rounds.round)
-                else:
-                    rounds.held.append((session, record))
-        if rounds.pulls and not rounds.busy:
-            pulls, rounds.pulls = rounds.pulls, []
-            for one in pulls:
-                if self._readable(rounds, one[1]):
-                    self._answer_read(one[0], rounds, one[1], one[2])
-                else:
-                    rounds.pulls.append(one)
+        for session, record in rounds.take_push_waiters():
+            if record.round <= rounds.round + OPEN:
+                self._effects.answer(session, _DONE, record, rounds.round)
+            else:
+                rounds.wait_to_push(session, record)
+        for one in rounds.take_value_waiters() if not rounds.busy else ():
+            if self._readable(rounds, one[1]):
+                self._answer_read(one[0], rounds, one[1], one[2])
+            else:
+                rounds.wait_for_value(*one)
         while rounds.queue and rounds.defined and not rounds.busy and rounds.id in self.slices:
             session, record, frames = rounds.queue.popleft()
+            rounds.note()
             if not session.gone:
                 self.handle(session, record, frames)
 
@@ -297,7 +293,7 @@ class SliceRequests:
     def define(self, slices: Iterable[int]) -> None:
         """Slices of this server that will come, or have come back from a snapshot."""
         for slice_ in slices:
-            rounds = self.slices.setdefault(slice_, SliceRounds(slice_))
+            rounds = self._slice(slice_)
             rounds.defined = True
             self._settle(rounds)
 
@@ -309,8 +305,8 @@ class SliceRequests:
             if rounds is None:
                 continue
             dropped.append(slice_)
-            waiting = [(one[0], one[1]) for one in (*rounds.pulls, *rounds.queue)] + rounds.held
-            for session, record in waiting:
+            waiting = [one[:2] for one in (*rounds.take_value_waiters(), *rounds.queue)]
+            for session, record in [*waiting, *rounds.take_push_waiters()]:
                 self._effects.fail(session, record, 0, self._no_value(slice_))
         if dropped:
             self._effects.work.append(Forget(self._store, tuple(dropped)))

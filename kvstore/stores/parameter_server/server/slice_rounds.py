@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from ..native._native import SliceState
 from ..protocol.events import SliceRound
 from ..protocol.messages import Failure, Kind, Record
 from .sessions import WorkerSession
@@ -24,7 +24,6 @@ _FAILED = 64
 Frames = Sequence[Any]
 #: A request that waits.
 Waiting = tuple[WorkerSession, Record, Frames]
-_PartOf = tuple[int, Record, Frames]
 
 
 class SliceActivity(enum.IntEnum):
@@ -35,69 +34,73 @@ class SliceActivity(enum.IntEnum):
     WRITE = 2
 
 
-@dataclass(slots=True, eq=False)
-class SliceRounds:
-    """One slice on its server."""
+class SliceRounds(SliceState):
+    """One slice on its server; requests that take their usual way meet it in `native/rounds.h` only."""
 
-    id: int
-    defined: bool = False
-    ready: bool = False  # has a value
-    kept: bool = False  # has been in a snapshot
-    round: int = 0  # the last one that is complete
-    busy: SliceActivity = SliceActivity.NOTHING
-    current: tuple[WorkerSession, Record] | None = None  # whose request is being done, if one alone
-    parts: dict[int, dict[int, _PartOf]] = field(default_factory=dict)  # of open rounds, by rank
-    pulls: list[Waiting] = field(default_factory=list)  # wait for a round, or until it is free
-    held: list[tuple[WorkerSession, Record]] = field(default_factory=list)  # pushes ahead of the rounds
-    queue: deque[Waiting] = field(default_factory=deque)  # wait until it is free
-    #: Why rounds failed, and which of the workers that had pushed into them have not been told.
-    failures: dict[int, tuple[Failure, set[int]]] = field(default_factory=dict)
-    skip: dict[int, int] = field(default_factory=dict)  # ranks whose parts up to a round are lost
+    def __init__(self, store: int, id: int) -> None:
+        self.current: tuple[WorkerSession, Record] | None = None  # whose request is being done, if one alone
+        self.queue: deque[Waiting] = deque()  # wait until it is free
+        #: Why rounds failed, and which of the workers that had pushed into them have not been told.
+        self.failures: dict[int, tuple[Failure, set[int]]] = {}
+        self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost
 
-    def put(self, round: int, part: _PartOf) -> bool:
-        """Keep a part; False if there is one of that rank."""
-        parts = self.parts.get(round)
-        if parts is None:
-            parts = self.parts[round] = {}
-        if part[0] in parts:
-            return False
-        parts[part[0]] = part
-        return True
+    def note(self) -> None:
+        """Say whether requests take their usual way; after each change of what is kept here."""
+        self.special = bool(self.queue or self.failures or self.skip or self.current)
+
+    def enqueue(self, request: Waiting) -> None:
+        """Let a request wait until the slice is free."""
+        request[0].wait(request[1].sequence)
+        self.queue.append(request)
+        self.note()
+
+    def begin(self, activity: SliceActivity, session: WorkerSession, record: Record) -> None:
+        """Do one request alone."""
+        session.wait(record.sequence)
+        self.busy, self.current = activity, (session, record)
+        self.note()
+
+    def end(self) -> tuple[WorkerSession, Record] | None:
+        """Do nothing any more; return the request that alone was done, if it was one."""
+        current, self.busy, self.current = self.current, SliceActivity.NOTHING, None
+        self.note()
+        return current
+
+    def pass_over(self, rank: int, last: int) -> None:
+        """Wait for this rank in no round up to `last`: what it had pushed is lost."""
+        self.skip[rank] = last
+        self.note()
 
     def missing(self, round: int, needed: frozenset[int]) -> list[int]:
         """Ranks for which a round waits."""
-        there = self.parts.get(round, {})
+        there = self.ranks(round)
         return sorted(rank for rank in needed if rank not in there and self.skip.get(rank, 0) < round)
 
     def due(self, needed: frozenset[int]) -> SliceRound | None:
         """Return the next round if it is complete; rounds lost with a server's memory are passed over."""
-        while True:
-            number = self.round + 1
-            parts = self.parts.get(number)
-            if parts is None and not self.skip:
+        while not self.missing(self.round + 1, needed):
+            if self.ranks(self.round + 1):
+                return self.next_round()
+            if not self.skip:
                 return None
-            if parts is not None and not self.skip:
-                return self._job(number, parts) if needed <= parts.keys() else None
-            if self.missing(number, needed):
-                return None
-            if parts:
-                return self._job(number, parts)
             self.complete()
+        return None
 
     def complete(self) -> None:
         """One round more is complete."""
-        self.round += 1
-        self.parts.pop(self.round, None)
+        super().complete()
         if self.skip:
             self.skip = {rank: last for rank, last in self.skip.items() if last > self.round}
+            self.note()
 
     def fail(self, failure: Failure) -> None:
         """Keep why the next round failed, until all that have pushed into it are told."""
-        untold = set(self.parts.get(self.round + 1, ()))
+        untold = set(self.ranks(self.round + 1))
         if untold:
             self.failures[self.round + 1] = (failure, untold)
         if len(self.failures) > _FAILED:
             del self.failures[min(self.failures)]
+        self.note()
 
     def tell(self, rank: int, round: int) -> tuple[int, Failure] | None:
         """Return the first failed round up to this one of which a worker has to be told; now it has been."""
@@ -118,49 +121,40 @@ class SliceRounds:
         untold -= ranks
         if not untold:
             del self.failures[number]
+            self.note()
 
     def lose(self, ranks: set[int], after: int = 0) -> None:
         """Drop what has come of these ranks for rounds that are not complete, and come after this one."""
-        for number, parts in list(self.parts.items()):
-            if number <= after or (self.busy == SliceActivity.ROUND and number == self.round + 1):
-                continue
-            for rank in ranks & parts.keys():
-                del parts[rank]
-            if not parts:
-                del self.parts[number]
+        for number in self.open_rounds():
+            if number > after and not (self.busy == SliceActivity.ROUND and number == self.round + 1):
+                self.drop_parts(number, ranks)
         for rank in ranks:
             self.skip.pop(rank, None)
+        self.note()
 
     def last(self, rank: int) -> int:
         """Return the last round that a worker is in, its part of it lost or not: all have waited for it."""
-        there = [number for number, parts in self.parts.items() if rank in parts]
+        there = [number for number in self.open_rounds() if rank in self.ranks(number)]
         return max([self.round, self.skip.get(rank, 0), *there])
-
-    def leave(self, session: WorkerSession) -> None:
-        """Let a worker that is gone wait no more; what failed is told to the next who has its rank."""
-        self.pulls = [one for one in self.pulls if one[0] is not session]
-        self.held = [one for one in self.held if one[0] is not session]
 
     def abandon(self) -> list[tuple[WorkerSession, Record]]:
         """Drop all parts, since no round will be complete any more; return what waited for one.
 
         Writes are still to be done, and who asks for the last round is to be told.
         """
-        waiting = [*self.held]
-        waiting += [(one[0], one[1]) for one in self.pulls if one[1].kind != Kind.LAST_ROUND]
-        waiting += [(one[0], one[1]) for one in self.queue if one[1].kind not in WRITES]
-        self.held.clear()
-        self.pulls = [one for one in self.pulls if one[1].kind == Kind.LAST_ROUND]
+        waiting = self.take_push_waiters()
+        for one in self.take_value_waiters():
+            if one[1].kind == Kind.LAST_ROUND:
+                self.wait_for_value(*one)
+            else:
+                waiting.append(one[:2])
+        waiting += [one[:2] for one in self.queue if one[1].kind not in WRITES]
         self.queue = deque(one for one in self.queue if one[1].kind in WRITES)
-        self.parts.clear()
+        for number in self.open_rounds():
+            self.drop_parts(number)
+        self.note()
         return waiting
 
     def base(self) -> int:
         """Round after which a worker that comes now begins."""
         return self.round + (self.busy == SliceActivity.ROUND)
-
-    def _job(self, number: int, parts: dict[int, _PartOf]) -> SliceRound:
-        ordered = [parts[rank] for rank in sorted(parts)]
-        version = max(part[1][4] for part in ordered)
-        clock = max(part[1][5] for part in ordered)
-        return SliceRound(self.id, number, ordered, version, clock)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from ..native._native import take_usual
 from ..protocol import messages as m
-from ..protocol.duplicate_filter import DuplicateFilter
 from ..protocol.events import Send
 from ..protocol.losses import lost
-from ..protocol.messages import FLAGS, NBYTES, PLACE, PROBE, SEQUENCE, Batch, Kind, PayloadLocation
+from ..protocol.messages import FLAGS, NBYTES, PLACE, PROBE, SEQUENCE, Batch, Kind, PayloadLocation, Record
 from .round_members import RoundMembers
 from .sessions import StepEffects, StoreSessions, WorkerSession
 from .slice_requests import SliceRequests
-from .slice_rounds import SliceRounds
+from .slice_rounds import Frames, SliceRounds
 
 _FRAME = PayloadLocation.FRAME
 
@@ -75,8 +75,9 @@ class StoreMachine:
             rounds.lose(lost_parts)
             rounds.forget(gone)
         if view.broken and members.broken is None:
-            members.broken = lost(view.losses, len(view.servers))
-            self.requests.fail_waiting(members.broken)
+            failure = lost(view.losses, len(view.servers))
+            members.break_off(failure)
+            self.requests.fail_waiting(failure)
         if view.begun >= 0:
             members.set_join_point(view.begun, dict(view.bases), slices.values())
         self._resume()
@@ -102,29 +103,25 @@ class StoreMachine:
     def take(self, session: WorkerSession, batch: Batch) -> None:
         """Handle the requests of one message."""
         session.epoch = max(session.epoch, batch.epoch)
-        duplicates, handle = session.duplicates, self.requests.handle
-        frames = batch.frames
-        for record in batch.records:
-            sequence = record[SEQUENCE]
-            if record[FLAGS] == PROBE and sequence not in duplicates:
-                self._effects.answer(session, Kind.UNKNOWN, record, 0)
-            elif sequence == duplicates.low + 1 and not duplicates.above:
-                duplicates.low = sequence
-                if record[PLACE] == _FRAME:
-                    session.received += record[NBYTES]
-                handle(session, record, frames)
-            elif not duplicates.fits(sequence):
-                continue
-            elif duplicates.take(sequence):
-                if record[PLACE] == _FRAME:
-                    session.received += record[NBYTES]
-                handle(session, record, frames)
-            else:
-                if record[PLACE] == _FRAME and sequence <= session.replayed:
-                    session.received += record[NBYTES]
-                self.requests.repeat(session, record, frames)
+        members, slices = self.members.of_rounds, self.requests.slices
+        for record in take_usual(self._effects, members, session, slices, batch):
+            self._take(session, record, batch.frames)
         if session.received - session.reported >= self._report:
             self._effects.report(session)
+
+    def _take(self, session: WorkerSession, record: Record, frames: Frames) -> None:
+        """Handle a request that may have come before."""
+        sequence = record[SEQUENCE]
+        nbytes = record[NBYTES] if record[PLACE] == _FRAME else 0
+        if session.has_come(sequence):
+            if sequence <= session.replayed:
+                session.received += nbytes
+            self.requests.repeat(session, record, frames)
+        elif record[FLAGS] == PROBE:
+            self._effects.answer(session, Kind.UNKNOWN, record, 0)
+        elif session.take(sequence):
+            session.received += nbytes
+            self.requests.handle(session, record, frames)
 
     # ---------------------------------------------------------------------------------------------- snapshots
 
@@ -145,16 +142,16 @@ class StoreMachine:
         parts of rounds that are not complete are lost with the server: they have to come again.
         """
         sessions = () if self.members.sync else self.sessions.by_rank.values()
-        windows = [[one.rank, one.incarnation, *one.duplicates.without(one.waiting)] for one in sessions]
+        windows = [[one.rank, one.incarnation, *one.answered()] for one in sessions]
         rounds = [[one.id, one.round] for one in self.requests.slices.values() if one.ready]
         return {"store": self.number, "version": self.version, "rounds": rounds, "windows": windows}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take what `snapshot` returned."""
         self.version = state["version"]
-        self.members.returning = {}
+        self.members.await_all()
         for slice_, round_ in state["rounds"]:
-            rounds = self.requests.slices[slice_] = SliceRounds(slice_)
+            rounds = self.requests.slices[slice_] = SliceRounds(self.number, slice_)
             rounds.ready, rounds.kept, rounds.round = True, True, round_
         for rank, incarnation, low, above in state["windows"]:
-            self.sessions.restored[rank] = (incarnation, DuplicateFilter(low, above))
+            self.sessions.restored[rank] = (incarnation, low, above)

@@ -7,8 +7,14 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.stores.parameter_server.protocol.duplicate_filter import SPAN
-from kvstore.stores.parameter_server.protocol.messages import PROBE, Batch, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import (
+    PROBE,
+    SPAN,
+    Batch,
+    Kind,
+    PayloadLocation,
+    Record,
+)
 from kvstore.stores.parameter_server.worker.state_machine.request_table import (
     OperationProgress,
     RequestInFlight,

@@ -11,8 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ...protocol import messages as m
-from ...protocol.duplicate_filter import SPAN
-from ...protocol.messages import FLAGS, KIND, NBYTES, PLACE, ROUND, SEQUENCE, SLICE, Batch, Kind, Record
+from ...protocol.messages import FLAGS, KIND, NBYTES, PLACE, ROUND, SEQUENCE, SLICE, SPAN, Batch, Kind, Record
 
 _MANY = 4096  # records of a batch
 _PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds

@@ -1,0 +1,110 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The state of a server's sessions and slices as C structs, and the Python classes that own them.
+
+`rounds.h` handles requests that need nothing special, and the end of a round, without Python. The state machine
+of the server handles all other events; it works on the same structs through the classes of this module.
+"""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+from ..protocol.events import Apply, Reply, SliceRound
+from ..protocol.messages import Batch, Kind, PayloadLocation, Record
+
+cdef extern from "rounds.h" nogil:
+    enum:
+        KP_SPAN
+    ctypedef struct kp_record:
+        uint8_t kind, coding, place
+        uint32_t slice, version, frame
+        uint64_t sequence, round, clock, offset, nbytes, flags
+        double threshold
+        int64_t rows
+    ctypedef struct kp_buffer:
+        void *owner
+        kp_buffer *next
+    kp_buffer *kp_buffer_of(void *owner)
+    kp_buffer *kp_keep(kp_buffer *buffer)
+    void kp_drop(kp_buffer *buffer)
+    kp_buffer *kp_take_dropped()
+    ctypedef struct kp_numbers:
+        uint32_t count
+    ctypedef struct kp_duplicates:
+        uint64_t low
+        kp_numbers above
+    ctypedef struct kp_answer:
+        int kind
+        kp_record request
+        uint64_t round
+        kp_buffer *detail
+    ctypedef struct kp_session:
+        void *owner
+        int32_t store, rank
+        uint64_t incarnation, epoch
+        int gone, report, touched
+        uint64_t received, reported
+        kp_duplicates duplicates
+        kp_numbers waiting
+        kp_answer *answers
+        size_t n_answers
+        kp_session *next
+    int kp_has(const kp_numbers *set, uint64_t number)
+    int kp_insert(kp_numbers *set, uint64_t number)
+    void kp_erase(kp_numbers *set, uint64_t number)
+    int kp_has_come(const kp_duplicates *d, uint64_t number)
+    int kp_come(kp_duplicates *d, uint64_t number)
+    void kp_forget_answers(kp_session *s)
+    void kp_close_session(kp_session *s)
+    ctypedef struct kp_part:
+        int32_t rank
+        kp_record request
+        kp_buffer *data
+    ctypedef struct kp_open:
+        uint64_t number
+        int n
+        kp_part *parts
+    ctypedef struct kp_waiter:
+        kp_session *session
+        kp_record request
+        kp_buffer *data
+    ctypedef struct kp_waiters:
+        kp_waiter *all
+        int n
+    ctypedef struct kp_slice:
+        void *owner
+        int32_t store
+        uint32_t id
+        uint8_t defined, ready, kept, busy, special
+        uint64_t round
+        kp_open *open
+        int n_open
+        kp_waiters pulls, held
+        kp_slice *next
+    ctypedef struct kp_members:
+        int usual, n_needed
+        int32_t *needed
+    ctypedef struct kp_effects:
+        kp_session *touched
+        kp_session **last_touched
+        kp_slice *jobs
+        kp_slice **last_job
+        int no_memory
+    void kp_no_effects(kp_effects *e)
+    void kp_touch(kp_effects *e, kp_session *s)
+    void kp_answer_request(kp_effects *e, kp_session *s, int kind, const kp_record *request, uint64_t round, kp_buffer *detail)
+    kp_open *kp_find_open(const kp_slice *slice, uint64_t number)
+    kp_open *kp_open_round(kp_slice *slice, uint64_t number)
+    int kp_part_of(const kp_open *open, int32_t rank)
+    int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data)
+    void kp_drop_open(kp_slice *slice, kp_open *open)
+    int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
+    void kp_drop_waiters(kp_waiters *w)
+    void kp_close_slice(kp_slice *slice)
+    int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r, kp_buffer *data, kp_effects *e)
+    void kp_complete(kp_slice *slice)
+    int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
+
+include "records.pxi"
+include "sessions.pxi"
+include "slices.pxi"

@@ -1,0 +1,49 @@
+# Records and references, converted between C and Python. Part of _native.pyx.
+
+cdef list KINDS = [Kind(kind) if kind in Kind._value2member_map_ else kind for kind in range(256)]
+cdef list PLACES = [PayloadLocation(place) for place in range(3)]
+
+
+cdef int to_record(object record, kp_record *r) except -1:
+    """Write a `Record` as a struct; OverflowError or TypeError where a number does not fit."""
+    if not isinstance(record, tuple) or len(record) != 14:
+        raise TypeError(f"{record!r} is no record")
+    cdef tuple given = <tuple>record
+    r.kind, r.slice, r.sequence, r.round, r.version, r.clock = given[0], given[1], given[2], given[3], given[4], given[5]
+    r.coding, r.threshold, r.rows = given[6], given[7], given[8]
+    r.place, r.frame, r.offset, r.nbytes, r.flags = given[9], given[10], given[11], given[12], given[13]
+    return 0
+
+
+cdef object from_record(const kp_record *r):
+    return Record(
+        KINDS[r.kind], r.slice, r.sequence, r.round, r.version, r.clock, r.coding, r.threshold, r.rows,
+        PLACES[r.place], r.frame, r.offset, r.nbytes, r.flags,
+    )
+
+
+cdef kp_buffer *buffer_of(object owner) except NULL:
+    """Return a new buffer that refers to a Python object."""
+    cdef kp_buffer *made
+    release_dropped()
+    made = kp_buffer_of(<void *>owner)
+    if made == NULL:
+        raise MemoryError()
+    Py_INCREF(owner)
+    return made
+
+
+cdef void release_dropped() noexcept:
+    """Release the Python objects that no struct refers to any more."""
+    cdef kp_buffer *first = kp_take_dropped()
+    cdef kp_buffer *following
+    while first != NULL:
+        following = first.next
+        Py_DECREF(<object>first.owner)
+        free(first)
+        first = following
+
+
+cdef tuple request_of(const kp_record *r, kp_buffer *data):
+    """Return a request as Python handles it: its record, and the frames of its message."""
+    return from_record(r), () if data == NULL else <object>data.owner

@@ -1,0 +1,341 @@
+/* Rounds of the slices of one store on a server.
+ *
+ * `kp_request` handles a push, a pull or a pushpull if the request, its slice and the members need nothing special. If
+ * not, it changes nothing, and server/slice_requests.py handles the request; it works on the same structs. `kp_effects`
+ * collects the results of a step: answers by session, and slices whose next round is ready to be summed. */
+#ifndef KP_ROUNDS_H
+#define KP_ROUNDS_H
+
+#include "sessions.h"
+
+enum { KP_OPEN_ROUNDS = 2 }; /* as slice_rounds.OPEN */
+enum kp_activity { KP_NOTHING, KP_ROUND, KP_WRITE };
+
+/* What one worker has pushed into a round. */
+typedef struct {
+    int32_t rank;
+    kp_record request;
+    kp_buffer *data;
+} kp_part;
+
+/* A round that is not complete: its parts by rank. */
+typedef struct {
+    uint64_t number;
+    int n, room;
+    kp_part *parts;
+} kp_open;
+
+/* A request that waits for a round. */
+typedef struct {
+    kp_session *session;
+    kp_record request;
+    kp_buffer *data;
+} kp_waiter;
+
+typedef struct {
+    kp_waiter *all;
+    int n, room;
+} kp_waiters;
+
+typedef struct kp_slice {
+    void *owner; /* the Python object, which has it */
+    int32_t store;
+    uint32_t id;
+    uint8_t defined, ready, kept, busy;
+    uint8_t special; /* Python keeps state of the slice that this file does not know */
+    uint64_t round;  /* the last one that is complete */
+    kp_open *open;
+    int n_open, open_room;
+    kp_waiters pulls, held;
+    struct kp_slice *next; /* to be summed in the same step */
+} kp_slice;
+
+/* For whom rounds wait. */
+typedef struct {
+    int usual; /* the store has rounds, and no member is lost, rejoins, or has left without `join` */
+    int n_needed;
+    int32_t *needed; /* ascending */
+} kp_members;
+
+typedef struct {
+    kp_session *touched, **last_touched;
+    kp_slice *jobs, **last_job;
+    int no_memory;
+} kp_effects;
+
+static void kp_no_effects(kp_effects *e)
+{
+    *e = (kp_effects){0};
+    e->last_touched = &e->touched;
+    e->last_job = &e->jobs;
+}
+
+/* ------------------------------------------------------------------------------------------------- effects */
+
+static void kp_touch(kp_effects *e, kp_session *s)
+{
+    if (s->touched)
+        return;
+    s->touched = 1;
+    s->next = NULL;
+    *e->last_touched = s;
+    e->last_touched = &s->next;
+}
+
+/* Answer one request; a reference to `detail` is the answer's then. */
+static void kp_answer_request(kp_effects *e, kp_session *s, enum kp_kind kind, const kp_record *request,
+                              uint64_t round, kp_buffer *detail)
+{
+    if (!s->gone && s->n_answers == s->answers_room) {
+        size_t room = s->answers_room ? 2 * s->answers_room : 16;
+        kp_answer *answers = (kp_answer *)realloc(s->answers, room * sizeof *answers);
+        if (answers) {
+            s->answers = answers;
+            s->answers_room = room;
+        } else
+            e->no_memory = 1; /* the worker asks again */
+    }
+    if (s->gone || s->n_answers == s->answers_room) {
+        kp_drop(detail);
+        return;
+    }
+    kp_erase(&s->waiting, request->sequence);
+    kp_touch(e, s);
+    s->answers[s->n_answers++] = (kp_answer){kind, *request, round, detail};
+}
+
+static void kp_add_job(kp_effects *e, kp_slice *slice)
+{
+    slice->next = NULL;
+    *e->last_job = slice;
+    e->last_job = &slice->next;
+}
+
+/* --------------------------------------------------------------------------------------------------- parts */
+
+static kp_open *kp_find_open(const kp_slice *slice, uint64_t number)
+{
+    for (int i = 0; i < slice->n_open; i++)
+        if (slice->open[i].number == number)
+            return &slice->open[i];
+    return NULL;
+}
+
+static kp_open *kp_open_round(kp_slice *slice, uint64_t number)
+{
+    kp_open *found = kp_find_open(slice, number);
+    if (found)
+        return found;
+    if (slice->n_open == slice->open_room) {
+        int room = slice->open_room ? 2 * slice->open_room : 2;
+        kp_open *open = (kp_open *)realloc(slice->open, (size_t)room * sizeof *open);
+        if (!open)
+            return NULL;
+        memset(open + slice->open_room, 0, (size_t)(room - slice->open_room) * sizeof *open);
+        slice->open = open;
+        slice->open_room = room;
+    }
+    found = &slice->open[slice->n_open++];
+    found->number = number;
+    found->n = 0;
+    return found;
+}
+
+static int kp_part_of(const kp_open *open, int32_t rank)
+{
+    for (int i = 0; i < open->n; i++)
+        if (open->parts[i].rank == rank)
+            return i;
+    return -1;
+}
+
+/* Keep a part, and a reference to its data. 0, or -1 where there is no memory. */
+static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data)
+{
+    if (open->n == open->room) {
+        int room = open->room ? 2 * open->room : 2;
+        kp_part *parts = (kp_part *)realloc(open->parts, (size_t)room * sizeof *parts);
+        if (!parts)
+            return -1;
+        open->parts = parts;
+        open->room = room;
+    }
+    int at = open->n++;
+    for (; at > 0 && open->parts[at - 1].rank > rank; at--)
+        open->parts[at] = open->parts[at - 1];
+    open->parts[at] = (kp_part){rank, *request, kp_keep(data)};
+    return 0;
+}
+
+/* Drop an open round; its memory serves the next one. */
+static void kp_drop_open(kp_slice *slice, kp_open *open)
+{
+    for (int i = 0; i < open->n; i++)
+        kp_drop(open->parts[i].data);
+    open->n = 0;
+    kp_open *last = &slice->open[--slice->n_open], kept = *open;
+    *open = *last;
+    *last = kept;
+}
+
+/* Whether all that a round waits for are there; both lists ascend. */
+static int kp_is_whole(const kp_open *open, const kp_members *members)
+{
+    int at = 0;
+    for (int i = 0; i < members->n_needed; i++) {
+        while (at < open->n && open->parts[at].rank < members->needed[i])
+            at++;
+        if (at == open->n || open->parts[at].rank != members->needed[i])
+            return 0;
+    }
+    return 1;
+}
+
+/* ------------------------------------------------------------------------------------------------- waiters */
+
+/* Note a request that waits, and keep a reference to its data. 0, or -1 where there is no memory. */
+static int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
+{
+    if (w->n == w->room) {
+        int room = w->room ? 2 * w->room : 2;
+        kp_waiter *all = (kp_waiter *)realloc(w->all, (size_t)room * sizeof *all);
+        if (!all)
+            return -1;
+        w->all = all;
+        w->room = room;
+    }
+    if (kp_insert(&session->waiting, request->sequence))
+        return -1;
+    w->all[w->n++] = (kp_waiter){session, *request, kp_keep(data)};
+    return 0;
+}
+
+static void kp_drop_waiters(kp_waiters *w)
+{
+    for (int i = 0; i < w->n; i++)
+        kp_drop(w->all[i].data);
+    w->n = 0;
+}
+
+static void kp_close_slice(kp_slice *slice)
+{
+    while (slice->n_open)
+        kp_drop_open(slice, &slice->open[0]);
+    for (int i = 0; i < slice->open_room; i++)
+        free(slice->open[i].parts);
+    free(slice->open);
+    kp_drop_waiters(&slice->pulls);
+    kp_drop_waiters(&slice->held);
+    free(slice->pulls.all);
+    free(slice->held.all);
+    memset(slice, 0, sizeof *slice);
+}
+
+/* ------------------------------------------------------------------------------------------- usual requests */
+
+/* Begin the slice's next round if it is whole. */
+static void kp_advance(kp_slice *slice, const kp_members *members, kp_effects *e)
+{
+    if (slice->busy || !members->usual || !slice->ready)
+        return;
+    const kp_open *open = kp_find_open(slice, slice->round + 1);
+    if (open && kp_is_whole(open, members)) {
+        slice->busy = KP_ROUND;
+        kp_add_job(e, slice);
+    }
+}
+
+/* Whether a push needs nothing special; `open`: its round, if that has parts. */
+static int kp_usual_push(const kp_slice *slice, const kp_session *session, const kp_record *r, const kp_open **open)
+{
+    uint64_t ahead = r->round - slice->round;
+    if (r->round <= slice->round || ahead > KP_OPEN_ROUNDS || (ahead == 1 && slice->busy == KP_ROUND))
+        return 0;
+    *open = kp_find_open(slice, r->round);
+    return !*open || kp_part_of(*open, session->rank) < 0;
+}
+
+static int kp_push(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
+                   kp_buffer *data, kp_effects *e)
+{
+    kp_open *open = kp_open_round(slice, r->round);
+    if (!open || (r->kind == KP_PUSHPULL && kp_wait(&slice->pulls, session, r, NULL)))
+        return -1;
+    if (kp_put_part(open, session->rank, r, data)) {
+        if (r->kind == KP_PUSHPULL) {
+            slice->pulls.n--;
+            kp_erase(&session->waiting, r->sequence);
+        }
+        return -1;
+    }
+    if (r->kind == KP_PUSH)
+        kp_answer_request(e, session, KP_DONE, r, slice->round, NULL);
+    if (r->round == slice->round + 1 && open->n >= members->n_needed)
+        kp_advance(slice, members, e);
+    return 0;
+}
+
+static int kp_pull(kp_slice *slice, kp_session *session, const kp_record *r, kp_effects *e)
+{
+    if (slice->busy || r->round > slice->round)
+        return kp_wait(&slice->pulls, session, r, NULL);
+    kp_answer_request(e, session, KP_VALUE, r, slice->round, NULL);
+    return 0;
+}
+
+/* Handle a request. 0: nothing has happened, since it needs something special, came before, or there is no memory. */
+static int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
+                      kp_buffer *data, kp_effects *e)
+{
+    const kp_open *open;
+    kp_duplicates *d = &session->duplicates;
+    if (r->sequence != d->low + 1 || d->above.count || r->flags == KP_PROBE)
+        return 0;
+    if (!slice || !slice->ready || slice->special || slice->held.n || !members->usual)
+        return 0;
+    if (r->kind == KP_PUSH || r->kind == KP_PUSHPULL) {
+        if (!kp_usual_push(slice, session, r, &open) || kp_push(slice, session, members, r, data, e))
+            return 0;
+    } else if (r->kind != KP_PULL || kp_pull(slice, session, r, e))
+        return 0;
+    d->low++;
+    session->received += kp_carried(r);
+    return 1;
+}
+
+/* One round more is complete. */
+static void kp_complete(kp_slice *slice)
+{
+    kp_open *open = kp_find_open(slice, ++slice->round);
+    if (open)
+        kp_drop_open(slice, open);
+}
+
+/* Answer the requests that waited for a round which is complete now; only of a slice that is not special. */
+static void kp_settle(kp_slice *slice, kp_effects *e)
+{
+    kp_waiters *w = &slice->pulls;
+    int left = 0;
+    for (int i = 0; i < w->n; i++) {
+        kp_waiter *one = &w->all[i];
+        if (one->request.kind != KP_LAST_ROUND && one->request.round <= slice->round)
+            kp_answer_request(e, one->session, KP_VALUE, &one->request, slice->round, one->data);
+        else
+            w->all[left++] = *one;
+    }
+    w->n = left;
+}
+
+/* Complete a round that was summed. 0: nothing has happened, since the slice needs something special. */
+static int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
+{
+    if (slice->special || slice->held.n || slice->busy != KP_ROUND || !members->usual)
+        return 0;
+    slice->busy = KP_NOTHING;
+    kp_complete(slice);
+    kp_settle(slice, e);
+    kp_advance(slice, members, e);
+    return 1;
+}
+
+#endif
