@@ -310,6 +310,6 @@ def test_a_full_disk_is_told_in_the_systems_words(
         raise SafetensorError(f"Error while serializing: {text}")
 
     monkeypatch.setattr("safetensors.numpy.save_file", full)
-    with stored("a", np.zeros(3)) as store, pytest.raises(kv.StateFileError, match="make room") as caught:
+    with stored("a", np.zeros(3)) as store, pytest.raises(kv.StateFileError, match="free space") as caught:
         store.save(tmp_path / "f")
     assert caught.value.errno == errno.ENOSPC
