@@ -56,11 +56,9 @@ class Optimizer(Registrable):
     wd : float, default 0
         Weight decay.
     clip_gradient : float, optional
-        Bound of the rescaled gradient, which is clipped to ``[-clip_gradient, clip_gradient]``. With None or
-        0 it is not clipped.
+        Clips the rescaled gradient to ``[-clip_gradient, clip_gradient]``, unless it is None or 0.
     learning_rate : float, optional
-        Learning rate. The default is that of the class, or the ``base_lr`` of the schedule. A rate that is
-        given together with a schedule replaces the ``base_lr`` in a copy of the schedule.
+        By default that of the class, or the ``base_lr`` of the schedule, which a given rate replaces.
     lr_scheduler : LRScheduler or callable, optional
         Returns the learning rate for ``num_update``, the largest update count of all keys.
     begin_num_update : int, default 0
@@ -68,11 +66,11 @@ class Optimizer(Registrable):
     multi_precision : bool, default False
         If True, keep a float32 copy of 16-bit weights and compute the updates with it.
     lr_mult, wd_mult : dict, optional
-        Multipliers by key or by name; see `set_lr_mult`.
+        Multipliers; see `set_lr_mult`.
     param_dict : dict, optional
         Objects with ``lr_mult`` and ``wd_mult`` by key, as in Gluon. They take precedence.
     sym, aggregate_num, use_fused_step
-        Accepted for compatibility with MXNet, and ignored.
+        Ignored; they exist in MXNet.
 
     Raises
     ------
@@ -83,9 +81,9 @@ class Optimizer(Registrable):
 
     Notes
     -----
-    For an optimizer of your own, override `create_state` and `update`, and decorate the class with
-    `register`. It can then be created by name, saved, and sent to other processes, which must import it too.
-    Keep each constructor argument as an attribute of the same name, or override `get_config`.
+    An optimizer of your own overrides `create_state` and `update`. The decorator `register` lets it be created
+    by name, saved, and sent to other processes, which must import it too. Keep each constructor argument as an
+    attribute of the same name, or override `get_config`.
     """
 
     #: Whether a compiled rule does the update element by element, so that a store can fuse it with the sum.
@@ -123,8 +121,7 @@ class Optimizer(Registrable):
     lr_mult: dict[Index, float]
     wd_mult: dict[Index, float]
 
-    # The registry, as MXNet's classes offer it.
-    register = staticmethod(register)
+    register = staticmethod(register)  # both are here in MXNet too
     create_optimizer = staticmethod(create)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -221,8 +218,7 @@ class Optimizer(Registrable):
         Returns
         -------
         {"rows", "dense"}
-            ``"rows"`` updates only the rows in the gradient. ``"dense"`` updates all rows; the gradient of
-            the other rows is zero.
+            ``"rows"`` updates the rows in the gradient, ``"dense"`` all rows: other gradients are zero.
         """
         return "dense"
 
@@ -282,9 +278,8 @@ class Optimizer(Registrable):
         Parameters
         ----------
         args_lr_mult : dict
-            Factors by key, or by name if `param_idx2name` has the name of the key. The factor of a key is
-            ``param_dict[key].lr_mult`` if it exists, else the factor of the key, else that of its name,
-            else 1.
+            Factors by key, or by a name of `param_idx2name`. The factor of a key is ``param_dict[key].lr_mult``
+            if that exists, else the factor of the key, else that of its name, else 1.
         """
         self._keep(lr_mult=args_lr_mult)
 
@@ -360,9 +355,8 @@ class Optimizer(Registrable):
         Raises
         ------
         ConfigError
-            If a name is unknown, a value is out of range, `learning_rate` is given for an optimizer with a
-            schedule, or a change after the first update needs states of another form (momentum from 0 or to
-            0, multi_precision, ...).
+            If a name is unknown, a value is out of range, the optimizer has a schedule and gets a
+            `learning_rate`, or a change after the first update needs states of another form.
         """
         checked = {name: self._checked(name, value) for name, value in changes.items()}
         self._refuse_new_structure(checked)
