@@ -81,9 +81,9 @@ class Optimizer(Registrable):
 
     Notes
     -----
-    An optimizer of your own overrides `create_state` and `update`. The decorator `register` lets it be created
-    by name, saved, and sent to other processes, which must import it too. Keep each constructor argument as an
-    attribute of the same name, or override `get_config`.
+    An optimizer of your own overrides `create_state` and `update`. The decorator `register` lets it be
+    created by name, saved, and sent to other processes, which must import it too. Keep each constructor
+    argument as an attribute of the same name, or override `get_config`.
     """
 
     #: Whether a compiled rule does the update element by element, so that a store can fuse it with the sum.
@@ -278,8 +278,8 @@ class Optimizer(Registrable):
         Parameters
         ----------
         args_lr_mult : dict
-            Factors by key, or by a name of `param_idx2name`. The factor of a key is ``param_dict[key].lr_mult``
-            if that exists, else the factor of the key, else that of its name, else 1.
+            Factors by key, or by a name of `param_idx2name`. What counts is ``param_dict[key].lr_mult`` if
+            it exists, else the factor of the key, else that of its name, else 1.
         """
         self._keep(lr_mult=args_lr_mult)
 
