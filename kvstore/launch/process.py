@@ -66,8 +66,7 @@ def unstartable(command: Sequence[str], error: OSError) -> ConfigError:
     """Make the error for a program that cannot be started."""
     return ConfigError(
         f"cannot start {command[0]!r}: {error.strerror}; give an executable program, or a Python script "
-        f"whose "
-        "name ends with .py"
+        "whose name ends with .py"
     )
 
 

@@ -89,7 +89,6 @@ cdef extern from "rounds.h" nogil:
         kp_session **last_touched
         kp_slice *jobs
         kp_slice **last_job
-        int no_memory
     void kp_no_effects(kp_effects *e)
     void kp_touch(kp_effects *e, kp_session *s)
     void kp_answer_request(kp_effects *e, kp_session *s, int kind, const kp_record *request, uint64_t round, kp_buffer *detail)

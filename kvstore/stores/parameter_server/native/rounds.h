@@ -9,7 +9,7 @@
 #include "sessions.h"
 
 enum { KP_OPEN_ROUNDS = 2 }; /* as slice_rounds.OPEN */
-enum kp_activity { KP_NOTHING, KP_ROUND, KP_WRITE };
+enum kp_activity { KP_NOTHING, KP_ROUND }; /* as slice_rounds.SliceActivity, which has one more */
 
 /* What one worker has pushed into a round. */
 typedef struct {
@@ -60,7 +60,6 @@ typedef struct {
 typedef struct {
     kp_session *touched, **last_touched;
     kp_slice *jobs, **last_job;
-    int no_memory;
 } kp_effects;
 
 static void kp_no_effects(kp_effects *e)
@@ -82,24 +81,24 @@ static void kp_touch(kp_effects *e, kp_session *s)
     e->last_touched = &s->next;
 }
 
-/* Answer one request; a reference to `detail` is the answer's then. */
+/* Answer one request; a reference to `detail` is the answer's then. Without memory the answer is lost, as it could be on
+ * its way: the request waits no more, so that it is answered when the worker repeats it. */
 static void kp_answer_request(kp_effects *e, kp_session *s, enum kp_kind kind, const kp_record *request,
                               uint64_t round, kp_buffer *detail)
 {
+    kp_erase(&s->waiting, request->sequence);
     if (!s->gone && s->n_answers == s->answers_room) {
         size_t room = s->answers_room ? 2 * s->answers_room : 16;
         kp_answer *answers = (kp_answer *)realloc(s->answers, room * sizeof *answers);
         if (answers) {
             s->answers = answers;
             s->answers_room = room;
-        } else
-            e->no_memory = 1; /* the worker asks again */
+        }
     }
     if (s->gone || s->n_answers == s->answers_room) {
         kp_drop(detail);
         return;
     }
-    kp_erase(&s->waiting, request->sequence);
     kp_touch(e, s);
     s->answers[s->n_answers++] = (kp_answer){kind, *request, round, detail};
 }
@@ -245,14 +244,14 @@ static void kp_advance(kp_slice *slice, const kp_members *members, kp_effects *e
     }
 }
 
-/* Whether a push needs nothing special; `open`: its round, if that has parts. */
-static int kp_usual_push(const kp_slice *slice, const kp_session *session, const kp_record *r, const kp_open **open)
+/* Whether a push needs nothing special. */
+static int kp_usual_push(const kp_slice *slice, const kp_session *session, const kp_record *r)
 {
     uint64_t ahead = r->round - slice->round;
     if (r->round <= slice->round || ahead > KP_OPEN_ROUNDS || (ahead == 1 && slice->busy == KP_ROUND))
         return 0;
-    *open = kp_find_open(slice, r->round);
-    return !*open || kp_part_of(*open, session->rank) < 0;
+    const kp_open *open = kp_find_open(slice, r->round);
+    return !open || kp_part_of(open, session->rank) < 0;
 }
 
 static int kp_push(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
@@ -287,14 +286,13 @@ static int kp_pull(kp_slice *slice, kp_session *session, const kp_record *r, kp_
 static int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
                       kp_buffer *data, kp_effects *e)
 {
-    const kp_open *open;
     kp_duplicates *d = &session->duplicates;
     if (r->sequence != d->low + 1 || d->above.count || r->flags == KP_PROBE)
         return 0;
     if (!slice || !slice->ready || slice->special || slice->held.n || !members->usual)
         return 0;
     if (r->kind == KP_PUSH || r->kind == KP_PUSHPULL) {
-        if (!kp_usual_push(slice, session, r, &open) || kp_push(slice, session, members, r, data, e))
+        if (!kp_usual_push(slice, session, r) || kp_push(slice, session, members, r, data, e))
             return 0;
     } else if (r->kind != KP_PULL || kp_pull(slice, session, r, e))
         return 0;

@@ -241,22 +241,22 @@ def take_usual(Effects effects not None, Members members not None, Session sessi
     cdef kp_record r
     cdef kp_buffer *data = NULL
     cdef SliceState slice
-    cdef list unusual = []
-    cdef object frames = batch.frames
+    cdef Py_ssize_t done = 0
     try:
         for record in batch.records:
             slice = slices.get(record[1])
+            if slice is None:
+                break
             to_record(record, &r)
             if data == NULL and r.place:
-                data = buffer_of(frames)
-            if unusual or slice is None or not kp_request(
-                &slice.s, &session.s, &members.m, &r, data if r.place else NULL, &effects.e
-            ):
-                unusual.append(record)
+                data = buffer_of(batch.frames)
+            if not kp_request(&slice.s, &session.s, &members.m, &r, data if r.place else NULL, &effects.e):
+                break
+            done += 1
     finally:
         kp_drop(data)
-    effects.collect()
-    return unusual
+        effects.collect()
+    return batch.records[done:]
 
 
 def applied_usual(Effects effects not None, Members members not None, SliceState slice not None):

@@ -34,6 +34,7 @@ log = logging.getLogger("kvstore.ps")
 
 _COMPLAINT = 60.0  # seconds until the same trouble is logged again
 _TICK = 0.1  # seconds between two looks at the clock
+_FRAME_BYTES = Limits().frame
 _REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
 
 
@@ -221,20 +222,22 @@ class ServerLoop:
             steady = self._machine.waits_for(store, rank)
             past = request.flags == m.OF_ROUND and request.round < round
             found, buffers = self._storage.read(store, rank, request, detail, steady, past)
-            _check_size(request, buffers)
+            self._check_size(store, found, request.slice, buffers)
             round = request.round if past else round
         except KVStoreError as error:
             return _failed(record, Failure(type(error).__name__, str(error)))
         return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers
 
-
-def _check_size(request: Record, buffers: Sequence[Any]) -> None:
-    """Raise CapabilityError if an answer is too large for a message: this server would end with it."""
-    most, largest = Limits().frame, max((memoryview(one).nbytes for one in buffers), default=0)
-    if largest > most:
+    def _check_size(self, store: int, found: Record, slice: int, buffers: Sequence[Any]) -> None:
+        """Raise CapabilityError if an answer is too large for a message: the codec would end this server."""
+        if found.nbytes <= _FRAME_BYTES:
+            return
+        if all(memoryview(one).nbytes <= _FRAME_BYTES for one in buffers):
+            return
+        key = self._storage.shard(store).key(slice)
         raise CapabilityError(
-            f"slice {request.slice} has {largest} bytes to send, and a message has at most {most}: pull the "
-            "rows of a table in portions with row_sparse_pull, or start more servers"
+            f"server {self._machine.rank} has {found.nbytes} bytes of key {key!r} to send, and a frame has at most "
+            f"{_FRAME_BYTES}: pull the rows of a table in portions with row_sparse_pull, or start more servers"
         )
 
 

@@ -26,7 +26,7 @@ class RoundMembers:
         self.broken: Failure | None = None
         #: Of a server that has come back: what the members said of themselves, until all have.
         self.returning: dict[int, Attach] | None = {} if restarted else None
-        #: The same for requests that take their usual way.
+        #: The ranks that rounds wait for, as `native/rounds.h` reads them; `_note` keeps it up to date.
         self.of_rounds = Members()
         #: Of workers that came back: (slice, round), the last rounds that go on without them.
         self._join_points: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -50,7 +50,7 @@ class RoundMembers:
         return dead | replaced
 
     def _note(self) -> None:
-        """Say whether requests take their usual way; after each change."""
+        """Tell `native/rounds.h` whom rounds wait for; after each change of what this is made of."""
         waits = self.returning is not None or self.collecting_join_point or bool(self.left)
         self.of_rounds.set(self.needed, self.sync and self.broken is None and not waits)
 

@@ -45,7 +45,7 @@ class SliceRounds(SliceState):
         self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost
 
     def note(self) -> None:
-        """Say whether requests take their usual way; after each change of what is kept here."""
+        """Tell `native/rounds.h` whether it can handle requests; after each change of what is kept here."""
         self.special = bool(self.queue or self.failures or self.skip or self.current)
 
     def enqueue(self, request: Waiting) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ....arrays.grouping import Key
 from ....errors import DTypeError, KVStoreError, RowIndexError, StateFileError
 from ....kernels import cpu
 from ...entry import Array
@@ -122,6 +123,10 @@ class StoreShard:
             and payload.data.nbytes == held.size * held.of.dtype.itemsize
             and payload.data.ctypes.data % held.of.dtype.itemsize == 0
         )
+
+    def key(self, slice: int) -> Key:
+        """Return the key that a slice is a part of."""
+        return self._slices.find(slice).key
 
     def is_table(self, slice: int) -> bool:
         """Whether a slice is one of a row-sparse key."""

@@ -13,7 +13,7 @@ import kvstore.stores.parameter_server.native as native
 from kvstore.stores.parameter_server.native._native import Effects, Session
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import SPAN, Kind, PayloadLocation, Record
-from kvstore.stores.parameter_server.server.slice_rounds import OPEN
+from kvstore.stores.parameter_server.server.slice_rounds import OPEN, SliceActivity
 
 SOURCES = "".join(path.read_text() for path in sorted(Path(native.__file__).parent.glob("*.h")))
 
@@ -133,3 +133,4 @@ def test_numbers_of_c_are_those_of_the_protocol() -> None:
     assert number_of("KP_PROBE") == m.PROBE
     assert number_of("KP_SPAN") == SPAN
     assert number_of("KP_OPEN_ROUNDS") == OPEN
+    assert number_of("KP_ROUND") == SliceActivity.ROUND
