@@ -92,7 +92,7 @@ def guide(results: dict[str, Any]) -> str:
     """Lay out what compression did to training."""
     from bench.claims import convergence  # needs what the demo needs
 
-    return "\n".join(convergence.tables(results))
+    return "\n".join(convergence.tables(results, "###"))
 
 
 def readme(files: dict[str, dict[str, Any]], rows: Sequence[Row] = ROWS) -> str:

@@ -200,16 +200,16 @@ def report(results: dict[str, Any]) -> str:
         "*Epoch of 95 %*: the first one at which the mean over the seeds is at 95 % of what none ends with. "
         "Bytes are those that all workers push; what they pull is not compressed, and not counted.\n",
         "![accuracy over epochs, over bytes, and over thresholds](convergence.png)\n",
-        *tables(results),
+        *tables(results, "##"),
     ]
     return "\n".join(parts)
 
 
-def tables(results: dict[str, Any]) -> list[str]:
+def tables(results: dict[str, Any], heading: str) -> list[str]:
     """Lay out each task under a heading."""
     parts = []
     for task in results["tasks"]:
-        parts += [f"## {_title(task)}\n", _about(task), markdown(HEAD, rows(task))]
+        parts += [f"{heading} {_title(task)}\n", _about(task), markdown(HEAD, rows(task))]
     return parts
 
 

@@ -134,7 +134,8 @@ def test_figures_go_between_the_marks_of_a_page(tmp_path: Path) -> None:
     figures.put(page, figures.guide(made()))
     text = page.read_text()
     assert "old" not in text
-    assert "\n## Sums of two digits\n" in text
+    assert "\n### Sums of two digits\n" in text
+    assert "\n## Sums of two digits\n" in convergence.report(made())
     assert text.startswith("before\n<!-- figures: begin (x) -->\n")
     assert text.endswith("<!-- figures: end -->\nafter\n")
     page.write_text("no marks")

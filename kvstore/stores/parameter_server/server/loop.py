@@ -236,9 +236,9 @@ class ServerLoop:
             return
         key = self._storage.shard(store).key(slice)
         raise CapabilityError(
-            f"server {self._machine.rank} has {found.nbytes} bytes of key {key!r} to send, and a frame has at "
-            f"most {_FRAME_BYTES}: pull the rows of a table in portions with row_sparse_pull, or start more "
-            "servers"
+            f"server {self._machine.rank} has {found.nbytes} bytes of key {key!r} to send, and a frame has "
+            f"at most {_FRAME_BYTES}: pull the rows of a table in portions with row_sparse_pull, or start "
+            "more servers"
         )
 
 
