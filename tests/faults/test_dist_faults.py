@@ -705,6 +705,21 @@ def test_a_worker_that_leaves_in_the_middle_with_many_seeds(faults: Faults, seed
     faults.run(leave_in_the_middle, [(*LEAVING[seed % len(LEAVING)], 1000 + seed)], seed)
 
 
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_a_round_of_a_loss_stays_open_when_a_survivor_leaves(faults: Faults, optimizer: bool) -> None:
+    with faults.job(3, 1) as made:
+        reader, leaver, victim = made.start_all(BODIES, "leaves_after_a_loss", optimizer)
+        ready(reader, leaver, victim, line="pushed")
+        time.sleep(0.2)  # the push has no answer to wait for
+        victim.signal(signal.SIGKILL)
+        say(reader, "dead")
+        ready(reader, line="told")
+        say(leaver, "dead")
+        assert finish(leaver) == [[0]]
+        say(reader, "left")
+        assert finish(reader) == [[0, 0]]
+
+
 def test_uneven_batches(faults: Faults) -> None:
     with faults.job(3, 2) as made:
         workers = made.start_all(BODIES, "uneven", [3, 9, 6])

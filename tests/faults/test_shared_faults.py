@@ -113,6 +113,22 @@ def test_a_read_after_a_loss_waits_for_a_survivor_at_work(job: MakeJob) -> None:
     assert told.result() == working.result() == 3
 
 
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_a_round_of_a_loss_stays_open_when_a_survivor_leaves(job: MakeJob, optimizer: bool) -> None:
+    made = job(3)
+    reader, leaver, victim = made.start_all(BODIES, "leaves_after_a_loss", optimizer)
+    for worker in made.workers:
+        worker.expect("pushed")
+    victim.signal(signal.SIGKILL)
+    reader.say("dead")
+    reader.expect("told")
+    leaver.say("dead")
+    assert leaver.finish(pace.deadline(60)) == 0, leaver.errors()
+    reader.say("left")
+    made.finish()
+    assert reader.result() == [0, 0] and leaver.result() == [0]
+
+
 @pytest.mark.parametrize(
     "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 200))]
 )

@@ -315,8 +315,7 @@ static void kv_deregister(kv_self *me, enum kv_state state)
         kv_put(&me->worker->joined, me->incarnation);
     if (kv_here(now) && kv_get(&me->worker->incarnation) == me->incarnation &&
         kv_swap(&me->worker->state, now, kv_life(me, state))) {
-        if (state != KV_LOST) /* the others write it off, as any other who is lost */
-            kv_clear_bits(&me->head->members, kv_bit(me->rank));
+        kv_write_off(me); /* where the lock is held by another: the others do */
         kv_add(&me->head->epoch, 1);
         kv_wake_all(me);
     }

@@ -151,7 +151,8 @@ static void kv_unlock_region(kv_self *me)
         kv_wake_all(me);
 }
 
-/* Who is lost, and for whom rounds should not wait: without `go_on` they do wait for the lost, in vain. */
+/* Who is lost, and for whom rounds should not wait. Without `go_on` a loss ends the rounds: they wait for the lost, and
+ * for who leaves after it too. Else what a survivor does not push would be missing from a round that others then read. */
 static void kv_see_gone(kv_self *me, uint64_t *lost, uint64_t *out)
 {
     *lost = *out = 0;
@@ -159,14 +160,16 @@ static void kv_see_gone(kv_self *me, uint64_t *lost, uint64_t *out)
         int state = kv_state(me, w);
         if (state == KV_LOST)
             *lost |= kv_bit(w);
-        if (state == KV_LEFT || (state == KV_LOST && me->go_on))
+        if (state == KV_LOST || state == KV_LEFT || state == KV_JOINED)
             *out |= kv_bit(w);
     }
+    if (*lost && !me->go_on)
+        *out = 0;
 }
 
-/* Rounds stop waiting for the lost, and for who died while it left. Everybody who looks around does this, for who has
- * marked a worker may have died before it could; and under the lock, so that nobody does it who slept while the rank
- * came back. */
+/* Rounds stop waiting for the lost and for who has left. Everybody who looks around does this, for who has marked a
+ * worker, or left, may have died before it could; and under the lock, so that nobody does it who slept while the rank
+ * came back, and that a loss is either known before a worker leaves or after. */
 static void kv_write_off(kv_self *me)
 {
     kv_header *head = me->head;
@@ -190,6 +193,14 @@ static void kv_mark_lost(kv_self *me, int w, uint64_t seen)
         kv_swap(&me->head->worker[w].state, seen, (seen & ~0xffull) | KV_LOST);
 }
 
+/* Who has left is not lost when its process ends, but it still gives memory back under the lock. */
+static void kv_release_lock_of(kv_self *me, int w)
+{
+    uint64_t holder = kv_get(&me->head->lock);
+    if ((int)(holder & 0xff) - 1 == w && kv_state(me, w) == KV_LEFT && kv_ended(me, w))
+        kv_swap(&me->head->lock, holder, 0);
+}
+
 /* See who is gone. A worker that is stopped within a chunk could write later: it is ended, so that it cannot. */
 static void kv_look_around(kv_self *me)
 {
@@ -200,7 +211,10 @@ static void kv_look_around(kv_self *me)
     for (int w = 0; w < me->size; w++) {
         kv_worker *peer = &me->head->worker[w];
         uint64_t seen = kv_get(&peer->state);
-        if (w == me->rank || !kv_here(seen))
+        if (w == me->rank)
+            continue;
+        kv_release_lock_of(me, w);
+        if (!kv_here(seen))
             continue;
         int gone = kv_ended(me, w);
         if (!gone && kv_silent(me, w, now)) {

@@ -430,6 +430,10 @@ static void close_in_model(key *k, uint64_t round, int other)
     k->closing[round] = k->versions - 1;
     if (!in)
         violation("key %d: round %llu closed without anybody in it", (int)(k - keys), (unsigned long long)round);
+    for (int w = 0; w < plan.workers; w++)
+        if (all[w].told && !(in >> w & 1))
+            violation("key %d: round %llu closed without worker %d, who was told of a loss", (int)(k - keys),
+                      (unsigned long long)round, w);
     if (failed) {
         count.failed++;
         if (plan.go_on || plan.updates || (!died && !gave_up))
@@ -949,6 +953,8 @@ static void life(worker *w)
     } else if (outcome == KV_PEER_LOST && !plan.go_on) {
         read_on(w);
         w->told = 1;
+        if ((seed + (uint64_t)rank_of(w)) % 2)
+            kv_deregister(&w->self, KV_LEFT);
     } else
         violation("worker %d, %s: outcome %d", rank_of(w), w->doing, outcome);
     w->doing = "done";

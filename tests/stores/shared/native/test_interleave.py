@@ -98,6 +98,8 @@ MUTANTS = {
     "who arrives last wakes nobody": ("round.h", "if (asleep && kv_everyone(me, e, round, &in))", "if (0)"),
     "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
     "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
+    "the lock of who has left stays": ("wait.h", "        kv_release_lock_of(me, w);\n", ""),
+    "who leaves after a loss is not waited for": ("wait.h", "if (*lost && !me->go_on)", "if (0)"),
     "who comes back leaves its chunks": (
         "region.h",
         "        kv_clean_up(me, kv_entry_at(me, i));\n",
