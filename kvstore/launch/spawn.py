@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -45,6 +45,7 @@ class _Worker:
         )
         # It has the variables before it imports anything. Ctrl-C reaches it when `_body` can tell what to
         # make of it, and not in the middle of an import.
+        resource_tracker.ensure_running()  # where `start` began it, that would let Ctrl-C in again
         with telling, changed_variables(job), _without_ctrl_c():
             self._process.start()
 

@@ -154,6 +154,17 @@ def test_ctrl_c_ends_all(job: Job, group: bool) -> None:
     assert (code, out, err) == (0, "interrupted\n", "")
 
 
+def test_ctrl_c_waits_until_a_worker_has_imported_its_script(job: Job) -> None:
+    (job.folder / "main.py").write_text(
+        f"{HEAD}\nBLOCKED = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+        "def fn():\n    say(f'blocked-{BLOCKED}')\n"
+        "if __name__ == '__main__':\n    kv.spawn(fn, 2)\n"
+    )
+    code, _, err = finish(job.start("main.py"))
+    assert code == 0, err
+    assert job.said("blocked-True", 0, 1)
+
+
 def test_kill_9_of_the_caller_ends_all(job: Job) -> None:
     process = script(job, "say('ready')\nforever()", "kv.spawn(fn, 2)")
     until(lambda: job.said("ready", 0, 1))

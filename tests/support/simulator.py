@@ -1208,7 +1208,8 @@ class Job:
         server = self.servers[at]
         if not server.alive:
             return
-        if not self._known(server) or server.machine.rank < 0:
+        # One that is lost before all servers have come is waited for: another may be started in its place.
+        if not self.scheduler.machine._assignment.servers.welcomed or server.machine.rank < 0:
             self.at(self.now + 0.1, self.kill_server, at)
             return
         self.last_fault = self.now

@@ -87,7 +87,7 @@ cdef extern from "region.h" nogil:
         int64_t int_key
         uint64_t error, record, record_bytes, rows_of, undo, gpu_table
     ctypedef struct kv_header:
-        uint64_t n_workers, members, lost, epoch, no_peer_reads, mode, go_on
+        uint64_t n_workers, members, lost, first_lost, epoch, no_peer_reads, mode, go_on
         uint64_t settings, settings_bytes, settings_version, installed, num_update, text_keys, top, reserved, n_keys
         kv_worker *worker
     ctypedef struct kv_self:

@@ -211,9 +211,9 @@ cdef class Job:
         return max(<int64_t>0, <int64_t>(kv_now_ns() - kv_get(&self.me.head.worker[w].beat))) / 1e9
 
     def lost(self):
-        """Ranks that died and have not come back."""
-        bits = kv_get(&self.me.head.lost)
-        return [w for w in range(self.me.size) if bits >> w & 1]
+        """Ranks that died and have not come back; the first that was lost is the first."""
+        bits, first = kv_get(&self.me.head.lost), kv_get(&self.me.head.first_lost)
+        return sorted([w for w in range(self.me.size) if bits >> w & 1], key=lambda w: w + 1 != first)
 
     def members(self):
         """Ranks that rounds wait for."""

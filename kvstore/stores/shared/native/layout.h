@@ -13,7 +13,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 4,
+    KV_LAYOUT_VERSION = 5,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -100,6 +100,7 @@ typedef struct {
     uint64_t magic, version, size, n_workers;
     _Atomic uint64_t members;  /* bit by rank: rounds wait for these */
     _Atomic uint64_t lost;     /* bit by rank: dead, and not back */
+    _Atomic uint64_t first_lost; /* rank + 1 of the one that was lost before the others; 0: it is back */
     _Atomic uint64_t newcomers; /* bit by rank: came back, and is not in any round yet */
     _Atomic uint64_t asleep;   /* bit by rank: is to be woken */
     _Atomic uint64_t epoch;

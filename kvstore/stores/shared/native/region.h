@@ -149,6 +149,8 @@ static int kv_enlist(kv_self *me)
         return outcome;
     kv_put(&me->worker->state, kv_life(me, KV_ALIVE));
     kv_clear_bits(&me->head->lost, kv_bit(me->rank));
+    if (kv_get(&me->head->first_lost) == (uint64_t)me->rank + 1)
+        kv_put(&me->head->first_lost, 0);
     kv_set_bits(&me->head->members, kv_bit(me->rank));
     kv_add(&me->head->epoch, 1);
     kv_unlock_region(me);

@@ -180,6 +180,8 @@ static void kv_write_off(kv_self *me)
     if (!kv_try_lock(me))
         return; /* there is a next time */
     kv_see_gone(me, &lost, &out);
+    if (lost && !kv_get(&head->lost)) /* others may fail because of it */
+        kv_put(&head->first_lost, (uint64_t)__builtin_ctzll(lost) + 1);
     kv_set_bits(&head->lost, lost);
     kv_clear_bits(&head->members, out);
     kv_add(&head->epoch, 1);
