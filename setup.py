@@ -22,6 +22,7 @@ FLAGS = [
 ]
 NATIVE = "kvstore/stores/shared/native"  # the C code of the shared store
 SERVERS = "kvstore/stores/parameter_server/native"  # and of the parameter server
+STREAMS = "kvstore/stores/parameter_server/transport/native"  # and of its connections
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
 
 ELSEWHERE = """kvstore runs on Linux only, and this is {platform}: its stores use memfd, futex and pidfd.
@@ -90,6 +91,13 @@ setup(
             macros=[("_GNU_SOURCE", None)],
         ),
         native("kvstore.stores.parameter_server.native._native", f"{SERVERS}/_native.pyx", SERVERS),
+        native(
+            "kvstore.stores.parameter_server.transport.native._streams",
+            f"{STREAMS}/_streams.pyx",
+            STREAMS,
+            SERVERS,
+            macros=[("_GNU_SOURCE", None)],
+        ),
     ],
     options={
         "build_ext": {"parallel": len(os.sched_getaffinity(0))}

@@ -143,6 +143,9 @@ SERVERS: Final = (
         "seconds between two snapshots"),
     SettingRow("server_restarts", "KVSTORE_SERVER_RESTARTS", int, 0, (SCHEDULER,),
         "number of restarts of lost servers, of all servers together"),
+    SettingRow("streams", "KVSTORE_STREAMS", int, 1, (SERVER,),
+        "0: data between workers and servers goes over ZeroMQ only; 1: over connections of its own, where "
+        "there are no keys"),
 )  # fmt: skip
 
 PLACE: Final = (

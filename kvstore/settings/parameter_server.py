@@ -32,6 +32,7 @@ class PsConfig:
     snapshot: str = DEFAULTS["snapshot"]
     snapshot_interval: float = DEFAULTS["snapshot_interval"]
     server_restarts: int = DEFAULTS["server_restarts"]
+    streams: int = DEFAULTS["streams"]
 
     def __post_init__(self) -> None:
         for name in ("timeout", "heartbeat", "dead_after", "resend", "snapshot_interval"):

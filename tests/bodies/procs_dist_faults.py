@@ -512,6 +512,10 @@ def behind() -> None:
             super().__init__(*arguments)
             tell(f"at {self.address}")
             self.address = hear()
+            assert self._streams is not None
+            listener = self._streams._listener
+            tell(f"streams at {listener.address}")
+            listener.address = hear()
 
     server_loop.ServerSockets = Behind  # type: ignore[misc]
     server()

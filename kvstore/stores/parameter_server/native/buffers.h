@@ -1,15 +1,20 @@
-/* Counted references to Python objects, which C code drops without the interpreter's lock.
+/* Counted references to memory, or to Python objects, which C code drops without the interpreter's lock.
  *
- * The last `kp_drop` puts an object on a list. Whoever holds the lock takes the list (`kp_take_dropped`), and releases
- * the objects. */
+ * The last `kp_drop` frees memory, and puts an object on a list. Whoever holds the interpreter's lock takes the list
+ * (`kp_take_dropped`), and releases the objects. */
 #ifndef KP_BUFFERS_H
 #define KP_BUFFERS_H
 
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
+
+enum { KP_ALIGNED = 64 };
 
 typedef struct kp_buffer {
     atomic_int references;
+    char *data; /* behind the struct; NULL: it is an object's */
+    size_t nbytes;
     void *owner;            /* the object; the buffer has one reference to it */
     struct kp_buffer *next; /* in the list of dropped ones */
 } kp_buffer;
@@ -19,14 +24,27 @@ static kp_buffer *_Atomic kp_dropped;
 /* NULL: there is no memory. */
 static kp_buffer *kp_buffer_of(void *owner)
 {
-    kp_buffer *made = (kp_buffer *)malloc(sizeof *made);
+    kp_buffer *made = (kp_buffer *)calloc(1, sizeof *made);
     if (!made)
         return NULL;
     atomic_init(&made->references, 1);
     made->owner = owner;
-    made->next = NULL;
     return made;
 }
+
+/* Aligned memory of its own; NULL: there is none. */
+static kp_buffer *kp_new_buffer(size_t nbytes)
+{
+    void *memory;
+    if (nbytes > PTRDIFF_MAX - KP_ALIGNED || posix_memalign(&memory, KP_ALIGNED, KP_ALIGNED + nbytes))
+        return NULL;
+    kp_buffer *made = (kp_buffer *)memory;
+    *made = (kp_buffer){.data = (char *)memory + KP_ALIGNED, .nbytes = nbytes};
+    atomic_init(&made->references, 1);
+    return made;
+}
+
+_Static_assert(sizeof(kp_buffer) <= KP_ALIGNED, "the struct has the first bytes of its memory");
 
 static inline kp_buffer *kp_keep(kp_buffer *buffer)
 {
@@ -39,6 +57,10 @@ static void kp_drop(kp_buffer *buffer)
 {
     if (!buffer || atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) != 1)
         return;
+    if (!buffer->owner) {
+        free(buffer);
+        return;
+    }
     buffer->next = atomic_load(&kp_dropped);
     while (!atomic_compare_exchange_weak(&kp_dropped, &buffer->next, buffer))
         ;

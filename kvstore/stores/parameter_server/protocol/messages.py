@@ -462,6 +462,8 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     """Of a view that the worker knew when it attached, or later."""
     bases: tuple[tuple[int, int], ...] = ()
     """(slice, round): these rounds go on without this worker; its first push belongs to the next."""
+    stream: str = ""
+    """Where the worker can open a stream, and its token; see `transport.streams`."""
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):

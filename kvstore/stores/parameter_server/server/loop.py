@@ -47,7 +47,7 @@ class ServerLoop:
         state = storage.restore() if roles.restart and config.snapshot else None
         incarnation = secrets.randbits(63)
         process = f"server/{roles.rank}/{os.getpid()}/{secrets.token_hex(8)}"
-        self._sockets = ServerSockets(roles, incarnation)
+        self._sockets = ServerSockets(roles, incarnation, bool(config.streams))
         hello = m.Hello(
             "server", roles.rank, incarnation, process, roles.job, m.PROTOCOL,
             address=self._sockets.address, restarted=state is not None,
@@ -166,7 +166,14 @@ class ServerLoop:
         self._storage.forget(action)
         if action.slices is None:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
-            self._attaching = {peer: key for peer, key in self._attaching.items() if key[0] != action.store}
+            for worker in {key for key in self._attaching.values() if key[0] == action.store}:
+                self._forget_names(worker)
+
+    def _forget_names(self, worker: tuple[int, int], but: Hashable = None) -> None:
+        """Forget by which names the sockets knew a worker, but for the one that it has now."""
+        for peer in [one for one, known in self._attaching.items() if known == worker and one != but]:
+            del self._attaching[peer]
+            self._sockets.forget(peer)
 
     def _met(self, met: m.Met) -> None:
         self._heartbeats = HeartbeatResponder(met.pulse, self._process, self._roles.keys, self._roles.job)
@@ -184,8 +191,10 @@ class ServerLoop:
     def _send(self, action: events.Send) -> None:
         message = action.message
         if type(message) is m.Attached:
-            offer = self._memory.get(self._attaching.get(action.peer, (-1, -1)), "")
-            message = msgspec.structs.replace(message, memory=offer)
+            worker = self._attaching.get(action.peer, (-1, -1))
+            self._forget_names(worker, but=action.peer)
+            stream = self._sockets.offer_stream(action.peer)
+            message = msgspec.structs.replace(message, memory=self._memory.get(worker, ""), stream=stream)
         self._sockets.send(action.peer, message)
 
     def _reply(self, action: events.Reply) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import zmq
 
@@ -236,7 +236,7 @@ class Poller:
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
-        self._channels: dict[zmq.Socket[bytes], Channel] = {}
+        self._channels: dict[Any, Any] = {}  # by ZeroMQ's socket, or descriptor
         self._watched: dict[zmq.Socket[bytes], Dealer] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, zmq.POLLIN)
@@ -256,15 +256,25 @@ class Poller:
         for socket in [socket for socket, dealer in self._watched.items() if dealer is channel]:
             self._forget(socket)
 
+    def watch(self, descriptor: int, item: object) -> None:
+        """Return `item` from `wait` when a descriptor is readable."""
+        self._channels[descriptor] = item
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Wait for a descriptor no longer; before it is closed."""
+        if self._channels.pop(descriptor, None) is not None:
+            self._poller.unregister(descriptor)
+
     def wake(self) -> None:
         """End the `wait` of another thread, or the next one."""
         os.eventfd_write(self._wake, 1)
 
-    def wait(self, timeout: float) -> list[Channel]:
+    def wait(self, timeout: float) -> list[Any]:
         """Wait until messages are there, at most `timeout` seconds (infinity: for ever).
 
-        Returns channels with messages, and dealers that were refused: their `receive` raises. Empty after
-        `timeout` and after `wake`.
+        Returns channels with messages, items of `watch` that are readable, and dealers that were refused:
+        their `receive` raises. Empty after `timeout` and after `wake`.
         """
         if not self._watched:
             return self._ready(timeout)[0]
@@ -282,8 +292,8 @@ class Poller:
             os.close(self._wake)
             self._wake = -1
 
-    def _ready(self, timeout: float) -> tuple[list[Channel], bool]:
-        ready: list[Channel] = []
+    def _ready(self, timeout: float) -> tuple[list[Any], bool]:
+        ready: list[Any] = []
         woken = False
         for socket, _ in self._poller.poll(_milliseconds(timeout)):
             if socket == self._wake:

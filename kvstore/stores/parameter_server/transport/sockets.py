@@ -15,11 +15,14 @@ from ....settings import addresses
 from ....settings.roles import Roles
 from ..protocol.events import ECHO
 from ..protocol.messages import Batch, Control, Hello, PayloadLocation
-from .channel import Dealer, NotSentError, Poller, Router
+from .channel import Channel, Dealer, NotSentError, Poller, Router
 from .context import Context
 from .frames import Codec, pack
 from .heartbeats import Echo, HeartbeatMonitor
+from .native._streams import Sender
 from .refusals import Refusals
+from .server_streams import ServerStreams
+from .stream_client import StreamClient
 
 log = logging.getLogger("kvstore.ps")
 
@@ -44,8 +47,12 @@ class _Sockets:
         """Close all. A second call does nothing."""
         if not self.closed:
             self.closed = True
+            self._close_streams()
             self._context.close(_LINGER)
             self._poller.close()
+
+    def _close_streams(self) -> None:
+        """Close what there is beside ZeroMQ's sockets."""
 
 
 class WorkerSockets(_Sockets):
@@ -56,6 +63,8 @@ class WorkerSockets(_Sockets):
         self._codec = Codec(roles.job)
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
         self._servers: dict[int, Dealer] = {}
+        self._streams: dict[int, StreamClient] = {}
+        self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
         try:
@@ -91,7 +100,37 @@ class WorkerSockets(_Sockets):
         self._peers[dealer] = peer
         self._poller.add(dealer)
 
+    def open_stream(self, server: int, offer: str) -> None:
+        """Send batches over a stream to a server from now on, where it has offered one."""
+        stream = self._streams.get(server)
+        if not offer or (stream is not None and stream.offer == offer):
+            return
+        self._drop_stream(server)
+        stream = self._streams[server] = StreamClient(offer, self._start_sender, self._poller)
+        self._peers[stream] = server
+        stream.open()
+
+    def _start_sender(self) -> Sender:
+        if self._sender is None:
+            self._sender = Sender()
+        return self._sender
+
+    def _drop_stream(self, server: int) -> None:
+        stream = self._streams.pop(server, None)
+        if stream is not None:
+            del self._peers[stream]
+            stream.close()
+
+    def _close_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.finish(_LINGER)
+        for server in list(self._streams):
+            self._drop_stream(server)
+        if self._sender is not None:
+            self._sender.close()
+
     def _drop(self, server: int) -> None:
+        self._drop_stream(server)
         dealer = self._servers.pop(server, None)
         if dealer is not None:
             self._poller.remove(dealer)
@@ -107,7 +146,10 @@ class WorkerSockets(_Sockets):
         if dealer is None:
             return
         try:
-            dealer.send(self._codec.encode(_packed(message)))
+            frames = self._codec.encode(_packed(message))
+            stream = self._streams.get(peer) if type(message) is Batch else None  # type: ignore[call-overload]
+            if stream is None or not stream.send(frames):
+                dealer.send(frames)
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
 
@@ -115,11 +157,16 @@ class WorkerSockets(_Sockets):
         """Wait for messages, at most so many seconds; yield those that are there."""
         for channel in self._poller.wait(timeout):
             peer = self._peers.get(channel)
+            if isinstance(channel, StreamClient):
+                for frames in channel.receive() if not self.closed else ():
+                    if (message := _read(self._codec, frames, f"server {peer}")) is not None:
+                        yield peer, message
+                continue
             for _ in range(_AT_ONCE):
-                frames = channel.receive() if not self.closed else None  # type: ignore[attr-defined]
-                if frames is None:
+                found = channel.receive() if not self.closed else None
+                if found is None:
                     break
-                message = _read(self._codec, frames, channel.peer)  # type: ignore[attr-defined]
+                message = _read(self._codec, found, channel.peer)
                 if message is not None:
                     yield peer, message
 
@@ -130,10 +177,11 @@ class WorkerSockets(_Sockets):
 
 
 class ServerSockets(_Sockets):
-    """A server's: one to the scheduler, one to its echo, and one for all workers."""
+    """A server's: one to the scheduler, one to its echo, one for all workers, and their streams."""
 
-    def __init__(self, roles: Roles, incarnation: int) -> None:
+    def __init__(self, roles: Roles, incarnation: int, streams: bool) -> None:
         super().__init__(roles, roles.job)
+        self._streams: ServerStreams | None = None
         self._codec = Codec(roles.job, marks=True)
         self._echo: Dealer | None = None
         self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
@@ -141,6 +189,8 @@ class ServerSockets(_Sockets):
             self._workers = Router(self._context, _address(roles, name))
             self._scheduler = Dealer(self._context, roles.scheduler, _identity(name))
             self._poller.add(self._scheduler)
+            if streams and roles.keys is None:
+                self._streams = ServerStreams(roles, self._poller)
         except BaseException:
             self.close()
             raise
@@ -153,6 +203,8 @@ class ServerSockets(_Sockets):
             frames = self._codec.encode(_packed(message))
             if peer == SCHEDULER:
                 self._scheduler.send(frames)
+            elif type(message) is Batch and self._streams is not None and self._streams.send(peer, frames):
+                return
             elif peer != ECHO:
                 self._workers.send(peer, frames)  # type: ignore[arg-type]
             elif self._echo is not None:
@@ -170,9 +222,28 @@ class ServerSockets(_Sockets):
             self._poller.add(self._echo)
             self._poller.add(self._workers)
 
+    def offer_stream(self, peer: Hashable) -> str:
+        """Return what a worker has to know to open a stream; empty where there are none."""
+        return "" if self._streams is None else self._streams.offer(peer)
+
+    def forget(self, peer: Hashable) -> None:
+        """Close a worker's stream, and let it open none again."""
+        if self._streams is not None:
+            self._streams.forget(peer)
+
+    def _close_streams(self) -> None:
+        if self._streams is not None:
+            self._streams.close(_LINGER)
+
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
         """Wait for messages, at most so many seconds; yield those that are there."""
         for channel in self._poller.wait(timeout):
+            if not isinstance(channel, Channel):
+                assert self._streams is not None
+                for peer, frames in self._streams.receive(channel):
+                    if (message := _read(self._codec, frames, repr(peer))) is not None:
+                        yield peer, message
+                continue
             for _ in range(_AT_ONCE):
                 found = self._next(channel)
                 if found is None:

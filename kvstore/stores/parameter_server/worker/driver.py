@@ -220,6 +220,7 @@ class MachineDriver:
         for peer, message in self._sockets.receive(timeout):
             if type(message) is m.Attached:
                 self._memory.open(peer, message.memory)
+                self._sockets.open_stream(peer, message.stream)  # type: ignore[arg-type]
             now = time.monotonic()
             if (stopped := self._standstill.stopped_for(now)) is not None:
                 self._stood_still(stopped, now)

@@ -28,7 +28,7 @@ def heard(sockets: ServerSockets, seconds: float) -> list[object]:
 def test_a_server_hears_no_worker_before_it_has_met_the_scheduler() -> None:
     # It gives signs of life from then on; what a worker wants may take longer than a silence may last.
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
-    server = ServerSockets(roles("server", scheduler.address), 1)
+    server = ServerSockets(roles("server", scheduler.address), 1, streams=True)
     worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
     attach = Attach(0, 0, 1, 0, JOB)
     try:

@@ -1,0 +1,276 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Streams of messages over connected sockets, beside ZeroMQ: one system call where ZeroMQ has several threads.
+
+The bytes and their checks are in stream.h; sender.h is the thread that sends what a socket could not take at once.
+"""
+
+import os
+
+cimport cython
+from posix.unistd cimport close as close_descriptor, getpid
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport errno
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+cdef extern from "sender.h" nogil:
+    enum:
+        KP_MAGIC
+    enum kp_outcome:
+        KP_OPEN
+        KP_BLOCKED
+        KP_CLOSED
+        KP_FOREIGN
+        KP_NO_MEMORY
+    ctypedef struct kp_buffer:
+        char *data
+        size_t nbytes
+        void *owner
+        kp_buffer *next
+    kp_buffer *kp_buffer_of(void *owner)
+    kp_buffer *kp_new_buffer(size_t nbytes)
+    kp_buffer *kp_keep(kp_buffer *buffer)
+    void kp_drop(kp_buffer *buffer)
+    kp_buffer *kp_take_dropped()
+    ctypedef struct kp_message:
+        kp_message *next
+        uint32_t n
+        kp_buffer **frames
+    ctypedef struct kp_piece:
+        const char *at
+        size_t nbytes
+        kp_buffer *owner
+    ctypedef struct kp_stream:
+        int fd
+        int broken
+    ctypedef struct kp_sender:
+        int runs
+    int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit)
+    void kp_free_stream(kp_stream *s)
+    kp_outcome kp_receive(kp_stream *s)
+    kp_message *kp_take_messages(kp_stream *s)
+    int kp_start_sender(kp_sender *sender)
+    void kp_stop_sender(kp_sender *sender, int ours)
+    int kp_add_stream(kp_sender *sender, kp_stream *s)
+    void kp_remove_stream(kp_stream *s)
+    int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
+    int kp_is_sent(kp_stream *s)
+
+cdef size_t COPIED = 32 * 1024  # bytes: smaller frames are copied behind the head
+
+
+@cython.final
+cdef class Frame:
+    """A received frame, as a buffer of bytes."""
+
+    cdef kp_buffer *data
+
+    def __dealloc__(self):
+        kp_drop(self.data)
+
+    def __len__(self):
+        return self.data.nbytes
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data.data, <Py_ssize_t>self.data.nbytes, 0, flags)
+
+
+cdef class Sender:
+    """The thread that sends for the streams of a process what their sockets do not take at once."""
+
+    cdef kp_sender s
+    cdef int pid
+
+    def __cinit__(self):
+        self.pid = getpid()
+        if kp_start_sender(&self.s):
+            raise OSError(errno, os.strerror(errno))
+
+    def close(self):
+        """End the thread; its streams are closed by now. A second call does nothing."""
+        with nogil:
+            kp_stop_sender(&self.s, getpid() == self.pid)
+
+    def __dealloc__(self):
+        kp_stop_sender(&self.s, getpid() == self.pid)
+
+
+cdef class Stream:
+    """One end of a stream. All methods belong to one thread at a time.
+
+    Parameters
+    ----------
+    sender : Sender
+    descriptor : int
+        A connected socket that does not block; it is the stream's from now on.
+    frame_limit : int
+        Bytes of the largest frame that is received.
+    """
+
+    cdef kp_stream s
+    cdef Sender sender
+    cdef kp_outcome end  # why nothing more is received
+    cdef readonly bint closed
+
+    def __cinit__(self, Sender sender not None, int descriptor, uint64_t frame_limit):
+        self.closed = True
+        if kp_open_stream(&self.s, descriptor, frame_limit):
+            raise MemoryError()
+        self.closed = False
+        self.sender = sender
+        if kp_add_stream(&sender.s, &self.s):
+            self.close()
+            raise MemoryError()
+
+    def __dealloc__(self):
+        self.close()
+
+    def fileno(self):
+        """Return the descriptor, which is readable when there is something to receive; -1: closed."""
+        return -1 if self.closed else self.s.fd
+
+    def send(self, list frames):
+        """Send a message of frames, each a contiguous buffer of bytes, without waiting.
+
+        Frames of more than 32 KiB are read until they are sent, and must stay as they are until the peer
+        answers. False: nothing was sent, for the stream is at its end, or the peer has not read for long.
+        """
+        cdef Py_ssize_t at, n = len(frames)
+        cdef size_t copied = 8 + 8 * n, used = 0, nbytes
+        cdef list views = []
+        cdef Py_buffer *view
+        cdef kp_piece *pieces
+        cdef kp_buffer *head
+        cdef kp_buffer *owner
+        cdef char *end
+        cdef char *begin
+        cdef int failed
+        if self.closed:
+            return False
+        release_dropped()
+        for frame in frames:
+            kept = PyMemoryView_FromObject(frame)
+            views.append(kept)
+            nbytes = PyMemoryView_GET_BUFFER(kept).len
+            if nbytes <= COPIED:
+                copied += nbytes
+        pieces = <kp_piece *>malloc((2 * n + 2) * sizeof(kp_piece))
+        head = kp_new_buffer(copied)
+        if pieces == NULL or head == NULL:
+            free(pieces)
+            kp_drop(head)
+            raise MemoryError()
+        begin = end = head.data
+        (<uint32_t *>end)[0], (<uint32_t *>end)[1] = KP_MAGIC, <uint32_t>n
+        end += 8
+        for at in range(n):
+            (<uint64_t *>end)[0] = PyMemoryView_GET_BUFFER(views[at]).len
+            end += 8
+        for kept in views:
+            view = PyMemoryView_GET_BUFFER(kept)
+            if <size_t>view.len <= COPIED:
+                memcpy(end, view.buf, view.len)
+                end += view.len
+                continue
+            if end > begin:
+                pieces[used] = kp_piece(begin, end - begin, kp_keep(head))
+                used += 1
+                begin = end
+            owner = kp_buffer_of(<void *>kept)
+            if owner == NULL:
+                drop_pieces(pieces, used)
+                kp_drop(head)
+                raise MemoryError()
+            Py_INCREF(kept)
+            pieces[used] = kp_piece(<char *>view.buf, view.len, owner)
+            used += 1
+        pieces[used] = kp_piece(begin, end - begin, head)
+        used += 1
+        with nogil:
+            failed = kp_send(&self.s, pieces, used)
+        if failed:
+            drop_pieces(pieces, used)
+        else:
+            free(pieces)
+        release_dropped()
+        return not failed
+
+    def receive(self):
+        """Return the messages that have come, each a list of `Frame`, without waiting.
+
+        Raises ConnectionError where the stream is at its end; what came before that was returned before.
+        """
+        cdef kp_message *message
+        cdef kp_message *following
+        cdef list found = []
+        if not self.closed and self.end in (KP_OPEN, KP_BLOCKED):
+            release_dropped()
+            with nogil:
+                self.end = kp_receive(&self.s)
+            message = kp_take_messages(&self.s)
+            while message != NULL:
+                found.append(frames_of(message))
+                following = message.next
+                free(message)
+                message = following
+        if not found and self.end not in (KP_OPEN, KP_BLOCKED):
+            raise ConnectionError(REASONS[<int>self.end])
+        return found
+
+    @property
+    def sent(self):
+        """Whether all messages have been given to the kernel."""
+        return self.closed or bool(kp_is_sent(&self.s))
+
+    def close(self):
+        """Close it; what was not sent is dropped. A second call does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        self.end = KP_CLOSED
+        if self.sender is not None and self.sender.pid != getpid():
+            close_descriptor(self.s.fd)  # of a fork, whose locks may be held for ever
+            return
+        with nogil:
+            kp_remove_stream(&self.s)
+        kp_free_stream(&self.s)
+        release_dropped()
+
+
+cdef dict REASONS = {
+    KP_CLOSED: "the connection was closed",
+    KP_FOREIGN: "a message begins with an invalid header, or is too large",
+    KP_NO_MEMORY: "no memory for a message",
+}
+
+
+cdef list frames_of(kp_message *message):
+    cdef list frames = []
+    cdef Frame frame
+    cdef uint32_t at
+    for at in range(message.n):
+        frame = Frame.__new__(Frame)
+        frame.data = message.frames[at]
+        frames.append(frame)
+    return frames
+
+
+cdef void drop_pieces(kp_piece *pieces, size_t n) noexcept:
+    cdef size_t at
+    for at in range(n):
+        kp_drop(pieces[at].owner)
+    free(pieces)
+
+
+cdef void release_dropped() noexcept:
+    """Release the Python objects that were sent."""
+    cdef kp_buffer *first = kp_take_dropped()
+    cdef kp_buffer *following
+    while first != NULL:
+        following = first.next
+        Py_DECREF(<object>first.owner)
+        free(first)
+        first = following

@@ -1,0 +1,162 @@
+/* A thread that sends what streams could not send at once, so that messages go out while their owner computes. */
+#ifndef KP_SENDER_H
+#define KP_SENDER_H
+
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include "stream.h"
+
+typedef struct kp_sender {
+    int epoll, wake;
+    int runs;
+    pthread_t thread;
+    pthread_mutex_t lock; /* for `streams`; taken before that of a stream */
+    kp_stream **streams;  /* by descriptor */
+    int room;
+} kp_sender;
+
+/* Wait until the socket takes more; under the stream's lock. */
+static int kp_await_room(kp_sender *sender, kp_stream *s)
+{
+    struct epoll_event event = {.events = EPOLLOUT | EPOLLONESHOT, .data.fd = s->fd};
+    if (s->waits)
+        return 0;
+    s->waits = epoll_ctl(sender->epoll, EPOLL_CTL_MOD, s->fd, &event) == 0;
+    return s->waits ? 0 : -1;
+}
+
+static void kp_send_more(kp_sender *sender, int fd)
+{
+    pthread_mutex_lock(&sender->lock);
+    kp_stream *s = fd < sender->room ? sender->streams[fd] : NULL;
+    if (s)
+        pthread_mutex_lock(&s->lock);
+    pthread_mutex_unlock(&sender->lock);
+    if (!s)
+        return;
+    s->waits = 0;
+    enum kp_outcome outcome = kp_flush(s, KP_SEND_BYTES);
+    if (outcome != KP_CLOSED && s->n_pieces)
+        kp_await_room(sender, s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *kp_run_sender(void *context)
+{
+    kp_sender *sender = (kp_sender *)context;
+    for (;;) {
+        struct epoll_event event;
+        int n = epoll_wait(sender->epoll, &event, 1, -1);
+        if (n < 0 && errno != EINTR)
+            return NULL;
+        if (n == 1 && event.data.fd == sender->wake)
+            return NULL;
+        if (n == 1)
+            kp_send_more(sender, event.data.fd);
+    }
+}
+
+/* 0, or -1 with errno. */
+static int kp_start_sender(kp_sender *sender)
+{
+    sigset_t all, before;
+    memset(sender, 0, sizeof *sender);
+    pthread_mutex_init(&sender->lock, NULL);
+    sender->epoll = epoll_create1(EPOLL_CLOEXEC);
+    sender->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = sender->wake};
+    if (sender->epoll < 0 || sender->wake < 0 || epoll_ctl(sender->epoll, EPOLL_CTL_ADD, sender->wake, &event))
+        return -1;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the program's own threads */
+    int failed = pthread_create(&sender->thread, NULL, kp_run_sender, sender);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    sender->runs = !failed;
+    errno = failed;
+    return failed ? -1 : 0;
+}
+
+/* `ours`: this is the process that started it; a child of that has no such thread. */
+static void kp_stop_sender(kp_sender *sender, int ours)
+{
+    uint64_t one = 1;
+    if (sender->runs && ours && write(sender->wake, &one, sizeof one) == sizeof one)
+        pthread_join(sender->thread, NULL);
+    sender->runs = 0;
+    if (sender->epoll >= 0)
+        close(sender->epoll);
+    if (sender->wake >= 0)
+        close(sender->wake);
+    sender->epoll = sender->wake = -1;
+    free(sender->streams);
+    sender->streams = NULL;
+    sender->room = 0;
+}
+
+/* Send for a stream from now on. 0, or -1: there is no memory or descriptor. */
+static int kp_add_stream(kp_sender *sender, kp_stream *s)
+{
+    struct epoll_event event = {.events = 0, .data.fd = s->fd};
+    int failed = 0;
+    pthread_mutex_lock(&sender->lock);
+    if (s->fd >= sender->room) {
+        int room = 2 * s->fd + 16;
+        kp_stream **streams = (kp_stream **)realloc(sender->streams, (size_t)room * sizeof *streams);
+        failed = !streams;
+        if (streams) {
+            memset(streams + sender->room, 0, (size_t)(room - sender->room) * sizeof *streams);
+            sender->streams = streams;
+            sender->room = room;
+        }
+    }
+    failed = failed || epoll_ctl(sender->epoll, EPOLL_CTL_ADD, s->fd, &event);
+    if (!failed) {
+        sender->streams[s->fd] = s;
+        s->sender = sender;
+    }
+    pthread_mutex_unlock(&sender->lock);
+    return failed ? -1 : 0;
+}
+
+/* Send for it no more; the thread does not use it any longer then. */
+static void kp_remove_stream(kp_stream *s)
+{
+    kp_sender *sender = s->sender;
+    if (!sender)
+        return;
+    pthread_mutex_lock(&sender->lock);
+    if (s->fd < sender->room)
+        sender->streams[s->fd] = NULL;
+    epoll_ctl(sender->epoll, EPOLL_CTL_DEL, s->fd, NULL);
+    pthread_mutex_unlock(&sender->lock);
+    pthread_mutex_lock(&s->lock); /* it may be sending */
+    pthread_mutex_unlock(&s->lock);
+    s->sender = NULL;
+}
+
+/* Queue a message and send what the socket takes. 0; -1: nothing was queued, or the stream is at its end. */
+static int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
+{
+    pthread_mutex_lock(&s->lock);
+    int waited = s->n_pieces > 0;
+    int failed = s->broken || kp_queue(s, pieces, n);
+    if (!failed && !waited && kp_flush(s, (size_t)-1) == KP_BLOCKED && (!s->sender || kp_await_room(s->sender, s))) {
+        s->broken = 1;
+        shutdown(s->fd, SHUT_RDWR);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return failed ? -1 : 0;
+}
+
+/* Whether all that was queued has gone. */
+static int kp_is_sent(kp_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int sent = !s->n_pieces || s->broken;
+    pthread_mutex_unlock(&s->lock);
+    return sent;
+}
+
+#endif

@@ -1,0 +1,319 @@
+/* One end of a stream: a connected socket, over which messages of several frames go, as over ZeroMQ.
+ *
+ * A message is a head, {KP_MAGIC, number of frames}, the sizes of the frames, and the frames. What comes is read by the
+ * stream's owner, who has one thread; a large frame is received where it stays. What goes is queued by the owner and
+ * sent as far as the socket takes it; the rest is sent by the thread of sender.h. A queued frame is read until it has
+ * been sent: its memory must stay as it is. */
+#ifndef KP_STREAM_H
+#define KP_STREAM_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "buffers.h"
+
+#define KP_MAGIC 0x5453564bu /* "KVST" */
+
+enum {
+    KP_READ_BYTES = 64 * 1024,
+    KP_DIRECT_BYTES = 16 * 1024, /* what is left of a frame is received where it belongs, from this size on */
+    KP_PIECES = 64,              /* of one system call */
+    KP_MOST_PIECES = 1 << 16,    /* in the queue */
+    KP_MOST_FRAMES = 1 << 18,    /* of a message */
+    KP_SEND_BYTES = 1 << 20      /* of one system call by the sender's thread, which holds the lock meanwhile */
+};
+#define KP_MOST_MESSAGE ((uint64_t)1 << 30)
+#define KP_ENOUGH ((uint64_t)8 << 20) /* bytes after which other streams have their turn */
+
+enum kp_stream_state { KP_HEAD, KP_SIZES, KP_FRAMES };
+enum kp_outcome { KP_OPEN, KP_BLOCKED, KP_CLOSED, KP_FOREIGN, KP_NO_MEMORY };
+
+typedef struct kp_message {
+    struct kp_message *next;
+    uint32_t n;
+    kp_buffer *frames[];
+} kp_message;
+
+typedef struct {
+    const char *at;
+    size_t nbytes;
+    kp_buffer *owner;
+} kp_piece;
+
+struct kp_sender;
+
+typedef struct {
+    int fd;
+    /* What comes. */
+    enum kp_stream_state state;
+    char *bytes; /* received, and not parsed */
+    size_t from, to;
+    uint64_t frame_limit;
+    uint32_t head[2], at;
+    uint64_t *sizes, got; /* `got`: bytes of the sizes, or of frame `at` */
+    size_t sizes_room;
+    kp_message *coming, *first, **last; /* the message that comes, and those that are whole */
+    /* What goes, under the lock. */
+    pthread_mutex_t lock;
+    struct kp_sender *sender;
+    kp_piece *pieces; /* a ring */
+    size_t first_piece, n_pieces, pieces_room, sent; /* `sent`: bytes of the first piece */
+    int waits; /* for the sender's thread */
+    int broken;
+} kp_stream;
+
+static void kp_free_message(kp_message *message)
+{
+    for (uint32_t i = 0; message && i < message->n; i++)
+        kp_drop(message->frames[i]);
+    free(message);
+}
+
+/* The socket is the stream's from now on. 0, or -1 where there is no memory. */
+static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit)
+{
+    memset(s, 0, sizeof *s);
+    s->bytes = (char *)malloc(KP_READ_BYTES);
+    if (!s->bytes)
+        return -1;
+    s->fd = fd;
+    s->frame_limit = frame_limit;
+    s->last = &s->first;
+    pthread_mutex_init(&s->lock, NULL);
+    return 0;
+}
+
+/* Nobody else may use the stream any more. */
+static void kp_free_stream(kp_stream *s)
+{
+    for (size_t i = 0; i < s->n_pieces; i++)
+        kp_drop(s->pieces[(s->first_piece + i) % s->pieces_room].owner);
+    free(s->pieces);
+    kp_free_message(s->coming);
+    while (s->first) {
+        kp_message *message = s->first;
+        s->first = message->next;
+        kp_free_message(message);
+    }
+    free(s->sizes);
+    free(s->bytes);
+    close(s->fd);
+    pthread_mutex_destroy(&s->lock);
+    memset(s, 0, sizeof *s);
+}
+
+/* ------------------------------------------------------------------------------------------------ what goes */
+
+static int kp_more_pieces(kp_stream *s)
+{
+    size_t room = s->pieces_room ? 2 * s->pieces_room : KP_PIECES;
+    kp_piece *pieces = (kp_piece *)malloc(room * sizeof *pieces);
+    if (!pieces)
+        return -1;
+    for (size_t i = 0; i < s->n_pieces; i++)
+        pieces[i] = s->pieces[(s->first_piece + i) % s->pieces_room];
+    free(s->pieces);
+    s->pieces = pieces;
+    s->pieces_room = room;
+    s->first_piece = 0;
+    return 0;
+}
+
+/* Queue all pieces, with a reference to the owner of each, or none. 0, or -1: there is no memory, or too much waits. */
+static int kp_queue(kp_stream *s, const kp_piece *pieces, size_t n)
+{
+    if (s->n_pieces + n > KP_MOST_PIECES)
+        return -1;
+    while (s->n_pieces + n > s->pieces_room)
+        if (kp_more_pieces(s))
+            return -1;
+    for (size_t i = 0; i < n; i++) {
+        if (pieces[i].nbytes)
+            s->pieces[(s->first_piece + s->n_pieces++) % s->pieces_room] = pieces[i];
+        else
+            kp_drop(pieces[i].owner);
+    }
+    return 0;
+}
+
+static void kp_sent(kp_stream *s, size_t nbytes)
+{
+    while (nbytes) {
+        kp_piece *piece = &s->pieces[s->first_piece];
+        size_t left = piece->nbytes - s->sent;
+        if (nbytes < left) {
+            s->sent += nbytes;
+            return;
+        }
+        nbytes -= left;
+        s->sent = 0;
+        kp_drop(piece->owner);
+        s->first_piece = (s->first_piece + 1) % s->pieces_room;
+        s->n_pieces--;
+    }
+}
+
+/* Send what the socket takes, at most about `most` bytes. KP_OPEN: nothing is left, or `most` is reached. */
+static enum kp_outcome kp_flush(kp_stream *s, size_t most)
+{
+    size_t done = 0;
+    while (s->n_pieces && !s->broken && done < most) {
+        struct iovec io[KP_PIECES];
+        size_t n = s->n_pieces < KP_PIECES ? s->n_pieces : KP_PIECES, bytes = 0, used = 0;
+        for (; used < n && bytes < most - done; used++) {
+            const kp_piece *piece = &s->pieces[(s->first_piece + used) % s->pieces_room];
+            size_t skip = used ? 0 : s->sent, left = piece->nbytes - skip;
+            left = left < most - done - bytes ? left : most - done - bytes;
+            io[used] = (struct iovec){(void *)(piece->at + skip), left};
+            bytes += left;
+        }
+        struct msghdr message = {.msg_iov = io, .msg_iovlen = used};
+        ssize_t sent = sendmsg(s->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return KP_BLOCKED;
+        if (sent < 0) {
+            s->broken = 1;
+            shutdown(s->fd, SHUT_RDWR); /* the owner finds its end */
+            break;
+        }
+        kp_sent(s, (size_t)sent);
+        done += (size_t)sent;
+    }
+    return s->broken ? KP_CLOSED : KP_OPEN;
+}
+
+/* ------------------------------------------------------------------------------------------------ what comes */
+
+static size_t kp_take_bytes(kp_stream *s, void *to, size_t want)
+{
+    size_t there = s->to - s->from, take = there < want ? there : want;
+    memcpy(to, s->bytes + s->from, take);
+    s->from += take;
+    return take;
+}
+
+static enum kp_outcome kp_read_head(kp_stream *s)
+{
+    s->got += kp_take_bytes(s, (char *)s->head + s->got, sizeof s->head - s->got);
+    if (s->got < sizeof s->head)
+        return KP_BLOCKED;
+    uint32_t n = s->head[1];
+    if (s->head[0] != KP_MAGIC || !n || n > KP_MOST_FRAMES)
+        return KP_FOREIGN;
+    if (n > s->sizes_room) {
+        uint64_t *sizes = (uint64_t *)realloc(s->sizes, n * sizeof *sizes);
+        if (!sizes)
+            return KP_NO_MEMORY;
+        s->sizes = sizes;
+        s->sizes_room = n;
+    }
+    s->got = 0;
+    s->state = KP_SIZES;
+    return KP_OPEN;
+}
+
+static enum kp_outcome kp_read_sizes(kp_stream *s)
+{
+    uint32_t n = s->head[1];
+    s->got += kp_take_bytes(s, (char *)s->sizes + s->got, n * sizeof *s->sizes - s->got);
+    if (s->got < n * sizeof *s->sizes)
+        return KP_BLOCKED;
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (s->sizes[i] > s->frame_limit || (total += s->sizes[i]) > KP_MOST_MESSAGE)
+            return KP_FOREIGN;
+    s->coming = (kp_message *)calloc(1, sizeof *s->coming + n * sizeof(kp_buffer *));
+    if (!s->coming)
+        return KP_NO_MEMORY;
+    s->got = s->at = 0;
+    s->state = KP_FRAMES;
+    return KP_OPEN;
+}
+
+/* The frames, each with memory from when it begins to come; then the message is whole. */
+static enum kp_outcome kp_read_frames(kp_stream *s)
+{
+    kp_message *message = s->coming;
+    for (; s->at < s->head[1]; s->at++) {
+        if (message->n == s->at) {
+            if (!(message->frames[s->at] = kp_new_buffer((size_t)s->sizes[s->at])))
+                return KP_NO_MEMORY;
+            message->n++;
+        }
+        s->got += kp_take_bytes(s, message->frames[s->at]->data + s->got, (size_t)(s->sizes[s->at] - s->got));
+        if (s->got < s->sizes[s->at])
+            return KP_BLOCKED;
+        s->got = 0;
+    }
+    *s->last = message;
+    s->last = &message->next;
+    s->coming = NULL;
+    s->state = KP_HEAD;
+    return KP_OPEN;
+}
+
+/* Parse the bytes that are there. KP_BLOCKED: all of them are. */
+static enum kp_outcome kp_parse(kp_stream *s)
+{
+    enum kp_outcome outcome = KP_OPEN;
+    while (outcome == KP_OPEN)
+        outcome = s->state == KP_HEAD ? kp_read_head(s) : s->state == KP_SIZES ? kp_read_sizes(s) : kp_read_frames(s);
+    return outcome;
+}
+
+/* Receive once: the rest of a large frame where it belongs, and what follows it. */
+static ssize_t kp_fill(kp_stream *s)
+{
+    struct iovec io[2];
+    int n = 0;
+    size_t direct = 0;
+    s->from = s->to = 0; /* all was parsed */
+    if (s->state == KP_FRAMES && s->coming->n > s->at && s->sizes[s->at] - s->got >= KP_DIRECT_BYTES) {
+        direct = (size_t)(s->sizes[s->at] - s->got);
+        io[n++] = (struct iovec){s->coming->frames[s->at]->data + s->got, direct};
+    }
+    io[n++] = (struct iovec){s->bytes, KP_READ_BYTES};
+    ssize_t got = readv(s->fd, io, n);
+    if (got > 0) {
+        size_t placed = (size_t)got < direct ? (size_t)got : direct;
+        s->got += placed;
+        s->to = (size_t)got - placed;
+    }
+    return got;
+}
+
+/* Receive and parse what has come. KP_BLOCKED: there is no more for now. KP_OPEN: others should have their turn. */
+static enum kp_outcome kp_receive(kp_stream *s)
+{
+    for (uint64_t done = 0; done < KP_ENOUGH;) {
+        ssize_t got = kp_fill(s);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK ? KP_BLOCKED : KP_CLOSED;
+        if (got == 0)
+            return KP_CLOSED;
+        done += (uint64_t)got;
+        enum kp_outcome outcome = kp_parse(s);
+        if (outcome != KP_BLOCKED)
+            return outcome;
+    }
+    return KP_OPEN;
+}
+
+/* The messages that are whole, as a list; they are the caller's. */
+static kp_message *kp_take_messages(kp_stream *s)
+{
+    kp_message *first = s->first;
+    s->first = NULL;
+    s->last = &s->first;
+    return first;
+}
+
+#endif

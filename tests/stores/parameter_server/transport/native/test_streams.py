@@ -1,0 +1,216 @@
+"""Streams over real sockets: messages come whole and in order, and what is none ends the stream."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pace
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.stores.parameter_server.transport.native._streams import Sender, Stream
+
+LIMIT = 1 << 22
+MAGIC = b"KVST"
+SIZES = st.one_of(st.integers(0, 40), st.sampled_from([4096, 32768, 32769, 65536, 65537, 200_000]))
+MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=4), min_size=1, max_size=5)
+Frames = list[bytes]
+
+
+@pytest.fixture(scope="module")
+def sender() -> Iterator[Sender]:
+    made = Sender()
+    yield made
+    made.close()
+
+
+def pair(sender: Sender) -> tuple[Stream, Stream]:
+    ours, theirs = sockets()
+    return Stream(sender, ours.detach(), LIMIT), Stream(sender, theirs.detach(), LIMIT)
+
+
+def sockets() -> tuple[socket.socket, socket.socket]:
+    both = socket.socketpair()
+    for one in both:
+        one.setblocking(False)
+    return both
+
+
+def received(stream: Stream, count: int) -> list[Frames]:
+    found: list[Frames] = []
+    end = pace.deadline(20)
+    while len(found) < count:
+        assert time.monotonic() < end, f"{len(found)} of {count} messages"
+        select.select([stream], [], [], 0.1)
+        found += [[bytes(memoryview(frame)) for frame in frames] for frames in stream.receive()]
+    return found
+
+
+def raw(*frames: bytes) -> bytes:
+    sizes = b"".join(struct.pack("<Q", len(frame)) for frame in frames)
+    return MAGIC + struct.pack("<I", len(frames)) + sizes + b"".join(frames)
+
+
+@given(MESSAGES)
+@settings(max_examples=60, deadline=None)
+def test_messages_come_as_they_were_sent(sender: Sender, shapes: list[list[int]]) -> None:
+    messages = [[os.urandom(size) for size in sizes] for sizes in shapes]
+    one, other = pair(sender)
+    for frames in messages:
+        assert one.send(list(frames))
+    assert received(other, len(messages)) == messages
+    assert one.sent and not other.receive()
+    one.close()
+    other.close()
+
+
+@given(MESSAGES, st.integers(0, 1 << 32), st.sampled_from([3, 100, 5000, 100_000]))
+@settings(max_examples=60, deadline=None)
+def test_messages_come_however_they_are_cut(
+    sender: Sender, shapes: list[list[int]], seed: int, most: int
+) -> None:
+    draw = random.Random(seed)
+    messages = [[os.urandom(size) for size in sizes] for sizes in shapes]
+    ours, theirs = sockets()
+    stream, found = Stream(sender, theirs.detach(), LIMIT), []
+    rest = b"".join(raw(*frames) for frames in messages)
+    while rest:
+        longest = most if len(rest) < 2000 else max(most, 5000)
+        rest = rest[ours.send(rest[: draw.randint(1, longest)]) :]
+        found += [[bytes(memoryview(frame)) for frame in frames] for frames in stream.receive()]
+    assert found == messages
+    stream.close()
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"GET / HTTP/1.1\r\n",
+        MAGIC + struct.pack("<I", 0),
+        MAGIC + struct.pack("<I", (1 << 18) + 1),
+        MAGIC + struct.pack("<IQ", 1, LIMIT + 1),
+        MAGIC + struct.pack("<IQ", 1, (1 << 64) - 1),
+        MAGIC + struct.pack("<I", 300) + struct.pack("<Q", LIMIT) * 300,
+    ],
+    ids=["foreign", "no frame", "many frames", "large frame", "huge frame", "large message"],
+)
+def test_what_is_no_message_ends_the_stream(sender: Sender, text: bytes) -> None:
+    ours, theirs = sockets()
+    stream = Stream(sender, theirs.detach(), LIMIT)
+    ours.send(raw(b"good") + text)
+    assert received(stream, 1) == [[b"good"]], "what came before it counts"
+    with pytest.raises(ConnectionError, match="invalid header, or is too large"):
+        stream.receive()
+        stream.receive()
+    stream.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 20, 50_000])
+def test_a_message_that_is_cut_off_never_comes(sender: Sender, cut: int) -> None:
+    ours, theirs = sockets()
+    stream = Stream(sender, theirs.detach(), LIMIT)
+    ours.send(raw(b"x" * 100_000)[:cut])
+    assert stream.receive() == []
+    ours.close()
+    with pytest.raises(ConnectionError, match="closed"):
+        stream.receive()
+    stream.close()
+
+
+def test_what_the_socket_does_not_take_is_sent_in_the_background(sender: Sender) -> None:
+    one, other = pair(sender)
+    messages = [[np.full(LIMIT, i, np.uint8).data] for i in range(8)]
+    for frames in messages:
+        assert one.send(frames)
+    assert not one.sent
+    found: list[int] = []
+    end = pace.deadline(20)
+    while len(found) < 8:  # one.send is not called again
+        assert time.monotonic() < end
+        found += [int(memoryview(frames[0])[-1]) for frames in other.receive()]
+    assert found == list(range(8))
+    assert one.sent
+    one.close()
+    other.close()
+
+
+def test_memory_stays_until_it_is_sent_and_is_let_go_then(sender: Sender) -> None:
+    one, other = pair(sender)
+    array = np.ones(LIMIT, np.uint8)
+    before = sys.getrefcount(array)
+    assert one.send([array.data]) and one.send([array.data])
+    assert sys.getrefcount(array) > before
+    received(other, 2)
+    one.receive()  # whoever holds the interpreter's lock lets go
+    gc.collect()
+    assert sys.getrefcount(array) == before
+    assert one.send([array.data]) and one.send([array.data])
+    one.close()
+    assert sys.getrefcount(array) == before
+    other.close()
+
+
+def test_a_peer_that_does_not_read_is_refused_more(sender: Sender) -> None:
+    one, other = pair(sender)
+    one.send([bytes(LIMIT)])
+    sent = 0
+    while one.send([b"x"]):
+        sent += 1
+        assert sent < 1 << 17
+    assert sent > 1000
+    received(other, sent + 1)
+    assert one.send([b"and on"])
+    one.close()
+    other.close()
+
+
+def test_a_peer_that_is_gone_is_noticed(sender: Sender) -> None:
+    one, other = pair(sender)
+    other.close()
+    end = pace.deadline(20)
+    while one.send([bytes(100_000)]):
+        assert time.monotonic() < end
+    with pytest.raises(ConnectionError):
+        one.receive()
+    assert one.sent, "nothing can be sent any more"
+    one.close()
+    assert one.fileno() == -1 and not one.send([b""])
+    with pytest.raises(ConnectionError):
+        one.receive()
+
+
+def test_a_fork_disturbs_nobody(sender: Sender) -> None:
+    one, other = pair(sender)
+    one.send([bytes(LIMIT)])
+    one.send([bytes(LIMIT)])
+    child = os.fork()
+    if not child:
+        one.close()
+        other.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [len(frames[0]) for frames in received(other, 2)] == [LIMIT, LIMIT]
+    one.close()
+    other.close()
+
+
+def test_what_is_no_buffer_is_an_error_and_sends_nothing(sender: Sender) -> None:
+    one, other = pair(sender)
+    with pytest.raises(TypeError):
+        one.send([b"a", 3])
+    one.send([b"b"])
+    assert received(other, 1) == [[b"b"]]
+    one.close()
+    other.close()

@@ -1,0 +1,181 @@
+"""Streams of workers and servers: who may open one, and what becomes of one that breaks."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pace
+import pytest
+
+from kvstore.stores.parameter_server.transport import stream_listener
+from kvstore.stores.parameter_server.transport.channel import Poller
+from kvstore.stores.parameter_server.transport.native._streams import Sender
+from kvstore.stores.parameter_server.transport.server_streams import ServerStreams
+from kvstore.stores.parameter_server.transport.stream_client import StreamClient
+
+PEER = b"worker 0"
+
+
+class End:
+    """One process's end: a poller, and what has come."""
+
+    def __init__(self) -> None:
+        self.poller, self.sender = Poller(), Sender()
+        self.streams: Any = None
+        self.came: list[tuple[Any, bytes]] = []
+
+    def turn(self, timeout: float = 0.0) -> None:
+        for item in self.poller.wait(timeout):
+            if isinstance(item, StreamClient):
+                self.came += [("server", bytes(memoryview(frames[0]))) for frames in item.receive()]
+            else:
+                self.came += [(peer, bytes(memoryview(f[0]))) for peer, f in self.streams.receive(item)]
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def server(request: pytest.FixtureRequest) -> Iterator[End]:
+    end = End()
+    roles: Any = SimpleNamespace(ipc=request.param == "ipc", host="127.0.0.1")
+    end.streams = ServerStreams(roles, end.poller)
+    yield end
+    end.streams.close(0.0)
+    end.sender.close()
+    end.poller.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[End]:
+    end = End()
+    yield end
+    if end.streams is not None:
+        end.streams.close()
+    end.sender.close()
+    end.poller.close()
+
+
+def opened(worker: End, offer: str) -> StreamClient:
+    worker.streams = StreamClient(offer, lambda: worker.sender, worker.poller)
+    worker.streams.open()
+    return worker.streams
+
+
+def until(true: Callable[[], object], *ends: End) -> None:
+    end = pace.deadline(20)
+    while not true():
+        assert time.monotonic() < end
+        for one in ends:
+            one.turn(0.005)
+
+
+def test_messages_go_both_ways(server: End, worker: End) -> None:
+    client = opened(worker, server.streams.offer(PEER))
+    until(lambda: client.send([b"up"]), server)
+    until(lambda: server.came, server)
+    assert server.came == [(PEER, b"up")]
+    assert server.streams.send(PEER, [b"down"]) and not server.streams.send(b"other", [b""])
+    until(lambda: worker.came, worker)
+    assert worker.came == [("server", b"down")]
+
+
+def test_an_offer_is_the_same_until_it_is_withdrawn(server: End, worker: End) -> None:
+    offer = server.streams.offer(PEER)
+    assert server.streams.offer(PEER) == offer != server.streams.offer(b"other")
+    client = opened(worker, offer)
+    until(lambda: client.send([b"up"]), server)
+    until(lambda: server.came, server)
+    server.streams.forget(PEER)
+    assert not server.streams.send(PEER, [b"down"])
+    assert server.streams.offer(PEER) != offer
+
+
+def test_a_stream_that_breaks_is_opened_again(server: End, worker: End) -> None:
+    client = opened(worker, server.streams.offer(PEER))
+    until(lambda: client.send([b"one"]), server)
+    until(lambda: server.came, server)
+    server.streams._drop(PEER)
+    until(lambda: worker.turn(0.005) or client._stream is None, server)
+    until(lambda: client.send([b"two"]), server)
+    until(lambda: len(server.came) == 2, server)
+    assert server.came[1] == (PEER, b"two")
+    assert server.streams.send(PEER, [b"down"])
+
+
+def test_a_new_stream_takes_the_place_of_the_old_one(server: End, worker: End) -> None:
+    offer = server.streams.offer(PEER)
+    first = StreamClient(offer, lambda: worker.sender, worker.poller)
+    until(lambda: first.send([b"one"]), server)
+    until(lambda: server.came, server)
+    second = opened(worker, offer)
+    until(lambda: second.send([b"two"]), server)
+    until(lambda: len(server.came) == 2, server)
+    assert server.streams.send(PEER, [b"down"])
+    until(lambda: worker.came, worker)
+    assert len(server.streams._streams) == 1
+    first.close()
+
+
+def test_without_a_server_nothing_is_sent_and_nothing_waits(worker: End) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    client = opened(worker, f"tcp://127.0.0.1:{port}/{'00' * 16}")
+    for _ in range(20):
+        assert not client.send([b"x"])
+        time.sleep(0.01)
+    assert client.receive() == []
+
+
+@pytest.mark.parametrize("text", [b"KVSTREAM" + bytes(16), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b""])
+def test_strangers_are_closed(server: End, text: bytes) -> None:
+    server.streams.offer(PEER)
+    with connected(server) as stranger:
+        stranger.sendall(text)
+        if not text:
+            stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(0.01)
+        until(lambda: is_closed(stranger), server)
+    assert not server.came and not server.streams._listener._strangers
+
+
+def test_who_says_nothing_is_closed_in_time(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_listener, "HANDSHAKE", 0.05)
+    with connected(server) as slow:
+        slow.send(b"KVS")
+        until(lambda: server.streams._listener._strangers, server)
+        time.sleep(0.1)
+        with connected(server):  # it is looked at with the next that comes
+            slow.settimeout(0.01)
+            until(lambda: is_closed(slow), server)
+
+
+def test_only_so_many_strangers_are_let_in(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_listener, "_STRANGERS", 3)
+    many = [connected(server) for _ in range(6)]
+    until(lambda: len(server.streams._listener._strangers) == 3, server)
+    for one in many:
+        one.settimeout(0.01)
+    until(lambda: sum(map(is_closed, many)) == 3, server)
+    for one in many:
+        one.close()
+
+
+def connected(server: End) -> socket.socket:
+    address = server.streams._listener.address
+    if address.startswith("ipc://@"):
+        made = socket.socket(socket.AF_UNIX)
+        made.connect("\0" + address.removeprefix("ipc://@"))
+        return made
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host, int(port)))
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
