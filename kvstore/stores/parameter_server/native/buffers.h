@@ -9,12 +9,17 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { KP_ALIGNED = 64 };
+enum {
+    KP_ALIGNED = 64,
+    KP_POOLED = 32,              /* free buffers that are kept */
+    KP_POOLED_LEAST = 64 * 1024, /* bytes: malloc maps larger ones anew each time, page by page */
+    KP_POOLED_BYTES = 32 << 20   /* of all that are kept */
+};
 
 typedef struct kp_buffer {
     atomic_int references;
     char *data; /* behind the struct; NULL: it is an object's */
-    size_t nbytes;
+    size_t nbytes, room;
     void *owner;            /* the object; the buffer has one reference to it */
     struct kp_buffer *next; /* in the list of dropped ones */
 } kp_buffer;
@@ -32,14 +37,62 @@ static kp_buffer *kp_buffer_of(void *owner)
     return made;
 }
 
+/* Free buffers, for whoever needs one of about their size. */
+static struct {
+    atomic_flag held;
+    int n;
+    size_t nbytes;
+    kp_buffer *free[KP_POOLED];
+} kp_pool = {.held = ATOMIC_FLAG_INIT};
+
+static void kp_hold_pool(void)
+{
+    while (atomic_flag_test_and_set_explicit(&kp_pool.held, memory_order_acquire))
+        ;
+}
+
+static void kp_release_pool(void)
+{
+    atomic_flag_clear_explicit(&kp_pool.held, memory_order_release);
+}
+
+/* NULL: there is none of that size. */
+static kp_buffer *kp_take_pooled(size_t nbytes)
+{
+    kp_buffer *found = NULL;
+    kp_hold_pool();
+    for (int i = kp_pool.n - 1; i >= 0 && !found; i--)
+        if (kp_pool.free[i]->room >= nbytes && kp_pool.free[i]->room / 2 <= nbytes) {
+            found = kp_pool.free[i];
+            kp_pool.free[i] = kp_pool.free[--kp_pool.n];
+            kp_pool.nbytes -= found->room;
+        }
+    kp_release_pool();
+    return found;
+}
+
+/* Keep a buffer that nobody uses. 0: it was not kept. */
+static int kp_give_pooled(kp_buffer *buffer)
+{
+    kp_hold_pool();
+    int kept = kp_pool.n < KP_POOLED && kp_pool.nbytes + buffer->room <= KP_POOLED_BYTES;
+    if (kept) {
+        kp_pool.free[kp_pool.n++] = buffer;
+        kp_pool.nbytes += buffer->room;
+    }
+    kp_release_pool();
+    return kept;
+}
+
 /* Aligned memory of its own; NULL: there is none. */
 static kp_buffer *kp_new_buffer(size_t nbytes)
 {
-    void *memory;
-    if (nbytes > PTRDIFF_MAX - KP_ALIGNED || posix_memalign(&memory, KP_ALIGNED, KP_ALIGNED + nbytes))
+    void *memory = nbytes >= KP_POOLED_LEAST ? kp_take_pooled(nbytes) : NULL;
+    size_t room = memory ? ((kp_buffer *)memory)->room : nbytes;
+    if (!memory && (nbytes > PTRDIFF_MAX - KP_ALIGNED || posix_memalign(&memory, KP_ALIGNED, KP_ALIGNED + nbytes)))
         return NULL;
     kp_buffer *made = (kp_buffer *)memory;
-    *made = (kp_buffer){.data = (char *)memory + KP_ALIGNED, .nbytes = nbytes};
+    *made = (kp_buffer){.data = (char *)memory + KP_ALIGNED, .nbytes = nbytes, .room = room};
     atomic_init(&made->references, 1);
     return made;
 }
@@ -58,7 +111,8 @@ static void kp_drop(kp_buffer *buffer)
     if (!buffer || atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) != 1)
         return;
     if (!buffer->owner) {
-        free(buffer);
+        if (buffer->room < KP_POOLED_LEAST || !kp_give_pooled(buffer))
+            free(buffer);
         return;
     }
     buffer->next = atomic_load(&kp_dropped);
