@@ -81,7 +81,15 @@ def allowed(name: str) -> bool:
     told = licence(name)
     if NVIDIA.fullmatch(told) or told == OF_FILES:
         return True
-    return any(set(choice.strip("()").split(" AND ")) <= FREE for choice in told.split(" OR "))
+    return is_free(told)
+
+
+def is_free(expression: str) -> bool:
+    """Tell whether licences of FREE satisfy an SPDX expression, in which AND binds more strongly than OR."""
+    while inner := re.search(r"\(([^()]*)\)", expression):
+        value = "0BSD" if is_free(inner[1]) else "unknown"
+        expression = expression[: inner.start()] + value + expression[inner.end() :]
+    return any(set(choice.split(" AND ")) <= FREE for choice in expression.split(" OR "))
 
 
 def required(name: str, extras: frozenset[str]) -> Iterator[Requirement]:

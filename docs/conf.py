@@ -12,7 +12,7 @@ from kvstore.launch.cli import main
 DOCS = Path(__file__).parent
 
 project = "kvstore"
-author = "The kvstore authors"
+author = copyright = "The kvstore authors"
 version = release = kvstore.__version__
 html_title = f"{project} {version}"
 html_theme = "furo"

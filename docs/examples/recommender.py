@@ -96,7 +96,8 @@ def train(store, options):
             save(store, options.checkpoints, step)
             say(f"step {step}: loss {loss:.2f}, checkpoint step-{step:08}")
     store.row_sparse_pull("items", out=table, row_ids=np.arange(1000) * 2654435761 % options.rows)
-    print(f"worker {store.rank}: step {options.steps}, popular rows {zlib.crc32(table.data.tobytes()):08x}")
+    last = max(first, options.steps)  # the checkpoint may be of a longer run
+    print(f"worker {store.rank}: step {last}, popular rows {zlib.crc32(table.data.tobytes()):08x}")
 
 
 def main():

@@ -241,6 +241,8 @@ def test_recommender_goes_on_from_its_checkpoint(place: Place, undisturbed: str,
     assert f"begins at step {last} with" in again
     assert rows(again) == undisturbed
     assert {path.name for path in folder.iterdir()} == {"step-00000290", "step-00000300"}
+    fewer = place.says(*recommender(folder), "--steps=200")
+    assert rows(fewer) == undisturbed, "it says the step of the checkpoint"
 
 
 # --------------------------------------------------------------------------------------- Slurm and Kubernetes

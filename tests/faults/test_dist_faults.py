@@ -894,6 +894,7 @@ def fill_the_disk(faults: Faults, draw: random.Random, when: str) -> None:
             assert re.search(
                 rf"no snapshot: {folder}/\S+ cannot be written: File too large; free space", told
             ), told
+            assert told.rstrip().endswith("unchanged. Correct it, then init the key again"), told
             assert ".tmp" not in told
         else:
             workers = made.start_all(BODIES, "trained", 40, 0.03)

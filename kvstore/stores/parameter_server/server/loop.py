@@ -138,7 +138,7 @@ class ServerLoop:
         except (OSError, KVStoreError, MemoryError) as error:
             self._unwritten = Failure(
                 "StateFileError",
-                f"server {self._machine.rank} has no snapshot: {error}; make room, and init the key again",
+                f"server {self._machine.rank} has no snapshot: {error}. Correct it, then init the key again",
             )
             if time.monotonic() - self._complained > _COMPLAINT:
                 self._complained = time.monotonic()
