@@ -98,7 +98,7 @@ static void kp_stop_sender(kp_sender *sender, int ours)
 /* Send for a stream from now on. 0, or -1: there is no memory or descriptor. */
 static int kp_add_stream(kp_sender *sender, kp_stream *s)
 {
-    struct epoll_event event = {.events = 0, .data.fd = s->fd};
+    struct epoll_event event = {.events = EPOLLONESHOT, .data.fd = s->fd}; /* a hang-up is told once, not for ever */
     int failed = 0;
     pthread_mutex_lock(&sender->lock);
     if (s->fd >= sender->room) {

@@ -191,6 +191,16 @@ def test_a_peer_that_is_gone_is_noticed(sender: Sender) -> None:
         one.receive()
 
 
+def test_a_peer_that_is_gone_costs_nothing(sender: Sender) -> None:
+    one, other = pair(sender)
+    one.send([b"x"])
+    other.close()
+    before = time.process_time()
+    time.sleep(0.5)  # its owner computes, and does not look
+    assert time.process_time() - before < 0.25
+    one.close()
+
+
 def test_a_fork_disturbs_nobody(sender: Sender) -> None:
     one, other = pair(sender)
     one.send([bytes(LIMIT)])
