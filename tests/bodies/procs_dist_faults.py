@@ -32,6 +32,7 @@ from references import Array
 
 import kvstore as kv
 from kvstore.stores.parameter_server.server import loop as server_loop
+from kvstore.stores.parameter_server.worker.process import WorkerProcess
 
 F = np.float32
 #: One key of one slice, and one of five slices (of 64 KB) on all servers.
@@ -40,6 +41,18 @@ SLICE_BYTES = 1 << 16
 ELEMENTS = SLICE_BYTES // 4
 RATE, MOMENTUM = 0.5, 0.5
 _CLONE_NEWNET = 0x40000000
+
+
+def tell_start() -> None:
+    """Say that this worker starts, and when the scheduler knows it: from then on its death is noticed."""
+    met = WorkerProcess.met
+
+    def known(process: WorkerProcess, message: Any) -> None:
+        met(process, message)
+        tell("known")
+
+    WorkerProcess.met = known  # type: ignore[method-assign]
+    tell("starts")
 
 
 class Load:
@@ -139,7 +152,7 @@ def digest(store: Any, keys: list[str]) -> str:
 
 def until_lost(phase: str, folder: str) -> dict[str, Any]:
     """Repeat one thing until somebody dies; then read, save and close, as far as that must work."""
-    tell("starts")
+    tell_start()
     made: list[Load] = []
     error: Any = None
     try:
@@ -334,7 +347,7 @@ def heard() -> bool:
 
 def going_on(phase: str) -> dict[str, Any]:
     """Work on with those who are left, until worker 0 is told to stop and says so in a key of its own."""
-    tell("starts")
+    tell_start()
     load = Load(on_peer_loss="continue")
     load.n = 0
     load.check = lambda: None  # type: ignore[method-assign]  # its sums are of those who live
@@ -366,7 +379,7 @@ def going_on(phase: str) -> dict[str, Any]:
 
 def one_by_one(verb: str, meets: bool) -> dict[str, Any]:
     """Work on as `going_on` does, in passes of one call for each key; of no pass see others only a part."""
-    tell("starts")
+    tell_start()
     store = kv.create("dist_sync", on_peer_loss="continue", slice_bytes=SLICE_BYTES)
     shapes = {**{f"w{i}": (101 + i,) for i in range(4)}, **SHAPES}
     store.init([*shapes, "stop"], [np.zeros(shape, F) for shape in shapes.values()] + [np.zeros(1, F)])

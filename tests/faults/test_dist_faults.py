@@ -267,8 +267,8 @@ def kill_one_at_the_start(faults: Faults, draw: random.Random, on_peer_loss: str
         body = "until_lost" if on_peer_loss == "raise" else "going_on"
         arguments = ("pushpull", str(made.folder)) if on_peer_loss == "raise" else ("pushpull",)
         workers = [made.start(BODIES, body, *arguments, rank=rank) for rank in (0, 1)]
-        ready(*workers, line="starts")
-        time.sleep(0.5 + draw.random() * 0.1)
+        ready(*workers, line="known")
+        time.sleep(draw.random() * 0.1)
         killed = kill(workers[1])
         if on_peer_loss == "raise":
             check_lost(finish(workers[0]), killed, "worker", 1)
@@ -295,8 +295,8 @@ def kill_a_server_at_the_start(faults: Faults, draw: random.Random) -> None:
 def kill_the_scheduler_at_the_start(faults: Faults, draw: random.Random) -> None:
     with faults.job(2, 1) as made:
         worker = made.start(BODIES, "until_lost", "pushpull", str(made.folder), rank=0)
-        worker.expect("starts")
-        time.sleep(0.5 + draw.random() * 0.2)
+        worker.expect("known")
+        time.sleep(0.5 + draw.random() * 0.2)  # the server has been there for longer, and says nothing
         killed = kill(made.scheduler)
         check_lost(finish(worker), killed, "scheduler", 0)
         assert made.ended(10) == [-signal.SIGKILL, 1]
