@@ -47,12 +47,12 @@ class _Sockets:
         """Close all. A second call does nothing."""
         if not self.closed:
             self.closed = True
-            self._close_streams()
+            self.close_streams()
             self._context.close(_LINGER)
             self._poller.close()
 
-    def _close_streams(self) -> None:
-        """Close what there is beside ZeroMQ's sockets."""
+    def close_streams(self) -> None:
+        """Close what there is beside ZeroMQ's sockets, once all messages are with the kernel."""
 
 
 class WorkerSockets(_Sockets):
@@ -121,13 +121,15 @@ class WorkerSockets(_Sockets):
             del self._peers[stream]
             stream.close()
 
-    def _close_streams(self) -> None:
+    def close_streams(self) -> None:
+        """Close the streams to servers, once all messages are with the kernel."""
         for stream in self._streams.values():
             stream.finish(_LINGER)
         for server in list(self._streams):
             self._drop_stream(server)
         if self._sender is not None:
             self._sender.close()
+            self._sender = None
 
     def _drop(self, server: int) -> None:
         self._drop_stream(server)
@@ -231,9 +233,11 @@ class ServerSockets(_Sockets):
         if self._streams is not None:
             self._streams.forget(peer)
 
-    def _close_streams(self) -> None:
+    def close_streams(self) -> None:
+        """Close the streams of workers, once all messages are with the kernel."""
         if self._streams is not None:
             self._streams.close(_LINGER)
+            self._streams = None
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
         """Wait for messages, at most so many seconds; yield those that are there."""

@@ -277,6 +277,8 @@ class Client:
         self.driver.closed = True
         if not self._process.keeps(self):
             self.shut()
+        else:
+            self.driver.close_streams()
 
     def say_bye(self, lost: bool) -> None:
         """Tell the scheduler that this process ends; for one store, when all are closed."""

@@ -170,6 +170,11 @@ class MachineDriver:
             self.failure = self.failure or failure
             self._sockets.close()
 
+    def close_streams(self) -> None:
+        """Hold no connections to servers any more; what is left is the farewell to the scheduler."""
+        with self._turn():
+            self._sockets.close_streams()
+
     # --------------------------------------------------------------------------------------- at the sockets
 
     @contextmanager
