@@ -202,8 +202,8 @@ def check_lost(found: list[dict[str, Any]], killed: float, role: str, rank: int)
 
 
 def stood_still(text: str) -> bool:
-    """Whether a process was told that it had not run itself, which is true on a busy machine only."""
-    return "stood still" in text and pace.slowness() > 1
+    """Whether a process has measured that it had not run itself: the machine may stand still for a second."""
+    return "stood still" in text
 
 
 def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
