@@ -643,33 +643,6 @@ def leaves_in_the_middle(name: str, how: str, leaver: int, seed: int) -> dict[st
     return {"totals": totals, "warnings": log.texts, "last": last}
 
 
-def leaves_after_a_loss(optimizer: bool) -> list[float]:
-    """Worker 2 dies in a round that worker 1 is not in; it comes to nothing, also when worker 1 leaves."""
-    store = kv.create("dist_sync")
-    store.init("w", np.zeros(50, F))
-    if optimizer:
-        store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
-    store.pushpull("w", np.ones(50, F), out=(out := np.empty(50, F)))
-    first = float(out[0])
-    if store.rank != 1:
-        store.push("w", np.ones(50, F))
-    tell("pushed")
-    if store.rank == 2:
-        time.sleep(100)
-    hear()
-    with pytest.raises(kv.PeerLostError):
-        store.barrier()
-    store.pull("w", out=out)
-    seen = [float(out[0]) - first]
-    if store.rank == 0:
-        tell("told")
-        hear()
-        store.pull("w", out=out)
-        seen.append(float(out[0]) - first)
-    store.close()
-    return seen
-
-
 class Warnings(logging.Handler):
     """What the store says to the user."""
 

@@ -748,32 +748,6 @@ def reads_wait_for_who_works() -> float:
     return float(out[0])
 
 
-def leaves_after_a_loss(optimizer: bool) -> list[float]:
-    """Worker 2 dies in a round that worker 1 is not in; it comes to nothing, also when worker 1 leaves."""
-    store = kv.create("shared")
-    store.init("w", np.zeros(50, F))
-    if optimizer:
-        store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
-    store.pushpull("w", np.ones(50, F), out=(out := np.empty(50, F)))
-    first = float(out[0])
-    if store.rank != 1:
-        store.push("w", np.ones(50, F))
-    tell("pushed")
-    if store.rank == 2:
-        time.sleep(100)
-    hear()
-    provoke(store)
-    store.pull("w", out=out)
-    seen = [float(out[0]) - first]
-    if store.rank == 0:
-        tell("told")
-        hear()
-        store.pull("w", out=out)
-        seen.append(float(out[0]) - first)
-    store.close()
-    return seen
-
-
 def calls_until_lost(seed: int, folder: str) -> dict[str, Any]:
     """Calls with several keys until a peer dies: then all keys are of one round."""
     draw = random.Random(seed)

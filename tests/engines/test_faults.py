@@ -126,7 +126,9 @@ def test_an_error_that_leaves_the_store_is_the_loss_of_a_peer(
     assert ended.code != 0
     assert "an error of the training loop" in ended.output
     assert ended.seconds < pace.seconds(40), "nobody waits for the deadline"
-    if not engine.ends_jobs and engine.name != "byteps":  # there `kvstore run` may end the others before
+    if engine.name == "byteps" and not ended.told:
+        return  # `kvstore run` has ended the other worker before it could tell
+    if not engine.ends_jobs:
         assert ended.told[0]["first"]["error"] == "PeerLostError", ended.told
 
 

@@ -202,8 +202,8 @@ def check_lost(found: list[dict[str, Any]], killed: float, role: str, rank: int)
 
 
 def stood_still(text: str) -> bool:
-    """Whether a process has measured that it had not run itself: the machine may stand still for a second."""
-    return "stood still" in text
+    """Whether a process was told that it had not run itself, which is true on a busy machine only."""
+    return "stood still" in text and pace.slowness() > 1
 
 
 def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
@@ -709,7 +709,7 @@ def test_a_worker_that_leaves_in_the_middle_with_many_seeds(faults: Faults, seed
 @pytest.mark.parametrize("optimizer", [False, True])
 def test_a_round_of_a_loss_stays_open_when_a_survivor_leaves(faults: Faults, optimizer: bool) -> None:
     with faults.job(3, 1) as made:
-        reader, leaver, victim = made.start_all(BODIES, "leaves_after_a_loss", optimizer)
+        reader, leaver, victim = made.start_all("procs_losses", "leaves_after_a_loss", "dist_sync", optimizer)
         ready(reader, leaver, victim, line="pushed")
         time.sleep(0.2)  # the push has no answer to wait for
         victim.signal(signal.SIGKILL)

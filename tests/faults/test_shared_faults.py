@@ -116,7 +116,7 @@ def test_a_read_after_a_loss_waits_for_a_survivor_at_work(job: MakeJob) -> None:
 @pytest.mark.parametrize("optimizer", [False, True])
 def test_a_round_of_a_loss_stays_open_when_a_survivor_leaves(job: MakeJob, optimizer: bool) -> None:
     made = job(3)
-    reader, leaver, victim = made.start_all(BODIES, "leaves_after_a_loss", optimizer)
+    reader, leaver, victim = made.start_all("procs_losses", "leaves_after_a_loss", "shared", optimizer)
     for worker in made.workers:
         worker.expect("pushed")
     victim.signal(signal.SIGKILL)

@@ -47,14 +47,16 @@ class ServerStreams:
         if item is self._listener:
             for connection in self._listener.accept():
                 self._poller.watch(connection.fileno(), connection)
-            for connection in self._listener.late():
-                self._end(connection)
         elif isinstance(item, socket.socket):
-            if item.fileno() >= 0:  # else it was closed just now, for it was late
-                self._greet(item)
+            self._greet(item)
         elif item in self._peers:
             return self._receive(item)
         return []
+
+    def close_late(self) -> None:
+        """Close connections that have not said who they are for too long."""
+        for connection in self._listener.late():
+            self._end(connection)
 
     def _greet(self, connection: socket.socket) -> None:
         done, peer = self._listener.greet(connection)

@@ -241,6 +241,8 @@ class ServerSockets(_Sockets):
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
         """Wait for messages, at most so many seconds; yield those that are there."""
+        if self._streams is not None:
+            self._streams.close_late()
         for channel in self._poller.wait(timeout):
             if not isinstance(channel, Channel):
                 assert self._streams is not None

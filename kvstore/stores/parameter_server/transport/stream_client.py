@@ -85,33 +85,29 @@ class StreamClient:
         if self._connecting is None:
             return
         try:
+            sender = self._sender()
             self._connecting.send(self._hello)  # so few bytes go at once or not at all
         except BlockingIOError:
             if time.monotonic() - self._attempted < HANDSHAKE:
                 return
             self._connecting.close()
-        except OSError:
+        except OSError:  # no descriptors either: data goes over ZeroMQ meanwhile
             self._connecting.close()
         else:
-            self._stream = open_stream(self._connecting, self._sender())
+            self._stream = open_stream(self._connecting, sender)
             self._poller.watch(self._stream.fileno(), self)
         self._connecting = None
 
 
 def _connect(address: str) -> socket.socket | None:
     """Begin to connect; None: that failed at once."""
-    where: Any
-    if address.startswith("ipc://@"):
-        made, where = socket.socket(socket.AF_UNIX), "\0" + address.removeprefix("ipc://@")
-    else:
-        host, port = addresses.split(address)
-        try:
-            family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        except OSError:
-            return None
-        made = socket.socket(family, socket.SOCK_STREAM)
-    tune(made)
     try:
+        family, where = _target(address)
+        made = socket.socket(family)
+    except OSError:
+        return None
+    try:
+        tune(made)
         made.connect(where)
     except BlockingIOError:  # it is being made
         return made
@@ -119,3 +115,12 @@ def _connect(address: str) -> socket.socket | None:
         made.close()
         return None
     return made
+
+
+def _target(address: str) -> tuple[int, Any]:
+    """Return family and address as sockets take them."""
+    if address.startswith("ipc://@"):
+        return socket.AF_UNIX, "\0" + address.removeprefix("ipc://@")
+    host, port = addresses.split(address)
+    family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    return family, where

@@ -80,7 +80,11 @@ class StreamListener:
                 _refusals.note("a connection", "too many have not said who they are, or another user's")
                 connection.close()
                 continue
-            tune(connection)
+            try:
+                tune(connection)
+            except OSError:  # it is broken by now
+                connection.close()
+                continue
             self._strangers[connection] = time.monotonic(), b""
             accepted.append(connection)
 
@@ -108,6 +112,8 @@ class StreamListener:
 
     def late(self) -> list[socket.socket]:
         """Return connections that have not said who they are for too long; they are the caller's."""
+        if not self._strangers:
+            return []
         now = time.monotonic()
         late = [one for one, (since, _) in self._strangers.items() if now - since > HANDSHAKE]
         for one in late:

@@ -118,6 +118,7 @@ cdef class Stream:
     def __cinit__(self, Sender sender not None, int descriptor, uint64_t frame_limit):
         self.closed = True
         if kp_open_stream(&self.s, descriptor, frame_limit):
+            close_descriptor(descriptor)
             raise MemoryError()
         self.closed = False
         self.sender = sender
