@@ -90,7 +90,9 @@ setup(
             "kernels",
             macros=[("_GNU_SOURCE", None)],
         ),
-        native("kvstore.stores.parameter_server.native._native", f"{SERVERS}/_native.pyx", SERVERS),
+        native(
+            "kvstore.stores.parameter_server.native._native", f"{SERVERS}/_native.pyx", SERVERS, "kernels"
+        ),
         native(
             "kvstore.stores.parameter_server.transport.native._streams",
             f"{STREAMS}/_streams.pyx",

@@ -217,6 +217,16 @@ def level_pointer():
     return PyCapsule_New(<void *>&kv_now, "kvstore.level", NULL)
 
 
+def run_pointer():
+    """For other compiled modules: a capsule with the function that does dense items (`kv_run_dense`)."""
+    return PyCapsule_New(<void *>&kv_run_dense, "kvstore.run", NULL)
+
+
+def threads_pointer():
+    """For other compiled modules: a capsule with the address of what `threads` returns."""
+    return PyCapsule_New(<void *>&default_threads, "kvstore.threads", NULL)
+
+
 def stream_pointer():
     """For other compiled modules: a capsule with the address of what `stream_bytes` returns."""
     return PyCapsule_New(<void *>&kv_stream_bytes, "kvstore.stream", NULL)

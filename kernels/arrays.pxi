@@ -30,6 +30,11 @@ def dtypes():
     return {name: (kv_itemsize[i], bool(kv_is_float[i])) for name, i in _dtypes.items()}
 
 
+def dtype_number(dtype):
+    """The kernels' number of a NumPy dtype; -1: they do not take it."""
+    return code_of((<cnp.dtype>dtype).type_num)
+
+
 def accept_bfloat16(dtype):
     """Tell the kernels which NumPy dtype is bfloat16 (that of ml_dtypes, once somebody has imported it)."""
     global bfloat16_num

@@ -5,16 +5,25 @@
 of the server handles all other events; it works on the same structs through the classes of this module.
 """
 
-from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from collections import namedtuple
 
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memset
+
+from ....kernels import cpu
 from ..protocol.events import Apply, Reply, SliceRound
 from ..protocol.messages import Batch, Kind, PayloadLocation, Record
 
-cdef extern from "rounds.h" nogil:
+cdef extern from "links.h" nogil:
     enum:
         KP_SPAN
+        KP_SHARED
+    ctypedef uint64_t kp_atomic "_Atomic uint64_t"
     ctypedef struct kp_record:
         uint8_t kind, coding, place
         uint32_t slice, version, frame
@@ -22,6 +31,8 @@ cdef extern from "rounds.h" nogil:
         double threshold
         int64_t rows
     ctypedef struct kp_buffer:
+        char *data
+        size_t nbytes
         void *owner
         kp_buffer *next
     kp_buffer *kp_buffer_of(void *owner)
@@ -60,6 +71,22 @@ cdef extern from "rounds.h" nogil:
         int32_t rank
         kp_record request
         kp_buffer *data
+        const char *at
+    ctypedef struct kp_room:
+        char *at
+        kp_buffer *holder
+        kp_atomic *seqlock
+        uint32_t segment
+        uint64_t offset
+    ctypedef struct kp_value:
+        int dtype
+        int64_t n, nbytes
+        kp_room *rooms
+        int current
+        int64_t before
+        uint8_t sums, changed
+    void kp_turn(kp_value *v, uint64_t round)
+    void kp_leave_room(kp_room *room)
     ctypedef struct kp_open:
         uint64_t number
         int n
@@ -77,12 +104,14 @@ cdef extern from "rounds.h" nogil:
         uint32_t id
         uint8_t defined, ready, kept, busy, special
         uint64_t round
+        kp_value *value
         kp_open *open
         int n_open
         kp_waiters pulls, held
         kp_slice *next
     ctypedef struct kp_members:
         int usual, n_needed
+        uint64_t epoch
         int32_t *needed
     ctypedef struct kp_effects:
         kp_session *touched
@@ -95,15 +124,57 @@ cdef extern from "rounds.h" nogil:
     kp_open *kp_find_open(const kp_slice *slice, uint64_t number)
     kp_open *kp_open_round(kp_slice *slice, uint64_t number)
     int kp_part_of(const kp_open *open, int32_t rank)
-    int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data)
+    int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data, const char *at)
     void kp_drop_open(kp_slice *slice, kp_open *open)
     int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
     void kp_drop_waiters(kp_waiters *w)
     void kp_close_slice(kp_slice *slice)
-    int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r, kp_buffer *data, kp_effects *e)
+    int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r, kp_buffer *data, const char *at, kp_effects *e)
     void kp_complete(kp_slice *slice)
     int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
+    int kp_reply(kp_session *session)
+    ctypedef int (*kp_run)(void *, Py_ssize_t, Py_ssize_t, int)
+    ctypedef struct kp_sums:
+        kp_run run
+        const int *threads
+    void kp_free_sums(kp_sums *sums)
+    ctypedef struct kp_slices:
+        kp_slice **all
+        uint32_t n
+    ctypedef struct kp_outlet:
+        void *stream
+    ctypedef struct kp_message:
+        pass
+    ctypedef struct kp_inlet:
+        void *context
+        int (*take)(void *context, kp_message *message)
+    ctypedef struct kp_replier:
+        kp_outlet outlet
+        uint16_t version
+        uint64_t job
+        const kp_members *members
+        const kp_slices *slices
+        int reads_here
+    ctypedef struct kp_segment:
+        kp_buffer *holder
+        char *at
+        uint64_t nbytes
+    ctypedef struct kp_link:
+        kp_inlet inlet
+        kp_replier replier
+        kp_effects *effects
+        kp_sums *sums
+        const kp_members *members
+        const kp_slices *slices
+        kp_session *session
+        uint64_t report
+        kp_segment *segments
+        uint32_t n_segments
+    int kp_take(void *context, kp_message *message)
+    void kp_cut(kp_link *link)
 
 include "records.pxi"
 include "sessions.pxi"
+include "values.pxi"
 include "slices.pxi"
+include "links.pxi"

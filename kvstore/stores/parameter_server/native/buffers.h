@@ -16,12 +16,15 @@ enum {
     KP_POOLED_BYTES = 32 << 20   /* of all that are kept */
 };
 
+struct kp_pool;
+
 typedef struct kp_buffer {
     atomic_int references;
     char *data; /* behind the struct; NULL: it is an object's */
     size_t nbytes, room;
     void *owner;            /* the object; the buffer has one reference to it */
     struct kp_buffer *next; /* in the list of dropped ones */
+    struct kp_pool *pool;   /* where it goes back to: that of the module which made it */
 } kp_buffer;
 
 static kp_buffer *_Atomic kp_dropped;
@@ -38,49 +41,53 @@ static kp_buffer *kp_buffer_of(void *owner)
 }
 
 /* Free buffers, for whoever needs one of about their size. */
-static struct {
+typedef struct kp_pool {
     atomic_flag held;
     int n;
     size_t nbytes;
     kp_buffer *free[KP_POOLED];
-} kp_pool = {.held = ATOMIC_FLAG_INIT};
+} kp_pool;
 
-static void kp_hold_pool(void)
+static kp_pool kp_own_pool = {.held = ATOMIC_FLAG_INIT};
+
+static void kp_hold_pool(kp_pool *pool)
 {
-    while (atomic_flag_test_and_set_explicit(&kp_pool.held, memory_order_acquire))
+    while (atomic_flag_test_and_set_explicit(&pool->held, memory_order_acquire))
         ;
 }
 
-static void kp_release_pool(void)
+static void kp_release_pool(kp_pool *pool)
 {
-    atomic_flag_clear_explicit(&kp_pool.held, memory_order_release);
+    atomic_flag_clear_explicit(&pool->held, memory_order_release);
 }
 
 /* NULL: there is none of that size. */
 static kp_buffer *kp_take_pooled(size_t nbytes)
 {
+    kp_pool *pool = &kp_own_pool;
     kp_buffer *found = NULL;
-    kp_hold_pool();
-    for (int i = kp_pool.n - 1; i >= 0 && !found; i--)
-        if (kp_pool.free[i]->room >= nbytes && kp_pool.free[i]->room / 2 <= nbytes) {
-            found = kp_pool.free[i];
-            kp_pool.free[i] = kp_pool.free[--kp_pool.n];
-            kp_pool.nbytes -= found->room;
+    kp_hold_pool(pool);
+    for (int i = pool->n - 1; i >= 0 && !found; i--)
+        if (pool->free[i]->room >= nbytes && pool->free[i]->room / 2 <= nbytes) {
+            found = pool->free[i];
+            pool->free[i] = pool->free[--pool->n];
+            pool->nbytes -= found->room;
         }
-    kp_release_pool();
+    kp_release_pool(pool);
     return found;
 }
 
 /* Keep a buffer that nobody uses. 0: it was not kept. */
 static int kp_give_pooled(kp_buffer *buffer)
 {
-    kp_hold_pool();
-    int kept = kp_pool.n < KP_POOLED && kp_pool.nbytes + buffer->room <= KP_POOLED_BYTES;
+    kp_pool *pool = buffer->pool;
+    kp_hold_pool(pool);
+    int kept = pool->n < KP_POOLED && pool->nbytes + buffer->room <= KP_POOLED_BYTES;
     if (kept) {
-        kp_pool.free[kp_pool.n++] = buffer;
-        kp_pool.nbytes += buffer->room;
+        pool->free[pool->n++] = buffer;
+        pool->nbytes += buffer->room;
     }
-    kp_release_pool();
+    kp_release_pool(pool);
     return kept;
 }
 
@@ -92,7 +99,7 @@ static kp_buffer *kp_new_buffer(size_t nbytes)
     if (!memory && (nbytes > PTRDIFF_MAX - KP_ALIGNED || posix_memalign(&memory, KP_ALIGNED, KP_ALIGNED + nbytes)))
         return NULL;
     kp_buffer *made = (kp_buffer *)memory;
-    *made = (kp_buffer){.data = (char *)memory + KP_ALIGNED, .nbytes = nbytes, .room = room};
+    *made = (kp_buffer){.data = (char *)memory + KP_ALIGNED, .nbytes = nbytes, .room = room, .pool = &kp_own_pool};
     atomic_init(&made->references, 1);
     return made;
 }

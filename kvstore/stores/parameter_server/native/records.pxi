@@ -46,4 +46,6 @@ cdef void release_dropped() noexcept:
 
 cdef tuple request_of(const kp_record *r, kp_buffer *data):
     """Return a request as Python handles it: its record, and the frames of its message."""
-    return from_record(r), () if data == NULL else <object>data.owner
+    if data == NULL:
+        return from_record(r), ()
+    return from_record(r), payload_of(data) if data.owner == NULL else <object>data.owner

@@ -7,6 +7,7 @@
 #define KP_ROUNDS_H
 
 #include "sessions.h"
+#include "values.h"
 
 enum { KP_OPEN_ROUNDS = 2 }; /* as slice_rounds.OPEN */
 enum kp_activity { KP_NOTHING, KP_ROUND }; /* as slice_rounds.SliceActivity, which has one more */
@@ -16,6 +17,7 @@ typedef struct {
     int32_t rank;
     kp_record request;
     kp_buffer *data;
+    const char *at; /* its bytes; NULL: Python knows */
 } kp_part;
 
 /* A round that is not complete: its parts by rank. */
@@ -44,6 +46,7 @@ typedef struct kp_slice {
     uint8_t defined, ready, kept, busy;
     uint8_t special; /* Python keeps state of the slice that this file does not know */
     uint64_t round;  /* the last one that is complete */
+    kp_value *value; /* NULL: only Python knows it */
     kp_open *open;
     int n_open, open_room;
     kp_waiters pulls, held;
@@ -53,6 +56,7 @@ typedef struct kp_slice {
 /* For whom rounds wait. */
 typedef struct {
     int usual; /* the store has rounds, and no member is lost, rejoins, or has left without `join` */
+    uint64_t epoch; /* of the view that tells all this */
     int n_needed;
     int32_t *needed; /* ascending */
 } kp_members;
@@ -149,7 +153,7 @@ static int kp_part_of(const kp_open *open, int32_t rank)
 }
 
 /* Keep a part, and a reference to its data. 0, or -1 where there is no memory. */
-static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data)
+static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data, const char *at)
 {
     if (open->n == open->room) {
         int room = open->room ? 2 * open->room : 2;
@@ -159,10 +163,10 @@ static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp
         open->parts = parts;
         open->room = room;
     }
-    int at = open->n++;
-    for (; at > 0 && open->parts[at - 1].rank > rank; at--)
-        open->parts[at] = open->parts[at - 1];
-    open->parts[at] = (kp_part){rank, *request, kp_keep(data)};
+    int i = open->n++;
+    for (; i > 0 && open->parts[i - 1].rank > rank; i--)
+        open->parts[i] = open->parts[i - 1];
+    open->parts[i] = (kp_part){rank, *request, kp_keep(data), at};
     return 0;
 }
 
@@ -255,12 +259,12 @@ static int kp_usual_push(const kp_slice *slice, const kp_session *session, const
 }
 
 static int kp_push(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
-                   kp_buffer *data, kp_effects *e)
+                   kp_buffer *data, const char *at, kp_effects *e)
 {
     kp_open *open = kp_open_round(slice, r->round);
     if (!open || (r->kind == KP_PUSHPULL && kp_wait(&slice->pulls, session, r, NULL)))
         return -1;
-    if (kp_put_part(open, session->rank, r, data)) {
+    if (kp_put_part(open, session->rank, r, data, at)) {
         if (r->kind == KP_PUSHPULL) {
             slice->pulls.n--;
             kp_erase(&session->waiting, r->sequence);
@@ -284,7 +288,7 @@ static int kp_pull(kp_slice *slice, kp_session *session, const kp_record *r, kp_
 
 /* Handle a request. 0: nothing has happened, since it needs something special, came before, or there is no memory. */
 static int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
-                      kp_buffer *data, kp_effects *e)
+                      kp_buffer *data, const char *at, kp_effects *e)
 {
     kp_duplicates *d = &session->duplicates;
     if (r->sequence != d->low + 1 || d->above.count || r->flags == KP_PROBE)
@@ -292,7 +296,7 @@ static int kp_request(kp_slice *slice, kp_session *session, const kp_members *me
     if (!slice || !slice->ready || slice->special || slice->held.n || !members->usual)
         return 0;
     if (r->kind == KP_PUSH || r->kind == KP_PUSHPULL) {
-        if (!kp_usual_push(slice, session, r) || kp_push(slice, session, members, r, data, e))
+        if (!kp_usual_push(slice, session, r) || kp_push(slice, session, members, r, data, at, e))
             return 0;
     } else if (r->kind != KP_PULL || kp_pull(slice, session, r, e))
         return 0;

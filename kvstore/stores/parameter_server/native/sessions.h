@@ -77,6 +77,7 @@ typedef struct kp_session {
     kp_numbers waiting; /* sequences without an answer */
     kp_answer *answers;
     size_t n_answers, answers_room;
+    const void *replier; /* how it is answered without Python, where that can be */
     struct kp_session *next; /* touched by the same step */
 } kp_session;
 

@@ -151,6 +151,10 @@ cdef class Effects:
         while self.e.touched != NULL:
             s = self.e.touched
             self.e.touched = s.next
+            if kp_reply(s):
+                s.touched = 0
+                Py_DECREF(<object>s.owner)
+                continue
             head = Batch(s.store, s.rank, s.incarnation, 0, [], (), s.received)
             found.append(Reply((<Session>s.owner).peer, head, answers_of(s)))
             kp_forget_answers(s)
@@ -160,6 +164,10 @@ cdef class Effects:
         self.e.last_touched = &self.e.touched
         release_dropped()
         return found
+
+    def gather(self):
+        """Take what was left by `links.h`, so that Python carries it out; before any slice can be dropped."""
+        self.collect()
 
     cdef int collect(self) except -1:
         """Take the rounds that `rounds.h` has begun, before their slices can be dropped."""

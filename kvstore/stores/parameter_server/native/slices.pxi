@@ -4,6 +4,7 @@ cdef class SliceState:
     """One slice on its server: rounds, parts, and who waits for them."""
 
     cdef kp_slice s
+    cdef SliceValue held
 
     def __cinit__(self, int store, uint32_t id, *_args, **_named):
         self.s.owner = <void *>self
@@ -71,6 +72,11 @@ cdef class SliceState:
     def special(self, bint special):
         self.s.special = special
 
+    def hold(self, SliceValue value not None):
+        """Know where the value is, so that rounds can be summed without Python."""
+        self.held = value
+        self.s.value = &value.v
+
     # ------------------------------------------------------------------------------------------------ parts
 
     def open_rounds(self):
@@ -95,7 +101,7 @@ cdef class SliceState:
         if kp_part_of(open, rank) >= 0:
             return False
         data = buffer_of(frames)
-        failed = kp_put_part(open, rank, &r, data)
+        failed = kp_put_part(open, rank, &r, data, NULL)
         kp_drop(data)
         if failed:
             raise MemoryError()
@@ -106,9 +112,7 @@ cdef class SliceState:
         cdef kp_open *open = kp_find_open(&self.s, round)
         if open == NULL:
             return []
-        return [
-            (open.parts[at].rank, *request_of(&open.parts[at].request, open.parts[at].data)) for at in range(open.n)
-        ]
+        return [(open.parts[at].rank, *part_of(&open.parts[at])) for at in range(open.n)]
 
     def drop_parts(self, uint64_t round, ranks=None):
         """Drop what these ranks have pushed into a round; None: all of it."""
@@ -168,6 +172,11 @@ cdef class SliceState:
         drop_of(&self.s.held, &session.s)
 
 
+cdef tuple part_of(const kp_part *part):
+    cdef bint mapped = part.at != NULL and part.request.place == KP_SHARED  # its data is a segment's
+    return request_of(&part.request, NULL if mapped else part.data)
+
+
 cdef int wait_in(kp_waiters *waiters, Session session, object record, frames) except -1:
     cdef kp_record r
     cdef kp_buffer *data = NULL
@@ -213,8 +222,11 @@ cdef class Members:
     def __dealloc__(self):
         free(self.m.needed)
 
-    def set(self, needed, bint usual):
-        """Set the ranks; `usual`: the store has rounds, and no member is lost, rejoins, or left without `join`."""
+    def set(self, needed, bint usual, uint64_t epoch=0):
+        """Set the ranks; `usual`: the store has rounds, and no member is lost, rejoins, or left without `join`.
+
+        `epoch` is that of the view which tells so.
+        """
         cdef list ranks = sorted(needed)
         cdef int32_t *made = <int32_t *>malloc(max(1, len(ranks)) * sizeof(int32_t))
         if made == NULL:
@@ -222,15 +234,15 @@ cdef class Members:
         for at, rank in enumerate(ranks):
             made[at] = rank
         free(self.m.needed)
-        self.m.needed, self.m.n_needed, self.m.usual = made, <int>len(ranks), usual
+        self.m.needed, self.m.n_needed, self.m.usual, self.m.epoch = made, <int>len(ranks), usual, epoch
 
 
-def take_usual(Effects effects not None, Members members not None, Session session not None, dict slices, batch):
+def take_usual(Effects effects not None, Members members not None, Session session not None, slices, batch):
     """Handle requests of a message up to the first that needs something special; return the rest.
 
     Parameters
     ----------
-    slices : dict
+    slices : dict or SliceTable
         The store's `SliceState` by number.
     batch : Batch
 
@@ -250,7 +262,7 @@ def take_usual(Effects effects not None, Members members not None, Session sessi
             to_record(record, &r)
             if data == NULL and r.place:
                 data = buffer_of(batch.frames)
-            if not kp_request(&slice.s, &session.s, &members.m, &r, data if r.place else NULL, &effects.e):
+            if not kp_request(&slice.s, &session.s, &members.m, &r, data if r.place else NULL, NULL, &effects.e):
                 break
             done += 1
     finally:

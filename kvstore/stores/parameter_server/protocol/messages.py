@@ -111,6 +111,8 @@ PROBE = 2
 IN_PLACE = 3
 #: `Record.flags` of a read that wants the value as it was after round `round`, last or not.
 OF_ROUND = 4
+#: Never sent: at a server, of an IN_PLACE request whose value has been written over what was pushed.
+WRITTEN = 1 << 63
 
 
 class Batch(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,9 @@ from ....optimizer import SGLD, Updater
 from ....optimizer.builtin import arrays_of
 from ...entry import Array
 from ...rows import merge, merged
+from ..native._native import SliceValue
 from ..protocol.optimizer_states import NOTHING, PartState, needs_whole_keys
+from ..protocol.payloads import SHARED_BYTES
 from ..transport.shared_buffers import Block, Values
 from .optimizer import OptimizerVersion, State, check_form, refuse_parts
 from .payload import Payload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
@@ -57,36 +58,22 @@ class DenseKey:
         return self._memory[0].reshape(self.shape)
 
 
-@dataclass(slots=True, eq=False)
-class DenseSlice:
+class DenseSlice(SliceValue):
     """Elements `start` to `stop` of a key."""
 
-    id: int
-    of: DenseKey
-    start: int
-    stop: int
-    state: State = field(default_factory=State)
-    value: Array | None = None
-    #: Where others find it: a block, and bytes from its beginning.
-    block: Block | None = None
-    at: int = 0
-    #: What the value was after the round before the last, should that not come to be whole elsewhere.
-    _before: Array | None = None
-    _before_round: int = -1
-    _copy: Array | None = None  # memory for that, of a value that is updated
-    #: Memory for the next sum, of a value that sums replace, and whether it is where the slice began.
-    _other: tuple[Array, Block | None, int] | None = None
-    _displaced: bool = False
+    __slots__ = ("_copied", "_copy", "id", "of", "start", "state", "stop")
+
+    def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
+        self.id, self.of, self.start, self.stop = id, of, start, stop
+        self.state = State()
+        #: What a value that is updated was after a round, should the next one not come to be whole elsewhere.
+        self._copy: Array | None = None
+        self._copied = -1
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return self.stop - self.start
-
-    @property
-    def place(self) -> tuple[int, int] | None:
-        """Segment and offset in shared memory."""
-        return None if self.block is None else (self.block.segment, self.block.offset + self.at)
 
     @property
     def key(self) -> Key:
@@ -99,15 +86,28 @@ class DenseSlice:
 
     def live(self) -> Array:
         """Return the value; KeyNotFoundError: it has none yet."""
-        if self.value is None:
+        value: Array | None = self.value
+        if value is None:
             raise KeyNotFoundError(f"slice {self.id} of key {self.of.key!r} has no value yet")
-        return self.value
+        return value
 
     def ensure(self, memory: Values | None) -> Array:
         """Return memory for the value."""
         if self.value is None:
-            self.value, self.block, self.at = self.of.room(self, memory)
-        return self.value
+            self._furnish(0, memory, *self.of.room(self, memory))
+        return self.live()
+
+    def _furnish(
+        self, number: int, memory: Values | None, array: Array, block: Block | None, start: int
+    ) -> None:
+        """Give a room its memory, which begins so many bytes after its block."""
+        dtype = cpu.dtype_number(array.dtype)
+        if block is None or memory is None:
+            self.furnish(number, array, dtype)
+            return
+        place = block.segment, block.offset + start
+        lock = memory.seqlock_of(*place) if array.nbytes >= SHARED_BYTES else None
+        self.furnish(number, array, dtype, block, *place, lock)
 
     def keep(self, round: int) -> None:
         """Keep the value as it is before this round; without memory for it there is none."""
@@ -117,45 +117,34 @@ class DenseSlice:
         except MemoryError:
             return
         np.copyto(self._copy, value)
-        self._before, self._before_round = self._copy, round - 1
+        self._copied = round - 1
 
     def other(self, memory: Values | None) -> tuple[Array, tuple[int, int] | None] | None:
         """Return memory for a sum that leaves the value as it is, and its place; None: there is none."""
-        if self._other is None:
+        number = 1 - self.current
+        if self.room(number).array is None:
             try:
-                self._other = (*allocate(self.size, self.of.dtype, memory), 0)
+                self._furnish(number, memory, *allocate(self.size, self.of.dtype, memory), 0)
             except MemoryError:
                 return None
-        array, block, at = self._other
-        return array, None if block is None else (block.segment, block.offset + at)
-
-    def swap(self, round: int) -> None:
-        """Make what was written there in this round the value, and keep the one before."""
-        assert self._other is not None
-        before = self.live(), self.block, self.at
-        self.value, self.block, self.at = self._other
-        self._other, self._displaced = before, not self._displaced
-        self._before, self._before_round = before[0], round - 1
+        room = self.room(number)
+        return room.array, room.place
 
     def move_back(self, memory: Values | None) -> None:
         """Bring the value back to where the slice began, beside the others of its key."""
-        there = self.other(memory) if self._displaced else None
-        if there is None or self._other is None:
+        if self.current == 0:
             return
-        home, place = there
-        with writing(memory, [place]):
-            np.copyto(home, self.live())
-        if self._before is home:
-            self._before = None
-        away = self.live(), self.block, self.at
-        self.value, self.block, self.at = self._other
-        self._other, self._displaced = away, False
+        home = self.room(0)
+        with writing(memory, [home.place]):
+            np.copyto(home.array, self.live())
+        self.settle()
 
-    def let_go(self, memory: Values) -> None:
+    def let_go(self, memory: Values | None) -> None:
         """Give all memory back, but what the key's other slices are in as well."""
-        home, away = self.block, None if self._other is None else self._other[1]
-        if self._displaced:
-            home, away = away, home
+        home, away = self.room(0).block, self.room(1).block
+        self.clear()
+        if memory is None:
+            return
         if away is not None:
             memory.give(away)
         if home is not None and not (self.of.whole and self.of.slices):
@@ -163,9 +152,12 @@ class DenseSlice:
 
     def past(self, round: int) -> Array:
         """Return the value as it was after a round; KVStoreError: that is not kept."""
-        if self._before is None or self._before_round != round:
+        if self.before == round:
+            before: Array = self.room(1 - self.current).array
+            return before
+        if self._copy is None or self._copied != round:
             raise not_kept(self.of.key, round)
-        return self._before
+        return self._copy
 
     def plan(self, settings: OptimizerVersion, clock: int) -> tuple[Any, ...]:
         """Plan one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
@@ -300,7 +292,7 @@ class Batch:
             if self._updates:
                 cpu.update(self._updates)
         for part, round in self._swapped:
-            part.swap(round)
+            part.turn(round)
         for state, counts in self._counted:
             state.keep(counts)
 

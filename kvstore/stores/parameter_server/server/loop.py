@@ -73,7 +73,7 @@ class ServerLoop:
         self._ended: events.End | None = None
         self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
             events.Reply: self._reply,
-            events.Apply: storage.apply,
+            events.Apply: self._apply,
             events.Abort: storage.abort,
             events.Send: self._send,
             events.Write: storage.write,
@@ -108,9 +108,10 @@ class ServerLoop:
         for peer, message in self._sockets.receive(_TICK):
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
-            elif isinstance(message, Batch):
-                self._storage.reach(message)
+            segments = self._storage.reach(message) if isinstance(message, Batch) else {}
             self._step(events.Received(peer, message))
+            if isinstance(message, Batch):
+                self._link(peer, message, segments)
         now = time.monotonic()
         if now - self._ticked >= _TICK:
             self._ticked = now
@@ -155,6 +156,28 @@ class ServerLoop:
     def _carry_out(self, action: events.Action) -> events.Event | None:
         handler = self._handlers.get(type(action))
         return None if handler is None else handler(action)
+
+    def _link(self, peer: Hashable, batch: Batch, segments: dict[int, Any]) -> None:
+        """Have the next requests of a worker's stream handled without Python, as far as that goes."""
+        link = self._sockets.link_of(peer)
+        if link is None or link.session.gone:
+            if not self._sockets.has_stream(peer):
+                return
+            link = self._machine.link(batch.store, batch.rank, self._sockets.job)
+            if link is None:
+                return
+            link.reads_here = self._storage.reads_here(batch.store, batch.rank)
+            self._sockets.set_link(peer, link)
+        for number, memory in segments.items():
+            link.map(number, memory)
+
+    def _apply(self, action: events.Apply) -> events.Applied | None:
+        applied = self._storage.apply(action)
+        for job in action.jobs:
+            value = self._storage.dense(action.store, job.slice)
+            if value is not None:
+                self._machine.hold(action.store, job.slice, value)
+        return applied
 
     def _configure(self, install: m.Install) -> events.Configured:
         return events.Configured(install.store, install.version, self._storage.configure(install))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....settings.definitions import DEFAULTS
+from ..native._native import Link, SliceValue, Sums
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.events import ECHO, Action, Send
@@ -56,6 +57,7 @@ class Server:
         self._link = ReliableLink(self.options.resend_after)
         self._stores: dict[int, StoreMachine] = {}
         self._early: dict[Hashable, m.Attach] = {}
+        self._sums = Sums()
         self._saving: list[tuple[WorkerSession, Record]] = []  # in the snapshot that is being written
         self._silence = SilenceDetector(self.options.dead_after)
         self._met = False  # the scheduler has ever said a word
@@ -77,6 +79,7 @@ class Server:
     def step(self, event: events.Event, now: float) -> list[Action]:
         """Take one event; return what is to be done."""
         kind = type(event)
+        self._effects.gather()
         self._silence.step(now)
         if self.ended:
             return []
@@ -110,6 +113,17 @@ class Server:
         """Whether no round goes on without this worker: what it is sent cannot change before it has it."""
         found = self._stores.get(store)
         return found is not None and found.members.sync and rank in found.members.needed
+
+    def link(self, store: int, rank: int, job: int) -> Link | None:
+        """Make what handles a worker's requests where nothing is special; None: it has not attached."""
+        found = self._stores.get(store)
+        return None if found is None else found.link(rank, self._sums, job)
+
+    def hold(self, store: int, slice_: int, value: SliceValue) -> None:
+        """Know where a slice has its value, so that its rounds can be summed outside of this class."""
+        found = self._stores.get(store)
+        if found is not None:
+            found.requests.hold(slice_, value)
 
     def stores(self) -> list[int]:
         """Numbers of the stores that it holds."""

@@ -132,6 +132,9 @@ class RoundUpdates:
         """Return the settings for a job; those of a slice never go back."""
         version = max(job.version, self.versions.get(job.slice, 0))
         self.versions[job.slice] = version
+        held = self._slices.held.get(job.slice)
+        if isinstance(held, DenseSlice):
+            held.sums = not version  # `native/sums.h` knows no settings
         return self._optimizers.at(version)
 
     def _explained(self, error: Exception, job: SliceUpdate) -> Exception:

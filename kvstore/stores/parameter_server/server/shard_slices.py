@@ -63,6 +63,12 @@ class ShardSlices:
         self.ready.add(slice)
         self.changed.add(slice)
 
+    def note_changed(self) -> None:
+        """Note the slices that rounds have changed without this class."""
+        self.changed.update(
+            slice for slice, held in self.held.items() if isinstance(held, DenseSlice) and held.take_changed()
+        )
+
     def forget(self, slices: Iterable[int]) -> None:
         """Drop slices; unknown ones are no error."""
         for slice in slices:
@@ -75,6 +81,4 @@ class ShardSlices:
 
     def _give_back(self, part: DenseSlice) -> None:
         part.of.slices.remove(part)
-        if self.memory is not None:
-            part.let_go(self.memory)
-        part.value, part.block = None, None
+        part.let_go(self.memory)

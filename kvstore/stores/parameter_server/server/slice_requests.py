@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..native._native import applied_usual
+from ..native._native import SliceTable, SliceValue, applied_usual
 from ..protocol.events import Abort, Forget, SliceRound, Write
 from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
 from .round_members import RoundMembers
@@ -37,7 +37,7 @@ class SliceRequests:
         self._members = members
         self._sessions = sessions
         self._effects = effects
-        self.slices: dict[int, SliceRounds] = {}
+        self.slices: SliceTable[SliceRounds] = SliceTable()
 
     # ----------------------------------------------------------------------------------------------- requests
 
@@ -296,6 +296,12 @@ class SliceRequests:
             rounds = self._slice(slice_)
             rounds.defined = True
             self._settle(rounds)
+
+    def hold(self, slice_: int, value: SliceValue) -> None:
+        """Know where a slice has its value."""
+        rounds = self.slices.get(slice_)
+        if rounds is not None:
+            rounds.hold(value)
 
     def forget(self, slices: Iterable[int]) -> None:
         """Drop slices, and whoever waits for them."""

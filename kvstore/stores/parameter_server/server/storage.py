@@ -14,11 +14,13 @@ import numpy as np
 from ....errors import KVStoreError, ProtocolError
 from ....kernels import cpu
 from ....settings.parameter_server import PsConfig
+from ..native._native import SliceValue
 from ..protocol import events
 from ..protocol.messages import (
     BY_FRAME,
     IN_PLACE,
     OF_ROUND,
+    WRITTEN,
     Batch,
     Failure,
     Install,
@@ -97,17 +99,27 @@ class ServerStorage:
             data = _of_frames(record, frames)
         return Payload(data, record.coding, record.threshold, record.rows)
 
-    def reach(self, batch: Batch) -> None:
-        """Map the segments that requests lie in: their worker may die before they are read.
+    def reach(self, batch: Batch) -> dict[int, Any]:
+        """Map the segments that requests lie in, and return them: their worker may die before they are read.
 
         What is wrong with one is said when it is read.
         """
         buffers = self._worker_buffers.get((batch.store, batch.rank))
+        found: dict[int, Any] = {}
         if buffers is None:
-            return
+            return found
         for segment in {record.frame for record in batch.records if record.place == PayloadLocation.SHARED}:
             with contextlib.suppress(ProtocolError):
-                buffers.view(segment, 0, 0)
+                found[segment] = buffers.segment(segment)
+        return found
+
+    def reads_here(self, store: int, rank: int) -> bool:
+        """Whether a worker reads this process's memory."""
+        return (store, rank) in self._worker_buffers
+
+    def dense(self, store: int, slice: int) -> SliceValue | None:
+        """Return the value of a dense slice; None: it is row-sparse, or not here."""
+        return self.shard(store).dense(slice)
 
     def _shared(self, store: int, rank: int, record: Record) -> Any:
         buffers = self._worker_buffers.get((store, rank))
@@ -143,7 +155,8 @@ class ServerStorage:
         after round `request.round`, which is not the last.
         """
         shard = self.shard(store)
-        if request.flags == IN_PLACE and self._was_written(store, rank, request):
+        written = request.flags == IN_PLACE and self._was_written(store, rank, request)
+        if written or request.flags == WRITTEN:
             return _READ._replace(flags=IN_PLACE), []
         if past:
             return self._past(shard, request, frames)

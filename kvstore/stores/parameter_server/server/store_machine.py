@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from ..native._native import take_usual
+from ..native._native import Link, Sums, take_usual
 from ..protocol import messages as m
 from ..protocol.events import Send
 from ..protocol.losses import lost
@@ -122,6 +122,14 @@ class StoreMachine:
         elif session.take(sequence):
             session.received += nbytes
             self.requests.handle(session, record, frames)
+
+    def link(self, rank: int, sums: Sums, job: int) -> Link | None:
+        """Make what handles a worker's requests where nothing is special; None: it has not attached."""
+        session = self.sessions.by_rank.get(rank)
+        if session is None:
+            return None
+        members, slices = self.members.of_rounds, self.requests.slices
+        return Link(self._effects, members, session, slices, sums, self._report, m.PROTOCOL, job)
 
     # ---------------------------------------------------------------------------------------------- snapshots
 

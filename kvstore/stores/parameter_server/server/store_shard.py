@@ -103,6 +103,11 @@ class StoreShard:
             raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
         return held.live()
 
+    def dense(self, slice: int) -> DenseSlice | None:
+        """Return a dense slice; None: it is row-sparse, or not here."""
+        held = self._slices.held.get(slice)
+        return held if isinstance(held, DenseSlice) else None
+
     def past(self, slice: int, round: int, ids: Ids | None = None) -> Array | tuple[Ids, Array]:
         """Return what `read` or `rows` gave after a round; KVStoreError: that is not kept."""
         held = self._slices.find(slice)
@@ -220,6 +225,7 @@ class StoreShard:
         path = Path(folder)
         if self._folder is None or self._folder.path != path:
             self._folder, self._slices.changed = Folder(path), set(self._slices.ready)
+        self._slices.note_changed()
         place, changed = self._folder, self._slices.changed & self._slices.ready
         manifest = Manifest(
             FORMAT, VERSION, self.store, self.server, 0, list(self._slices.entries.values()),

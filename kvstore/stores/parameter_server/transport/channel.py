@@ -6,10 +6,12 @@ on does so under a lock. Only `Poller.wake` may be called by others meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import re
+import select
 import time
 from collections.abc import Sequence
 from typing import Any, cast
@@ -238,33 +240,50 @@ class Poller:
         self._poller = zmq.Poller()
         self._channels: dict[Any, Any] = {}  # by ZeroMQ's socket, or descriptor
         self._watched: dict[zmq.Socket[bytes], Dealer] = {}
+        self._all = select.epoll()
+        self._descriptors: dict[Any, int] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller.register(self._wake, zmq.POLLIN)
+        self._register(self._wake)
+
+    def fileno(self) -> int:
+        """Return a descriptor which is readable when something has come since a `wait` that found nothing."""
+        return self._all.fileno()
+
+    def _register(self, item: zmq.Socket[bytes] | int) -> None:
+        self._poller.register(item, zmq.POLLIN)
+        descriptor = item if isinstance(item, int) else cast(int, item.getsockopt(zmq.FD))
+        self._descriptors[item] = descriptor
+        self._all.register(descriptor, select.EPOLLIN)
+
+    def _unregister(self, item: zmq.Socket[bytes] | int) -> None:
+        self._poller.unregister(item)
+        with contextlib.suppress(OSError):  # closed by now
+            self._all.unregister(self._descriptors.pop(item))
 
     def add(self, channel: Channel) -> None:
         """Wait for this one too."""
         self._channels[channel.socket] = channel
-        self._poller.register(channel.socket, zmq.POLLIN)
+        self._register(channel.socket)
         if isinstance(channel, Dealer) and channel.watch is not None and channel.watch.socket is not None:
             self._watched[channel.watch.socket] = channel
-            self._poller.register(channel.watch.socket, zmq.POLLIN)
+            self._register(channel.watch.socket)
 
     def remove(self, channel: Channel) -> None:
         """Wait for it no longer; before it is closed."""
         if self._channels.pop(channel.socket, None) is not None:
-            self._poller.unregister(channel.socket)
+            self._unregister(channel.socket)
         for socket in [socket for socket, dealer in self._watched.items() if dealer is channel]:
             self._forget(socket)
 
     def watch(self, descriptor: int, item: object) -> None:
         """Return `item` from `wait` when a descriptor is readable."""
         self._channels[descriptor] = item
-        self._poller.register(descriptor, zmq.POLLIN)
+        self._register(descriptor)
 
     def unwatch(self, descriptor: int) -> None:
         """Wait for a descriptor no longer; before it is closed."""
         if self._channels.pop(descriptor, None) is not None:
-            self._poller.unregister(descriptor)
+            self._unregister(descriptor)
 
     def wake(self) -> None:
         """End the `wait` of another thread, or the next one."""
@@ -291,6 +310,7 @@ class Poller:
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
+            self._all.close()
 
     def _ready(self, timeout: float) -> tuple[list[Any], bool]:
         ready: list[Any] = []
@@ -318,7 +338,7 @@ class Poller:
 
     def _forget(self, socket: zmq.Socket[bytes]) -> None:
         del self._watched[socket]
-        self._poller.unregister(socket)
+        self._unregister(socket)
 
 
 def _milliseconds(timeout: float) -> int:

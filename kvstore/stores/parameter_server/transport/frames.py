@@ -75,7 +75,8 @@ class Codec:
     def __init__(self, job: str, limits: Limits | None = None, marks: bool = False) -> None:
         self.limits = limits or Limits()
         self._marks = marks
-        self._job = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")
+        #: Hash of the job's name, which is in the head of each message.
+        self.job = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Control)
 
@@ -87,7 +88,7 @@ class Codec:
         """
         if isinstance(message, Batch):
             return self._encode_batch(message)
-        head = _HEAD.pack(_MAGIC, PROTOCOL, _CONTROL, 0, self._job, 0, 0, 0, 0, 0, 0)
+        head = _HEAD.pack(_MAGIC, PROTOCOL, _CONTROL, 0, self.job, 0, 0, 0, 0, 0, 0)
         body = self._encoder.encode(message)
         if len(body) > self.limits.control:
             raise ProtocolError(
@@ -133,7 +134,7 @@ class Codec:
                 f"a message is of version {version} of the protocol, this process speaks {PROTOCOL}: "
                 "install the same release of kvstore for all processes of the job"
             )
-        if job != self._job:
+        if job != self.job:
             raise ProtocolError("a message belongs to another job")
 
     def _read_back(self, body: bytes) -> None:
@@ -170,7 +171,7 @@ class Codec:
         flags = _INLINE if inline else 0
         numbers = store, rank, incarnation, epoch, received, len(records)
         try:
-            head = _HEAD.pack(_MAGIC, PROTOCOL, _DATA, flags, self._job, *numbers)
+            head = _HEAD.pack(_MAGIC, PROTOCOL, _DATA, flags, self.job, *numbers)
             return [b"".join([head, *[pack(*record) for record in records], *inline]), *payloads]
         except struct.error as error:
             raise ProtocolError(f"a batch with a number that cannot be sent: {error}") from None

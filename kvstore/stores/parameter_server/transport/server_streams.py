@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from ....settings.roles import Roles
+from ..native._native import Link
 from .channel import Poller
 from .frames import Buffer
-from .native._streams import Frame, Sender, Stream
+from .native._streams import Frame, Sender, Stream, StreamSet
 from .stream_listener import StreamListener
 from .streams import open_stream
 
-Received = list[tuple[Hashable, list[Frame]]]
+#: A message: who sent it, how many of its records have been handled, and its frames.
+Received = tuple[Hashable, int, list[Frame]]
 
 
 class ServerStreams:
-    """Takes in streams, by the name that ZeroMQ has for their worker; sends and receives over them."""
+    """Takes in streams, by the name that ZeroMQ has for their worker; sends and receives over them.
+
+    `poller` waits for all that is no stream.
+    """
 
     def __init__(self, roles: Roles, poller: Poller) -> None:
         self._poller = poller
@@ -26,7 +31,10 @@ class ServerStreams:
         self._listener = StreamListener(roles)
         self._streams: dict[Hashable, Stream] = {}
         self._peers: dict[Stream, Hashable] = {}
+        self._links: dict[Hashable, Link] = {}
+        self._all = StreamSet()
         poller.watch(self._listener.fileno(), self._listener)
+        self._all.watch(poller.fileno())
 
     def offer(self, peer: Hashable) -> str:
         """Return what a worker has to know to open a stream."""
@@ -42,16 +50,36 @@ class ServerStreams:
         stream = self._streams.get(peer)
         return stream is not None and stream.send(frames)
 
-    def receive(self, item: Any) -> Received:
-        """Serve an item that the poller has returned; return messages, each with its sender."""
+    def has(self, peer: Hashable) -> bool:
+        """Whether a worker has a stream now."""
+        return peer in self._streams
+
+    def link_of(self, peer: Hashable) -> Link | None:
+        """Return what handles a worker's messages before they are received here, if anything does."""
+        return self._links.get(peer)
+
+    def set_link(self, peer: Hashable, link: Link) -> None:
+        """Have a worker's messages handled by a link as far as it can."""
+        self._streams[peer].hand_to(link)
+        self._links[peer] = link
+
+    def attend(self, item: Any) -> None:
+        """Look after an item that the poller has returned, and that is no channel."""
         if item is self._listener:
             for connection in self._listener.accept():
                 self._poller.watch(connection.fileno(), connection)
         elif isinstance(item, socket.socket):
             self._greet(item)
-        elif item in self._peers:
-            return self._receive(item)
-        return []
+
+    def receive(self, timeout: float) -> Iterator[Received]:
+        """Serve the streams for so many seconds, or until there are messages, or the poller has something."""
+        for stream in self._all.serve(timeout):
+            peer = self._peers[stream]
+            try:
+                for handled, frames in stream.left():
+                    yield peer, handled, frames
+            except ConnectionError:
+                self._drop(peer)
 
     def close_late(self) -> None:
         """Close connections that have not said who they are for too long."""
@@ -69,21 +97,14 @@ class ServerStreams:
         self._drop(peer)
         stream = self._streams[peer] = open_stream(connection, self._sender)
         self._peers[stream] = peer
-        self._poller.watch(stream.fileno(), stream)
-
-    def _receive(self, stream: Stream) -> Received:
-        peer = self._peers[stream]
-        try:
-            return [(peer, frames) for frames in stream.receive()]
-        except ConnectionError:
-            self._drop(peer)
-            return []
+        self._all.add(stream)
 
     def _drop(self, peer: Hashable) -> None:
         stream = self._streams.pop(peer, None)
         if stream is not None:
             del self._peers[stream]
-            self._poller.unwatch(stream.fileno())
+            self._links.pop(peer, None)
+            self._all.remove(stream.fileno())
             stream.close()
 
     def _end(self, connection: socket.socket) -> None:
@@ -99,4 +120,5 @@ class ServerStreams:
             self._drop(peer)
         self._poller.unwatch(self._listener.fileno())
         self._listener.close()
+        self._all.close()
         self._sender.close()

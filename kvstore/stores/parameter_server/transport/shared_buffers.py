@@ -151,7 +151,12 @@ class Values(SharedBufferPool):
 
     def seqlock(self, segment: int, offset: int) -> int:
         """Return the seqlock of what begins at `offset`."""
-        return int(_seqlocks(self._segments[segment])[offset // PAGE])
+        return int(self.seqlock_of(segment, offset)[0])
+
+    def seqlock_of(self, segment: int, offset: int) -> Words:
+        """View the seqlock of what begins at `offset`, a word in the same memory."""
+        page = offset // PAGE
+        return _seqlocks(self._segments[segment])[page : page + 1]
 
     @contextmanager
     def writing(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
@@ -192,16 +197,18 @@ class PeerBuffers:
 
     def view(self, segment: int, offset: int, nbytes: int) -> Bytes:
         """Look at a block of a `SharedBufferPool`; ProtocolError: no such place, or its process is gone."""
-        memory = self._segments.get(segment)
-        if memory is None:
-            memory = self._segment(segment)
+        memory = self.segment(segment)
         if offset < 0 or nbytes < 0 or offset + nbytes > memory.nbytes:
             raise ProtocolError(
                 f"bytes {offset} to {offset + nbytes} of shared segment {segment}, which has {memory.nbytes}"
             )
         return memory[offset : offset + nbytes]
 
-    def _segment(self, number: int) -> Bytes:
+    def segment(self, number: int) -> Bytes:
+        """Look at a whole segment; ProtocolError: there is none, or its process is gone."""
+        memory = self._segments.get(number)
+        if memory is not None:
+            return memory
         if self._file is None:
             raise ProtocolError("the shared memory of this peer is closed")
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from ....errors import ArgumentError, ProtocolError
 from ....settings import addresses
 from ....settings.roles import Roles
+from ..native._native import Link
 from ..protocol.events import ECHO
 from ..protocol.messages import Batch, Control, Hello, PayloadLocation
 from .channel import Channel, Dealer, NotSentError, Poller, Router
@@ -228,6 +229,24 @@ class ServerSockets(_Sockets):
         """Return what a worker has to know to open a stream; empty where there are none."""
         return "" if self._streams is None else self._streams.offer(peer)
 
+    @property
+    def job(self) -> int:
+        """Hash of the job's name, as messages have it."""
+        return self._codec.job
+
+    def has_stream(self, peer: Hashable) -> bool:
+        """Whether a worker has a stream now."""
+        return self._streams is not None and self._streams.has(peer)
+
+    def link_of(self, peer: Hashable) -> Link | None:
+        """Return what handles the messages of a worker's stream before they come here, if anything does."""
+        return None if self._streams is None else self._streams.link_of(peer)
+
+    def set_link(self, peer: Hashable, link: Link) -> None:
+        """Have a link handle what a worker sends over its stream, as far as it can, before it comes here."""
+        if self._streams is not None:
+            self._streams.set_link(peer, link)
+
     def forget(self, peer: Hashable) -> None:
         """Close a worker's stream, and let it open none again."""
         if self._streams is not None:
@@ -241,22 +260,28 @@ class ServerSockets(_Sockets):
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
         """Wait for messages, at most so many seconds; yield those that are there."""
-        if self._streams is not None:
-            self._streams.close_late()
-        for channel in self._poller.wait(timeout):
-            if not isinstance(channel, Channel):
-                assert self._streams is not None
-                for peer, frames in self._streams.receive(channel):
-                    if (message := _read(self._codec, frames, repr(peer))) is not None:
-                        yield peer, message
-                continue
-            for _ in range(_AT_ONCE):
-                found = self._next(channel)
-                if found is None:
-                    break
-                peer, message = found
-                if message is not None:
-                    yield peer, message
+        streams = self._streams
+        ready = self._poller.wait(timeout if streams is None else 0.0)
+        for channel in ready:
+            if isinstance(channel, Channel):
+                yield from self._messages(channel)
+            elif streams is not None:
+                streams.attend(channel)
+        if streams is not None:
+            streams.close_late()
+            for peer, handled, frames in streams.receive(0.0 if ready else timeout):
+                message = _read(self._codec, frames, repr(peer))
+                if isinstance(message, Batch):
+                    yield peer, message._replace(records=message.records[handled:])
+
+    def _messages(self, channel: Channel) -> Iterator[tuple[Hashable, Message]]:
+        for _ in range(_AT_ONCE):
+            found = self._next(channel)
+            if found is None:
+                return
+            peer, message = found
+            if message is not None:
+                yield peer, message
 
     def _next(self, channel: Any) -> tuple[Hashable, Message | None] | None:
         if channel is not self._workers:

@@ -30,12 +30,13 @@ class End:
 
     def turn(self, timeout: float = 0.0) -> None:
         if isinstance(self.streams, ServerStreams):
+            for item in self.poller.wait(0.0):
+                self.streams.attend(item)
             self.streams.close_late()
+            self.came += [(peer, bytes(memoryview(f[0]))) for peer, _, f in self.streams.receive(timeout)]
+            return
         for item in self.poller.wait(timeout):
-            if isinstance(item, StreamClient):
-                self.came += [("server", bytes(memoryview(frames[0]))) for frames in item.receive()]
-            else:
-                self.came += [(peer, bytes(memoryview(f[0]))) for peer, f in self.streams.receive(item)]
+            self.came += [("server", bytes(memoryview(frames[0]))) for frames in item.receive()]
 
 
 @pytest.fixture(params=["tcp", "ipc"])

@@ -1,22 +1,25 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Streams of messages over connected sockets, beside ZeroMQ: one system call where ZeroMQ has several threads.
 
-The bytes and their checks are in stream.h; sender.h is the thread that sends what a socket could not take at once.
+The bytes and their checks are in stream.h; sender.h is the thread that sends what a socket could not take at once;
+serve.h waits for the streams of a server.
 """
 
 import os
+import select
 
 cimport cython
 from posix.unistd cimport close as close_descriptor, getpid
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport errno
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-cdef extern from "sender.h" nogil:
+cdef extern from "serve.h" nogil:
     enum:
         KP_MAGIC
     enum kp_outcome:
@@ -37,15 +40,22 @@ cdef extern from "sender.h" nogil:
     kp_buffer *kp_take_dropped()
     ctypedef struct kp_message:
         kp_message *next
-        uint32_t n
+        uint32_t n, handled
         kp_buffer **frames
     ctypedef struct kp_piece:
         const char *at
         size_t nbytes
         kp_buffer *owner
+    ctypedef struct kp_outlet:
+        void *stream
+        int (*send)(void *stream, const kp_piece *pieces, size_t n)
+    ctypedef struct kp_inlet:
+        void *context
     ctypedef struct kp_stream:
         int fd
         int broken
+        kp_outcome end
+        const kp_inlet *inlet
     ctypedef struct kp_sender:
         int runs
     int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit)
@@ -57,7 +67,12 @@ cdef extern from "sender.h" nogil:
     int kp_add_stream(kp_sender *sender, kp_stream *s)
     void kp_remove_stream(kp_stream *s)
     int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
+    int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
     int kp_is_sent(kp_stream *s)
+    int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
+    int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left)
+    enum:
+        KP_EVENTS
 
 cdef size_t COPIED = 32 * 1024  # bytes: smaller frames are copied behind the head
 
@@ -112,7 +127,8 @@ cdef class Stream:
 
     cdef kp_stream s
     cdef Sender sender
-    cdef kp_outcome end  # why nothing more is received
+    cdef kp_outlet outlet
+    cdef object link
     cdef readonly bint closed
 
     def __cinit__(self, Sender sender not None, int descriptor, uint64_t frame_limit):
@@ -204,22 +220,44 @@ cdef class Stream:
 
         Raises ConnectionError where the stream is at its end; what came before that was returned before.
         """
+        if not self.closed:
+            release_dropped()
+            with nogil:
+                kp_receive(&self.s)
+        return [frames for _, frames in self.left()]
+
+    def left(self):
+        """Return the messages that have been received, and not been handled by `hand_to`, without waiting.
+
+        Returns
+        -------
+        list of (int, list of Frame)
+            How many records of the message have been handled, and its frames.
+
+        Raises
+        ------
+        ConnectionError
+            The stream is at its end, and there are none.
+        """
         cdef kp_message *message
         cdef kp_message *following
         cdef list found = []
-        if not self.closed and self.end in (KP_OPEN, KP_BLOCKED):
-            release_dropped()
-            with nogil:
-                self.end = kp_receive(&self.s)
-            message = kp_take_messages(&self.s)
-            while message != NULL:
-                found.append(frames_of(message))
-                following = message.next
-                free(message)
-                message = following
-        if not found and self.end not in (KP_OPEN, KP_BLOCKED):
-            raise ConnectionError(REASONS[<int>self.end])
+        message = NULL if self.closed else kp_take_messages(&self.s)
+        while message != NULL:
+            found.append((message.handled, frames_of(message)))
+            following = message.next
+            free(message)
+            message = following
+        if not found and self.s.end not in (KP_OPEN, KP_BLOCKED):
+            raise ConnectionError(REASONS[<int>self.s.end])
         return found
+
+    def hand_to(self, link not None):
+        """Have a `Link` handle what comes from now on, as far as it can, and answer over this stream."""
+        self.outlet = kp_outlet(&self.s, kp_send_to)
+        link.connect(PyCapsule_New(&self.outlet, "kvstore.outlet", NULL))
+        self.s.inlet = <const kp_inlet *>PyCapsule_GetPointer(link.inlet, "kvstore.inlet")
+        self.link = link
 
     @property
     def sent(self):
@@ -231,14 +269,21 @@ cdef class Stream:
         if self.closed:
             return
         self.closed = True
-        self.end = KP_CLOSED
+        if self.link is not None:
+            self.link.close()
+            self.link = None
         if self.sender is not None and self.sender.pid != getpid():
             close_descriptor(self.s.fd)  # of a fork, whose locks may be held for ever
+            self.s.end = KP_CLOSED
             return
         with nogil:
             kp_remove_stream(&self.s)
         kp_free_stream(&self.s)
+        self.s.end = KP_CLOSED
         release_dropped()
+
+
+include "serve.pxi"
 
 
 cdef dict REASONS = {

@@ -150,6 +150,12 @@ static int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
     return failed ? -1 : 0;
 }
 
+/* As `kp_outlet` has it. */
+static int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
+{
+    return kp_send((kp_stream *)stream, pieces, n);
+}
+
 /* Whether all that was queued has gone. */
 static int kp_is_sent(kp_stream *s)
 {

@@ -14,9 +14,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "buffers.h"
-
-#define KP_MAGIC 0x5453564bu /* "KVST" */
+#include "messages.h"
 
 enum {
     KP_READ_BYTES = 64 * 1024,
@@ -32,18 +30,6 @@ enum {
 enum kp_stream_state { KP_HEAD, KP_SIZES, KP_FRAMES };
 enum kp_outcome { KP_OPEN, KP_BLOCKED, KP_CLOSED, KP_FOREIGN, KP_NO_MEMORY };
 
-typedef struct kp_message {
-    struct kp_message *next;
-    uint32_t n;
-    kp_buffer *frames[];
-} kp_message;
-
-typedef struct {
-    const char *at;
-    size_t nbytes;
-    kp_buffer *owner;
-} kp_piece;
-
 struct kp_sender;
 
 typedef struct {
@@ -57,6 +43,8 @@ typedef struct {
     uint64_t *sizes, got; /* `got`: bytes of the sizes, or of frame `at` */
     size_t sizes_room;
     kp_message *coming, *first, **last; /* the message that comes, and those that are whole */
+    enum kp_outcome end;                /* why nothing more comes, if it is not KP_OPEN or KP_BLOCKED */
+    const kp_inlet *inlet;              /* NULL: all messages are Python's */
     /* What goes, under the lock. */
     pthread_mutex_t lock;
     struct kp_sender *sender;
@@ -65,13 +53,6 @@ typedef struct {
     int waits; /* for the sender's thread */
     int broken;
 } kp_stream;
-
-static void kp_free_message(kp_message *message)
-{
-    for (uint32_t i = 0; message && i < message->n; i++)
-        kp_drop(message->frames[i]);
-    free(message);
-}
 
 /* The socket is the stream's from now on. 0, or -1 where there is no memory. */
 static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit)
@@ -288,8 +269,7 @@ static ssize_t kp_fill(kp_stream *s)
     return got;
 }
 
-/* Receive and parse what has come. KP_BLOCKED: there is no more for now. KP_OPEN: others should have their turn. */
-static enum kp_outcome kp_receive(kp_stream *s)
+static enum kp_outcome kp_receive_some(kp_stream *s)
 {
     for (uint64_t done = 0; done < KP_ENOUGH;) {
         ssize_t got = kp_fill(s);
@@ -305,6 +285,14 @@ static enum kp_outcome kp_receive(kp_stream *s)
             return outcome;
     }
     return KP_OPEN;
+}
+
+/* Receive and parse what has come. KP_BLOCKED: there is no more for now. KP_OPEN: others should have their turn. */
+static enum kp_outcome kp_receive(kp_stream *s)
+{
+    if (s->end == KP_OPEN || s->end == KP_BLOCKED)
+        s->end = kp_receive_some(s);
+    return s->end;
 }
 
 /* The messages that are whole, as a list; they are the caller's. */

@@ -1,0 +1,158 @@
+/* A worker's stream at a server: requests that take their usual way are handled, summed and answered here.
+ *
+ * `kp_take` stops at the first record that needs something special. Effects and jobs that Python has to see to stay in
+ * `effects`. Python's machine works on the same structs, before or after. */
+#ifndef KP_LINKS_H
+#define KP_LINKS_H
+
+#include "batches.h"
+#include "replies.h"
+#include "sums.h"
+
+/* Another process's memory, as far as it is mapped. */
+typedef struct {
+    kp_buffer *holder; /* NULL: it is not */
+    char *at;
+    uint64_t nbytes;
+} kp_segment;
+
+typedef struct kp_link {
+    kp_inlet inlet;
+    kp_replier replier;
+    kp_effects *effects;
+    kp_sums *sums;
+    const kp_members *members;
+    const kp_slices *slices;
+    kp_session *session;
+    uint64_t report; /* bytes of requests after which a worker is told that they have come */
+    kp_segment *segments;
+    uint32_t n_segments;
+} kp_link;
+
+/* --------------------------------------------------------------------------------------------------- rounds */
+
+/* Sum the rounds that have begun, as far as the kernels can; the others stay in the list, for Python. */
+static void kp_sum_rounds(kp_link *link)
+{
+    kp_effects *e = link->effects;
+    kp_sums *sums = link->sums;
+    kp_slice *left = NULL, **last = &left;
+    while (e->jobs) {
+        kp_slice *job = e->jobs;
+        e->jobs = NULL;
+        e->last_job = &e->jobs;
+        kp_no_sums(sums);
+        for (kp_slice *following; job; job = following) {
+            following = job->next;
+            const kp_open *open = kp_find_open(job, job->round + 1);
+            if (open && kp_can_sum(job, open) && !kp_add_sum(sums, job, open))
+                continue;
+            job->next = NULL;
+            *last = job;
+            last = &job->next;
+        }
+        int failed = sums->n && kp_run_sums(sums);
+        for (size_t i = 0; i < sums->n; i++)
+            if (failed || !kp_applied(sums->slices[i], link->members, e)) {
+                sums->slices[i]->next = NULL;
+                *last = sums->slices[i];
+                last = &sums->slices[i]->next;
+            }
+    }
+    e->jobs = left;
+    e->last_job = left ? last : &e->jobs;
+}
+
+/* ------------------------------------------------------------------------------------------------- requests */
+
+static int kp_is_finite(double number)
+{
+    return number - number == 0;
+}
+
+/* Find a request's payload. 0: Python has to. */
+static int kp_find_payload(const kp_link *link, const kp_batch *batch, kp_record *r, kp_buffer **data, const char **at)
+{
+    *data = NULL;
+    *at = NULL;
+    if (r->place == KP_NOWHERE)
+        return 1;
+    if (r->place == KP_FRAME) {
+        kp_buffer *frame = kp_frame_of(batch, r);
+        if (!frame)
+            return 0;
+        *data = frame;
+        *at = frame->data + r->offset;
+        r->frame = 0; /* Python will know that frame only */
+        return 1;
+    }
+    const kp_segment *segment = r->place == KP_SHARED && r->frame < link->n_segments ? &link->segments[r->frame] : NULL;
+    if (!segment || !segment->holder || r->offset > segment->nbytes || r->nbytes > segment->nbytes - r->offset)
+        return 0;
+    *data = segment->holder;
+    *at = segment->at + r->offset;
+    return 1;
+}
+
+static int kp_take_record(kp_link *link, const kp_batch *batch, const kp_record *record)
+{
+    kp_record r = *record;
+    kp_buffer *data;
+    const char *at;
+    if (r.coding || r.rows != -1 || !kp_is_finite(r.threshold) || !kp_find_payload(link, batch, &r, &data, &at))
+        return 0;
+    return kp_request(kp_slice_of(link->slices, r.slice), link->session, link->members, &r, data, at, link->effects);
+}
+
+static int kp_is_usual(const kp_link *link, const kp_head *head)
+{
+    const kp_session *s = link->session;
+    return head->store == s->store && head->rank == s->rank && head->incarnation == s->incarnation && !s->gone &&
+           head->epoch <= link->members->epoch && link->members->usual;
+}
+
+/* Handle a message. 0: something is left to Python. */
+static int kp_take(void *context, kp_message *message)
+{
+    kp_link *link = (kp_link *)context;
+    kp_session *session = link->session;
+    kp_batch batch;
+    if (!kp_read_batch(&batch, message, link->replier.version, link->replier.job) || !kp_is_usual(link, batch.head)) {
+        kp_close_batch(&batch);
+        return 0;
+    }
+    uint32_t n = batch.head->records;
+    session->replier = &link->replier;
+    if (batch.head->epoch > session->epoch)
+        session->epoch = batch.head->epoch;
+    while (message->handled < n && kp_take_record(link, &batch, &batch.records[message->handled]))
+        message->handled++;
+    kp_close_batch(&batch);
+    if (session->received - session->reported >= link->report) {
+        session->report = 1;
+        kp_touch(link->effects, session);
+    }
+    kp_sum_rounds(link);
+    kp_reply_all(link->effects);
+    return message->handled == n && !link->effects->jobs && !link->effects->touched;
+}
+
+static void kp_unmap(kp_link *link)
+{
+    for (uint32_t i = 0; i < link->n_segments; i++)
+        kp_drop(link->segments[i].holder);
+    free(link->segments);
+    link->segments = NULL;
+    link->n_segments = 0;
+}
+
+/* The stream is closed. */
+static void kp_cut(kp_link *link)
+{
+    link->replier.outlet = (kp_outlet){0};
+    if (link->session && link->session->replier == &link->replier)
+        link->session->replier = NULL;
+    kp_unmap(link);
+}
+
+#endif

@@ -1,0 +1,52 @@
+/* Messages of several frames: those that came in, and those that are to go out. */
+#ifndef KP_MESSAGES_H
+#define KP_MESSAGES_H
+
+#include <string.h>
+
+#include "buffers.h"
+
+#define KP_MAGIC 0x5453564bu /* "KVST", before each message on a stream */
+
+/* A message that has come. */
+typedef struct kp_message {
+    struct kp_message *next;
+    uint32_t n;
+    uint32_t handled; /* records that have been handled, from the first */
+    kp_buffer *frames[];
+} kp_message;
+
+/* Bytes that are to be sent; they stay as they are as long as there is a reference to their owner. */
+typedef struct {
+    const char *at;
+    size_t nbytes;
+    kp_buffer *owner;
+} kp_piece;
+
+static void kp_free_message(kp_message *message)
+{
+    for (uint32_t i = 0; message && i < message->n; i++)
+        kp_drop(message->frames[i]);
+    free(message);
+}
+
+static void kp_drop_pieces(kp_piece *pieces, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        kp_drop(pieces[i].owner);
+}
+
+/* Where messages to one peer go. `send` queues all pieces, and takes the references to their owners, or returns -1. */
+typedef struct {
+    void *stream; /* NULL: there is none any more */
+    int (*send)(void *stream, const kp_piece *pieces, size_t n);
+} kp_outlet;
+
+/* Who handles messages without Python. `take` returns 0 where something is left to Python: records after those that
+ * were `handled`, or what these came to. */
+typedef struct {
+    void *context;
+    int (*take)(void *context, kp_message *message);
+} kp_inlet;
+
+#endif

@@ -1,0 +1,243 @@
+/* Answers of which Python need not know, written as transport/frames.py writes them. */
+#ifndef KP_REPLIES_H
+#define KP_REPLIES_H
+
+#include "messages.h"
+#include "rounds.h"
+
+enum {
+    KP_REPLY_RECORDS = 4096,
+    KP_REPLY_BYTES = 1 << 20, /* of values in a message, as loop._REPLY_BYTES; a larger value has one of its own */
+    KP_COPIED_BYTES = 16 * 1024, /* values up to this size travel together, as frames.SMALL */
+    KP_TOGETHER = 64, /* where each of them begins, as in frames.pack */
+    KP_SHARED_BYTES = 16 * 1024, /* as payloads.SHARED_BYTES */
+    KP_MOST_BYTES = 256 << 20 /* of a frame, as frames.Limits */
+};
+
+/* The slices of a store by their numbers. */
+typedef struct {
+    kp_slice **all;
+    uint32_t n;
+} kp_slices;
+
+static inline kp_slice *kp_slice_of(const kp_slices *slices, uint32_t number)
+{
+    return number < slices->n ? slices->all[number] : NULL;
+}
+
+/* How one worker is answered. */
+typedef struct kp_replier {
+    kp_outlet outlet;
+    uint16_t version;
+    uint64_t job;
+    const kp_members *members;
+    const kp_slices *slices;
+    int reads_here; /* the worker reads this process's memory */
+} kp_replier;
+
+/* A message that is being written: its first frame, the small values, and all pieces. */
+typedef struct {
+    kp_buffer *text; /* sizes, head and records; then the small values, or these in a buffer of their own */
+    char *records, *together;
+    uint64_t n_together; /* bytes */
+    kp_piece *pieces;
+    size_t n_pieces;
+} kp_writing;
+
+/* What a worker is sent cannot change before it has it: no round goes on without this worker. */
+static int kp_is_steady(const kp_members *members, int32_t rank)
+{
+    for (int i = 0; i < members->n_needed && members->needed[i] <= rank; i++)
+        if (members->needed[i] == rank)
+            return members->usual;
+    return 0;
+}
+
+static const kp_value *kp_value_of(const kp_replier *replier, const kp_answer *answer)
+{
+    const kp_slice *slice = kp_slice_of(replier->slices, answer->request.slice);
+    return slice ? slice->value : NULL;
+}
+
+/* Whether an answer needs nothing of Python. */
+static int kp_is_plain(const kp_replier *replier, const kp_answer *a)
+{
+    if (a->kind == KP_DONE)
+        return 1;
+    const kp_value *v = kp_value_of(replier, a);
+    if (a->kind != KP_VALUE || !v || !v->rooms[v->current].at || v->nbytes <= 0 || v->nbytes > KP_MOST_BYTES)
+        return 0;
+    return a->request.flags != KP_OF_ROUND &&
+           (a->request.kind == KP_PULL || a->request.kind == KP_PUSHPULL);
+}
+
+/* Bytes of value that an answer carries; else its record says all. */
+static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, kp_record *r)
+{
+    *r = (kp_record){.kind = (uint8_t)a->kind, .slice = a->request.slice, .sequence = a->request.sequence,
+                     .round = a->round, .rows = -1};
+    if (a->kind != KP_VALUE)
+        return 0;
+    if (a->request.flags == KP_WRITTEN) {
+        r->flags = KP_IN_PLACE;
+        return 0;
+    }
+    const kp_value *v = kp_value_of(replier, a);
+    const kp_room *room = &v->rooms[v->current];
+    r->nbytes = (uint64_t)v->nbytes;
+    if (replier->reads_here && a->request.flags != KP_BY_FRAME && room->seqlock && v->nbytes >= KP_SHARED_BYTES) {
+        r->place = KP_SHARED;
+        r->frame = room->segment;
+        r->offset = room->offset;
+        r->flags = *room->seqlock;
+        return 0;
+    }
+    r->place = KP_FRAME;
+    return r->nbytes;
+}
+
+static uint64_t kp_up(uint64_t nbytes)
+{
+    return (nbytes + KP_TOGETHER - 1) / KP_TOGETHER * KP_TOGETHER;
+}
+
+/* Bytes of what travels together, and in `larger` the number of values that do not. */
+static uint64_t kp_measure(const kp_replier *replier, const kp_answer *answers, size_t n, size_t *larger)
+{
+    uint64_t together = 0;
+    *larger = 0;
+    for (size_t i = 0; i < n; i++) {
+        kp_record r;
+        uint64_t nbytes = kp_write_record(replier, &answers[i], &r);
+        if (nbytes > KP_COPIED_BYTES)
+            ++*larger;
+        else
+            together += kp_up(nbytes);
+    }
+    return together;
+}
+
+/* A large value, as it lies in memory, or a copy of it. 0, or -1 where there is no memory. */
+static int kp_add_value(const kp_value *v, int steady, kp_piece *piece)
+{
+    const kp_room *room = &v->rooms[v->current];
+    *piece = (kp_piece){room->at, (size_t)v->nbytes, NULL};
+    if (steady) {
+        piece->owner = kp_keep(room->holder);
+        return 0;
+    }
+    piece->owner = kp_new_buffer((size_t)v->nbytes);
+    if (!piece->owner)
+        return -1;
+    memcpy(piece->owner->data, room->at, (size_t)v->nbytes);
+    piece->at = piece->owner->data;
+    return 0;
+}
+
+/* Send one message of answers that are plain. 0, or -1: it cannot be sent. */
+static int kp_send_answers(const kp_replier *replier, const kp_session *session, const kp_answer *answers, size_t n)
+{
+    size_t larger, used = 0;
+    uint64_t together = kp_measure(replier, answers, n, &larger);
+    int inlined = together && together <= KP_INLINE_BYTES;
+    uint32_t frames = (uint32_t)(1 + (together && !inlined) + larger);
+    size_t sizes = 8 + 8 * (size_t)frames, first = sizeof(kp_head) + n * sizeof(kp_record);
+    kp_buffer *text = kp_new_buffer(sizes + first + (size_t)together);
+    kp_piece *pieces = (kp_piece *)calloc(1 + larger, sizeof *pieces);
+    if (!text || !pieces) {
+        kp_drop(text);
+        free(pieces);
+        return -1;
+    }
+    uint64_t *size = (uint64_t *)text->data;
+    ((uint32_t *)size)[0] = KP_MAGIC;
+    ((uint32_t *)size)[1] = frames;
+    size[1] = first + (inlined ? together : 0);
+    if (together && !inlined)
+        size[2] = together;
+    kp_head head = {.magic = {'K', 'V', 'S', 'T'}, .version = replier->version, .kind = KP_DATA,
+                    .flags = inlined ? KP_INLINE : 0, .job = replier->job, .store = session->store,
+                    .rank = session->rank, .incarnation = session->incarnation, .received = session->received,
+                    .records = (uint32_t)n};
+    memcpy(text->data + sizes, &head, sizeof head);
+    char *record = text->data + sizes + sizeof head, *behind = text->data + sizes + first, *to = behind;
+    memset(behind, 0, (size_t)together);
+    pieces[used++] = (kp_piece){text->data, text->nbytes, text};
+    int steady = kp_is_steady(replier->members, session->rank), failed = 0;
+    for (size_t i = 0; i < n && !failed; i++, record += sizeof(kp_record)) {
+        kp_record r;
+        uint64_t nbytes = kp_write_record(replier, &answers[i], &r);
+        const kp_value *v = nbytes ? kp_value_of(replier, &answers[i]) : NULL;
+        if (nbytes > KP_COPIED_BYTES) {
+            r.frame = (uint32_t)(used - 1 + !!together);
+            size[frames - larger + used] = nbytes;
+            failed = kp_add_value(v, steady, &pieces[used++]);
+        } else if (nbytes) {
+            r.offset = (uint64_t)(to - behind);
+            memcpy(to, v->rooms[v->current].at, (size_t)nbytes);
+            to += kp_up(nbytes);
+        }
+        memcpy(record, &r, sizeof r);
+    }
+    failed = failed || replier->outlet.send(replier->outlet.stream, pieces, used);
+    if (failed)
+        kp_drop_pieces(pieces, used);
+    free(pieces);
+    return failed ? -1 : 0;
+}
+
+/* How many answers from here on go into one message. */
+static size_t kp_portion(const kp_replier *replier, const kp_answer *answers, size_t n)
+{
+    uint64_t nbytes = 0;
+    for (size_t i = 0; i < n && i < KP_REPLY_RECORDS; i++) {
+        kp_record r;
+        uint64_t one = kp_write_record(replier, &answers[i], &r);
+        if (nbytes && nbytes + one > KP_REPLY_BYTES)
+            return i;
+        nbytes += one;
+    }
+    return n < KP_REPLY_RECORDS ? n : KP_REPLY_RECORDS;
+}
+
+/* Answer a session over its stream. 0: Python has to; nothing has been sent. */
+static int kp_reply(kp_session *session)
+{
+    const kp_replier *replier = (const kp_replier *)session->replier;
+    if (!replier || !replier->outlet.stream)
+        return 0;
+    for (size_t i = 0; i < session->n_answers; i++)
+        if (!kp_is_plain(replier, &session->answers[i]))
+            return 0;
+    size_t from = 0, n;
+    do { /* what cannot be sent is lost: the worker asks again */
+        n = kp_portion(replier, session->answers + from, session->n_answers - from);
+        if (kp_send_answers(replier, session, session->answers + from, n))
+            break;
+        from += n;
+    } while (from < session->n_answers);
+    kp_forget_answers(session);
+    session->report = 0;
+    session->reported = session->received;
+    return 1;
+}
+
+/* Answer the sessions that a step has touched; those that Python has to answer stay in the list. */
+static void kp_reply_all(kp_effects *e)
+{
+    kp_session *s = e->touched, *left = NULL, **last = &left;
+    for (kp_session *following; s; s = following) {
+        following = s->next;
+        if (s->touched == 1 && kp_reply(s)) {
+            s->touched = 0;
+            continue;
+        }
+        s->next = NULL;
+        *last = s;
+        last = &s->next;
+    }
+    e->touched = left;
+    e->last_touched = left ? last : &e->touched;
+}
+
+#endif

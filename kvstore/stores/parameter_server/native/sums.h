@@ -1,0 +1,144 @@
+/* Sums of rounds whose parts are plain and in this process's reach, by the kernels. */
+#ifndef KP_SUMS_H
+#define KP_SUMS_H
+
+#include <string.h>
+
+#include "job.h" /* of the kernels */
+#include "rounds.h"
+
+/* As kv_run_dense of the kernels. */
+typedef int (*kp_run)(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads);
+
+/* Sums of one call. */
+typedef struct {
+    kp_run run;
+    const int *threads;
+    kv_item *items;
+    kp_slice **slices;
+    char **pointers;
+    size_t n, items_room, slices_room, n_pointers, pointers_room;
+    ptrdiff_t nbytes;
+} kp_sums;
+
+static void kp_free_sums(kp_sums *sums)
+{
+    free(sums->items);
+    free(sums->slices);
+    free(sums->pointers);
+    memset(sums, 0, sizeof *sums);
+}
+
+/* Whether the kernels can sum a slice's next round as it is. */
+static int kp_can_sum(const kp_slice *slice, const kp_open *open)
+{
+    const kp_value *v = slice->value;
+    if (!v || !v->sums || !v->rooms[0].at || (open->n > 1 && !v->rooms[1].at) || !v->rooms[v->current].at)
+        return 0;
+    for (int i = 0; i < open->n; i++) {
+        const kp_part *part = &open->parts[i];
+        const kp_record *r = &part->request;
+        if (!part->at || r->coding || r->rows != -1 || r->version || r->nbytes != (uint64_t)v->nbytes ||
+            (uintptr_t)part->at % (uintptr_t)kv_itemsize[v->dtype])
+            return 0;
+    }
+    return 1;
+}
+
+static int kp_make_room(void **memory, size_t *room, size_t need, size_t size)
+{
+    if (need <= *room)
+        return 0;
+    size_t more = need > 2 * *room ? need : 2 * *room;
+    void *grown = realloc(*memory, more * size);
+    if (!grown)
+        return -1;
+    *memory = grown;
+    *room = more;
+    return 0;
+}
+
+/* One part alone replaces the value where it is: nobody can lack it. */
+static int kp_target(const kp_value *v, const kp_open *open)
+{
+    return open->n > 1 ? 1 - v->current : v->current;
+}
+
+/* Whether a part's worker wants the sum written over it. */
+static int kp_is_out(const kp_part *part)
+{
+    return part->request.flags == KP_IN_PLACE && part->request.place == KP_SHARED;
+}
+
+/* Take in a slice's next round. 0, or -1 where there is no memory. */
+static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
+{
+    const kp_value *v = slice->value;
+    size_t pointers = sums->n_pointers + 2 * (size_t)open->n;
+    if (kp_make_room((void **)&sums->items, &sums->items_room, sums->n + 1, sizeof *sums->items) ||
+        kp_make_room((void **)&sums->slices, &sums->slices_room, sums->n + 1, sizeof *sums->slices) ||
+        kp_make_room((void **)&sums->pointers, &sums->pointers_room, pointers, sizeof *sums->pointers))
+        return -1;
+    kv_item *it = &sums->items[sums->n];
+    *it = (kv_item){.dtype = v->dtype, .rule = -1, .n = v->n, .k = open->n, .dst = v->rooms[kp_target(v, open)].at};
+    for (int i = 0; i < open->n; i++)
+        sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
+    for (int i = 0; i < open->n; i++)
+        if (kp_is_out(&open->parts[i])) {
+            sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
+            it->m++;
+        }
+    sums->nbytes += v->nbytes * (it->k + it->m + 1);
+    sums->slices[sums->n++] = slice;
+    return 0;
+}
+
+static void kp_no_sums(kp_sums *sums)
+{
+    sums->n = sums->n_pointers = 0;
+    sums->nbytes = 0;
+}
+
+/* Say of whose waiting requests the value was written over what they had pushed. */
+static void kp_note_outs(kp_slice *slice, const kp_open *open)
+{
+    for (int i = 0; i < open->n; i++)
+        for (int j = 0; kp_is_out(&open->parts[i]) && j < slice->pulls.n; j++) {
+            kp_waiter *one = &slice->pulls.all[j];
+            if (one->session->rank == open->parts[i].rank && one->request.sequence == open->parts[i].request.sequence)
+                one->request.flags = KP_WRITTEN;
+        }
+}
+
+static const kp_room *kp_target_of(const kp_slice *slice)
+{
+    return &slice->value->rooms[kp_target(slice->value, kp_find_open(slice, slice->round + 1))];
+}
+
+/* Do all sums; the values are those of the new rounds then. 0, or -1: there was no memory, and nothing is done. */
+static int kp_run_sums(kp_sums *sums)
+{
+    char **pointer = sums->pointers;
+    for (size_t i = 0; i < sums->n; i++) {
+        kv_item *it = &sums->items[i];
+        it->src = pointer;
+        it->out = pointer + it->k;
+        pointer += it->k + it->m;
+        kp_mark_written(kp_target_of(sums->slices[i]));
+    }
+    int failed = sums->run(sums->items, (ptrdiff_t)sums->n, sums->nbytes, *sums->threads);
+    for (size_t i = 0; i < sums->n; i++) {
+        kp_slice *slice = sums->slices[i];
+        const kp_open *open = kp_find_open(slice, slice->round + 1);
+        kp_mark_written(kp_target_of(slice));
+        if (failed)
+            continue;
+        kp_note_outs(slice, open);
+        if (open->n > 1)
+            kp_turn(slice->value, slice->round + 1);
+        slice->value->changed = 1;
+    }
+    return failed;
+}
+
+#endif

@@ -1,0 +1,119 @@
+# Values of dense slices. Part of _native.pyx.
+
+Room = namedtuple("Room", "array block place")
+
+cdef class SliceValue:
+    """The value of a dense slice, in one of two rooms: an array each, which others may read in shared memory.
+
+    Room 0 is where it begins. A sum of several parts goes to the other room, which is the value then.
+    """
+
+    cdef kp_value v
+    cdef list arrays, blocks
+
+    def __cinit__(self, *_args, **_named):
+        self.arrays, self.blocks = [None, None], [None, None]
+        self.v.before = -1
+        self.v.sums = True
+
+    def __dealloc__(self):
+        kp_leave_room(&self.v.rooms[0])
+        kp_leave_room(&self.v.rooms[1])
+        release_dropped()
+
+    @property
+    def value(self):
+        """The array that has the value; None: there is none yet."""
+        return self.arrays[self.v.current]
+
+    @property
+    def block(self):
+        """The block of shared memory that the value is in, as `furnish` was given it."""
+        return self.blocks[self.v.current]
+
+    @property
+    def place(self):
+        """Segment and offset in shared memory; None: nobody else reads it."""
+        return self.room(self.v.current).place
+
+    @property
+    def current(self):
+        """In which room the value is."""
+        return self.v.current
+
+    @property
+    def before(self):
+        """The round after which the other room has what the value was then; -1: of none."""
+        return self.v.before
+
+    @before.setter
+    def before(self, int64_t round):
+        self.v.before = round
+
+    @property
+    def sums(self):
+        """Whether rounds replace the value, since there are no settings of an optimizer."""
+        return bool(self.v.sums)
+
+    @sums.setter
+    def sums(self, bint sums):
+        self.v.sums = sums
+
+    def room(self, int number):
+        """Return a room's array and block, and its place in shared memory; None where there is none."""
+        cdef kp_room *room = &self.v.rooms[number]
+        block = self.blocks[number]
+        return Room(self.arrays[number], block, None if block is None else (room.segment, room.offset))
+
+    def furnish(self, int number, array, int dtype, block=None, uint32_t segment=0, uint64_t offset=0, seqlock=None):
+        """Give a room its memory.
+
+        Parameters
+        ----------
+        number : int
+            0 or 1.
+        array : numpy.ndarray
+            Contiguous; it has the same size and type in both rooms.
+        dtype : int
+            The kernels' number of its type.
+        block, segment, offset
+            Where others find it.
+        seqlock : numpy.ndarray or None
+            One uint64, odd while the array is written. It lies in memory that lives as long as `array`.
+        """
+        cdef kp_room *room = &self.v.rooms[number]
+        cdef const uint8_t[::1] view = array.view("u1")
+        cdef uint64_t[::1] lock
+        kp_leave_room(room)
+        self.v.dtype, self.v.n, self.v.nbytes = dtype, array.size, array.nbytes
+        if array.nbytes:
+            room.at = <char *>&view[0]
+        room.holder = buffer_of(array)
+        room.segment, room.offset = segment, offset
+        if seqlock is not None:
+            lock = seqlock
+            room.seqlock = <kp_atomic *>&lock[0]
+        self.arrays[number], self.blocks[number] = array, block
+
+    def clear(self):
+        """Have no memory any more."""
+        cdef int number
+        for number in range(2):
+            kp_leave_room(&self.v.rooms[number])
+            self.arrays[number] = self.blocks[number] = None
+        self.v.current, self.v.before = 0, -1
+        release_dropped()
+
+    def turn(self, uint64_t round):
+        """Make what was written to the other room in this round the value."""
+        kp_turn(&self.v, round)
+
+    def settle(self):
+        """Make room 0 the value's again; what was in the other one is nobody's."""
+        self.v.current, self.v.before = 0, -1
+
+    def take_changed(self):
+        """Whether sums have changed it outside of Python since the last call."""
+        cdef bint changed = self.v.changed
+        self.v.changed = False
+        return changed

@@ -1,0 +1,62 @@
+/* Waits for the streams of a server, and has messages handled without Python where somebody does. */
+#ifndef KP_SERVE_H
+#define KP_SERVE_H
+
+#include <time.h>
+
+#include "sender.h"
+
+enum { KP_EVENTS = 64 };
+
+static int64_t kp_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Wait for a stream, or with NULL for a descriptor of another kind. 0, or -1 with errno. */
+static int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = stream};
+    return epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event);
+}
+
+/* Receive what has come over a stream. 0: nothing of it is left to Python. */
+static int kp_serve_stream(kp_stream *s)
+{
+    enum kp_outcome outcome = kp_receive(s);
+    while (s->first && s->inlet && s->inlet->take(s->inlet->context, s->first)) {
+        kp_message *message = s->first;
+        s->first = message->next;
+        kp_free_message(message);
+    }
+    if (s->first)
+        return 1;
+    s->last = &s->first;
+    return outcome != KP_OPEN && outcome != KP_BLOCKED;
+}
+
+/* Serve streams for so many nanoseconds at most, or until there is something for Python: the streams that have it, and
+ * their number; or 0 with a descriptor that is no stream, or a signal. */
+static int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left)
+{
+    int64_t end = kp_now() + nanoseconds;
+    for (;;) {
+        struct epoll_event events[KP_EVENTS];
+        int64_t rest = end - kp_now();
+        int n = epoll_wait(epoll, events, KP_EVENTS, rest > 0 ? (int)((rest + 999999) / 1000000) : 0);
+        int n_left = 0, others = n <= 0;
+        for (int i = 0; i < n; i++) {
+            kp_stream *s = (kp_stream *)events[i].data.ptr;
+            if (!s)
+                others = 1;
+            else if (kp_serve_stream(s))
+                left[n_left++] = s;
+        }
+        if (n_left || others)
+            return n_left;
+    }
+}
+
+#endif
