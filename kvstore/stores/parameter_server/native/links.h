@@ -99,7 +99,7 @@ static int kp_take_record(kp_link *link, const kp_batch *batch, const kp_record 
     kp_record r = *record;
     kp_buffer *data;
     const char *at;
-    if (r.coding || r.rows != -1 || !kp_is_finite(r.threshold) || !kp_find_payload(link, batch, &r, &data, &at))
+    if (r.rows != -1 || !kp_is_finite(r.threshold) || !kp_find_payload(link, batch, &r, &data, &at))
         return 0;
     return kp_request(kp_slice_of(link->slices, r.slice), link->session, link->members, &r, data, at, link->effects);
 }

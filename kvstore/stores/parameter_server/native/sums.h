@@ -17,7 +17,8 @@ typedef struct {
     kv_item *items;
     kp_slice **slices;
     char **pointers;
-    size_t n, items_room, slices_room, n_pointers, pointers_room;
+    kv_coding *codings; /* of the first sources that are packed, by pointer */
+    size_t n, items_room, slices_room, n_pointers, pointers_room, codings_room;
     ptrdiff_t nbytes;
 } kp_sums;
 
@@ -26,7 +27,23 @@ static void kp_free_sums(kp_sums *sums)
     free(sums->items);
     free(sums->slices);
     free(sums->pointers);
+    free(sums->codings);
     memset(sums, 0, sizeof *sums);
+}
+
+/* Whether a part is one for the value: plain elements, or packed as the first part is. */
+static int kp_fits(const kp_value *v, const kp_part *part, const kp_record *first)
+{
+    const kp_record *r = &part->request;
+    uint64_t nbytes = (uint64_t)v->nbytes, unit = (uint64_t)kv_itemsize[v->dtype];
+    if (r->coding) {
+        if (v->dtype != KV_F32 || r->coding >= KV_N_CODES || r->threshold != first->threshold)
+            return 0;
+        nbytes = (uint64_t)kv_encoded_bytes(r->coding, v->n);
+        unit = 4; /* whole words of 32 bits */
+    }
+    return part->at && r->coding == first->coding && r->rows == -1 && !r->version && r->nbytes == nbytes &&
+           (uintptr_t)part->at % unit == 0;
 }
 
 /* Whether the kernels can sum a slice's next round as it is. */
@@ -35,13 +52,9 @@ static int kp_can_sum(const kp_slice *slice, const kp_open *open)
     const kp_value *v = slice->value;
     if (!v || !v->sums || !v->rooms[0].at || (open->n > 1 && !v->rooms[1].at) || !v->rooms[v->current].at)
         return 0;
-    for (int i = 0; i < open->n; i++) {
-        const kp_part *part = &open->parts[i];
-        const kp_record *r = &part->request;
-        if (!part->at || r->coding || r->rows != -1 || r->version || r->nbytes != (uint64_t)v->nbytes ||
-            (uintptr_t)part->at % (uintptr_t)kv_itemsize[v->dtype])
+    for (int i = 0; i < open->n; i++)
+        if (!kp_fits(v, &open->parts[i], &open->parts[0].request))
             return 0;
-    }
     return 1;
 }
 
@@ -67,7 +80,7 @@ static int kp_target(const kp_value *v, const kp_open *open)
 /* Whether a part's worker wants the sum written over it. */
 static int kp_is_out(const kp_part *part)
 {
-    return part->request.flags == KP_IN_PLACE && part->request.place == KP_SHARED;
+    return part->request.flags == KP_IN_PLACE && part->request.place == KP_SHARED && !part->request.coding;
 }
 
 /* Take in a slice's next round. 0, or -1 where there is no memory. */
@@ -77,12 +90,16 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
     size_t pointers = sums->n_pointers + 2 * (size_t)open->n;
     if (kp_make_room((void **)&sums->items, &sums->items_room, sums->n + 1, sizeof *sums->items) ||
         kp_make_room((void **)&sums->slices, &sums->slices_room, sums->n + 1, sizeof *sums->slices) ||
-        kp_make_room((void **)&sums->pointers, &sums->pointers_room, pointers, sizeof *sums->pointers))
+        kp_make_room((void **)&sums->pointers, &sums->pointers_room, pointers, sizeof *sums->pointers) ||
+        kp_make_room((void **)&sums->codings, &sums->codings_room, pointers, sizeof *sums->codings))
         return -1;
     kv_item *it = &sums->items[sums->n];
     *it = (kv_item){.dtype = v->dtype, .rule = -1, .n = v->n, .k = open->n, .dst = v->rooms[kp_target(v, open)].at};
-    for (int i = 0; i < open->n; i++)
+    for (int i = 0; i < open->n; i++) {
+        const kp_record *r = &open->parts[i].request;
+        sums->codings[sums->n_pointers] = (kv_coding){.code = r->coding, .packed = 1, .threshold = (float)r->threshold};
         sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
+    }
     for (int i = 0; i < open->n; i++)
         if (kp_is_out(&open->parts[i])) {
             sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
@@ -122,6 +139,8 @@ static int kp_run_sums(kp_sums *sums)
     for (size_t i = 0; i < sums->n; i++) {
         kv_item *it = &sums->items[i];
         it->src = pointer;
+        if (sums->codings[pointer - sums->pointers].code)
+            it->coding = sums->codings + (pointer - sums->pointers);
         it->out = pointer + it->k;
         pointer += it->k + it->m;
         kp_mark_written(kp_target_of(sums->slices[i]));
