@@ -66,6 +66,40 @@ def first_misfit(list values, cnp.ndarray like, bint write=False):
     return -1
 
 
+def plain_arrays(list values, list likes, bint write=False):
+    """Arrays, one for each key, and where their memory is.
+
+    Parameters
+    ----------
+    values : list
+        For each key an array, or a list of one.
+    likes : list of numpy.ndarray
+        As `first_misfit` takes them; as many as there are values.
+    write : bool
+
+    Returns
+    -------
+    (list of numpy.ndarray, bytes) or None
+        The arrays, and their addresses as numbers of 64 bits; None where one does not fit.
+    """
+    cdef Py_ssize_t i, n = len(values)
+    cdef list found = []
+    cdef object value
+    if n != len(likes):
+        raise ValueError(f"{n} values for {len(likes)} keys")
+    cdef bytes addresses = PyBytes_FromStringAndSize(NULL, n * sizeof(uint64_t))
+    cdef uint64_t *at = <uint64_t *>PyBytes_AS_STRING(addresses)
+    for i in range(n):
+        value = values[i]
+        if type(value) is list and len(<list>value) == 1:
+            value = (<list>value)[0]
+        if not fits(value, <cnp.ndarray?>likes[i], write):
+            return None
+        at[i] = <uint64_t><size_t>cnp.PyArray_DATA(<cnp.ndarray>value)
+        found.append(value)
+    return found, addresses
+
+
 cdef char *pointer(object array, int dtype, ptrdiff_t n, bint write) except? NULL:
     """The data of an array that has `n` elements of type `dtype`."""
     cdef cnp.ndarray a
