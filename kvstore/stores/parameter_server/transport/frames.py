@@ -80,11 +80,6 @@ class Codec:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Control)
 
-    @property
-    def origin(self) -> tuple[int, int]:
-        """Version of the protocol, and the hash of the job's name, as the heads of messages have them."""
-        return PROTOCOL, self._job
-
     def encode(self, message: Control | Batch) -> list[Buffer]:
         """Write a message as frames. Payloads are not copied: they are the buffers of `message.frames`.
 

@@ -15,7 +15,7 @@ from ....settings import addresses
 from ....settings.roles import Roles
 from ..native._native import Link
 from ..protocol.events import ECHO
-from ..protocol.messages import Batch, Control, Hello, PayloadLocation
+from ..protocol.messages import PROTOCOL, Batch, Control, Hello, PayloadLocation
 from .channel import Channel, Dealer, NotSentError, Poller, Router
 from .context import Context
 from .frames import Codec, pack
@@ -177,7 +177,7 @@ class WorkerSockets(_Sockets):
         self, store: int, rank: int, incarnation: int, parts: list[tuple[int, int, int]], batch_bytes: int
     ) -> Exchange:
         """Make what exchanges a key with a server over a stream, as `Exchange`."""
-        head = (*self._codec.origin, store, rank, incarnation)
+        head = (PROTOCOL, self._codec.job, store, rank, incarnation)
         return Exchange(head, parts, batch_bytes, self._codec.limits.frame)
 
     def stream(self, server: int) -> Stream | None:

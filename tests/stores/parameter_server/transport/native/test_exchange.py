@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Batch, Kind, PayloadLocation, Record
 from kvstore.stores.parameter_server.transport import sockets
 from kvstore.stores.parameter_server.transport.frames import Codec, Limits
 from kvstore.stores.parameter_server.transport.native._streams import Exchange, Sender, Stream
@@ -55,7 +55,7 @@ class Pair:
         self.stream = Stream(sender, ours.detach(), LIMIT)
         starts = [sum(sizes[:at]) for at in range(len(sizes))]
         self.parts = [(100 + at, starts[at], size) for at, size in enumerate(sizes)]
-        head = (*CODEC.origin, STORE, RANK, INCARNATION)
+        head = (PROTOCOL, CODEC.job, STORE, RANK, INCARNATION)
         self.exchange = Exchange(head, self.parts, batch_bytes, Limits().frame)
         self.value: Bytes = np.frombuffer(os.urandom(sum(sizes)), np.uint8).copy()
         self.memory = np.full(sum(sizes) + 2 * GUARD, 0xEE, np.uint8)
