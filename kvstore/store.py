@@ -755,17 +755,21 @@ class KVStore(KVStoreBase):
                     self._pushes += 1
                     self._pulls += 1
                     return True
-                turns.take([key], 0)
+                if self._backend.takes_turns:
+                    turns.take([key], 0)
             finally:
                 try:  # noqa: SIM105 - a context manager is a step of its own
                     lock.release()
                 except RuntimeError:
                     pass
-            self._engine.run_inside(done)
+            if self._backend.takes_turns:
+                self._engine.run_inside(done)
+            else:
+                done()
             self._count("pushpull")
             return True
         finally:
-            if done and done is not True:
+            if done and done is not True and self._backend.takes_turns:
                 turns.leave([key])
 
     def _do_all(self, run: Callable[[], Any]) -> Any:

@@ -99,7 +99,7 @@ class Backend(Protocol):
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
         """Do a simple `pushpull` of one key, with the arguments of the caller, in few steps.
 
-        If the result is False, nothing has happened, and `pushpull` must be called. With `takes_turns` the
+        If the result is False, nothing has happened, and `pushpull` must be called. With `begins_async` the
         result can be a callable that completes the operation; it needs no lock.
         """
         return False

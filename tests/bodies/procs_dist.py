@@ -461,3 +461,18 @@ def a_table_larger_than_a_message(path: str) -> None:
     store.row_sparse_pull("t", out=found, row_ids=np.array([0, rows - 1]))
     assert found.data[:, [0, -1]].tolist() == [[1, 1], [rows // 2 + 1] * 2]
     store.close()
+
+
+def until_the_server_dies(size: int) -> int:
+    """Call quickly until the server is lost; the number of calls."""
+    store = kv.create("dist_sync")
+    store.init("w", np.zeros(size, F))
+    value, out, calls = np.ones(size, F), np.zeros(size, F), 0
+    with pytest.raises(kv.PeerLostError, match="server 0"):
+        while True:
+            store.pushpull("w", value, out=out)
+            assert (out == store.num_workers).all()
+            calls += 1
+            if calls == 20:
+                tell("ready")
+    return calls

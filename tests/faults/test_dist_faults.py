@@ -179,7 +179,7 @@ def ready(*workers: jobs.Worker, line: str = "ready") -> None:
 
 # ------------------------------------------------------------------------------------------------- kill -9
 
-PHASES = ["init", "push", "pushpull", "pull", "barrier", "settings", "close"]
+PHASES = ["init", "push", "pushpull", "quick", "pull", "barrier", "settings", "close"]
 
 
 def drawn(phases: list[str], seed: int) -> list[Case]:

@@ -13,6 +13,7 @@ import os
 import re
 import select
 import time
+from array import array
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -242,8 +243,22 @@ class Poller:
         self._watched: dict[zmq.Socket[bytes], Dealer] = {}
         self._all = select.epoll()
         self._descriptors: dict[Any, int] = {}
+        self._packed: bytes | None = None  # the values of those
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._register(self._wake)
+
+    @property
+    def descriptors(self) -> bytes:
+        """As ints: what is readable when something has happened to the channels and items; or is woken.
+
+        Those of ZeroMQ's sockets tell of it once, and only if `wait` has found nothing before. Empty where a
+        handshake is being watched.
+        """
+        if self._watched:
+            return b""
+        if self._packed is None:
+            self._packed = array("i", self._descriptors.values()).tobytes()
+        return self._packed
 
     def fileno(self) -> int:
         """Return a descriptor which is readable when something has come since a `wait` that found nothing."""
@@ -253,10 +268,12 @@ class Poller:
         self._poller.register(item, zmq.POLLIN)
         descriptor = item if isinstance(item, int) else cast(int, item.getsockopt(zmq.FD))
         self._descriptors[item] = descriptor
+        self._packed = None
         self._all.register(descriptor, select.EPOLLIN)
 
     def _unregister(self, item: zmq.Socket[bytes] | int) -> None:
         self._poller.unregister(item)
+        self._packed = None
         with contextlib.suppress(OSError):  # closed by now
             self._all.unregister(self._descriptors.pop(item))
 

@@ -15,12 +15,12 @@ from ....settings import addresses
 from ....settings.roles import Roles
 from ..native._native import Link
 from ..protocol.events import ECHO
-from ..protocol.messages import Batch, Control, Hello, PayloadLocation
+from ..protocol.messages import PROTOCOL, Batch, Control, Hello, PayloadLocation
 from .channel import Channel, Dealer, NotSentError, Poller, Router
 from .context import Context
 from .frames import Codec, pack
 from .heartbeats import Echo, HeartbeatMonitor
-from .native._streams import Sender
+from .native._streams import Exchange, Sender, Stream
 from .refusals import Refusals
 from .server_streams import ServerStreams
 from .stream_client import StreamClient
@@ -172,6 +172,24 @@ class WorkerSockets(_Sockets):
                 message = _read(self._codec, found, channel.peer)
                 if message is not None:
                     yield peer, message
+
+    def exchange(
+        self, store: int, rank: int, incarnation: int, parts: list[tuple[int, int, int]], batch_bytes: int
+    ) -> Exchange:
+        """Make what exchanges a key with a server over a stream, as `Exchange`."""
+        head = (PROTOCOL, self._codec.job, store, rank, incarnation)
+        return Exchange(head, parts, batch_bytes, self._codec.limits.frame)
+
+    def stream(self, server: int) -> Stream | None:
+        """Return the stream to a server, if there is one, and nothing unusual is under way."""
+        client = self._streams.get(server)
+        return None if client is None or not self._poller.descriptors else client.stream
+
+    def wait_for(self, stream: Stream, exchange: Exchange, end: float) -> list[Message]:
+        """Wait for the replies to an exchange, or until something else comes; return other messages."""
+        found = stream.wait(exchange, self._poller.descriptors, end)
+        messages = [_read(self._codec, frames, "a server") for frames in found]
+        return [message for message in messages if message is not None]
 
     def wake(self) -> None:
         """End the `receive` of another thread."""

@@ -32,6 +32,11 @@ class StreamClient:
         self._attempted, self._pause = -math.inf, _AGAIN
         self._stream: Stream | None = None
 
+    @property
+    def stream(self) -> Stream | None:
+        """The stream, if there is one now."""
+        return self._stream
+
     def send(self, frames: list[Buffer]) -> bool:
         """Send a message; False: there is no stream now."""
         if self._stream is None:

@@ -36,6 +36,7 @@ from .operations import Finish
 from .optimizer import WorkerOptimizer
 from .pulls import Pulls, delivering
 from .pushes import Pushes
+from .quick_calls import QuickCalls
 from .reads import ConsistentReads
 from .replies import CollectStates
 from .request_builder import RequestBuilder, read_requests, state_requests
@@ -70,6 +71,7 @@ class DistBackend(Backend):
         self._pushes = Pushes(client, keys, slices, self._optimizer, self._gpus)
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
         self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)
+        self._quick = QuickCalls(client, keys, self._pushes, self._pulls, slices)
         self._values = InitialValues(self._pushes, self._pulls)
         if config.threads:
             cpu.set_threads(config.threads)
@@ -104,6 +106,10 @@ class DistBackend(Backend):
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Send, and receive what becomes of it."""
         self._start_pushpull(groups, outs)()
+
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Finish:
+        """One dense key on one server, with plain arrays, in rounds."""
+        return self._quick.pushpull(key, value, out) if self.synchronous else False
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +24,10 @@ from .driver import MachineDriver, ServerMemory
 from .operations import OperationTable, PendingOperation, Request
 from .process import this_process, worker_roles
 from .state_machine.machine import WorkerMachine
+
+if TYPE_CHECKING:
+    from ..transport.native._streams import Exchange
+    from .quick_calls import QuickCall
 
 log = logging.getLogger("kvstore.ps")
 
@@ -42,7 +47,8 @@ class Client:
         self._process = this_process(roles)
         self._operations = OperationTable()
         self._barriers = 0
-        self._joined = False
+        #: Whether it has told all that it has no more batches.
+        self.joined = False
         #: Memory of what is pushed, where servers on this machine may read it.
         self.pool = SharedBufferPool() if config.same_host_shm else None
         self._memory = ServerMemory(config.same_host_shm)
@@ -51,10 +57,12 @@ class Client:
             "on_peer_loss": config.on_peer_loss,
             "slice_bytes": slice_bytes,
         }
-        hello = self._process.hello(config.group, options)
+        self._hello = hello = self._process.hello(config.group, options)
+        patience = self._process.worker_options(config.credit_bytes, slice_bytes)
+        self._batch_bytes = patience.batch_bytes
         self._machine = WorkerMachine(
             hello,
-            self._process.worker_options(config.credit_bytes, slice_bytes),
+            patience,
             self.pool.handle() if self.pool is not None else "",
         )
         #: What this worker knows of its store.
@@ -108,15 +116,29 @@ class Client:
             self.driver.wait(lambda: operation.done, what, operation)
         except BaseException as error:
             if not operation.done:
-                self._give_up(
-                    operation,
-                    f"worker {self.rank} gave up in {what} while its arrays were being sent, and has left "
-                    f"the job: close the store, and start the job again ({error})",
-                )
+                self._give_up(operation, self._gave_up(what, error))
             raise
         if operation.error is not None:
             self._hear_of(operation.error)
             raise raised(operation.error)
+
+    def end(self, call: QuickCall) -> None:
+        """Wait for a call that the driver has begun; as `finish`."""
+        what = "a pushpull"
+        try:
+            operation = self.driver.end(call)
+        except BaseException as error:
+            if call.operation is not None and not call.operation.done:
+                self._give_up(call.operation, self._gave_up(what, error))
+            raise
+        if operation is not None:
+            self.finish(operation, what)
+
+    def _gave_up(self, what: str, error: BaseException) -> str:
+        return (
+            f"worker {self.rank} gave up in {what} while its arrays were being sent, and has left the job: "
+            f"close the store, and start the job again ({error})"
+        )
 
     def _hear_of(self, failure: Failure) -> None:
         """Wait for the scheduler's word of a loss of which a server has told: then there are reads again."""
@@ -140,6 +162,13 @@ class Client:
         An error is raised by the next operation. `settle` waits for all of them.
         """
         self._operations.release(operation)
+
+    def exchange(self, server: int, parts: list[tuple[int, int, int]]) -> Exchange:
+        """Make what exchanges a key with a server: slice, first byte, and number of bytes of each part."""
+        member = self.member.welcome
+        assert member is not None
+        incarnation = self._hello.incarnation
+        return self._sockets.exchange(member.store, member.rank, incarnation, parts, self._batch_bytes)
 
     def settle(self) -> None:
         """Wait until all operations that were let go are answered; raise what became of them."""
@@ -194,10 +223,10 @@ class Client:
 
     def join(self) -> None:
         """Tell all that this worker has no more batches."""
-        if not self._joined:
+        if not self.joined:
             self.settle()
             self.request(m.JoinRounds, "the others to know that this worker has joined")
-            self._joined = True
+            self.joined = True
 
     def num_lost(self, timeout: float) -> int:
         """Count the processes that are lost, or of which the scheduler has not heard for so many seconds.
@@ -226,14 +255,14 @@ class Client:
     @property
     def in_step(self) -> bool:
         """Whether its reads come after pushes of its own, in rounds that go on."""
-        return not (self._joined or self.member.broken or self.member.rejoining)
+        return not (self.joined or self.member.broken or self.member.rejoining)
 
     def check_writing(self) -> None:
         """Raise unless this worker may push."""
         self.driver.check_alive()
         if self.member.broken:
             raise self.lost_peer()
-        if self._joined:
+        if self.joined:
             raise ConfigError(f"worker {self.rank} has joined: it can read, and push no more")
 
     def lost_peer(self, text: str = "") -> KVStoreError:

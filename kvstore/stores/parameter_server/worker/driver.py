@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....errors import ClosedError, KVStoreError, TimeoutError
 from ....waiting import WaitClock
@@ -24,10 +24,13 @@ from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Failure
 from ..transport.shared_buffers import PeerBuffers
-from ..transport.sockets import WorkerSockets
+from ..transport.sockets import Message, WorkerSockets
 from .operations import OperationTable, PendingOperation
 from .process import WorkerProcess
 from .state_machine.machine import WorkerMachine
+
+if TYPE_CHECKING:
+    from .quick_calls import QuickCall
 
 log = logging.getLogger("kvstore.ps")
 
@@ -90,6 +93,7 @@ class MachineDriver:
         self._waiters: deque[None] = deque()  # threads that want the sockets
         self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._ticked = 0.0
+        self._quick: QuickCall | None = None  # has been sent, and not yet received
         self._standstill = StandstillDetector(process.config.dead_after)
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
@@ -141,6 +145,45 @@ class MachineDriver:
             if self._waiters:
                 time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
 
+    def begin(self, call: QuickCall) -> bool:
+        """Begin a call, if nothing else is to be done; False: nothing has happened."""
+        if self._waiters or self._operations.failed is not None or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if (
+                self._quick is not None
+                or self._actions
+                or self.closed
+                or self.failure is not None
+                or time.monotonic() - self._ticked >= _TICK
+                or os.getpid() != self._process.pid
+            ):
+                return False
+            self._quick = call
+            try:
+                begun = call.begin(self._machine, self._sockets)
+            except BaseException:
+                self._adopt()
+                raise
+            if not begun:
+                self._quick = None
+            elif not call.sent:
+                self._adopt()
+            return begun
+        finally:
+            self._lock.release()
+
+    def end(self, call: QuickCall) -> PendingOperation | None:
+        """Wait for a call; if it has not ended then, return the operation that it is now."""
+        if self._quick is call and self._lock.acquire(blocking=False):
+            try:
+                if self._quick is call and self._received(call):
+                    return None
+            finally:
+                self._lock.release()
+        with self._turn():
+            return call.operation
+
     def glance(self) -> None:
         """Handle what has come, while this process waits in another store, unless somebody does it already.
 
@@ -151,6 +194,7 @@ class MachineDriver:
             return
         try:
             with contextlib.suppress(KVStoreError):  # the next call here raises it again
+                self._adopt()
                 self._tick()
                 self._handle(0.0)
         finally:
@@ -189,6 +233,8 @@ class MachineDriver:
             finally:
                 self._waiters.pop()
         try:
+            if self._quick is not None:
+                self._adopt()
             yield
         finally:
             self._lock.release()
@@ -220,6 +266,28 @@ class MachineDriver:
         event = events.Tick() if lost is None else events.SchedulerLost(lost)
         self._carry_out(self._machine.step(event, now))
         return True
+
+    def _received(self, call: QuickCall) -> bool:
+        """Wait until all of a call has come, or something else comes, or it is time to look at the clock."""
+        messages: list[Message] = []
+        done = False
+        try:
+            messages = call.wait(self._sockets, self._ticked + _TICK)
+            done = call.complete(self._machine)
+        finally:
+            if done:
+                self._quick = None
+            else:
+                self._adopt()
+        for message in messages:
+            self._carry_out(self._machine.step(events.Received(call.server, message), time.monotonic()))
+        return done
+
+    def _adopt(self) -> None:
+        """Go on with a call that is not done as with any other operation."""
+        call, self._quick = self._quick, None
+        if call is not None:
+            self._carry_out(call.adopt(self._machine, self._operations, time.monotonic()))
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):

@@ -77,6 +77,12 @@ class Pushes:
         self.calls.note({key.key: key.pushes for key, _, _ in fills})
         return requests
 
+    def counted(self, key: DistKey) -> PushHeader:
+        """Count a pushpull of one dense key, which is sent another way."""
+        head = self._header(key, Kind.PUSHPULL)
+        self.calls.note({key.key: key.pushes})
+        return head
+
     def _requests(self, dense: DensePushes, sparse: SparsePushes) -> list[Request]:
         requests = [r for key, values in dense for r in self._dense(key, values, Kind.PUSH, None)]
         for key, rows in sparse:

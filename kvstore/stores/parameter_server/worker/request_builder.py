@@ -46,6 +46,12 @@ class RequestBuilder:
             data = as_bytes(_summed(key, values))
         yield from self._cut(key, data, key.dtype.itemsize * 8, head, take, shared)
 
+    def in_frames(
+        self, key: DistKey, value: Array, head: PushHeader, take: FillOuts | None
+    ) -> Iterator[Request]:
+        """Send a value, whether or not servers read this process's memory; it stays as it is, too."""
+        return self._cut(key, as_bytes(value), key.dtype.itemsize * 8, head, take, None)
+
     def packed(
         self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None, feedback: Feedback
     ) -> Iterator[Request]:

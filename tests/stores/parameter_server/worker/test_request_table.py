@@ -263,3 +263,83 @@ def test_a_lost_server_is_asked_nothing() -> None:
     add(requests, 1, 8)
     assert len(requests.drop()) == 2
     assert (len(requests), pump(requests), requests.overdue(9.0)) == (0, [], [])
+
+
+# ---------------------------------------------------------------------------------------------- exchanges
+
+SLICES = [10, 11, 12]
+
+
+def state(requests: RequestTable) -> dict[str, object]:
+    found = {name: getattr(requests, name) for name in ("_next", "_sent", "_answered", "_received")}
+    found |= {name: dict(getattr(requests, name)) for name in ("pushes", "accepted", "complete")}
+    return found | {"flying": sum(requests._flying.values()), "left": len(requests)}
+
+
+def pushpull(requests: RequestTable, slice_: int, sequence: int = 0) -> RequestInFlight:
+    """Make a request with the count of the slice's pushes, which it is one of."""
+    count = requests.pushes[slice_]
+    record = Record(Kind.PUSHPULL, slice_, 0, count, place=PayloadLocation.FRAME, nbytes=100)
+    made = RequestInFlight(OperationProgress("op", 1), 0, record, b"")
+    made.sequence = sequence
+    return made
+
+
+def values(first: int, which: list[int], received: int) -> Batch:
+    records = [Record(Kind.VALUE, SLICES[at], first + at, 50 + first + at) for at in which]
+    return Batch(0, 0, 0, 1, records, (), received)
+
+
+@given(st.lists(st.sets(st.sampled_from([0, 1, 2])), min_size=1, max_size=5), st.booleans())
+def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) -> None:
+    """Some of three slices are answered by the exchange, the others when the table has adopted them."""
+    usual, quick = table(), table()
+    for requests in (usual, quick):
+        requests.first_rounds.update({10: 4, 12: 9})
+    for answered in calls:
+        for slice_ in SLICES:
+            usual.pushes[slice_] = usual.pushes.get(slice_, 0) + 1
+            usual.add(pushpull(usual, slice_), 0)
+        wanted = pump(usual)
+        begun = quick.begin_exchange(SLICES, 300)
+        assert begun is not None
+        first, rounds = begun
+        assert [(first + at, rounds[at]) for at in range(3)] == [(one.sequence, one.round) for one in wanted]
+
+        done = sorted(answered) if sent else []
+        left = [at for at in range(3) if at not in done]
+        usual.answered(values(first, done, 100 * len(done)), 0.0)
+        complete = [50 + first + at for at in done]
+        slices, nbytes = [SLICES[at] for at in done], 100 * len(done)
+        quick.end_exchange(slices, [rounds[at] for at in done], complete, nbytes, nbytes)
+        quick.adopt([pushpull(quick, SLICES[at], first + at) for at in left], sent, 0.0)
+        resent = [] if sent else left
+        assert [one.sequence for one in pump(quick)] == [first + at for at in resent]
+        assert state(quick) == state(usual)
+        if left:
+            assert quick.begin_exchange(SLICES, 300) is None
+        for requests in (usual, quick):
+            requests.answered(values(first, left, 0), 0.0)
+        assert state(quick) == state(usual)
+    assert quick.pushed() == usual.pushed()
+
+
+def test_what_an_exchange_has_not_seen_answered_is_asked_for() -> None:
+    requests = table()
+    begun = requests.begin_exchange(SLICES, 300)
+    assert begun == (1, [1, 1, 1])
+    requests.adopt([pushpull(requests, 11, 2)], True, 10.0)
+    assert requests.overdue(10.5) == []
+    [(records, _)] = requests.probes(requests.overdue(11.0))
+    assert [(one.kind, one.slice, one.sequence, one.round) for one in records] == [(Kind.PUSHPULL, 11, 2, 1)]
+
+
+def test_an_exchange_begins_only_where_nothing_is_under_way() -> None:
+    requests = table(credit=299)
+    assert requests.begin_exchange(SLICES, 300) is None
+    add(requests, 5, kind=Kind.PULL)
+    assert requests.begin_exchange(SLICES, 30) is None
+    pump(requests)
+    assert requests.begin_exchange(SLICES, 30) is None
+    requests.answered(reply(1), 0.0)
+    assert requests.pushes == {} and requests.begin_exchange(SLICES, 30) == (2, [1, 1, 1])

@@ -74,6 +74,8 @@ cdef extern from "serve.h" nogil:
     enum:
         KP_EVENTS
 
+include "exchange.pxi"
+
 cdef size_t COPIED = 32 * 1024  # bytes: smaller frames are copied behind the head
 
 
@@ -239,15 +241,7 @@ cdef class Stream:
         ConnectionError
             The stream is at its end, and there are none.
         """
-        cdef kp_message *message
-        cdef kp_message *following
-        cdef list found = []
-        message = NULL if self.closed else kp_take_messages(&self.s)
-        while message != NULL:
-            found.append((message.handled, frames_of(message)))
-            following = message.next
-            free(message)
-            message = following
+        cdef list found = [] if self.closed else self.messages()
         if not found and self.s.end not in (KP_OPEN, KP_BLOCKED):
             raise ConnectionError(REASONS[<int>self.s.end])
         return found
@@ -258,6 +252,38 @@ cdef class Stream:
         link.connect(PyCapsule_New(&self.outlet, "kvstore.outlet", NULL))
         self.s.inlet = <const kp_inlet *>PyCapsule_GetPointer(link.inlet, "kvstore.inlet")
         self.link = link
+
+    cdef list messages(self):
+        """Take the messages that are whole, as `left`."""
+        cdef kp_message *message = kp_take_messages(&self.s)
+        cdef kp_message *following
+        cdef list found = []
+        while message != NULL:
+            found.append((message.handled, frames_of(message)))
+            following = message.next
+            free(message)
+            message = following
+        return found
+
+    def begin(self, Exchange exchange not None, rounds, uint64_t first, uint64_t epoch, uint32_t version, uint64_t clock):
+        """Send the requests of an exchange that is set, without waiting; as `send` otherwise.
+
+        `rounds` are those of the parts, `first` is the first sequence; the others are as in `Record`.
+        """
+        release_dropped()
+        if self.closed or self.s.end not in (KP_OPEN, KP_BLOCKED):
+            return False
+        return exchange.begin(&self.s, rounds, first, epoch, version, clock)
+
+    def wait(self, Exchange exchange not None, bytes descriptors not None, double end):
+        """Wait for the replies to an exchange until `end` of the monotonic clock; less if something else comes.
+
+        `descriptors` are ints: what else ends the wait when it is readable. A signal ends it, too. Returns other
+        messages that have come, as `receive` does.
+        """
+        if not self.closed and self.s.end in (KP_OPEN, KP_BLOCKED):
+            self.s.end = exchange.wait(&self.s, descriptors, end)
+        return [] if self.closed else [frames for _, frames in self.messages()]
 
     @property
     def sent(self):

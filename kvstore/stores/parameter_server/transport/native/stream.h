@@ -32,7 +32,7 @@ enum kp_outcome { KP_OPEN, KP_BLOCKED, KP_CLOSED, KP_FOREIGN, KP_NO_MEMORY };
 
 struct kp_sender;
 
-typedef struct {
+typedef struct kp_stream {
     int fd;
     /* What comes. */
     enum kp_stream_state state;
@@ -45,6 +45,8 @@ typedef struct {
     kp_message *coming, *first, **last; /* the message that comes, and those that are whole */
     enum kp_outcome end;                /* why nothing more comes, if it is not KP_OPEN or KP_BLOCKED */
     const kp_inlet *inlet;              /* NULL: all messages are Python's */
+    kp_buffer *(*place)(struct kp_stream *s); /* if set: gives frame `at` of the message that comes its memory */
+    void *placer;                             /* of whoever has set it */
     /* What goes, under the lock. */
     pthread_mutex_t lock;
     struct kp_sender *sender;
@@ -223,7 +225,8 @@ static enum kp_outcome kp_read_frames(kp_stream *s)
     kp_message *message = s->coming;
     for (; s->at < s->head[1]; s->at++) {
         if (message->n == s->at) {
-            if (!(message->frames[s->at] = kp_new_buffer((size_t)s->sizes[s->at])))
+            kp_buffer *memory = s->place ? s->place(s) : kp_new_buffer((size_t)s->sizes[s->at]);
+            if (!(message->frames[s->at] = memory))
                 return KP_NO_MEMORY;
             message->n++;
         }
@@ -239,12 +242,18 @@ static enum kp_outcome kp_read_frames(kp_stream *s)
     return KP_OPEN;
 }
 
+/* Parse one step further. */
+static enum kp_outcome kp_parse_more(kp_stream *s)
+{
+    return s->state == KP_HEAD ? kp_read_head(s) : s->state == KP_SIZES ? kp_read_sizes(s) : kp_read_frames(s);
+}
+
 /* Parse the bytes that are there. KP_BLOCKED: all of them are. */
 static enum kp_outcome kp_parse(kp_stream *s)
 {
     enum kp_outcome outcome = KP_OPEN;
     while (outcome == KP_OPEN)
-        outcome = s->state == KP_HEAD ? kp_read_head(s) : s->state == KP_SIZES ? kp_read_sizes(s) : kp_read_frames(s);
+        outcome = kp_parse_more(s);
     return outcome;
 }
 

@@ -6,7 +6,7 @@ scheduler in `scheduler_link.py`; here is what an event means to the three of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from ...protocol import events
@@ -106,6 +106,40 @@ class WorkerMachine:
         welcome = self.member.welcome
         question = m.Who(welcome.store if welcome else -1, slice, round)
         return Send(server, question) if server is not None else self._scheduler.unreliable(question)
+
+    # --------------------------------------------------------------------------------------------- exchanges
+
+    def begin_exchange(self, server: int, slices: Sequence[int], nbytes: int) -> tuple[int, list[int]] | None:
+        """Count one push into each slice of a server, which the caller sends at once.
+
+        Returns the first sequence; and rounds, as the server counts. None, and nothing has changed, where not
+        all is as usual. Before any other event `end_exchange` must be told of what was answered, and `adopt`
+        of what was not.
+        """
+        view, member = self.member.view, self.member
+        if self.failure is not None or self._left or member.rejoining or view is None:
+            return None
+        if view.broken or view.epoch != member.epoch:
+            return None
+        return self._servers.begin_exchange(server, slices, nbytes)
+
+    def end_exchange(
+        self,
+        server: int,
+        slices: Iterable[int],
+        rounds: Iterable[int],
+        complete: Iterable[int],
+        nbytes: int,
+        received: int,
+    ) -> None:
+        """Note which pushes of an exchange were answered, as `RequestTable.end_exchange`."""
+        self._servers[server].requests.end_exchange(slices, rounds, complete, nbytes, received)
+
+    def adopt(
+        self, op: Hashable, parts: Sequence[tuple[int, events.SliceRequest]], sent: bool, now: float
+    ) -> list[Action]:
+        """Go on with the rest of an exchange as with an operation; if it was not `sent`, it will be."""
+        return self._servers.adopt(op, parts, sent, now)
 
     # -------------------------------------------------------------------------------------------- operations
 

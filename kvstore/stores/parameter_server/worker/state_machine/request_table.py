@@ -7,7 +7,7 @@ with it again before the server has said that it does not know it: the answer ma
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from ...protocol import messages as m
@@ -142,6 +142,53 @@ class RequestTable:
         if records:
             batches.append((records, frames))
         return batches
+
+    def begin_exchange(self, slices: Sequence[int], nbytes: int) -> tuple[int, list[int]] | None:
+        """Count one push into each slice, all of which go out now and another way.
+
+        Returns the first sequence; and rounds, as the server counts. None, and nothing has changed, where
+        anything else is under way, or these would have to wait. `end_exchange` is told of those that are
+        answered, `adopt` gets the others.
+        """
+        if self._queue or self._open or self._held or nbytes > self.credit - self.outstanding():
+            return None
+        if len(slices) > _MANY:
+            return None
+        pushes, rounds = self.pushes, []
+        for slice_ in slices:
+            count = pushes[slice_] = pushes.get(slice_, 0) + 1
+            rounds.append(count + self.first_rounds.get(slice_, 0))
+        first = self._oldest = self._next
+        self._next += len(slices)
+        self._sent += nbytes
+        return first, rounds
+
+    def end_exchange(
+        self,
+        slices: Iterable[int],
+        rounds: Iterable[int],
+        complete: Iterable[int],
+        nbytes: int,
+        received: int,
+    ) -> None:
+        """Take values of pushes that went another way: into which rounds, and which are complete."""
+        for slice_, round_, last in zip(slices, rounds, complete, strict=True):
+            self.accepted[slice_] = round_
+            self.complete[slice_] = last
+        self._answered += nbytes
+        self._received = max(self._received, received)
+
+    def adopt(self, requests: Iterable[RequestInFlight], sent: bool, now: float) -> None:
+        """Take over pushes of an exchange that have no answer; if they were not sent, they will be."""
+        for request in requests:
+            if sent:
+                request.sent = now
+                slice_ = request.record[SLICE]
+                self._open[request.sequence] = request
+                self._flying[slice_] = self._flying.get(slice_, 0) + 1
+            else:
+                self._sent -= request.size
+                heapq.heappush(self._queue, (_FIRST, request.sequence, request))
 
     def answered(
         self, batch: Batch, now: float

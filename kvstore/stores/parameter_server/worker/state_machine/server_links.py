@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, ValuesView
+from collections.abc import Hashable, Iterable, Sequence, ValuesView
 
 import msgspec
 
@@ -154,6 +154,32 @@ class ServerLinks:
         if unknown:
             self._send(server, link.requests.repeats(unknown), actions)
         self._pump(server, now, actions)
+
+    def begin_exchange(self, server: int, slices: Sequence[int], nbytes: int) -> tuple[int, list[int]] | None:
+        """As `RequestTable.begin_exchange`, where requests to the server may go out now."""
+        link = self._links[server]
+        if not link.attached or link.lost is not None or link.join_epoch < self._member.join_epoch:
+            return None
+        return link.requests.begin_exchange(slices, nbytes)
+
+    def adopt(
+        self, op: Hashable, parts: Sequence[tuple[int, SliceRequest]], sent: bool, now: float
+    ) -> list[Action]:
+        """Go on with pushes of an exchange, each with its sequence, as with parts of an operation."""
+        operation = self._operations[op] = OperationProgress(op, len(parts))
+        server = parts[0][1].server
+        pushes = self._links[server].requests.pushes
+        requests = []
+        for index, part in parts:
+            record = part.record
+            counted = record._replace(sequence=0, round=pushes[record.slice])
+            request = RequestInFlight(operation, index, counted, part.payload)
+            request.sequence = record.sequence
+            requests.append(request)
+        actions: list[Action] = []
+        self._links[server].requests.adopt(requests, sent, now)
+        self._pump(server, now, actions)
+        return actions
 
     def pending(self, op: Hashable) -> list[tuple[int, Record]]:
         """Server and request of whatever an operation still waits for."""

@@ -1,0 +1,379 @@
+"""Quick calls on real servers: the values of usual calls, and the state of the machine after them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import own_rules
+import pace
+import pytest
+from servers import ServedJob
+
+import kvstore as kv
+from kvstore.arrays.host import dtype_named
+from kvstore.stores.parameter_server.worker import backend
+from kvstore.stores.parameter_server.worker.driver import MachineDriver
+from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
+
+F = np.float32
+
+
+class Quick:
+    """Counts what becomes of quick calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = self.begun = self.adopted = 0
+        begin, adopt = MachineDriver.begin, QuickCall.adopt
+
+        def began(driver: MachineDriver, call: QuickCall) -> bool:
+            self.asked += 1
+            done = begin(driver, call)
+            self.begun += done
+            return done
+
+        def adopted(call: QuickCall, *arguments: Any) -> Any:
+            self.adopted += 1
+            return adopt(call, *arguments)
+
+        monkeypatch.setattr(MachineDriver, "begin", began)
+        monkeypatch.setattr(QuickCall, "adopt", adopted)
+
+    def call(self, call: Callable[[], object], adopted: bool | None = False) -> None:
+        """Repeat a call until it was quick: when it is time to look at the clock, it is a usual one."""
+        end = pace.deadline(20)
+        while True:
+            begun, before = self.begun, self.adopted
+            call()
+            if self.begun > begun and adopted in (None, self.adopted > before):
+                return
+            assert time.monotonic() < end, f"{self.asked} asked, {self.begun} begun, {self.adopted} adopted"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
+    return Quick(monkeypatch)
+
+
+@pytest.fixture
+def create(on_servers: Callable[[str], str]) -> Iterator[Callable[..., kv.KVStore]]:
+    stores: list[kv.KVStore] = []
+
+    def make(servers: int = 1, **options: Any) -> kv.KVStore:
+        options = {"same_host_shm": False, **options}
+        stores.append(kv.create(on_servers(f"dist_sync:{servers}"), **options))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def filled(shape: Any, dtype: Any, start: int) -> Any:
+    return (np.arange(start, start + np.prod(shape, dtype=int)) % 100).reshape(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("shm", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bfloat16", "int64", "int8"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5, 7), (1024,), (9, 1001), (40_000,)])
+def test_values_of_all_shapes_and_types(
+    quick: Quick, create: Callable[..., kv.KVStore], shape: tuple[int, ...], dtype: str, shm: bool
+) -> None:
+    store, kind = create(same_host_shm=shm), dtype_named(dtype)
+    store.init("a", np.zeros(shape, kind))
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        value, out = filled(shape, kind, calls), np.zeros(shape, kind)
+        store.pushpull("a", value, out=out)
+        assert (out == value).all() and (value == filled(shape, kind, calls)).all()
+
+    if shm and np.prod(shape, dtype=int) * kind.itemsize >= 16 * 1024:
+        call()
+        assert not quick.begun, "servers read it where it is"
+    else:
+        quick.call(call)
+    out = np.zeros(shape, kind)
+    store.pull("a", out=out)
+    assert (out == filled(shape, kind, calls)).all()
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+@pytest.mark.parametrize("slice_bytes", [0, 4096, 40_000])
+def test_outs_that_are_values_and_lists_of_one(
+    quick: Quick, create: Callable[..., kv.KVStore], size: int, slice_bytes: int
+) -> None:
+    store = create(slice_bytes=slice_bytes)
+    store.init(1, np.zeros(size, F))
+    store.set_optimizer(own_rules.Added())
+    total = np.zeros(size, F)
+    for given in (
+        lambda v: (v,),
+        lambda v: (v, v),
+        lambda v: ([v],),
+        lambda v: ([v], [v]),
+        lambda v: (v, v[:]),
+    ):
+
+        def call(given: Any = given) -> None:
+            value = filled(size, F, 3)
+            total[:] += value
+            store.pushpull(1, *given(value))
+            assert (value == total).all()
+
+        quick.call(call)
+
+
+@pytest.mark.parametrize("slice_bytes", [4096, 100_000, 1 << 20])
+def test_several_slices(quick: Quick, create: Callable[..., kv.KVStore], slice_bytes: int) -> None:
+    store = create(slice_bytes=slice_bytes)
+    value, out = filled(400_003, F, 7), np.zeros(400_003, F)
+    store.init("a", out)
+
+    def call() -> None:
+        value[:] += 1
+        store.pushpull("a", value, out=out)
+        assert (out == value).all()
+
+    quick.call(call)
+
+
+def test_calls_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    store.init("a", np.zeros((4, 6), F))
+    store.init("empty", np.zeros((0, 6), F))
+    store.init("table", kv.RowSparseArray.zeros((4, 6)))
+    value, out = filled((4, 6), F, 1), np.zeros((4, 6), F)
+    both = np.zeros((5, 6), F)
+    strided = np.zeros((4, 12), F)[:, ::2]
+    for pushed, target in (
+        ([value, value], out),
+        (value, [out, np.zeros((4, 6), F)]),
+        (value[:, ::-1], out),
+        (value, strided),
+        (value, np.zeros((4, 6), np.float64)),
+    ):
+        store.pushpull("a", pushed, out=target)
+        asked = np.sum(pushed, axis=0) if isinstance(pushed, list) else pushed
+        assert (np.asarray(target if not isinstance(target, list) else target[0]) == asked).all()
+    assert not quick.asked
+    both[:4] = value
+    store.pushpull("a", both[:4], out=both[1:])
+    assert (both[1:] == value).all()
+    nothing = np.zeros((0, 6), F)
+    store.pushpull("empty", nothing, out=nothing.copy())
+    frozen = value.copy()
+    frozen.flags.writeable = False
+    wrong = value.astype(np.float64)
+    other = np.zeros((6, 4), F)
+    for pushed, target in ((wrong, out), (value, other), (value[:3], out), (value, frozen), (frozen, None)):
+        with pytest.raises(kv.KVStoreError):
+            store.pushpull("a", pushed, out=target)
+    with pytest.raises(kv.KeyNotFoundError):
+        store.pushpull("b", value, out=out)
+    assert not quick.begun
+    quick.call(lambda: store.pushpull("a", frozen, out=out))
+    assert (out == frozen).all()
+    store.set_gradient_compression({"type": "fp16"})
+    asked = quick.asked
+    store.pushpull("a", value, out=out)
+    assert quick.asked == asked and (out == value).all()
+
+
+def test_a_key_on_two_servers_goes_the_usual_way(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create(2, slice_bytes=4096)
+    value, out = filled(10_000, F, 1), np.zeros(10_000, F)
+    store.init(["large", "small"], [out, out[:10]])
+    for _ in range(3):
+        store.pushpull("large", value, out=out)
+    assert (out == value).all() and not quick.asked
+    quick.call(lambda: store.pushpull("small", value[:10], out=out[:10]))
+
+
+def test_what_is_under_way_comes_first(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    store.init("a", np.zeros(10, F))
+    store.set_optimizer(own_rules.Added())
+    out, pushes = np.zeros(10, F), 0
+    for _ in range(200):
+        store.push("a", np.ones(10, F))
+        store.pushpull("a", np.ones(10, F), out=out)
+        pushes += 2
+        assert (out == pushes).all()
+
+
+def counts(store: kv.KVStore) -> dict[str, Any]:
+    table: Any = store._backend._client._machine._servers[0].requests  # type: ignore[attr-defined]
+    names = ("_sent", "_answered", "_received", "_next", "pushes", "accepted", "complete", "_flying")
+    found = {name: getattr(table, name) for name in names}
+    return {name: sorted(one.values()) if isinstance(one, dict) else one for name, one in found.items()}
+
+
+@pytest.mark.parametrize("slice_bytes", [0, 4096])
+def test_the_machine_counts_as_after_usual_calls(
+    quick: Quick,
+    create: Callable[..., kv.KVStore],
+    monkeypatch: pytest.MonkeyPatch,
+    slice_bytes: int,
+) -> None:
+    found = []
+    for usual in (False, True):
+        store = create(slice_bytes=slice_bytes)
+        store.init("a", np.zeros(10_000, F))
+        out = np.zeros(10_000, F)
+        for _ in range(20):
+            quick.begun = 0
+            if usual:
+                with monkeypatch.context() as patched:
+                    patched.setattr(backend.QuickCalls, "pushpull", lambda *_: False)
+                    store.pushpull("a", out, out=out)
+                assert not quick.begun
+            else:
+                store.pushpull("a", out, out=out)
+        ours: Any = store._backend
+        key = ours._keys.get("a")
+        found.append((counts(store), key.pushes, ours._pushes.clock, ours._pushes.calls._last["a"]))
+    quick_state, usual_state = found
+    quick_state[0]["_flying"] = usual_state[0]["_flying"]  # zero, or none
+    assert quick_state == usual_state
+
+
+def test_two_threads(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    errors: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for step in range(150):
+                value, out = np.full(1000, step, F), np.zeros(1000, F)
+                store.pushpull(name, value, out=out)
+                assert (out == step).all()
+        except BaseException as error:
+            errors.append(error)
+
+    store.init(["a", "b"], [np.zeros(1000, F)] * 2)
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and quick.begun
+
+
+def test_an_error_of_the_server(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    store.init([0, 1], [np.ones(10, F)] * 2)
+    store.set_optimizer(own_rules.Halving(fail_on=1))
+    value, out = np.ones(10, F), np.zeros(10, F)
+
+    def fails() -> None:
+        with pytest.raises(kv.UpdaterError, match="on demand"):
+            store.pushpull(1, value, out=out)
+        assert not out.any()
+
+    quick.call(fails, adopted=True)
+    quick.call(lambda: store.pushpull(0, value, out=out))
+    assert out[0] < 1
+
+
+@pytest.mark.parametrize("size", [1000, 400_000])
+@pytest.mark.parametrize("when", ["before", "meanwhile", "closed"])
+def test_a_stream_that_breaks(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, when: str, size: int
+) -> None:
+    store = create()
+    store.init("a", np.zeros(size, F))
+    store.set_optimizer(own_rules.Added())
+    out, total = np.zeros(size, F), 0
+    begin, wait = QuickCall.begin, QuickCall.wait
+
+    def cut(stream: Any) -> None:
+        if when == "closed":
+            stream.close()
+            return
+        with socket.socket(fileno=os.dup(stream.fileno())) as other:
+            other.shutdown(socket.SHUT_RDWR)
+
+    def begun(call: QuickCall, machine: Any, sockets: Any) -> bool:
+        stream = sockets.stream(call.server)
+        if stream is not None and when != "meanwhile":
+            cut(stream)
+            monkeypatch.setattr(sockets, "stream", lambda server: stream)
+            try:
+                return begin(call, machine, sockets)
+            finally:
+                monkeypatch.undo()
+        return begin(call, machine, sockets)
+
+    def waited(call: QuickCall, *arguments: Any) -> Any:
+        if when == "meanwhile":
+            cut(call._stream)
+        return wait(call, *arguments)
+
+    def call() -> None:
+        nonlocal total
+        total += 1
+        store.pushpull("a", np.ones(size, F), out=out)
+        assert (out == total).all()
+
+    quick.call(call)
+    with monkeypatch.context() as patched:
+        patched.setattr(QuickCall, "begin", begun)
+        patched.setattr(QuickCall, "wait", waited)
+        begun_before = quick.begun
+        end = pace.deadline(20)
+        while quick.begun == begun_before:
+            call()
+            assert time.monotonic() < end
+    for _ in range(10):
+        call()
+
+
+def test_an_interrupted_wait(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create()
+    store.init("a", np.zeros(1000, F))
+    store.set_optimizer(own_rules.Added())
+    out = np.zeros(1000, F)
+    quick.call(lambda: store.pushpull("a", np.zeros(1000, F), out=out))
+
+    def interrupted(call: QuickCall, *_: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+
+    begun = quick.begun
+    with monkeypatch.context() as patched:
+        patched.setattr(QuickCall, "wait", interrupted)
+        end = pace.deadline(20)
+        while quick.begun == begun:
+            assert time.monotonic() < end
+            try:
+                store.pushpull("a", np.ones(1000, F), out=out)
+            except KeyboardInterrupt:
+                break
+            out[:] = 0
+    out[:] = -1
+    found = np.zeros(1000, F)
+    store.pull("a", out=found)
+    assert found[0] >= 1 and (found == found[0]).all(), "what was sent counts"
+    assert (out == -1).all(), "and nothing is delivered later"
+    store.pushpull("a", np.ones(1000, F), out=out)
+    assert (out == found + 1).all()
+
+
+@pytest.mark.parametrize("size", [1000, 400_000])
+def test_a_server_that_dies_meanwhile(served: Callable[..., ServedJob], size: int) -> None:
+    job = served(2, 1, KVSTORE_SAME_HOST_SHM="0", KVSTORE_DEAD_AFTER=pace.variable(2))
+    workers = job.start_all("procs_dist", "until_the_server_dies", size)
+    for worker in workers:
+        worker.expect("ready")
+    job.servers[0].signal(signal.SIGKILL)
+    assert min(job.results()) > 0
