@@ -98,6 +98,7 @@ setup(
             f"{STREAMS}/_streams.pyx",
             STREAMS,
             SERVERS,
+            "kernels",
             macros=[("_GNU_SOURCE", None)],
         ),
     ],

@@ -741,12 +741,13 @@ class KVStore(KVStoreBase):
     def _quickly(self, key: Any, value: Any, out: Any) -> bool:
         """Do a usual `pushpull` in few steps, if nothing is under way and no other thread is inside."""
         kind = type(key)
-        if (kind is not str and kind is not int) or self._engine.busy:
+        several = kind is list and self._backend.quick_lists
+        if (kind is not str and kind is not int and not several) or self._engine.busy:
             return False
         lock, turns, done = self._engine.exclusive, self._engine.turns, None
         try:
             try:
-                if not lock.acquire(False) or (turns.taken and key in turns.taken):
+                if not lock.acquire(False) or (turns.taken and (several or key in turns.taken)):
                     return False
                 done = self._backend.quick_pushpull(key, value, out)
                 if not done:

@@ -39,6 +39,8 @@ class Backend(Protocol):
     #: turn of the key until its end. `wait_for_free_slot`, `init`, `view` and `barrier` are called without
     #: the lock.
     takes_turns: bool = False
+    #: Whether `quick_pushpull` takes lists of keys.
+    quick_lists: bool = False
     #: Whether the store supports `bind`.
     can_bind: bool = False
     #: Whether the store sends gradients, so that they can be compressed.
@@ -96,8 +98,10 @@ class Backend(Protocol):
         """With `can_bind`: check a `pushpull` once, and return a callable that repeats it."""
         raise CapabilityError("this type of store binds no calls")
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
+    def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Callable[[], None]:
         """Do a simple `pushpull` of one key, with the arguments of the caller, in few steps.
+
+        With `quick_lists` it can be a list of keys, beside lists of arrays.
 
         If the result is False, nothing has happened, and `pushpull` must be called. With `begins_async` the
         result can be a callable that completes the operation; it needs no lock.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -203,6 +203,11 @@ class PeerBuffers:
                 f"bytes {offset} to {offset + nbytes} of shared segment {segment}, which has {memory.nbytes}"
             )
         return memory[offset : offset + nbytes]
+
+    @property
+    def segments(self) -> Mapping[int, Bytes]:
+        """The segments that have been looked at."""
+        return self._segments
 
     def segment(self, number: int) -> Bytes:
         """Look at a whole segment; ProtocolError: there is none, or its process is gone."""

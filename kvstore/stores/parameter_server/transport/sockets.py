@@ -20,7 +20,7 @@ from .channel import Channel, Dealer, NotSentError, Poller, Router
 from .context import Context
 from .frames import Codec, pack
 from .heartbeats import Echo, HeartbeatMonitor
-from .native._streams import Exchange, Sender, Stream
+from .native._streams import Exchange, Sender, Stream, await_replies
 from .refusals import Refusals
 from .server_streams import ServerStreams
 from .stream_client import StreamClient
@@ -174,22 +174,30 @@ class WorkerSockets(_Sockets):
                     yield peer, message
 
     def exchange(
-        self, store: int, rank: int, incarnation: int, parts: list[tuple[int, int, int]], batch_bytes: int
+        self,
+        who: tuple[int, int, int],
+        parts: list[tuple[int, int, int, int]],
+        sizes: list[int],
+        batch_bytes: int,
+        credit: int,
     ) -> Exchange:
-        """Make what exchanges a key with a server over a stream, as `Exchange`."""
-        head = (PROTOCOL, self._codec.job, store, rank, incarnation)
-        return Exchange(head, parts, batch_bytes, self._codec.limits.frame)
+        """Make what exchanges arrays with a server over a stream; `who`: store, rank and incarnation."""
+        head = (PROTOCOL, self._codec.job, *who)
+        return Exchange(head, parts, sizes, batch_bytes, self._codec.limits.frame, credit)
 
     def stream(self, server: int) -> Stream | None:
         """Return the stream to a server, if there is one, and nothing unusual is under way."""
         client = self._streams.get(server)
         return None if client is None or not self._poller.descriptors else client.stream
 
-    def wait_for(self, stream: Stream, exchange: Exchange, end: float) -> list[Message]:
-        """Wait for the replies to an exchange, or until something else comes; return other messages."""
-        found = stream.wait(exchange, self._poller.descriptors, end)
-        messages = [_read(self._codec, frames, "a server") for frames in found]
-        return [message for message in messages if message is not None]
+    def await_replies(self, ways: list[tuple[Exchange, Stream]], end: float) -> list[tuple[int, Message]]:
+        """Wait for the replies to exchanges, or until something else comes.
+
+        Returns other messages, each with the number of its way.
+        """
+        found = await_replies(ways, self._poller.descriptors, end)
+        messages = [(number, _read(self._codec, frames, "a server")) for number, frames in found]
+        return [(number, message) for number, message in messages if message is not None]
 
     def wake(self) -> None:
         """End the `receive` of another thread."""

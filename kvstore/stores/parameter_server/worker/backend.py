@@ -49,6 +49,7 @@ class DistBackend(Backend):
     begins_async = True
     waits_concurrently = True
     can_compress = True
+    quick_lists = True
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True
 
@@ -71,7 +72,7 @@ class DistBackend(Backend):
         self._pushes = Pushes(client, keys, slices, self._optimizer, self._gpus)
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
         self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)
-        self._quick = QuickCalls(client, keys, self._pushes, self._pulls, slices)
+        self._quick = QuickCalls(client, keys, self._pushes, self._pulls, slices, self._memory)
         self._values = InitialValues(self._pushes, self._pulls)
         if config.threads:
             cpu.set_threads(config.threads)
@@ -107,7 +108,7 @@ class DistBackend(Backend):
         """Send, and receive what becomes of it."""
         self._start_pushpull(groups, outs)()
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Finish:
+    def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Finish:
         """One dense key on one server, with plain arrays, in rounds."""
         return self._quick.pushpull(key, value, out) if self.synchronous else False
 

@@ -59,7 +59,7 @@ class Client:
         }
         self._hello = hello = self._process.hello(config.group, options)
         patience = self._process.worker_options(config.credit_bytes, slice_bytes)
-        self._batch_bytes = patience.batch_bytes
+        self._batch_bytes, self._credit = patience.batch_bytes, patience.credit
         self._machine = WorkerMachine(
             hello,
             patience,
@@ -163,12 +163,12 @@ class Client:
         """
         self._operations.release(operation)
 
-    def exchange(self, server: int, parts: list[tuple[int, int, int]]) -> Exchange:
-        """Make what exchanges a key with a server: slice, first byte, and number of bytes of each part."""
+    def exchange(self, parts: list[tuple[int, int, int, int]], sizes: list[int]) -> Exchange:
+        """Make what exchanges parts of arrays of these sizes with a server; as `Exchange`."""
         member = self.member.welcome
         assert member is not None
-        incarnation = self._hello.incarnation
-        return self._sockets.exchange(member.store, member.rank, incarnation, parts, self._batch_bytes)
+        who = member.store, member.rank, self._hello.incarnation
+        return self._sockets.exchange(who, parts, sizes, self._batch_bytes, self._credit)
 
     def settle(self) -> None:
         """Wait until all operations that were let go are answered; raise what became of them."""

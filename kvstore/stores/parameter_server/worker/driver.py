@@ -268,19 +268,29 @@ class MachineDriver:
         return True
 
     def _received(self, call: QuickCall) -> bool:
-        """Wait until all of a call has come, or something else comes, or it is time to look at the clock."""
-        messages: list[Message] = []
-        done = False
+        """Wait until all of a call has come, or something else comes, or nothing has come for a while."""
+        messages: list[tuple[int, Message]] = []
+        done, stopped = False, None
         try:
-            messages = call.wait(self._sockets, self._ticked + _TICK)
+            while call.left and not messages:
+                left, end = call.left, time.monotonic() + _TICK
+                messages = call.wait(self._sockets, end)
+                now = time.monotonic()
+                stopped = self._standstill.stopped_for(now)
+                if call.left == left or now < end or stopped is not None:
+                    break
+                self._process.look_after_others(self)
             done = call.complete(self._machine)
         finally:
             if done:
                 self._quick = None
             else:
                 self._adopt()
-        for message in messages:
-            self._carry_out(self._machine.step(events.Received(call.server, message), time.monotonic()))
+        if stopped is not None:
+            self._stood_still(stopped, now)
+        for number, message in messages:
+            received = events.Received(call.server(number), message)
+            self._carry_out(self._machine.step(received, time.monotonic()))
         return done
 
     def _adopt(self) -> None:

@@ -70,6 +70,8 @@ class KeyDirectory:
         self._known: dict[Key, DistKey] = {}
         #: Keys that this worker has initialised.
         self.initialised: set[Key] = set()
+        #: Counts how often keys have come, gone, or changed their places.
+        self.changes = 0
 
     def get(self, key: Key) -> DistKey | None:
         """Return a key that is known here."""
@@ -127,10 +129,12 @@ class KeyDirectory:
         for entry in entries:
             known = self._known.get(entry.spec.key)
             if known is None or (known.parts[:1] != () and known.number != entry.number):
+                self.changes += 1
                 self._known[entry.spec.key] = DistKey(entry)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Know no longer where keys are."""
+        self.changes += 1
         for key in keys:
             self._known.pop(key, None)
 

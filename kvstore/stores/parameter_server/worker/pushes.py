@@ -77,11 +77,16 @@ class Pushes:
         self.calls.note({key.key: key.pushes for key, _, _ in fills})
         return requests
 
-    def counted(self, key: DistKey) -> PushHeader:
-        """Count a pushpull of one dense key, which is sent another way."""
-        head = self._header(key, Kind.PUSHPULL)
-        self.calls.note({key.key: key.pushes})
-        return head
+    def counted(self, keys: Sequence[DistKey]) -> list[int]:
+        """Count a pushpull of dense keys, which is sent another way; return the clock of each."""
+        clocks, clock = [], self.clock
+        for key in keys:
+            key.pushes = pushes = key.pushes + 1
+            clock = max(clock, pushes)
+            clocks.append(clock)
+        self.clock = clock
+        self.calls.note({key.key: key.pushes for key in keys})
+        return clocks
 
     def _requests(self, dense: DensePushes, sparse: SparsePushes) -> list[Request]:
         requests = [r for key, values in dense for r in self._dense(key, values, Kind.PUSH, None)]

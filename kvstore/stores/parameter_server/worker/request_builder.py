@@ -46,11 +46,17 @@ class RequestBuilder:
             data = as_bytes(_summed(key, values))
         yield from self._cut(key, data, key.dtype.itemsize * 8, head, take, shared)
 
-    def in_frames(
-        self, key: DistKey, value: Array, head: PushHeader, take: FillOuts | None
+    def placed(
+        self,
+        key: DistKey,
+        value: Array,
+        head: PushHeader,
+        take: FillOuts | None,
+        shared: SharedPayload | None,
     ) -> Iterator[Request]:
-        """Send a value, whether or not servers read this process's memory; it stays as it is, too."""
-        return self._cut(key, as_bytes(value), key.dtype.itemsize * 8, head, take, None)
+        """Push a value that lies in shared memory, or is sent; it stays as it is until all is answered."""
+        data = as_bytes(value) if shared is None else None
+        return self._cut(key, data, key.dtype.itemsize * 8, head, take, shared)
 
     def packed(
         self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None, feedback: Feedback

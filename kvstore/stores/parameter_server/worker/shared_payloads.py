@@ -65,8 +65,21 @@ class SharedPayloads:
 
     def put(self, key: DistKey, values: list[Array]) -> SharedPayload | None:
         """Put the sum of values where all servers can read it, as the key's next push; None: send it."""
-        if self._pool is None or key.nbytes < SHARED_BYTES or not self._client.all_read_here:
+        if not self.shares(key):
             return None
+        copies: list[cpu.ReduceItem] = []
+        shared = self.place(key, values, copies)
+        if copies:
+            cpu.reduce(copies)
+        return shared
+
+    def shares(self, key: DistKey) -> bool:
+        """Whether what is pushed into a key is put where servers read it, if there is room."""
+        return self._pool is not None and key.nbytes >= SHARED_BYTES and self._client.all_read_here
+
+    def place(self, key: DistKey, values: list[Array], copies: list[cpu.ReduceItem]) -> SharedPayload | None:
+        """As `put`, of a key that `shares`; what is to be summed there is added to `copies`."""
+        assert self._pool is not None
         if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
             if self._synchronous:
                 self._keep(key, there)
@@ -75,7 +88,7 @@ class SharedPayloads:
         if block is None:
             return None
         target = block.array[: key.nbytes].view(key.dtype).reshape(key.shape)
-        cpu.reduce([(values, target, [])])
+        copies.append((values, target, []))
         lease = None if self._synchronous else BlockLease(self._pool, block)
         return SharedPayload(block.segment, block.offset, lease=lease)
 

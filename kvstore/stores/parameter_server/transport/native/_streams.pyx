@@ -265,25 +265,19 @@ cdef class Stream:
             message = following
         return found
 
-    def begin(self, Exchange exchange not None, rounds, uint64_t first, uint64_t epoch, uint32_t version, uint64_t clock):
+    def begin(
+        self, Exchange exchange not None, list rounds not None, list clocks not None, uint64_t first,
+        uint64_t epoch, uint32_t version,
+    ):
         """Send the requests of an exchange that is set, without waiting; as `send` otherwise.
 
-        `rounds` are those of the parts, `first` is the first sequence; the others are as in `Record`.
+        `rounds` are those of the parts, `clocks` those of the arrays, `first` is the first sequence; the others are as
+        in `Record`. Of what is more than the credit, the rest is sent by `await_replies`.
         """
         release_dropped()
         if self.closed or self.s.end not in (KP_OPEN, KP_BLOCKED):
             return False
-        return exchange.begin(&self.s, rounds, first, epoch, version, clock)
-
-    def wait(self, Exchange exchange not None, bytes descriptors not None, double end):
-        """Wait for the replies to an exchange until `end` of the monotonic clock; less if something else comes.
-
-        `descriptors` are ints: what else ends the wait when it is readable. A signal ends it, too. Returns other
-        messages that have come, as `receive` does.
-        """
-        if not self.closed and self.s.end in (KP_OPEN, KP_BLOCKED):
-            self.s.end = exchange.wait(&self.s, descriptors, end)
-        return [] if self.closed else [frames for _, frames in self.messages()]
+        return exchange.begin(&self.s, rounds, clocks, first, epoch, version)
 
     @property
     def sent(self):

@@ -1,8 +1,9 @@
-/* A push of one key and the wait for its value: requests are written, and replies checked, without the interpreter.
+/* Pushes into slices of one server and the wait for their values: requests are written, and replies read, without the
+ * interpreter.
  *
- * What goes over the stream is what transport/frames.py says, byte by byte; its numbers are little-endian. Only a reply
- * that is as expected is taken: all of its records, if there are any, are values of this exchange that have not come yet,
- * in frames, of the right size. Any other message is left to the usual way, and so are all after it. Nothing is written before the whole
+ * What goes over the stream is what transport/frames.py says, byte by byte. Only a reply that is as expected is taken: all
+ * of its records are values of this exchange that have not come yet, of the right size, in frames or in the server's
+ * shared memory. Any other message is left to the usual way, and so are all after it. Nothing is written before the whole
  * head of a reply is checked. */
 #ifndef KP_EXCHANGE_H
 #define KP_EXCHANGE_H
@@ -11,83 +12,78 @@
 #include <poll.h>
 #include <time.h>
 
+#include "job.h" /* of the kernels */
+#include "requests.h"
 #include "sender.h"
 
 enum {
-    KP_DATA = 2,
-    KP_INLINE = 1,
-    KP_INLINE_BYTES = 32 * 1024,
-    KP_COPIED_BYTES = 32 * 1024,  /* frames up to this size are copied behind the head */
-    KP_PACKED_BYTES = 16 * 1024,  /* payloads up to this size share a frame */
+    KP_COPIED_BYTES = 32 * 1024, /* frames up to this size are copied behind the head */
+    KP_PACKED_BYTES = 16 * 1024, /* payloads up to this size share a frame */
     KP_PACKED_ALIGNED = 64,
     KP_MOST_OF_BATCH = 4096, /* records of a request */
-    KP_MOST_RECORDS = 65535, /* of a reply */
-    KP_PUSHPULL = 5,
-    KP_VALUE = 21,
-    KP_FRAME = 1
+    KP_PAGE = 4096           /* bytes to which a seqlock belongs, as shared_buffers has it */
 };
 
-typedef struct __attribute__((packed)) {
-    uint32_t magic;
-    uint16_t version;
-    uint8_t kind, flags;
-    uint64_t job;
-    int32_t store, rank;
-    uint64_t incarnation, epoch, received;
-    uint32_t count;
-} kp_head;
-
-typedef struct __attribute__((packed)) {
-    uint8_t kind;
-    uint32_t slice;
-    uint64_t sequence, round;
-    uint32_t version;
-    uint64_t clock;
-    uint8_t coding;
-    double threshold;
-    int64_t rows;
-    uint8_t place;
-    uint32_t frame;
-    uint64_t offset, nbytes, flags;
-} kp_record;
-
-_Static_assert(sizeof(kp_head) == 52 && sizeof(kp_record) == 79, "as transport/frames.py has them");
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers go as they are");
-
-/* A slice of the key. */
+/* A slice, and where its elements are. */
 typedef struct {
-    uint32_t slice;
-    uint64_t start, nbytes; /* of the value */
-    uint64_t pushed, complete; /* rounds, as the server counts: of this push, and the last that is complete */
-    uint32_t seen;             /* in which reply */
+    uint32_t slice, key;    /* `key`: which of the arrays it is a part of */
+    uint64_t start, nbytes; /* within the array */
+    uint64_t clock, pushed, complete; /* rounds, as the server counts: of this push, and the last that is complete */
+    const char *from;
+    char *into;
+    int is_shared, in_place; /* it is pushed in shared memory; and the sum may be written there */
+    uint32_t segment;
+    uint64_t offset;
+    uint32_t seen; /* in which reply */
     int answered;
 } kp_part;
 
+/* A segment of the server's memory, which begins with a seqlock for each page. */
+typedef struct {
+    const char *at;
+    uint64_t nbytes;
+} kp_mapped;
+
+/* As kv_run_dense of the kernels. */
+typedef int (*kp_run)(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads);
+
 typedef struct {
     kp_head head;
-    uint64_t batch_bytes, frame_limit;
+    uint64_t batch_bytes, frame_limit, credit;
     uint32_t n;
     kp_part *parts;
-    size_t room, n_pieces; /* at most: copied bytes, and pieces */
+    kp_mapped *segments;
+    uint32_t n_segments;
+    kp_run run;
+    const int *threads;
     /* Of one call. */
-    const char *value;
-    char *into;
-    int apart; /* `into` must not be written to before a reply is whole */
     uint32_t version;
-    uint64_t clock, first; /* `first`: its sequence; the others follow */
+    uint64_t first;        /* its sequence; the others follow */
+    uint32_t next;         /* part that is sent next */
+    uint64_t flying;       /* bytes that were sent and are not answered */
     uint32_t left, replies;
     uint64_t received; /* as the server counts bytes */
+    kp_buffer *owner;  /* of all values */
 } kp_exchange;
 
 /* ------------------------------------------------------------------------------------------------ what goes */
 
+/* Bytes of a part's payload in its message. */
+static uint64_t kp_sent_bytes(const kp_part *part)
+{
+    return part->is_shared ? 0 : part->nbytes;
+}
+
 /* The end of the batch that begins with a part. */
 static uint32_t kp_batch_end(const kp_exchange *x, uint32_t from)
 {
-    uint64_t nbytes = x->parts[from].nbytes;
+    uint64_t nbytes = kp_sent_bytes(&x->parts[from]);
     uint32_t to = from + 1;
-    for (; to < x->n && to - from < KP_MOST_OF_BATCH && nbytes + x->parts[to].nbytes <= x->batch_bytes; to++)
-        nbytes += x->parts[to].nbytes;
+    for (; to < x->n && to - from < KP_MOST_OF_BATCH; to++) {
+        nbytes += kp_sent_bytes(&x->parts[to]);
+        if (nbytes > x->batch_bytes)
+            break;
+    }
     return to;
 }
 
@@ -96,19 +92,15 @@ static size_t kp_packed_size(uint64_t nbytes)
     return (size_t)(nbytes + KP_PACKED_ALIGNED - 1) / KP_PACKED_ALIGNED * KP_PACKED_ALIGNED;
 }
 
-/* Parts are set: compute how much there is to write at most. */
-static void kp_measure(kp_exchange *x)
+/* How much there is to write for a batch at most: bytes that are copied, and pieces. */
+static void kp_measure(const kp_exchange *x, uint32_t from, uint32_t to, size_t *room, size_t *pieces)
 {
-    x->room = 0;
-    x->n_pieces = 1;
-    for (uint32_t from = 0, to; from < x->n; from = to) {
-        to = kp_batch_end(x, from);
-        x->room += 8 + sizeof(kp_head) + 16; /* with the sizes of two frames: the head, and what is packed */
-        for (uint32_t i = from; i < to; i++) {
-            int copied = x->parts[i].nbytes <= KP_COPIED_BYTES;
-            x->room += 8 + sizeof(kp_record) + (copied ? kp_packed_size(x->parts[i].nbytes) : 0);
-            x->n_pieces += copied ? 0 : 2;
-        }
+    *room += 8 + sizeof(kp_head) + 16; /* with the sizes of two frames: the head, and what is packed */
+    for (uint32_t i = from; i < to; i++) {
+        uint64_t nbytes = kp_sent_bytes(&x->parts[i]);
+        int copied = nbytes <= KP_COPIED_BYTES;
+        *room += 8 + sizeof(kp_record) + (copied ? kp_packed_size(nbytes) : 0);
+        *pieces += copied ? 0 : 2;
     }
 }
 
@@ -142,16 +134,45 @@ static void kp_write_large(kp_writer *w, const char *data, uint64_t nbytes)
     w->pieces[w->n++] = (kp_piece){data, (size_t)nbytes, kp_keep(w->owner)};
 }
 
+static int kp_is_packed(const kp_part *part)
+{
+    return !part->is_shared && part->nbytes <= KP_PACKED_BYTES;
+}
+
+static int kp_has_frame(const kp_part *part)
+{
+    return !part->is_shared && part->nbytes > KP_PACKED_BYTES;
+}
+
 static void kp_write_packed(kp_writer *w, const kp_exchange *x, uint32_t from, uint32_t to)
 {
     for (uint32_t i = from; i < to; i++) {
         size_t nbytes = (size_t)x->parts[i].nbytes;
-        if (nbytes > KP_PACKED_BYTES)
+        if (!kp_is_packed(&x->parts[i]))
             continue;
-        kp_write(w, x->value + x->parts[i].start, nbytes);
+        kp_write(w, x->parts[i].from, nbytes);
         memset(w->end, 0, kp_packed_size(nbytes) - nbytes);
         w->end += kp_packed_size(nbytes) - nbytes;
     }
+}
+
+static kp_record kp_request_of(const kp_exchange *x, uint32_t at, uint32_t *frame, uint64_t *packed)
+{
+    const kp_part *part = &x->parts[at];
+    kp_record record = {.kind = KP_PUSHPULL, .slice = part->slice, .sequence = x->first + at, .round = part->pushed,
+                        .version = x->version, .clock = part->clock, .rows = -1, .place = KP_FRAME, .nbytes = part->nbytes};
+    if (part->is_shared) {
+        record.place = KP_SHARED;
+        record.frame = part->segment;
+        record.offset = part->offset;
+        record.flags = part->in_place ? KP_IN_PLACE : 0;
+    } else if (kp_is_packed(part)) {
+        record.offset = *packed;
+        *packed += kp_packed_size(part->nbytes);
+    } else {
+        record.frame = (*frame)++;
+    }
+    return record;
 }
 
 /* One message. Its payloads: what is packed, in one frame, and each of the others in one of its own. */
@@ -159,15 +180,16 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
 {
     uint64_t packed = 0, size;
     uint32_t others = 0, at_first = to;
+    int packs = 0;
     for (uint32_t i = from; i < to; i++)
-        if (x->parts[i].nbytes <= KP_PACKED_BYTES) {
+        if (kp_is_packed(&x->parts[i])) {
             packed += kp_packed_size(x->parts[i].nbytes);
-        } else {
+            packs = 1;
+        } else if (kp_has_frame(&x->parts[i])) {
             others++;
             at_first = at_first == to ? i : at_first;
         }
-    int packs = others < to - from;
-    uint64_t first = packs ? packed : x->parts[at_first].nbytes;
+    uint64_t first = packs ? packed : others ? x->parts[at_first].nbytes : 0;
     int is_inline = first > 0 && first <= KP_INLINE_BYTES;
     uint32_t head[2] = {KP_MAGIC, 1 + others + (uint32_t)packs - (uint32_t)is_inline};
     kp_write(w, head, sizeof head);
@@ -176,54 +198,76 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
     if (packs && !is_inline)
         kp_write(w, &packed, sizeof packed);
     for (uint32_t i = from; i < to; i++)
-        if (x->parts[i].nbytes > KP_PACKED_BYTES && (packs || i != at_first || !is_inline))
+        if (kp_has_frame(&x->parts[i]) && (packs || i != at_first || !is_inline))
             kp_write(w, &x->parts[i].nbytes, sizeof size);
 
     kp_head begins = x->head;
     begins.flags = is_inline ? KP_INLINE : 0;
-    begins.count = to - from;
+    begins.records = to - from;
     kp_write(w, &begins, sizeof begins);
     uint32_t frame = (uint32_t)packs;
     uint64_t offset = 0;
     for (uint32_t i = from; i < to; i++) {
-        const kp_part *part = &x->parts[i];
-        int is_packed = part->nbytes <= KP_PACKED_BYTES;
-        kp_record record = {
-            .kind = KP_PUSHPULL, .slice = part->slice, .sequence = x->first + i, .round = part->pushed,
-            .version = x->version, .clock = x->clock, .rows = -1, .place = KP_FRAME,
-            .frame = is_packed ? 0 : frame, .offset = is_packed ? offset : 0, .nbytes = part->nbytes,
-        };
+        kp_record record = kp_request_of(x, i, &frame, &offset);
         kp_write(w, &record, sizeof record);
-        frame += !is_packed;
-        offset += is_packed ? kp_packed_size(part->nbytes) : 0;
     }
     if (packs)
         kp_write_packed(w, x, from, to);
     for (uint32_t i = from; i < to; i++)
-        if (x->parts[i].nbytes > KP_PACKED_BYTES)
-            kp_write_large(w, x->value + x->parts[i].start, x->parts[i].nbytes);
+        if (kp_has_frame(&x->parts[i]))
+            kp_write_large(w, x->parts[i].from, x->parts[i].nbytes);
 }
 
-/* Send the requests; `owner` has the value. 0; -1: nothing was queued, or there is no memory. */
-static int kp_send_exchange(kp_stream *s, kp_exchange *x, kp_buffer *owner)
+/* Send parts `next` to `end`, in batches. 0; -1: nothing was queued, or there is no memory. */
+static int kp_send_parts(kp_stream *s, kp_exchange *x, uint32_t end)
 {
-    kp_writer w = {.copied = kp_new_buffer(x->room), .owner = owner};
-    w.pieces = (kp_piece *)malloc((x->n_pieces) * sizeof *w.pieces);
+    size_t room = 0, n_pieces = 1;
+    for (uint32_t from = x->next, to; from < end; from = to) {
+        to = kp_batch_end(x, from);
+        kp_measure(x, from, to, &room, &n_pieces);
+    }
+    kp_writer w = {.copied = kp_new_buffer(room), .owner = x->owner};
+    w.pieces = (kp_piece *)malloc(n_pieces * sizeof *w.pieces);
     int failed = !w.copied || !w.pieces;
     if (!failed) {
         w.begin = w.end = w.copied->data;
-        for (uint32_t from = 0, to; from < x->n; from = to) {
+        for (uint32_t from = x->next, to; from < end; from = to) {
             to = kp_batch_end(x, from);
             kp_write_batch(&w, x, from, to);
         }
         kp_end_piece(&w);
         failed = kp_send(s, w.pieces, w.n);
-        for (size_t i = 0; failed && i < w.n; i++)
-            kp_drop(w.pieces[i].owner);
+        if (failed)
+            kp_drop_pieces(w.pieces, w.n);
     }
     kp_drop(w.copied);
     free(w.pieces);
+    if (!failed)
+        x->next = end;
     return failed ? -1 : 0;
+}
+
+/* Send as much as the credit allows. 0; -1: the stream is at its end, or there is no memory. */
+static int kp_send_allowed(kp_stream *s, kp_exchange *x)
+{
+    uint32_t end = x->next;
+    uint64_t flying = x->flying;
+    while (end < x->n) {
+        uint32_t to = kp_batch_end(x, end);
+        uint64_t nbytes = 0;
+        for (uint32_t i = end; i < to; i++)
+            nbytes += kp_sent_bytes(&x->parts[i]);
+        if (flying && flying + nbytes > x->credit)
+            break;
+        flying += nbytes;
+        end = to;
+    }
+    if (end == x->next)
+        return 0;
+    if (kp_send_parts(s, x, end))
+        return -1;
+    x->flying = flying;
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ what comes */
@@ -234,7 +278,7 @@ typedef struct {
     const uint64_t *sizes; /* NULL: those of the message's frames */
     uint32_t frames;
     const kp_head *head;
-    const char *records;
+    const char *records, *payload; /* `payload`: what follows the records, if that `is_inline` */
     int is_inline;
 } kp_reply;
 
@@ -254,12 +298,44 @@ static kp_record kp_record_of(const kp_reply *r, uint32_t at)
 static kp_part *kp_part_of(const kp_exchange *x, const kp_record *record)
 {
     uint64_t at = record->sequence - x->first;
-    if (at >= x->n)
+    if (at >= x->next)
         return NULL;
     kp_part *part = &x->parts[at];
-    int usual = record->kind == KP_VALUE && record->place == KP_FRAME && record->rows == -1 && !record->coding;
-    int fits = record->slice == part->slice && record->nbytes == part->nbytes && isfinite(record->threshold);
-    return usual && fits && !part->answered ? part : NULL;
+    int usual = record->kind == KP_VALUE && record->rows == -1 && !record->coding && isfinite(record->threshold);
+    return usual && record->slice == part->slice && !part->answered ? part : NULL;
+}
+
+static const _Atomic uint64_t *kp_seqlock(const kp_mapped *segment, uint64_t offset)
+{
+    return (const _Atomic uint64_t *)segment->at + offset / KP_PAGE;
+}
+
+/* Where a value lies in the server's memory, which stands as it was told; NULL: out of reach, or it has changed. */
+static const char *kp_shared_value(const kp_exchange *x, const kp_record *record)
+{
+    const kp_mapped *segment = record->frame < x->n_segments ? &x->segments[record->frame] : NULL;
+    if (!segment || !segment->at || record->offset > segment->nbytes || record->nbytes > segment->nbytes - record->offset)
+        return NULL;
+    if (record->flags % 2 || atomic_load(kp_seqlock(segment, record->offset)) != record->flags)
+        return NULL;
+    return segment->at + record->offset;
+}
+
+/* Whether a record's value can be had. */
+static int kp_is_there(const kp_exchange *x, const kp_reply *r, const kp_record *record, const kp_part *part)
+{
+    if (record->place == KP_NOWHERE)
+        return record->flags == KP_IN_PLACE && part->in_place;
+    if (record->nbytes != part->nbytes)
+        return 0;
+    if (record->place == KP_SHARED)
+        return kp_shared_value(x, record) != NULL;
+    if (record->place != KP_FRAME || record->frame >= r->frames - !r->is_inline)
+        return 0;
+    uint64_t there = kp_frame_size(r, record->frame + !r->is_inline);
+    if (r->is_inline && !record->frame)
+        there -= (uint64_t)(r->payload - r->message->frames[0]->data);
+    return record->offset <= there && record->nbytes <= there - record->offset;
 }
 
 /* Whether a reply is as expected. `r` has message, sizes, frames; the rest is filled in. */
@@ -269,14 +345,15 @@ static int kp_is_expected(kp_exchange *x, kp_reply *r)
     const kp_head *head = r->head = (const kp_head *)first->data, *own = &x->head;
     if (first->nbytes < sizeof *head)
         return 0;
-    if (head->magic != own->magic || head->version != own->version || head->kind != own->kind ||
-        head->job != own->job || head->store != own->store || head->rank != own->rank ||
+    if (memcmp(head->magic, own->magic, sizeof head->magic) || head->version != own->version ||
+        head->kind != own->kind || head->job != own->job || head->store != own->store || head->rank != own->rank ||
         head->incarnation != own->incarnation)
         return 0;
-    if (head->count > KP_MOST_RECORDS || r->frames - 1 > 2 * head->count + 1)
+    if (head->records > KP_MOST_RECORDS || r->frames - 1 > 2 * head->records + 1)
         return 0;
-    size_t end = sizeof *head + head->count * sizeof(kp_record);
+    size_t end = sizeof *head + head->records * sizeof(kp_record);
     r->records = first->data + sizeof *head;
+    r->payload = first->data + end;
     r->is_inline = head->flags == KP_INLINE;
     if (r->is_inline ? first->nbytes <= end || first->nbytes > end + KP_INLINE_BYTES : first->nbytes != end)
         return 0;
@@ -286,36 +363,78 @@ static int kp_is_expected(kp_exchange *x, kp_reply *r)
         if (kp_frame_size(r, i) > x->frame_limit)
             return 0;
     x->replies++;
-    for (uint32_t i = 0; i < head->count; i++) {
+    for (uint32_t i = 0; i < head->records; i++) {
         kp_record record = kp_record_of(r, i);
         kp_part *part = kp_part_of(x, &record);
-        if (!part || part->seen == x->replies || record.frame >= r->frames - !r->is_inline)
+        if (!part || part->seen == x->replies || !kp_is_there(x, r, &record, part))
             return 0;
         part->seen = x->replies;
-        int is_first = r->is_inline && !record.frame;
-        uint64_t there = is_first ? first->nbytes - end : kp_frame_size(r, record.frame + !r->is_inline);
-        if (record.offset > there || record.nbytes > there - record.offset)
-            return 0;
     }
     return 1;
 }
 
-/* Take a whole reply. 0: it is not as expected, and nothing has happened. */
+/* Where a record's value is; NULL: it is in its place. */
+static const char *kp_value_at(const kp_exchange *x, const kp_reply *r, const kp_record *record)
+{
+    if (record->place == KP_NOWHERE)
+        return NULL;
+    if (record->place == KP_SHARED)
+        return kp_shared_value(x, record);
+    const char *frame = r->is_inline && !record->frame ? r->payload : r->message->frames[record->frame + !r->is_inline]->data;
+    return frame + record->offset;
+}
+
+/* Copy values out of the server's memory. 0: one has changed meanwhile, or there is no memory. */
+static int kp_copy_shared(kp_exchange *x, const kp_reply *r)
+{
+    uint32_t n = 0, used = 0;
+    for (uint32_t i = 0; i < r->head->records; i++)
+        n += kp_record_of(r, i).place == KP_SHARED;
+    if (!n)
+        return 1;
+    kv_item *items = (kv_item *)calloc(n, sizeof *items);
+    char **pointers = (char **)malloc(2 * (size_t)n * sizeof *pointers);
+    ptrdiff_t nbytes = 0;
+    int good = items && pointers;
+    for (uint32_t i = 0; good && i < r->head->records; i++) {
+        kp_record record = kp_record_of(r, i);
+        if (record.place != KP_SHARED)
+            continue;
+        const char *value = kp_value_at(x, r, &record);
+        kp_part *part = kp_part_of(x, &record);
+        good = value != NULL;
+        pointers[2 * used] = (char *)value;
+        pointers[2 * used + 1] = part->into;
+        items[used] = (kv_item){.dtype = KV_U8, .rule = -1, .k = 1, .m = 1, .n = (ptrdiff_t)part->nbytes,
+                                .src = pointers + 2 * used, .out = pointers + 2 * used + 1};
+        nbytes += 2 * (ptrdiff_t)part->nbytes;
+        used++;
+    }
+    good = good && !x->run(items, used, nbytes, *x->threads);
+    for (uint32_t i = 0; good && i < r->head->records; i++) {
+        kp_record record = kp_record_of(r, i);
+        good = record.place != KP_SHARED || kp_shared_value(x, &record) != NULL;
+    }
+    free(items);
+    free(pointers);
+    return good;
+}
+
+/* Take a whole reply. 0: it is not as expected, and no part of it is answered. */
 static int kp_take_reply(kp_exchange *x, const kp_message *message)
 {
     kp_reply r = {.message = message, .frames = message->n};
-    if (!kp_is_expected(x, &r))
+    if (!kp_is_expected(x, &r) || !kp_copy_shared(x, &r))
         return 0;
-    for (uint32_t i = 0; i < r.head->count; i++) {
+    for (uint32_t i = 0; i < r.head->records; i++) {
         kp_record record = kp_record_of(&r, i);
         kp_part *part = kp_part_of(x, &record);
-        int is_first = r.is_inline && !record.frame;
-        const char *payload = is_first ? r.records + r.head->count * sizeof record
-                                       : message->frames[record.frame + !r.is_inline]->data;
-        if (payload + record.offset != x->into + part->start)
-            memmove(x->into + part->start, payload + record.offset, (size_t)part->nbytes);
+        const char *value = record.place == KP_FRAME ? kp_value_at(x, &r, &record) : NULL;
+        if (value && value != part->into)
+            memmove(part->into, value, (size_t)part->nbytes);
         part->complete = record.round;
         part->answered = 1;
+        x->flying -= kp_sent_bytes(part);
         x->left--;
     }
     x->received = r.head->received > x->received ? r.head->received : x->received;
@@ -329,16 +448,20 @@ static kp_buffer *kp_place(kp_stream *s)
     kp_buffer *made = NULL;
     kp_reply r = {.message = s->coming, .sizes = s->sizes, .frames = s->head[1]};
     uint32_t frame = s->at;
-    if (!frame || x->apart || s->sizes[frame] < KP_DIRECT_BYTES || !kp_is_expected(x, &r))
+    if (!frame || s->sizes[frame] < KP_DIRECT_BYTES || !kp_is_expected(x, &r))
         return kp_new_buffer((size_t)s->sizes[frame]);
-    for (uint32_t i = 0; i < r.head->count && !made; i++) {
+    for (uint32_t i = 0; i < r.head->records && !made; i++) {
         kp_record record = kp_record_of(&r, i);
-        if (record.frame + !r.is_inline == frame && !record.offset && record.nbytes == s->sizes[frame]) {
-            if (!(made = kp_new_buffer(0)))
-                return NULL;
-            made->data = x->into + kp_part_of(x, &record)->start;
-            made->nbytes = (size_t)record.nbytes;
-        }
+        if (record.place != KP_FRAME || record.frame + !r.is_inline != frame || record.offset ||
+            record.nbytes != s->sizes[frame])
+            continue;
+        const kp_part *part = kp_part_of(x, &record);
+        if (part->into == part->from) /* it may have to be sent again */
+            break;
+        if (!(made = kp_new_buffer(0)))
+            return NULL;
+        made->data = part->into;
+        made->nbytes = (size_t)record.nbytes;
     }
     return made ? made : kp_new_buffer((size_t)s->sizes[frame]);
 }
@@ -376,35 +499,69 @@ static enum kp_outcome kp_parse_replies(kp_exchange *x, kp_stream *s)
     return outcome;
 }
 
+/* An exchange, and the stream that it goes over. */
+typedef struct {
+    kp_exchange *exchange;
+    kp_stream *stream;
+} kp_way;
+
+/* Receive what is there. 0: something has come that is no reply, or the stream is at its end. */
+static int kp_receive_replies(kp_way *way)
+{
+    kp_exchange *x = way->exchange;
+    kp_stream *s = way->stream;
+    for (uint64_t done = 0; done < KP_ENOUGH && x->left;) {
+        ssize_t got = kp_fill(s);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            break;
+        s->end = got > 0 ? kp_parse_replies(x, s) : KP_CLOSED;
+        if (s->end != KP_BLOCKED || s->first || (x->next < x->n && kp_send_allowed(s, x)))
+            return 0;
+        done += (uint64_t)got;
+    }
+    return 1;
+}
+
 static int kp_ms_until(double end)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     double left = (end - (double)now.tv_sec) * 1e3 - (double)now.tv_nsec * 1e-6;
-    return left <= 0 ? 0 : left < 1e6 ? (int)left + 1 : (int)1e6;
+    return left > 0 ? (int)fmin(ceil(left), 1e6) : 0;
+}
+
+static uint32_t kp_all_left(const kp_way *ways, size_t n)
+{
+    uint32_t left = 0;
+    for (size_t i = 0; i < n; i++)
+        left += ways[i].exchange->left;
+    return left;
 }
 
 /* Wait for replies until all have come, something else has, `end` is over, or a signal or another descriptor ends it.
  *
- * `end` is in seconds of the monotonic clock; the first descriptor is the stream's. KP_CLOSED and above: the stream is
- * at its end. */
-static enum kp_outcome kp_await_replies(kp_exchange *x, kp_stream *s, struct pollfd *waits, nfds_t n, double end)
+ * `end` is in seconds of the monotonic clock; the first descriptors are those of the ways. */
+static void kp_await_replies(kp_way *ways, size_t n_ways, struct pollfd *waits, nfds_t n, double end)
 {
-    enum kp_outcome outcome = KP_BLOCKED;
-    s->place = kp_place;
-    s->placer = x;
-    while (outcome == KP_BLOCKED && x->left && !s->first) {
-        if (poll(waits, n, kp_ms_until(end)) <= 0 || !waits[0].revents)
-            break;
-        ssize_t got = kp_fill(s);
-        if (got > 0)
-            outcome = kp_parse_replies(x, s);
-        else if (!got || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK))
-            outcome = KP_CLOSED;
+    int goes_on = 1;
+    for (size_t i = 0; i < n_ways; i++) {
+        ways[i].stream->place = kp_place;
+        ways[i].stream->placer = ways[i].exchange;
     }
-    if (kp_unplace(s) && outcome < KP_CLOSED)
-        outcome = KP_NO_MEMORY;
-    return outcome;
+    while (goes_on && kp_all_left(ways, n_ways) && poll(waits, n, kp_ms_until(end)) > 0) {
+        goes_on = 0;
+        for (size_t i = 0; i < n_ways; i++)
+            if (waits[i].revents) {
+                goes_on = kp_receive_replies(&ways[i]);
+                if (!goes_on)
+                    break;
+            }
+    }
+    for (size_t i = 0; i < n_ways; i++)
+        if (kp_unplace(ways[i].stream) && ways[i].stream->end < KP_CLOSED)
+            ways[i].stream->end = KP_NO_MEMORY;
 }
 
 #endif

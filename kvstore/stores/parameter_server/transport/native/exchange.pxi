@@ -1,126 +1,217 @@
-# An exchange with a server; see exchange.h.
+# An exchange with a server; see exchange.h. Part of _streams.pyx.
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, uint16_t
-from libc.stdlib cimport calloc
+from libc.stdint cimport int32_t, uint8_t, uint16_t
+from libc.stdlib cimport calloc, qsort, realloc
+
+from .....kernels import cpu
 
 cdef extern from "exchange.h" nogil:
     enum:
         KP_DATA
+        KP_PAGE
     struct pollfd:
         int fd
         short events, revents
     enum:
         POLLIN
     ctypedef struct kp_head:
-        uint32_t magic
+        char *magic
         uint16_t version
-        unsigned char kind
+        uint8_t kind
         uint64_t job
         int32_t store, rank
         uint64_t incarnation, epoch
     ctypedef struct kp_part:
-        uint32_t slice
-        uint64_t start, nbytes, pushed, complete
+        uint32_t slice, key
+        uint64_t start, nbytes, clock, pushed, complete
+        const char *from_ "from"
+        char *into
+        int is_shared, in_place
+        uint32_t segment
+        uint64_t offset
         uint32_t seen
         int answered
+    ctypedef struct kp_mapped:
+        const char *at
+        uint64_t nbytes
+    ctypedef int (*kp_run)(void *, Py_ssize_t, Py_ssize_t, int)
     ctypedef struct kp_exchange:
         kp_head head
-        uint64_t batch_bytes, frame_limit
+        uint64_t batch_bytes, frame_limit, credit
         uint32_t n
         kp_part *parts
-        size_t n_pieces
-        const char *value
-        char *into
-        int apart
+        kp_mapped *segments
+        uint32_t n_segments
+        kp_run run
+        const int *threads
         uint32_t version
-        uint64_t clock, first
+        uint64_t first
+        uint32_t next
+        uint64_t flying
         uint32_t left, replies
         uint64_t received
-    void kp_measure(kp_exchange *x)
-    int kp_send_exchange(kp_stream *s, kp_exchange *x, kp_buffer *owner)
-    kp_outcome kp_await_replies(kp_exchange *x, kp_stream *s, pollfd *waits, unsigned long n, double end)
+        kp_buffer *owner
+    ctypedef struct kp_way:
+        kp_exchange *exchange
+        kp_stream *stream
+    int kp_send_allowed(kp_stream *s, kp_exchange *x)
+    void kp_await_replies(kp_way *ways, size_t n_ways, pollfd *waits, unsigned long n, double end)
+
+
+cdef struct Extent:
+    uint64_t begin, end
+
+
+cdef int by_begin(const void *one, const void *other) noexcept nogil:
+    cdef uint64_t a = (<const Extent *>one).begin, b = (<const Extent *>other).begin
+    return (a > b) - (a < b)
 
 
 @cython.final
 cdef class Exchange:
-    """Pushes of one key to one server, and the values that come for them; one call at a time.
+    """Pushes into slices of one server, and the values that come for them; one call at a time.
 
     Parameters
     ----------
     head : tuple
         Version of the protocol, hash of the job's name, store, rank, and incarnation; as in frames.py.
     parts : list of tuple
-        Slice, first byte, and number of bytes of each part of the value.
+        For each slice its number, the array that it is a part of, its first byte there, and its number of bytes.
+    sizes : list of int
+        Bytes of each array.
     batch_bytes : int
         Bytes that are put together in one message.
     frame_limit : int
         Bytes of the largest payload that is received.
+    credit : int
+        Bytes that may be on the way, if it is more than one message.
     """
 
     cdef kp_exchange x
-    cdef Py_buffer value, out
-    cdef bint is_set
-    cdef uint64_t nbytes
+    cdef list sizes, mapped
+    cdef object arrays
+    cdef bytes apart  # addresses of values and outs that are known to be apart
 
-    def __cinit__(self, tuple head, list parts, uint64_t batch_bytes, uint64_t frame_limit):
+    def __cinit__(
+        self, tuple head, list parts, list sizes, uint64_t batch_bytes, uint64_t frame_limit, uint64_t credit
+    ):
         cdef uint32_t at
         cdef kp_part *part
-        self.x.head.magic, self.x.head.kind = KP_MAGIC, KP_DATA
+        for at in range(4):
+            self.x.head.magic[at] = b"KVST"[at]
+        self.x.head.kind = KP_DATA
         (self.x.head.version, self.x.head.job, self.x.head.store, self.x.head.rank,
          self.x.head.incarnation) = head
-        self.x.batch_bytes, self.x.frame_limit = batch_bytes, frame_limit
+        self.x.batch_bytes, self.x.frame_limit, self.x.credit = batch_bytes, frame_limit, credit
+        self.x.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
+        self.x.threads = <const int *>PyCapsule_GetPointer(cpu.threads_pointer(), "kvstore.threads")
+        self.sizes, self.mapped = sizes, []
         self.x.n = len(parts)
         self.x.parts = <kp_part *>calloc(self.x.n + 1, sizeof(kp_part))
         if self.x.parts == NULL:
             raise MemoryError()
         for at in range(self.x.n):
             part = &self.x.parts[at]
-            part.slice, part.start, part.nbytes = parts[at]
-            if part.start != self.nbytes:
-                raise ValueError("parts follow one another")
-            self.nbytes += part.nbytes
-        kp_measure(&self.x)
+            part.slice, part.key, part.start, part.nbytes = parts[at]
+            if part.key >= <uint32_t>len(sizes) or part.start + part.nbytes > <uint64_t>sizes[part.key]:
+                raise ValueError("a slice is not within its array")
 
     def __dealloc__(self):
         self.clear()
         free(self.x.parts)
+        free(self.x.segments)
 
-    def set(self, value, out):
-        """Take the arrays of a call: buffers of the value's size. False: they overlap, and are not the same."""
-        cdef const char *value_end
-        cdef const char *out_end
+    def map(self, segments):
+        """Know the server's memory: arrays of bytes by number, each a segment with seqlocks; they are kept."""
+        cdef uint32_t number
+        cdef const uint8_t[::1] view
+        cdef kp_mapped *grown
+        for number, memory in segments:
+            if number >= self.x.n_segments:
+                grown = <kp_mapped *>realloc(self.x.segments, (number + 1) * sizeof(kp_mapped))
+                if grown == NULL:
+                    raise MemoryError()
+                while self.x.n_segments <= number:
+                    grown[self.x.n_segments] = kp_mapped(NULL, 0)
+                    self.x.n_segments += 1
+                self.x.segments = grown
+            view = memory
+            self.x.segments[number] = kp_mapped(<const char *>&view[0], view.nbytes)
+            self.mapped.append(memory)
+
+    def unmap(self):
+        """Know none of the server's memory any more: another process may have taken its place."""
+        self.x.n_segments = 0
+        self.mapped.clear()
+
+    def set(self, bytes values not None, bytes outs not None, arrays):
+        """Take the memory of a call.
+
+        Parameters
+        ----------
+        values, outs : bytes
+            An address for each array, as numbers of 64 bits.
+        arrays : object
+            Keeps that memory as it is.
+
+        Returns
+        -------
+        bool
+            False: an out overlaps another array of the call, and is not the value of its key.
+        """
+        cdef const uint64_t *from_ = <const uint64_t *>PyBytes_AS_STRING(values)
+        cdef const uint64_t *into = <const uint64_t *>PyBytes_AS_STRING(outs)
+        cdef Py_ssize_t n = len(self.sizes)
+        cdef uint32_t at
+        cdef kp_part *part
         self.clear()
-        PyObject_GetBuffer(value, &self.value, PyBUF_SIMPLE)
-        try:
-            PyObject_GetBuffer(out, &self.out, PyBUF_WRITABLE)
-        except BaseException:
-            PyBuffer_Release(&self.value)
-            raise
-        self.is_set = True
-        if <uint64_t>self.value.len != self.nbytes or <uint64_t>self.out.len != self.nbytes:
-            self.clear()
-            raise ValueError("a value or an out is not of the size of its key")
-        self.x.value, self.x.into = <char *>self.value.buf, <char *>self.out.buf
-        value_end, out_end = self.x.value + self.nbytes, self.x.into + self.nbytes
-        self.x.apart = self.x.value == self.x.into
-        if not self.x.apart and self.x.value < out_end and self.x.into < value_end:
-            self.clear()
-            return False
+        if PyBytes_GET_SIZE(values) != 8 * n or PyBytes_GET_SIZE(outs) != 8 * n:
+            raise ValueError("not an address for each array")
+        if self.apart is None or self.apart != values + outs:
+            self.apart = None
+            if not are_apart(from_, into, self.sizes):
+                return False
+            self.apart = values + outs
+        for at in range(self.x.n):
+            part = &self.x.parts[at]
+            part.from_ = <const char *>from_[part.key] + part.start
+            part.into = <char *>into[part.key] + part.start
+            part.is_shared = part.in_place = 0
+        self.arrays = arrays
         return True
+
+    def share(self, dict places not None):
+        """Push values by where they lie in memory that the server reads.
+
+        `places` are by number of the array: segment, offset, and whether the sum may be written there.
+        """
+        cdef uint32_t at
+        cdef kp_part *part
+        for at in range(self.x.n):
+            part = &self.x.parts[at]
+            place = places.get(part.key)
+            if place is not None:
+                part.segment, part.offset, part.in_place = place
+                part.offset += part.start
+                part.is_shared = 1
 
     def clear(self):
         """Let the arrays go."""
-        if self.is_set:
-            self.is_set = False
-            PyBuffer_Release(&self.value)
-            PyBuffer_Release(&self.out)
+        self.arrays = None
+        kp_drop(self.x.owner)
+        self.x.owner = NULL
+        release_dropped()
 
     @property
     def left(self):
         """Number of parts whose value has not come."""
         return self.x.left
+
+    @property
+    def sent(self):
+        """Number of parts that have been sent, from the first."""
+        return self.x.next
 
     @property
     def received(self):
@@ -133,46 +224,107 @@ cdef class Exchange:
         return [self.x.parts[at].complete if self.x.parts[at].answered else None for at in range(self.x.n)]
 
     cdef bint begin(
-        self, kp_stream *s, list rounds, uint64_t first, uint64_t epoch, uint32_t version, uint64_t clock
+        self, kp_stream *s, list rounds, list clocks, uint64_t first, uint64_t epoch, uint32_t version
     ) except -1:
         cdef uint32_t at
         cdef kp_part *part
-        cdef kp_buffer *owner = NULL
         cdef int failed
-        if not self.is_set or <Py_ssize_t>self.x.n != len(rounds):
-            raise ValueError("no arrays, or not a round for each part")
+        if self.arrays is None or <Py_ssize_t>self.x.n != len(rounds) or len(clocks) != len(self.sizes):
+            raise ValueError("no arrays, or not a round for each part, or not a clock for each array")
         for at in range(self.x.n):
             part = &self.x.parts[at]
             part.pushed, part.complete, part.seen, part.answered = rounds[at], 0, 0, 0
-        self.x.head.epoch, self.x.version, self.x.clock, self.x.first = epoch, version, clock, first
+            part.clock = clocks[part.key]
+        self.x.head.epoch, self.x.version, self.x.first = epoch, version, first
         self.x.left, self.x.replies, self.x.received = self.x.n, 0, 0
-        if self.x.n_pieces > 1:
-            owner = kp_buffer_of(<void *>self.value.obj)
-            if owner == NULL:
+        self.x.next, self.x.flying = 0, 0
+        if self.x.owner == NULL:
+            self.x.owner = kp_buffer_of(<void *>self.arrays)
+            if self.x.owner == NULL:
                 raise MemoryError()
-            Py_INCREF(<object>self.value.obj)
+            Py_INCREF(self.arrays)
         with nogil:
-            failed = kp_send_exchange(s, &self.x, owner)
-            kp_drop(owner)
+            failed = kp_send_allowed(s, &self.x)
         return not failed
 
-    cdef kp_outcome wait(self, kp_stream *s, bytes descriptors, double end) except *:
-        cdef Py_ssize_t at, n = PyBytes_GET_SIZE(descriptors) // sizeof(int)
-        cdef const int *others = <const int *>PyBytes_AS_STRING(descriptors)
-        cdef unsigned long used = 1
-        cdef kp_outcome outcome
-        cdef pollfd *waits
-        if not self.is_set:
-            raise ValueError("no arrays")
-        waits = <pollfd *>malloc((n + 1) * sizeof(pollfd))
-        if waits == NULL:
+
+cdef bint are_apart(const uint64_t *values, const uint64_t *outs, list sizes) except -1:
+    """Whether no out overlaps another array, but for the value of its own key."""
+    cdef Py_ssize_t at, low, high, middle, n = len(sizes)
+    cdef uint64_t nbytes
+    cdef Extent *all = <Extent *>malloc((n + 1) * sizeof(Extent))
+    cdef bint apart = True
+    if all == NULL:
+        raise MemoryError()
+    for at in range(n):
+        all[at] = Extent(outs[at], outs[at] + <uint64_t>sizes[at])
+    qsort(all, n, sizeof(Extent), by_begin)
+    for at in range(1, n):
+        apart = apart and all[at - 1].end <= all[at].begin
+    for at in range(n if apart else 0):
+        nbytes = sizes[at]
+        if values[at] == outs[at]:
+            continue
+        low, high = 0, n  # the first out that ends behind the value's begin
+        while low < high:
+            middle = (low + high) // 2
+            if all[middle].end <= values[at]:
+                low = middle + 1
+            else:
+                high = middle
+        apart = apart and (low == n or all[low].begin >= values[at] + nbytes)
+    free(all)
+    return apart
+
+
+def await_replies(list ways not None, bytes descriptors not None, double end):
+    """Wait for the replies to exchanges until `end` of the monotonic clock; less if something else comes.
+
+    Parameters
+    ----------
+    ways : list of (Exchange, Stream)
+    descriptors : bytes
+        Ints: what else ends the wait when it is readable. A signal ends it, too.
+
+    Returns
+    -------
+    list of (int, list of Frame)
+        Other messages that have come, as `Stream.receive` returns them, each with the number of its way.
+    """
+    cdef Py_ssize_t at, n_ways = len(ways), n = PyBytes_GET_SIZE(descriptors) // sizeof(int)
+    cdef const int *others = <const int *>PyBytes_AS_STRING(descriptors)
+    cdef unsigned long used = n_ways
+    cdef Stream stream
+    cdef Exchange exchange
+    cdef list found = []
+    cdef kp_way *raw = <kp_way *>malloc((n_ways + 1) * sizeof(kp_way))
+    cdef pollfd *waits = <pollfd *>malloc((n_ways + n + 1) * sizeof(pollfd))
+    cdef bint good = raw != NULL and waits != NULL
+    cdef set known = set()
+    try:
+        if not good:
             raise MemoryError()
-        waits[0].fd, waits[0].events = s.fd, POLLIN
+        for at in range(n_ways):
+            exchange, stream = ways[at]
+            if exchange.arrays is None:
+                raise ValueError("no arrays")
+            raw[at] = kp_way(&exchange.x, &stream.s)
+            waits[at].fd, waits[at].events = stream.s.fd, POLLIN
+            known.add(stream.s.fd)
+            good = good and not stream.closed and stream.s.end in (KP_OPEN, KP_BLOCKED)
         for at in range(n):
-            if others[at] != s.fd:
+            if others[at] not in known:
                 waits[used].fd, waits[used].events = others[at], POLLIN
                 used += 1
-        with nogil:
-            outcome = kp_await_replies(&self.x, s, waits, used, end)
-            free(waits)
-        return outcome
+        release_dropped()
+        if good:
+            with nogil:
+                kp_await_replies(raw, n_ways, waits, used, end)
+    finally:
+        free(raw)
+        free(waits)
+    for at in range(n_ways):
+        stream = ways[at][1]
+        if not stream.closed:
+            found += [(at, frames) for _, frames in stream.messages()]
+    return found

@@ -6,7 +6,7 @@ scheduler in `scheduler_link.py`; here is what an event means to the three of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...protocol import events
@@ -109,19 +109,21 @@ class WorkerMachine:
 
     # --------------------------------------------------------------------------------------------- exchanges
 
-    def begin_exchange(self, server: int, slices: Sequence[int], nbytes: int) -> tuple[int, list[int]] | None:
-        """Count one push into each slice of a server, which the caller sends at once.
-
-        Returns the first sequence; and rounds, as the server counts. None, and nothing has changed, where not
-        all is as usual. Before any other event `end_exchange` must be told of what was answered, and `adopt`
-        of what was not.
-        """
+    def allows_exchange(self, servers: Iterable[int]) -> bool:
+        """Whether all is as usual, and nothing is under way to these servers."""
         view, member = self.member.view, self.member
         if self.failure is not None or self._left or member.rejoining or view is None:
-            return None
-        if view.broken or view.epoch != member.epoch:
-            return None
-        return self._servers.begin_exchange(server, slices, nbytes)
+            return False
+        usual = not view.broken and view.epoch == member.epoch
+        return usual and all(self._servers.is_idle(server) for server in servers)
+
+    def begin_exchange(self, server: int, slices: Sequence[int]) -> tuple[int, list[int]]:
+        """Count one push into each slice of a server, after `allows_exchange`; the caller sends them.
+
+        Returns the first sequence; and rounds, as the server counts. Before any other event `end_exchange`
+        must be told of what was answered, and `adopt` of what was not.
+        """
+        return self._servers.begin_exchange(server, slices)
 
     def end_exchange(
         self,
@@ -136,10 +138,17 @@ class WorkerMachine:
         self._servers[server].requests.end_exchange(slices, rounds, complete, nbytes, received)
 
     def adopt(
-        self, op: Hashable, parts: Sequence[tuple[int, events.SliceRequest]], sent: bool, now: float
+        self,
+        op: Hashable,
+        parts: Sequence[tuple[int, events.SliceRequest]],
+        ends: Mapping[int, int],
+        now: float,
     ) -> list[Action]:
-        """Go on with the rest of an exchange as with an operation; if it was not `sent`, it will be."""
-        return self._servers.adopt(op, parts, sent, now)
+        """Go on with the rest of an exchange as with an operation.
+
+        `ends` are by server: requests from this sequence on are yet to be sent.
+        """
+        return self._servers.adopt(op, parts, ends, now)
 
     # -------------------------------------------------------------------------------------------- operations
 

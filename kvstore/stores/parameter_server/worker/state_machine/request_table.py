@@ -96,6 +96,11 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._queue) + len(self._open) + sum(map(len, self._held.values()))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not (self._queue or self._open or self._held or self.outstanding())
+
     def add(self, request: RequestInFlight, priority: int) -> None:
         """Queue a request."""
         self._order += 1
@@ -143,24 +148,18 @@ class RequestTable:
             batches.append((records, frames))
         return batches
 
-    def begin_exchange(self, slices: Sequence[int], nbytes: int) -> tuple[int, list[int]] | None:
-        """Count one push into each slice, all of which go out now and another way.
+    def begin_exchange(self, slices: Sequence[int]) -> tuple[int, list[int]]:
+        """Count one push into each slice, which go out another way; nothing else is under way.
 
-        Returns the first sequence; and rounds, as the server counts. None, and nothing has changed, where
-        anything else is under way, or these would have to wait. `end_exchange` is told of those that are
-        answered, `adopt` gets the others.
+        Returns the first sequence; and rounds, as the server counts. There are at most `SPAN` slices.
+        `end_exchange` is told of those that are answered, `adopt` gets the others.
         """
-        if self._queue or self._open or self._held or nbytes > self.credit - self.outstanding():
-            return None
-        if len(slices) > _MANY:
-            return None
         pushes, rounds = self.pushes, []
         for slice_ in slices:
             count = pushes[slice_] = pushes.get(slice_, 0) + 1
             rounds.append(count + self.first_rounds.get(slice_, 0))
         first = self._oldest = self._next
         self._next += len(slices)
-        self._sent += nbytes
         return first, rounds
 
     def end_exchange(
@@ -175,19 +174,20 @@ class RequestTable:
         for slice_, round_, last in zip(slices, rounds, complete, strict=True):
             self.accepted[slice_] = round_
             self.complete[slice_] = last
+        self._sent += nbytes
         self._answered += nbytes
         self._received = max(self._received, received)
 
-    def adopt(self, requests: Iterable[RequestInFlight], sent: bool, now: float) -> None:
-        """Take over pushes of an exchange that have no answer; if they were not sent, they will be."""
+    def adopt(self, requests: Iterable[RequestInFlight], end: int, now: float) -> None:
+        """Take over pushes without answers; those from sequence `end` on are yet to be sent."""
         for request in requests:
-            if sent:
+            if request.sequence < end:
                 request.sent = now
                 slice_ = request.record[SLICE]
                 self._open[request.sequence] = request
                 self._flying[slice_] = self._flying.get(slice_, 0) + 1
+                self._sent += request.size
             else:
-                self._sent -= request.size
                 heapq.heappush(self._queue, (_FIRST, request.sequence, request))
 
     def answered(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence, ValuesView
+from collections.abc import Hashable, Iterable, Mapping, Sequence, ValuesView
 
 import msgspec
 
@@ -155,30 +155,33 @@ class ServerLinks:
             self._send(server, link.requests.repeats(unknown), actions)
         self._pump(server, now, actions)
 
-    def begin_exchange(self, server: int, slices: Sequence[int], nbytes: int) -> tuple[int, list[int]] | None:
-        """As `RequestTable.begin_exchange`, where requests to the server may go out now."""
+    def is_idle(self, server: int) -> bool:
+        """Whether requests to a server may go out now, and none is under way."""
         link = self._links[server]
-        if not link.attached or link.lost is not None or link.join_epoch < self._member.join_epoch:
-            return None
-        return link.requests.begin_exchange(slices, nbytes)
+        attached = link.attached and link.lost is None and link.join_epoch >= self._member.join_epoch
+        return attached and link.requests.is_empty
+
+    def begin_exchange(self, server: int, slices: Sequence[int]) -> tuple[int, list[int]]:
+        """As `RequestTable.begin_exchange`."""
+        return self._links[server].requests.begin_exchange(slices)
 
     def adopt(
-        self, op: Hashable, parts: Sequence[tuple[int, SliceRequest]], sent: bool, now: float
+        self, op: Hashable, parts: Sequence[tuple[int, SliceRequest]], ends: Mapping[int, int], now: float
     ) -> list[Action]:
         """Go on with pushes of an exchange, each with its sequence, as with parts of an operation."""
         operation = self._operations[op] = OperationProgress(op, len(parts))
-        server = parts[0][1].server
-        pushes = self._links[server].requests.pushes
-        requests = []
+        requests: dict[int, list[RequestInFlight]] = {server: [] for server in ends}
         for index, part in parts:
             record = part.record
+            pushes = self._links[part.server].requests.pushes
             counted = record._replace(sequence=0, round=pushes[record.slice])
             request = RequestInFlight(operation, index, counted, part.payload)
             request.sequence = record.sequence
-            requests.append(request)
+            requests[part.server].append(request)
         actions: list[Action] = []
-        self._links[server].requests.adopt(requests, sent, now)
-        self._pump(server, now, actions)
+        for server, end in ends.items():
+            self._links[server].requests.adopt(requests[server], end, now)
+            self._pump(server, now, actions)
         return actions
 
     def pending(self, op: Hashable) -> list[tuple[int, Record]]:
