@@ -74,6 +74,7 @@ class StoppedDriver(MachineDriver):
         self.timeout = 20.0
         self._lock = threading.Lock()
         self._waiters = deque()
+        self._quick = None
         member = SimpleNamespace(welcome=SimpleNamespace(rank=3))
         self._machine: Any = SimpleNamespace(missing=None, met=True, member=member)
         self._clock = clock
