@@ -295,8 +295,7 @@ class QuickCall:
         rounds: list[int],
         nbytes: int,
     ) -> None:
-        received = way.plan.exchange.received if self.sent else 0
-        machine.end_exchange(way.plan.server, slices, pushed, rounds, nbytes, received)
+        machine.end_exchange(way.plan.server, slices, pushed, rounds, nbytes, way.plan.exchange.received)
 
     def adopt(self, machine: WorkerMachine, operations: OperationTable, now: float) -> list[Action]:
         """Have the machine go on with what has no answer yet."""
@@ -309,8 +308,7 @@ class QuickCall:
         ends: dict[int, int] = {}
         for way in self._ways:
             plan = way.plan
-            begun = bool(plan.exchange.sent)
-            came = plan.exchange.rounds() if begun else [None] * len(plan.slices)
+            came = plan.exchange.rounds()
             done = [at for at, round_ in enumerate(came) if round_ is not None]
             rounds = [round_ for round_ in came if round_ is not None]
             slices = [plan.slices[at] for at in done]

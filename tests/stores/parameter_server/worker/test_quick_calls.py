@@ -96,11 +96,7 @@ def test_values_of_all_shapes_and_types(
         store.pushpull("a", value, out=out)
         assert (out == value).all() and (value == filled(shape, kind, calls)).all()
 
-    if shm and np.prod(shape, dtype=int) * kind.itemsize >= 16 * 1024:
-        call()
-        assert not quick.begun, "servers read it where it is"
-    else:
-        quick.call(call)
+    quick.call(call)
     out = np.zeros(shape, kind)
     store.pull("a", out=out)
     assert (out == filled(shape, kind, calls)).all()
@@ -188,14 +184,96 @@ def test_calls_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStore
     assert quick.asked == asked and (out == value).all()
 
 
-def test_a_key_on_two_servers_goes_the_usual_way(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
-    store = create(2, slice_bytes=4096)
-    value, out = filled(10_000, F, 1), np.zeros(10_000, F)
+@pytest.mark.parametrize("shm", [False, True])
+def test_a_key_on_two_servers(quick: Quick, create: Callable[..., kv.KVStore], shm: bool) -> None:
+    store = create(2, slice_bytes=20_000, same_host_shm=shm)
+    value, out = filled(100_000, F, 1), np.zeros(100_000, F)
     store.init(["large", "small"], [out, out[:10]])
-    for _ in range(3):
+
+    def call() -> None:
+        value[:] += 1
         store.pushpull("large", value, out=out)
-    assert (out == value).all() and not quick.asked
+        assert (out == value).all()
+
+    quick.call(call)
     quick.call(lambda: store.pushpull("small", value[:10], out=out[:10]))
+
+
+@pytest.mark.parametrize("shm", [False, True])
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("names", [[3, 1, 2, 70_000], ["d", "a", "c", "b"]])
+def test_lists_of_keys(
+    quick: Quick, create: Callable[..., kv.KVStore], names: list[Any], servers: int, shm: bool
+) -> None:
+    store = create(servers, slice_bytes=40_000, same_host_shm=shm)
+    sizes, kinds = [5, 100_000, 3000, 1], [F, F, np.float64, np.int8]
+    zeros = [np.zeros(n, kind) for n, kind in zip(sizes, kinds, strict=True)]
+    store.init(names, zeros)
+    calls = 0
+
+    def call(inside: bool = False, same: bool = False) -> None:
+        nonlocal calls
+        calls += 1
+        given = [filled(n, kind, calls) for n, kind in zip(sizes, kinds, strict=True)]
+        values = [value.copy() for value in given]
+        outs = values if same else [np.full_like(value, -1) for value in values]
+        store.pushpull(
+            list(names), [[one] for one in values] if inside else values, out=None if same else outs
+        )
+        for one, out in zip(given, outs, strict=True):
+            assert (out == one).all()
+
+    quick.call(call)
+    quick.call(lambda: call(inside=True))
+    quick.call(lambda: call(same=True))
+    store.init("new" if isinstance(names[0], str) else 5, np.zeros(3, F))
+    quick.call(call)
+
+
+def test_lists_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    store.init([1, 2, 3], [np.zeros(4, F)] * 3)
+    one, two = np.full(4, 1, F), np.full(4, 2, F)
+    outs = [np.zeros(4, F) for _ in range(3)]
+    quick.call(lambda: store.pushpull([1, 2], [one, two], out=outs[:2]))
+    begun = quick.begun
+    store.pushpull([1, 1], [one, two], out=[outs[0], outs[1]])
+    assert (outs[0] == 3).all() and (outs[1] == 3).all()
+    memory = np.zeros(6, F)
+    store.pushpull([1, 2], [one, two], out=[memory[:4], memory[2:]])
+    assert (memory[2:] == 2).all() and (memory[:2] == 1).all()
+    with pytest.raises(kv.KeyKindError):
+        store.pushpull([True, 2], [one, two], out=outs[:2])
+    with pytest.raises(kv.KeyNotFoundError):
+        store.pushpull([1, 9], [one, two], out=outs[:2])
+    with pytest.raises(kv.ShapeError):
+        store.pushpull([1, 2], [one], out=outs[:2])
+    with pytest.raises(kv.KVStoreError):
+        store.pushpull([1, 2], [one, two.astype(np.float64)], out=outs[:2])
+    store.pushpull([], [], out=[])
+    assert quick.begun == begun
+    quick.call(lambda: store.pushpull([2, 1], [two, one], out=outs[:2]))
+    assert (outs[0] == 2).all() and (outs[1] == 1).all()
+
+
+@pytest.mark.parametrize("shm", [False, True])
+def test_arrays_of_empty(quick: Quick, create: Callable[..., kv.KVStore], shm: bool) -> None:
+    """What lies in memory that servers read is not copied; the sum may be written there."""
+    store = create(slice_bytes=40_000, same_host_shm=shm)
+    store.init(["a", "b"], [np.zeros(50_000, F), np.zeros(3, F)])
+    home, small = store.empty("a"), store.empty("b")
+    calls = 0
+
+    def call(into: bool) -> None:
+        nonlocal calls
+        calls += 1
+        home[:], small[:] = calls, calls
+        outs = [np.zeros(50_000, F), np.zeros(3, F)] if into else [home, small]
+        store.pushpull(["a", "b"], [home, small], out=outs)
+        assert all((out == calls).all() for out in outs)
+
+    quick.call(lambda: call(into=True))
+    quick.call(lambda: call(into=False))
 
 
 def test_what_is_under_way_comes_first(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
@@ -303,7 +381,7 @@ def test_a_stream_that_breaks(
             other.shutdown(socket.SHUT_RDWR)
 
     def begun(call: QuickCall, machine: Any, sockets: Any) -> bool:
-        stream = sockets.stream(call.server)
+        stream = sockets.stream(0)
         if stream is not None and when != "meanwhile":
             cut(stream)
             monkeypatch.setattr(sockets, "stream", lambda server: stream)
@@ -315,7 +393,7 @@ def test_a_stream_that_breaks(
 
     def waited(call: QuickCall, *arguments: Any) -> Any:
         if when == "meanwhile":
-            cut(call._stream)
+            cut(call._ways[0].stream)
         return wait(call, *arguments)
 
     def call() -> None:

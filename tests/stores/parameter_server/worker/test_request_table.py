@@ -301,9 +301,8 @@ def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) ->
             usual.pushes[slice_] = usual.pushes.get(slice_, 0) + 1
             usual.add(pushpull(usual, slice_), 0)
         wanted = pump(usual)
-        begun = quick.begin_exchange(SLICES, 300)
-        assert begun is not None
-        first, rounds = begun
+        assert quick.is_empty
+        first, rounds = quick.begin_exchange(SLICES)
         assert [(first + at, rounds[at]) for at in range(3)] == [(one.sequence, one.round) for one in wanted]
 
         done = sorted(answered) if sent else []
@@ -312,12 +311,12 @@ def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) ->
         complete = [50 + first + at for at in done]
         slices, nbytes = [SLICES[at] for at in done], 100 * len(done)
         quick.end_exchange(slices, [rounds[at] for at in done], complete, nbytes, nbytes)
-        quick.adopt([pushpull(quick, SLICES[at], first + at) for at in left], sent, 0.0)
+        quick.adopt([pushpull(quick, SLICES[at], first + at) for at in left], first + 3 * sent, 0.0)
         resent = [] if sent else left
         assert [one.sequence for one in pump(quick)] == [first + at for at in resent]
         assert state(quick) == state(usual)
         if left:
-            assert quick.begin_exchange(SLICES, 300) is None
+            assert not quick.is_empty
         for requests in (usual, quick):
             requests.answered(values(first, left, 0), 0.0)
         assert state(quick) == state(usual)
@@ -326,20 +325,19 @@ def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) ->
 
 def test_what_an_exchange_has_not_seen_answered_is_asked_for() -> None:
     requests = table()
-    begun = requests.begin_exchange(SLICES, 300)
-    assert begun == (1, [1, 1, 1])
-    requests.adopt([pushpull(requests, 11, 2)], True, 10.0)
+    assert requests.begin_exchange(SLICES) == (1, [1, 1, 1])
+    requests.adopt([pushpull(requests, 11, 2)], 4, 10.0)
     assert requests.overdue(10.5) == []
     [(records, _)] = requests.probes(requests.overdue(11.0))
     assert [(one.kind, one.slice, one.sequence, one.round) for one in records] == [(Kind.PUSHPULL, 11, 2, 1)]
 
 
 def test_an_exchange_begins_only_where_nothing_is_under_way() -> None:
-    requests = table(credit=299)
-    assert requests.begin_exchange(SLICES, 300) is None
+    requests = table()
+    assert requests.is_empty
     add(requests, 5, kind=Kind.PULL)
-    assert requests.begin_exchange(SLICES, 30) is None
+    assert not requests.is_empty
     pump(requests)
-    assert requests.begin_exchange(SLICES, 30) is None
+    assert not requests.is_empty
     requests.answered(reply(1), 0.0)
-    assert requests.pushes == {} and requests.begin_exchange(SLICES, 30) == (2, [1, 1, 1])
+    assert requests.is_empty and requests.begin_exchange(SLICES) == (2, [1, 1, 1])

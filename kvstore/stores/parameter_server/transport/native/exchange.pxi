@@ -177,7 +177,8 @@ cdef class Exchange:
             part = &self.x.parts[at]
             part.from_ = <const char *>from_[part.key] + part.start
             part.into = <char *>into[part.key] + part.start
-            part.is_shared = part.in_place = 0
+            part.is_shared = part.in_place = part.answered = 0
+        self.x.next, self.x.left, self.x.received = 0, self.x.n, 0
         self.arrays = arrays
         return True
 
@@ -233,11 +234,10 @@ cdef class Exchange:
             raise ValueError("no arrays, or not a round for each part, or not a clock for each array")
         for at in range(self.x.n):
             part = &self.x.parts[at]
-            part.pushed, part.complete, part.seen, part.answered = rounds[at], 0, 0, 0
+            part.pushed, part.complete, part.seen = rounds[at], 0, 0
             part.clock = clocks[part.key]
         self.x.head.epoch, self.x.version, self.x.first = epoch, version, first
-        self.x.left, self.x.replies, self.x.received = self.x.n, 0, 0
-        self.x.next, self.x.flying = 0, 0
+        self.x.replies, self.x.flying = 0, 0
         if self.x.owner == NULL:
             self.x.owner = kp_buffer_of(<void *>self.arrays)
             if self.x.owner == NULL:

@@ -21,7 +21,12 @@ from hypothesis import strategies as st
 from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Batch, Kind, PayloadLocation, Record
 from kvstore.stores.parameter_server.transport import sockets
 from kvstore.stores.parameter_server.transport.frames import Codec, Limits
-from kvstore.stores.parameter_server.transport.native._streams import Exchange, Sender, Stream
+from kvstore.stores.parameter_server.transport.native._streams import (
+    Exchange,
+    Sender,
+    Stream,
+    await_replies,
+)
 from kvstore.stores.parameter_server.worker.state_machine.request_table import (
     OperationProgress,
     RequestInFlight,
@@ -46,9 +51,16 @@ def sender() -> Iterator[Sender]:
 
 
 class Pair:
-    """A worker's stream with an exchange, and the server's socket."""
+    """A worker's stream with an exchange of one array, and the server's socket."""
 
-    def __init__(self, sender: Sender, sizes: Sequence[int], batch_bytes: int = 1 << 20, same: bool = False):
+    def __init__(
+        self,
+        sender: Sender,
+        sizes: Sequence[int],
+        batch_bytes: int = 1 << 20,
+        same: bool = False,
+        credit: int = 1 << 30,
+    ):
         ours, self.server = socket.socketpair()
         ours.setblocking(False)
         self.server.settimeout(20)
@@ -56,7 +68,8 @@ class Pair:
         starts = [sum(sizes[:at]) for at in range(len(sizes))]
         self.parts = [(100 + at, starts[at], size) for at, size in enumerate(sizes)]
         head = (PROTOCOL, CODEC.job, STORE, RANK, INCARNATION)
-        self.exchange = Exchange(head, self.parts, batch_bytes, Limits().frame)
+        parts = [(slice_, 0, start, size) for slice_, start, size in self.parts]
+        self.exchange = Exchange(head, parts, [sum(sizes)], batch_bytes, Limits().frame, credit)
         self.value: Bytes = np.frombuffer(os.urandom(sum(sizes)), np.uint8).copy()
         self.memory = np.full(sum(sizes) + 2 * GUARD, 0xEE, np.uint8)
         self.out = self.memory[GUARD:-GUARD]
@@ -67,12 +80,17 @@ class Pair:
 
     def begin(self, first: int = 1) -> None:
         self.first = first
-        assert self.exchange.set(self.value, self.out)
+        assert self.set(self.value, self.out)
         rounds = [at + 4 for at in range(len(self.parts))]
-        assert self.stream.begin(self.exchange, rounds, first, EPOCH, VERSION, CLOCK)
+        assert self.stream.begin(self.exchange, rounds, [CLOCK], first, EPOCH, VERSION)
+
+    def set(self, value: Bytes, out: Bytes) -> bool:
+        return self.exchange.set(address(value), address(out), (value, out))
 
     def wait(self, seconds: float = 20.0, descriptors: bytes = b"") -> list[list[Any]]:
-        return self.stream.wait(self.exchange, descriptors, time.monotonic() + seconds)
+        found = await_replies([(self.exchange, self.stream)], descriptors, time.monotonic() + seconds)
+        assert all(number == 0 for number, _ in found)
+        return [frames for _, frames in found]
 
     def all_came(self) -> None:
         end = pace.deadline(20)
@@ -103,6 +121,10 @@ class Pair:
 
 
 HEAD = (STORE, RANK, INCARNATION, EPOCH)
+
+
+def address(*arrays: npt.NDArray[Any]) -> bytes:
+    return struct.pack(f"{len(arrays)}Q", *[array.ctypes.data for array in arrays])
 
 
 @pytest.fixture
@@ -309,7 +331,7 @@ def test_a_stream_that_breaks_in_a_reply(pair: Callable[..., Pair]) -> None:
     assert one.exchange.left == 1
     with pytest.raises(ConnectionError, match="closed"):
         one.stream.receive()
-    assert not one.stream.begin(one.exchange, [5], 2, 0, 0, 0)
+    assert not one.stream.begin(one.exchange, [5], [0], 2, 0, 0)
 
 
 def test_another_descriptor_ends_a_wait(pair: Callable[..., Pair]) -> None:
@@ -335,12 +357,162 @@ def test_the_array_that_is_sent_is_not_written_to_before_a_value_is_whole(pair: 
 def test_arrays_of_which_parts_overlap_are_not_taken(pair: Callable[..., Pair]) -> None:
     one = pair([100])
     both = np.zeros(150, np.uint8)
-    assert not one.exchange.set(both[:100], both[50:])
-    assert not one.exchange.set(both[50:], both[:100])
-    assert one.exchange.set(both[50:], both[50:])
-    with pytest.raises(ValueError, match="not of the size"):
-        one.exchange.set(both[:99], both[:99])
-    with pytest.raises((BufferError, ValueError)):
-        one.exchange.set(both[:100], bytes(100))
+    assert not one.set(both[:100], both[50:])
+    assert not one.set(both[50:], both[:100])
+    assert one.set(both[50:], both[50:])
+    one.exchange.clear()
+    with pytest.raises(ValueError, match="an address for each"):
+        one.exchange.set(address(both, both), address(both), both)
     with pytest.raises(ValueError, match="no arrays"):
-        one.stream.begin(one.exchange, [5], 2, 0, 0, 0)
+        one.stream.begin(one.exchange, [5], [0], 2, 0, 0)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_many_arrays_are_apart_or_not(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    memory = np.zeros(40, np.uint8)
+    places = st.integers(0, 35)
+    starts = [data.draw(st.tuples(places, places)) for _ in sizes]
+    if data.draw(st.booleans()):  # more often apart
+        starts = [(8 * at, 8 * at) if draw % 2 else (8 * at, 35) for at, (draw, _) in enumerate(starts)]
+    values = [memory[a : a + n] for (a, _), n in zip(starts, sizes, strict=True)]
+    outs = [memory[b : b + n] for (_, b), n in zip(starts, sizes, strict=True)]
+    exchange = Exchange((PROTOCOL, CODEC.job, 0, 0, 0), [], sizes, 1, 1, 1)
+
+    def meet(one: Bytes, other: Bytes) -> bool:
+        return bool(np.shares_memory(one, other))
+
+    apart = not any(
+        (at != to and meet(out, outs[to]))
+        or (meet(out, values[to]) and (at != to or starts[at][0] != starts[at][1]))
+        for at, out in enumerate(outs)
+        for to in range(len(sizes))
+    )
+    for _ in range(2):  # the second time it is known
+        assert exchange.set(address(*values), address(*outs), memory) == apart
+
+
+def test_no_more_is_sent_than_the_credit_until_answers_come(pair: Callable[..., Pair]) -> None:
+    one = pair([50_000] * 10, batch_bytes=50_000, credit=120_000)
+    one.begin()
+    wanted = [os.urandom(50_000) for _ in range(10)]
+    assert one.exchange.sent == 2
+    for at in range(10):
+        one.server.sendall(one.reply([at], [wanted[at]]))
+        assert one.wait(0.2 if at < 9 else 20.0) == []
+        assert one.exchange.sent == min(at + 3, 10) and one.exchange.left == 9 - at
+    assert one.out.tobytes() == b"".join(wanted)
+    read(one.server, sum([50_000] * 10))
+
+
+def test_arrays_over_two_streams(sender: Sender) -> None:
+    """Parts of the same two arrays go to two servers; each replies when it likes."""
+    one, two = Pair(sender, [1]), Pair(sender, [1])
+    values = [np.arange(40_000, dtype=np.uint8), np.arange(10, dtype=np.uint8)]
+    outs = [np.zeros(40_000, np.uint8), np.zeros(10, np.uint8)]
+    head, sizes = (PROTOCOL, CODEC.job, STORE, RANK, INCARNATION), [40_000, 10]
+    cut = ([(1, 0, 0, 30_000)], [(2, 0, 30_000, 10_000), (3, 1, 0, 10)])
+    made = [Exchange(head, parts, sizes, 1 << 20, Limits().frame, 1 << 30) for parts in cut]
+    ways = [(made[0], one.stream), (made[1], two.stream)]
+    for exchange, stream in ways:
+        assert exchange.set(address(*values), address(*outs), (values, outs))
+        rounds = [1] * exchange_parts(exchange)
+        assert stream.begin(exchange, rounds, [1, 2], 1, EPOCH, VERSION)
+    new = [os.urandom(40_000), os.urandom(10)]
+    records = [
+        Record(Kind.VALUE, 2, 1, 9, place=FRAME, nbytes=10_000),
+        Record(Kind.VALUE, 3, 2, 9, place=FRAME, frame=1, nbytes=10),
+    ]
+    two.server.sendall(written(Batch(*HEAD, records, (new[0][30_000:], new[1]), 0)))
+    end = pace.deadline(20)
+    while made[1].left:
+        assert time.monotonic() < end and await_replies(ways, b"", time.monotonic() + 0.05) == []
+    assert made[0].left == 1 and outs[1].tobytes() == new[1]
+    record = Record(Kind.VALUE, 1, 1, 9, place=FRAME, nbytes=30_000)
+    one.server.sendall(written(Batch(*HEAD, [record], (new[0][:30_000],), 0)))
+    while made[0].left:
+        assert time.monotonic() < end and await_replies(ways, b"", time.monotonic() + 0.05) == []
+    assert outs[0].tobytes() == new[0]
+    one.close()
+    two.close()
+
+
+def exchange_parts(exchange: Exchange) -> int:
+    return len(exchange.rounds())
+
+
+PAGE, VALUE_AT = 4096, 8192
+
+
+class Segment:
+    """A segment of a server's memory with one value, and its seqlock."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = np.zeros(VALUE_AT + nbytes, np.uint8)
+        self.words = self.memory[:PAGE].view(np.uint64)
+        self.value = self.memory[VALUE_AT:]
+        self.value[:] = np.frombuffer(os.urandom(nbytes), np.uint8)
+        self.words[VALUE_AT // PAGE] = 6
+
+    def answer(self, pair: Pair, **more: Any) -> bytes:
+        nbytes = self.value.nbytes
+        record = Record(
+            Kind.VALUE, 100, pair.first, 40, place=PayloadLocation.SHARED, frame=3, offset=VALUE_AT,
+            nbytes=nbytes, flags=6,
+        )._replace(**more)  # fmt: skip
+        return written(Batch(*HEAD, [record], (), 77))
+
+
+def test_a_value_in_the_servers_memory(pair: Callable[..., Pair]) -> None:
+    one, segment = pair([20_000]), Segment(20_000)
+    one.exchange.map([(3, segment.memory)])
+    one.begin()
+    one.server.sendall(segment.answer(one))
+    one.all_came()
+    assert (one.out == segment.value).all() and one.guarded()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"frame": 2},
+        {"frame": 4},
+        {"offset": VALUE_AT + 1},
+        {"offset": 2**64 - 1},
+        {"flags": 4},
+        {"flags": 7},
+        {"nbytes": 19999},
+        {"nbytes": 2**64 - 1},
+        {"place": PayloadLocation.NONE, "flags": 3},
+    ],
+)
+def test_a_value_that_is_not_there_is_left_to_the_usual_way(
+    pair: Callable[..., Pair], wrong: dict[str, Any]
+) -> None:
+    one, segment = pair([20_000]), Segment(20_000)
+    if wrong.get("flags") == 7:
+        segment.words[VALUE_AT // PAGE] = 7
+    one.exchange.map([(3, segment.memory)])
+    one.begin()
+    one.server.sendall(segment.answer(one, **wrong))
+    assert len(one.wait()) == 1
+    assert one.exchange.left == 1 and one.guarded()
+
+
+def test_values_that_are_pushed_in_shared_memory(pair: Callable[..., Pair]) -> None:
+    one = pair([20_000], same=True)
+    assert one.set(one.value, one.out)
+    one.exchange.share({0: (5, 640, True)})
+    assert one.stream.begin(one.exchange, [4], [CLOCK], 1, EPOCH, VERSION)
+    record = Record(
+        Kind.PUSHPULL, 100, 1, 4, VERSION, CLOCK, place=PayloadLocation.SHARED, frame=5, offset=640,
+        nbytes=20_000, flags=3,
+    )  # fmt: skip
+    wanted = written(Batch(*HEAD, [record], ()))
+    assert read(one.server, len(wanted)) == wanted
+    before = one.value.copy()
+    answer = Record(Kind.VALUE, 100, 1, 4, flags=3)
+    one.server.sendall(written(Batch(*HEAD, [answer], ())))
+    one.all_came()
+    assert (one.value == before).all(), "the server has written it"
