@@ -18,6 +18,9 @@ LEARNING_RATE = 0.1
 THRESHOLD = 0.5
 DEVIATION = 0.01
 
+#: Ways to call that only cases about the cost of a key have.
+INIT, EACH = "init", "pushpull, a call for each key"
+
 #: Ends the name of a column in which push and pull are two calls.
 APART = " apart"
 
@@ -128,6 +131,8 @@ class DistCase(KeyedCase):
         Who takes part: names of `ENTRIES`.
     goals : tuple of Goal
         What is to hold.
+    also : tuple of str
+        Further ways to call: `INIT`, of so many new keys; `EACH`, a pushpull for each key.
     """
 
     name: str
@@ -139,6 +144,7 @@ class DistCase(KeyedCase):
     rows: int = 0
     peers: tuple[str, ...] = ()
     goals: tuple[Goal, ...] = field(default=())
+    also: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -159,7 +165,8 @@ class DistCase(KeyedCase):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> DistCase:
-        return super().from_json({**fields, "goals": [Goal(**goal) for goal in fields["goals"]]})
+        goals = tuple(Goal(**goal) for goal in fields["goals"])
+        return super().from_json({**fields, "goals": goals})
 
 
 # ------------------------------------------------------------------------------------------------ inputs
@@ -262,7 +269,7 @@ _IPC = ("ours ipc", "mxnet ipc", "zmq ipc", "floor ipc")
 _CURVE = ("ours curve", "zmq curve")
 _SHM = ("ours shm", "ours home", "memcpy")
 
-#: Two workers, one server: the limit, its share to be reached, and how many times as long MXNet and gloo take.
+#: Two workers, one server: the limit, its share to be reached, how many times as long MXNet and gloo take.
 _WIRE_GOALS = {
     "4 KB": ("zmq-c", 0.5, 2.5, 3.0),
     "256 KB": ("floor", 0.5, 1.6, 1.5),
