@@ -29,7 +29,7 @@ from bench.peers.dist.bare_zmq import _cuts
 from bench.peers.dist.launch import DistGroup
 from bench.peers.process import PeerError
 from bench.plots import dist as dist_plot
-from bench.runner import compiled, profile, run
+from bench.runner import compiled, machine, profile, run
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan
 
@@ -202,6 +202,13 @@ def test_dead_worker_is_told_and_leaves_nothing(name: str) -> None:
         time.sleep(0.01)
     assert prepared(peer, case) == variant
     peer.close()
+
+
+@pytest.mark.skipif(len(machine.cpus()) < 2, reason="one core is all there is")
+def test_workers_may_roam_as_they_have_threads() -> None:
+    with group("ours") as peer:
+        prepared(peer, DistCase("sums", ODD, peers=("ours",)))
+        assert {len(os.sched_getaffinity(pid)) for pid in peer.workers} == {len(machine.cpus())}
 
 
 def test_slices_of_two_servers_are_summed_in_rank_order() -> None:
