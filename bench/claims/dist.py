@@ -17,7 +17,7 @@ from bench.runner import profile, rivals, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan
 
-GOALS_HEAD = ["case", "kvstore", "time", "beside", "its time", "peer ÷ kvstore", "goal", "holds"]
+GOALS_HEAD = ["case", "kvstore", "time", "beside", "its time", "ratio", "goal", "holds"]
 #: With whom all others are compared.
 BASES = ("ours", "ours shm")
 #: Memory of a peer in arrays of each worker, its servers included, where it is not four.
@@ -115,26 +115,32 @@ def goals(measured: Iterable[Measured]) -> list[list[str]]:
 
 def _goal(m: Measured, goal: Goal) -> Iterator[list[str]]:
     own, peer = columns(m, goal.own), columns(m, goal.peer)
-    least = f"≥ {goal.least:.3g}"
     if not own or not peer:
-        yield [m.case.name, label(goal.own), "", label(goal.peer), "", "", least, "not run"]
+        yield [m.case.name, label(goal.own), "", label(goal.peer), "", "", _wanted(goal), "not run"]
         return
+    figures = getattr(m, goal.of)
     for column in own:
         like = column.replace(goal.own, goal.peer)
         beside = like if like in peer else best_of(m, goal.peer)
-        ratios = ratios_of(m, beside, column)
-        holds = table.mark(statistics.median(ratios) >= goal.least)
-        times = table.time(m.median(column)), table.time(m.median(beside))
+        ours, others = figures[column], figures[beside]
+        ratios = table.over(ours, others) if goal.most else table.over(others, ours)
+        ratio = statistics.median(ratios)
         yield [
             m.case.name,
             label(column),
-            times[0],
+            table.time(statistics.median(ours)),
             label(beside),
-            times[1],
+            table.time(statistics.median(others)),
             table.spread(ratios),
-            least,
-            holds,
+            _wanted(goal),
+            table.mark(ratio <= goal.most if goal.most else ratio >= goal.least),
         ]
+
+
+def _wanted(goal: Goal) -> str:
+    """Say which ratio is meant, and what it is to be."""
+    ratio = f"kvstore ÷ peer ≤ {goal.most:.3g}" if goal.most else f"peer ÷ kvstore ≥ {goal.least:.3g}"
+    return ("processor seconds, " if goal.of == "cpu" else "") + ratio
 
 
 def columns(m: Measured, name: str) -> list[str]:

@@ -55,6 +55,7 @@ PEERS = {
         "mxnet": "rival_mxnet:MXNet",
         "gloo": "rival_gloo:Gloo",
         "zmq": "bare_zmq:BareZeroMQ",
+        "zmq-c": "zmq_sum:ZeroMQSum",
         "floor": "sockets:Sockets",
         "memcpy": "memcpy:Memcpy",
     },

@@ -26,16 +26,60 @@ WINDOWS = {"8 on the way": 8, "all on the way": sys.maxsize}
 Piece = tuple[int, memoryview, memoryview]
 
 
-class BareZeroMQ(DistPeer):
-    """Zero copy where pyzmq can: chunks go as they lie in one array, and come back into the other."""
+class ZeroMQPeer(DistPeer):
+    """A worker's DEALER for each server, whose ROUTER is in a process that the first worker starts."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.sockets: list[zmq.Socket[bytes]] = []
 
+    def answer(self, line: zmq.Socket[bytes]) -> None:
+        """Be the server at this ROUTER, until the process ends."""
+        raise NotImplementedError
+
+    def connect(self, servers: int) -> None:
+        """Start the servers and connect to them, once."""
+        if self.sockets:
+            return
+        own = [self._serve() for _ in range(servers)] if self.place.rank == 0 else []
+        context = zmq.Context.instance()
+        for address, key in self.place.link.gather(own)[0]:
+            line = context.socket(zmq.DEALER)
+            line.set_hwm(0)  # none
+            line.linger = 0
+            if key:
+                line.curve_serverkey = key.encode()
+                line.curve_publickey, line.curve_secretkey = zmq.curve_keypair()
+            line.connect(address)
+            self.sockets.append(line)
+
+    def _serve(self) -> tuple[str, str]:
+        """Start a server; return its address and its public key."""
+        public, secret = zmq.curve_keypair() if self.entry.secure else (b"", b"")
+        ipc = f"ipc://@kvstore-bench-{secrets.token_hex(16)}"
+        reading, writing = os.pipe()
+        address = ipc if self.entry.transport == "ipc" else "tcp://127.0.0.1:*"
+        echo.fork(partial(self._listen, address, secret, writing))
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            return pipe.read(), public.decode()
+
+    def _listen(self, address: str, secret: bytes, report: int) -> None:
+        line = zmq.Context().socket(zmq.ROUTER)
+        line.set_hwm(0)
+        if secret:
+            line.curve_secretkey, line.curve_server = secret, True
+        line.bind(address)
+        with os.fdopen(report, "w") as pipe:
+            pipe.write(line.last_endpoint.decode().rstrip("\0"))
+        self.answer(line)
+
+
+class BareZeroMQ(ZeroMQPeer):
+    """Zero copy where pyzmq can: chunks go as they lie in one array, and come back into the other."""
+
     def prepare(self, case: DistCase) -> list[Array]:
-        if not self.sockets:
-            self._connect(case.servers)
+        self.connect(case.servers)
         data = self.dense(case)
         source, target = (memoryview(flat).cast("B") for flat in (data.flat, data.flat_outs))
         for label, chunk in CHUNKS.items():
@@ -53,29 +97,11 @@ class BareZeroMQ(DistPeer):
                 raise RuntimeError("what came back is not what was sent")
         return []
 
-    def _connect(self, servers: int) -> None:
-        own = [self._serve() for _ in range(servers)] if self.place.rank == 0 else []
-        context = zmq.Context.instance()
-        for address, key in self.place.link.gather(own)[0]:
-            line = context.socket(zmq.DEALER)
-            line.set_hwm(0)  # none
-            line.linger = 0
-            if key:
-                line.curve_serverkey = key.encode()
-                line.curve_publickey, line.curve_secretkey = zmq.curve_keypair()
-            line.connect(address)
-            self.sockets.append(line)
-
-    def _serve(self) -> tuple[str, str]:
-        """Start one that sends back; return its address and its public key."""
-        public, secret = zmq.curve_keypair() if self.entry.secure else (b"", b"")
-        ipc = f"ipc://@kvstore-bench-{secrets.token_hex(16)}"
-        reading, writing = os.pipe()
-        address = ipc if self.entry.transport == "ipc" else "tcp://127.0.0.1:*"
-        echo.fork(partial(_send_back, address, secret, writing))
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            return pipe.read(), public.decode()
+    def answer(self, line: zmq.Socket[bytes]) -> None:
+        while True:
+            who, what = line.recv(), line.recv(copy=False)
+            line.send(who, zmq.SNDMORE)
+            line.send(what, copy=False)
 
     def _trip(self, pieces: list[Piece], window: int) -> None:
         """Keep `window` pieces on the way; the answers of one server come in the order of the questions."""
@@ -96,17 +122,3 @@ def _cuts(n: int, servers: int, chunk: int) -> Iterator[tuple[int, int, int]]:
         for server, (start, end) in enumerate(shares):
             if start + at < end:
                 yield server, start + at, min(start + at + chunk, end)
-
-
-def _send_back(address: str, secret: bytes, report: int) -> None:
-    line = zmq.Context().socket(zmq.ROUTER)
-    line.set_hwm(0)
-    if secret:
-        line.curve_secretkey, line.curve_server = secret, True
-    line.bind(address)
-    with os.fdopen(report, "w") as pipe:
-        pipe.write(line.last_endpoint.decode().rstrip("\0"))
-    while True:
-        who, what = line.recv(), line.recv(copy=False)
-        line.send(who, zmq.SNDMORE)
-        line.send(what, copy=False)

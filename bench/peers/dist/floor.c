@@ -1,4 +1,4 @@
-/* What loopback sockets allow: bytes go to a process that sends them back as they come, and nothing is computed. */
+/* What loopback sockets allow: bytes go to a process that sends them back as they come. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -207,4 +207,19 @@ int floor_trip(const int *fds, int servers, const char *source, char *target, in
     void *result = NULL;
     pthread_join(thread, &result);
     return failed || result ? -1 : 0;
+}
+
+/* What a server computes where it has an optimizer. */
+void floor_sgd_momentum(float *restrict w, float *restrict v, const float *restrict g, int64_t n, float lr, float mu, float wd)
+{
+    for (int64_t i = 0; i < n; i++) {
+        v[i] = mu * v[i] - lr * (g[i] + wd * w[i]);
+        w[i] += v[i];
+    }
+}
+
+void floor_sgd(float *restrict w, const float *restrict g, int64_t n, float lr)
+{
+    for (int64_t i = 0; i < n; i++)
+        w[i] -= lr * g[i];
 }

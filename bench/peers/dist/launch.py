@@ -39,7 +39,8 @@ class DistGroup(Group):
         return workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP})
 
     def codes(self) -> tuple[Path, Path]:
-        return compiled.build(_HERE.parent / "group" / "meet.c"), compiled.build(_HERE / "floor.c")
+        limits = "zmq_sum.c" if ENTRIES[self.setting.name].engine == "zmq-c" else "floor.c"
+        return compiled.build(_HERE.parent / "group" / "meet.c"), compiled.build(_HERE / limits)
 
     def beside(self) -> list[int]:
         """Return scheduler, servers, launcher: all descendants that are not workers."""

@@ -9,7 +9,7 @@ import numpy as np
 
 import kvstore as kv
 from bench.cases import local as cases, dist as dist_cases
-from bench.cases.dist import DistCase, Inputs
+from bench.cases.dist import EACH, INIT, DistCase, Inputs
 
 from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import PAIR, PUSHPULL, DistPeer, changes
@@ -31,8 +31,7 @@ class Ours(DistPeer):
 
     def prepare(self, case: DistCase) -> list[Array]:
         store = self.store = self.store or self._open(case)
-        keys = list(range(self.used, self.used + len(case.shapes)))
-        self.used += len(case.shapes)
+        keys = self._new_keys(case)
         return (self._prepare_sparse if case.rows else self._prepare_dense)(case, store, keys)
 
     def _open(self, case: DistCase) -> kv.KVStore:
@@ -43,6 +42,10 @@ class Ours(DistPeer):
             store.set_optimizer(optimizer(case.update))
         return store
 
+    def _new_keys(self, case: DistCase) -> list[int]:
+        self.used += len(case.shapes)
+        return list(range(self.used - len(case.shapes), self.used))
+
     def _prepare_dense(self, case: DistCase, store: kv.KVStore, keys: list[int]) -> list[Array]:
         data = self.dense(case)
         weights = data.weights()
@@ -52,6 +55,10 @@ class Ours(DistPeer):
             self.variants = {PUSHPULL: partial(store.pushpull, keys, data.values)}
         else:
             self.variants = _ways(store, keys, data)
+        if INIT in case.also:
+            self.variants[INIT] = lambda: store.init(self._new_keys(case), weights)
+        if EACH in case.also:
+            self.variants[EACH] = partial(_each, store, keys, data)
         if self.entry.codec:
             data.write(data.seeds())
             self.call()
@@ -85,3 +92,8 @@ def _ways(store: kv.KVStore, keys: list[int], data: Inputs) -> dict[str, Call]:
     values, outs = (data.values, data.outs) if len(keys) > 1 else (data.values[0], data.outs[0])
     push, pull = partial(store.push, many, values), partial(store.pull, many, out=outs)
     return {PUSHPULL: partial(store.pushpull, many, values, out=outs), PAIR: all_of([push, pull])}
+
+
+def _each(store: kv.KVStore, keys: list[int], data: Inputs) -> None:
+    for key, value, out in zip(keys, data.values, data.outs, strict=True):
+        store.pushpull(key, value, out=out)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.cases import local as cases, dist as dist_cases
-from bench.cases.dist import DistCase, Inputs
+from bench.cases.dist import EACH, INIT, DistCase, Inputs
 from bench.peers.local.rival_mxnet import mx
 
 from bench.peers.base import Array, Call, all_of
@@ -32,8 +32,7 @@ class MXNet(DistPeer):
     def prepare(self, case: DistCase) -> list[Array]:
         if self.store is None:
             self._open(case)
-        self.keys = range(self.used, self.used + len(case.shapes))
-        self.used += len(case.shapes)
+        self.keys = self._new_keys(case)
         return self._prepare_sparse(case) if case.rows else self._prepare_dense(case)
 
     def _open(self, case: DistCase) -> None:
@@ -45,15 +44,22 @@ class MXNet(DistPeer):
             self.store.set_gradient_compression(settings)
         self.store._barrier()  # only the first worker tells the servers
 
+    def _new_keys(self, case: DistCase) -> list[int]:
+        self.used += len(case.shapes)
+        return list(range(self.used - len(case.shapes), self.used))
+
     def _prepare_dense(self, case: DistCase) -> list[Array]:
-        data, keys = self.dense(case), list(self.keys)
+        data, keys = self.dense(case), self.keys
         weights = data.weights()
-        self.store.init(keys, [mx.nd.array(weight) for weight in weights])
+        initial = [mx.nd.array(weight) for weight in weights]
+        self.store.init(keys, initial)
         values = [mx.nd.array(value) for value in data.values]
         outs = [mx.nd.array(out) for out in data.outs]
         mx.nd.waitall()
         self.write = partial(_write, data, values)
         self.variants = self._ways(keys, values, outs)
+        if INIT in case.also:
+            self.variants[INIT] = lambda: self.store.init(self._new_keys(case), initial)
         if self.entry.codec:
             _copy(data.seeds(), values)
             self.call()
@@ -73,7 +79,7 @@ class MXNet(DistPeer):
             return ways  # its pushpull knows no compression
         ways[PUSHPULL] = all_of([partial(self.store.pushpull, keys, values, out=outs), mx.nd.waitall])
         if len(keys) > 1:
-            ways[f"{PUSHPULL}, a call for each key"] = partial(self._pushpulls, each)
+            ways[EACH] = partial(self._pushpulls, each)
         return ways
 
     def _pairs(self, each: list[tuple[int, Any, Any]]) -> None:

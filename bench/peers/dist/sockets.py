@@ -2,6 +2,9 @@
 
 A parameter server moves as many bytes, four times the payload with two workers. Its workers too read
 gradients from memory and write what they get to memory; a server may keep the block at hand in a cache.
+
+With an update, the workers do between them after the trip what the server would: after a sync one each its
+share of the weights, after an async one each all of them, as every push is an update.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ import secrets
 import socket
 from functools import partial
 
-from bench.cases.common import KB, MB
-from bench.cases.dist import DistCase
+from bench.cases import dist as dist_cases, local as cases
+from bench.cases.common import KB, LINE, MB, memory
+from bench.cases.dist import DistCase, Inputs
 
 from bench.peers.dist import echo
-from bench.peers.base import Array
+from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import DistPeer
 from bench.peers.group.link import Place
 
@@ -40,6 +44,7 @@ class Sockets(DistPeer):
         self.family = socket.AF_UNIX if self.entry.transport == "ipc" else socket.AF_INET
         self.lines: dict[str, list[socket.socket]] = {}
         self.addresses: list[str] = []
+        self.state: list[Array] = []
 
     def prepare(self, case: DistCase) -> list[Array]:
         if not self.addresses:
@@ -57,12 +62,37 @@ class Sockets(DistPeer):
             for way, number in ways.items():
                 call = partial(self._trip, fds, data.flat, data.flat_outs, BLOCKS[block], number)
                 self.variants[f"{way}, {block}"] = call
+        self._check(data)
+        if case.update:
+            update = self._update(case, data)
+            self.variants = {name: all_of([call, update]) for name, call in self.variants.items()}
+        return []
+
+    def _check(self, data: Inputs) -> None:
         for call in self.variants.values():
             data.flat_outs.fill(-1)
             call()
             if not self.entry.hot and not (data.flat_outs == data.flat).all():
                 raise RuntimeError("what came back is not what was sent")
-        return []
+
+    def _update(self, case: DistCase, data: Inputs) -> Call:
+        """Make the update by what came back."""
+        self.state = weights, momentum = [memory(data.flat.size, "huge") for _ in range(2)]
+        weights.fill(1)
+        momentum.fill(0)
+        parts, part = (case.workers, self.place.rank) if case.mode == "sync" else (1, 0)
+        lines = data.flat.size // LINE
+        own = slice(lines * part // parts * LINE, lines * (part + 1) // parts * LINE)
+        w, v, g = (ctypes.c_void_p(flat[own].ctypes.data) for flat in (weights, momentum, data.flat_outs))
+        n, rate = ctypes.c_int64(own.stop - own.start), ctypes.c_float(dist_cases.LEARNING_RATE)
+        if case.update == "sgd":
+            return partial(self.code.floor_sgd, w, g, n, rate)
+        more = ctypes.c_float(cases.MOMENTUM), ctypes.c_float(cases.WEIGHT_DECAY)
+        return partial(self.code.floor_sgd_momentum, w, v, g, n, rate, *more)
+
+    def release(self) -> None:
+        super().release()
+        self.state = []
 
     def _serve(self) -> str:
         listener = socket.socket(self.family)

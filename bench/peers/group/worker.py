@@ -13,15 +13,16 @@ from bench.peers.group.link import Gate, Link, Place
 from bench.peers.worker import attempt, die_with_parent, make
 from bench.runner import machine
 
-#: Have no threads beside the worker itself: each worker stays on a core of its own where there are enough.
+#: In `shared` these have no threads beside the worker: each worker stays on a core where there are enough.
 #: Without that the scheduler may put two that spin, or two that wake each other, on one core.
+#: Workers of other claims have threads, and may roam.
 BOUND = ("ours", "limit", "bare", "cma", "memcpy", "line", "futex", "openmpi", "mpich", "deepspeed")
 RANKS = ("KVSTORE_BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "KVSTORE_RANK")
 
 
 def serve(claim: str, name: str, address: str, rank: int, workers: int) -> None:
     """Answer until the bench hangs up."""
-    if name in BOUND:
+    if claim == "shared" and name in BOUND:
         _bind(rank, workers)
     link = Link(address, rank)
     welcome = link.receive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -15,17 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import pace
 import pytest
+from benches.first_steps import first_step
 
 from bench.cases import dist as dist_cases
 from bench.cases import local as cases
+from bench.cases.common import KB
 from bench.cases.dist import APART, ENTRIES, KEY, DistCase, Goal, Inputs
 from bench.claims import dist
 from bench.peers.base import digest
+from bench.peers.dist import sockets
 from bench.peers.dist.bare_zmq import _cuts
 from bench.peers.dist.launch import DistGroup
 from bench.peers.process import PeerError
 from bench.plots import dist as dist_plot
-from bench.runner import compiled, profile, run
+from bench.runner import compiled, machine, profile, run
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan
 
@@ -38,6 +42,7 @@ Array = npt.NDArray[np.float64]
 
 ODD = ((1003,), (5, 7, 11), (1,), (70_001,), (64,))
 LIMITS = [name for name, entry in ENTRIES.items() if entry.engine in ("zmq", "sockets", "memcpy")]
+SUMMING = ["zmq-c", "gloo"]
 STORES = [name for name, entry in ENTRIES.items() if entry.engine in ("ours", "mxnet")]
 CODECS = [name for name in STORES if ENTRIES[name].codec]
 PLAIN = [name for name in STORES if not ENTRIES[name].codec]
@@ -111,14 +116,14 @@ def check(peer: DistGroup, case: DistCase, right: list[Array] | None) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2), (4, 1)])
-@pytest.mark.parametrize("name", [*LIMITS, "gloo"])
+@pytest.mark.parametrize("name", [*LIMITS, *SUMMING])
 def test_limits_and_gloo(name: str, workers: int, servers: int) -> None:
     if name == "gloo" and workers == 1:
         pytest.skip("nothing to reduce")
     with group(name, workers, servers) as peer:
         for shapes in (ODD, ((1024,),)):
             case = DistCase("sums", shapes, workers, servers, peers=(name,))
-            check(peer, case, expected(case) if name == "gloo" else None)
+            check(peer, case, expected(case) if name in SUMMING else None)
 
 
 @pytest.mark.timeout(300)
@@ -137,6 +142,25 @@ def test_updates(name: str, mode: str, update: str) -> None:
     with group(name) as peer:
         case = DistCase("updates", ODD, mode=mode, update=update, peers=(name,))
         check(peer, case, expected(case))
+
+
+@pytest.mark.parametrize(("mode", "update"), [("sync", "sgd_momentum"), ("async", "sgd")])
+def test_floor_with_an_update(mode: str, update: str) -> None:
+    with group("floor update") as peer:
+        check(peer, DistCase("updates", ODD, mode=mode, update=update, peers=("floor update",)), None)
+
+
+def test_updates_of_the_floor_are_those_of_the_rules() -> None:
+    code = compiled.load(Path(sockets.__file__).with_name("floor.c"))
+    weights, gradients = np.random.default_rng(3).standard_normal((2, 1003), np.float32)
+    decayed, momentum = weights.copy(), np.zeros_like(weights)
+    w, v, g, n = (*(ctypes.c_void_p(array.ctypes.data) for array in (decayed, momentum, gradients)), 1003)
+    rates = map(ctypes.c_float, (cases.LEARNING_RATE, cases.MOMENTUM, cases.WEIGHT_DECAY))
+    code.floor_sgd_momentum(w, v, g, ctypes.c_int64(n), *rates)
+    np.testing.assert_allclose(decayed, first_step("sgd_momentum", weights, gradients), rtol=1e-5)
+    plain = weights.copy()
+    code.floor_sgd(ctypes.c_void_p(plain.ctypes.data), g, ctypes.c_int64(n), ctypes.c_float(0.1))
+    np.testing.assert_allclose(plain, weights - 0.1 * gradients.astype(np.float64), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.timeout(300)
@@ -162,12 +186,13 @@ def prepared(peer: DistGroup, case: DistCase) -> str:
     return reply[0][0]
 
 
-def test_dead_worker_is_told_and_leaves_nothing() -> None:
-    peer = group("floor")
-    case = DistCase("sums", ODD, peers=("floor",))
+@pytest.mark.parametrize("name", ["floor", "zmq-c"])
+def test_dead_worker_is_told_and_leaves_nothing(name: str) -> None:
+    peer = group(name)
+    case = DistCase("sums", ODD, peers=(name,))
     variant = prepared(peer, case)
     pids = peer.pids
-    assert len(pids) == 3  # two workers, and one that sends back
+    assert len(pids) == 3  # two workers, and one that answers them
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(PeerError):
         peer.run(variant, 3)
@@ -177,6 +202,21 @@ def test_dead_worker_is_told_and_leaves_nothing() -> None:
         time.sleep(0.01)
     assert prepared(peer, case) == variant
     peer.close()
+
+
+@pytest.mark.skipif(len(machine.cpus()) < 2, reason="one core is all there is")
+def test_workers_may_roam_as_they_have_threads() -> None:
+    with group("ours") as peer:
+        prepared(peer, DistCase("sums", ODD, peers=("ours",)))
+        assert {len(os.sched_getaffinity(pid)) for pid in peer.workers} == {len(machine.cpus())}
+
+
+def test_slices_of_two_servers_are_summed_in_rank_order() -> None:
+    """More slices than are on the way at a time; the last one is short."""
+    shapes = ((40 * 256 * KB // 4 + 16,),)
+    with group("zmq-c", 3, 2) as peer:
+        case = DistCase("sums", shapes, 3, 2, peers=("zmq-c",))
+        check(peer, case, expected(case))
 
 
 def alive(pid: int) -> bool:
@@ -216,6 +256,24 @@ def test_one_call_is_compared_with_one_and_two_with_two() -> None:
         ("kvstore, tcp, push then pull", "1.50 [1.50-1.50]", "**no**"),
         ("kvstore, tcp", "2.00 [1.00-3.00]", "yes"),
         ("kvstore, tcp, push then pull", "1.00 [0.50-1.50]", "yes"),
+    ]
+    assert rows[0][6] == "peer ÷ kvstore ≥ 2"
+
+
+def test_goals_of_processor_seconds_and_of_our_own_time() -> None:
+    goals = (
+        Goal("ours", "mxnet", most=1, of="cpu"),
+        Goal("ours curve", "ours", most=2.5),
+        Goal("ours", "gloo", most=1, of="cpu"),
+    )
+    seconds = {"ours": [1.0, 1.0], "mxnet": [9.0, 9.0], "mxnet apart": [1.0, 1.0], "ours curve": [2.0, 4.0]}
+    cpu = {"ours": [2.0, 4.0], "mxnet": [2.0, 2.0], "mxnet apart": [1.0, 1.0], "ours curve": [1.0, 1.0]}
+    case = DistCase("x", ODD, goals=goals)
+    rows = dist.goals([Measured(case, seconds, {}, [], [0.0], cpu=cpu)])
+    assert [row[2:] for row in rows] == [
+        ["3 s", "MXNet, tcp", "2 s", "1.50 [1.00-2.00]", "processor seconds, kvstore ÷ peer ≤ 1", "**no**"],
+        ["3 s", "kvstore, tcp", "1 s", "3.00 [2.00-4.00]", "kvstore ÷ peer ≤ 2.5", "**no**"],
+        ["", "torch gloo all-reduce", "", "", "processor seconds, kvstore ÷ peer ≤ 1", "not run"],
     ]
 
 
