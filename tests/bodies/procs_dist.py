@@ -224,7 +224,7 @@ def refused_by_a_server() -> None:
         store._backend._slices._cut = wrong
         start = time.monotonic()
         with pytest.raises(kv.ProtocolError, match="was not carried out"):
-            store.pushpull(["w", "x"], [np.full(3, 5, F), np.full(3, 7, F)])
+            store.pushpull(["w", "x"], [[np.full(3, 2, F), np.full(3, 3, F)], np.full(3, 7, F)])
         assert time.monotonic() - start < 10
         out = np.zeros(3, F)
         for value in (7, 9):
