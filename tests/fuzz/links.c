@@ -198,9 +198,27 @@ static void leave(kp_waiters *w, kp_session *s)
 
 /* ------------------------------------------------------------------------------------------------- workers */
 
+/* The sanitizers see only what is read, and not that it is another's. */
+static void check_parts(void)
+{
+    for (int i = 0; i < SLICES; i++)
+        for (int j = 0; j < slices[i].n_open; j++)
+            for (int k = 0; k < slices[i].open[j].n; k++) {
+                const kp_part *part = &slices[i].open[j].parts[k];
+                const kp_buffer *data = part->data;
+                if (!part->at)
+                    continue;
+                uint64_t room = data->owner ? SEGMENT : data->nbytes;
+                const char *from = data->owner ? (const char *)data->owner : data->data;
+                CHECK(part->at >= from && part->request.nbytes <= room);
+                CHECK((uint64_t)(part->at - from) <= room - part->request.nbytes);
+            }
+}
+
 static int take(void *context, kp_message *message)
 {
     int all = kp_take(context, message);
+    check_parts();
     CHECK(message->n && (!all || !effects.touched));
     handled += message->handled;
     return all;
@@ -301,7 +319,7 @@ static void check_answers(worker *w)
 
 static const uint64_t limits[] = {0, 1, 2, 3, 4, 31, 32, 33, 127, 128, 255, 256, 4096, 65535, 65536, SEGMENT - 4,
                                   0x7fffffff, 0x80000000, 0xffffffff, 0x7fffffffffffffff, 0x8000000000000000,
-                                  0xffffffffffffffe0, 0xffffffffffffffff};
+                                  0xfffffffffffff000, 0xffffffffffffff00, 0xffffffffffffffe0, 0xffffffffffffffff};
 
 static uint64_t limit(void)
 {

@@ -56,4 +56,4 @@ def test_a_million_faults_at_links(tmp_path: Path) -> None:
         assert ended.returncode == 0, f"KVSTORE_FUZZ_SEED={first}\n{ended.stdout}{ended.stderr[-4000:]}"
         counts = json.loads(ended.stdout)
         assert counts["sent"] == 100_000
-        assert min(counts[name] for name in ("left", "handled", "answered", "ended", "rounds", "summed")) > 100, counts
+        assert min(counts.values()) > 100, counts

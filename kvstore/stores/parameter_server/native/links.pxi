@@ -16,10 +16,10 @@ cdef class SliceTable(dict):
     def __dealloc__(self):
         free(self.s.all)
 
-    def __setitem__(self, uint32_t number, SliceState slice not None):
-        cdef uint32_t room
+    def __setitem__(self, index, SliceState slice not None):
+        cdef uint32_t room, number = index
         cdef kp_slice **all
-        dict.__setitem__(self, number, slice)
+        dict.__setitem__(self, index, slice)
         if number >= MOST_NUMBERS:
             return
         if number >= self.s.n:
