@@ -465,6 +465,7 @@ class Program:
         for _ in range(steps):
             if self.chance.random() < 0.12:
                 self.special()
+                self.server.pump()  # whether it or another worker's message comes first would decide else
             else:
                 self.batch()
         server = self.server
