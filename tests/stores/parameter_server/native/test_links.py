@@ -312,6 +312,9 @@ class Program:
         self.slices = sorted(self.chance.sample(range(len(SHAPES)), self.chance.randint(1, 5)))
         self.threshold = 0.5
         self.crowded = self.chance.random() < 0.2
+        #: Whether payloads lie in shared memory; else workers leave. What one that is gone had there can be
+        #: read by a link, which has mapped it, and by nobody else.
+        self.shares = self.chance.random() < 0.6
         self.pushed = {(rank, i): 0 for rank in range(workers) for i in self.slices}
         self.sequence = dict.fromkeys(range(workers), 0)
         self.sent: dict[int, list[tuple[Record, Any]]] = {rank: [] for rank in range(workers)}
@@ -347,7 +350,7 @@ class Program:
             data = self.data.integers(0, 256, size, np.uint8)
             other = chance.random() < 0.2
             record = record._replace(coding=TWO_BIT, threshold=0.25 if other else self.threshold)
-        if pushes and data.nbytes and chance.random() < 0.3:
+        if pushes and data.nbytes and self.shares and chance.random() < 0.4:
             worker = self.server.workers[rank]
             block = worker.pool.take(data.nbytes)
             assert block is not None
@@ -453,7 +456,7 @@ class Program:
             self.version += 1
             text = '{"name": "sgd", "config": {"learning_rate": 0.5}}'
             server.tell(m.Install(0, self.version, "optimizer", text))
-        elif what == 9 and len(self.ranks) > 1 and chance.random() < 0.5:
+        elif what == 9 and not self.shares and len(self.ranks) > 1 and chance.random() < 0.5:
             server.workers.pop(rank).close()
             lost = (m.Loss("worker", rank, 1.0),) if chance.random() < 0.7 else ()
             server.view(losses=lost)
