@@ -31,36 +31,38 @@ typedef struct kp_link {
 
 /* --------------------------------------------------------------------------------------------------- rounds */
 
-/* Sum the rounds that have begun, as far as the kernels can; the others stay in the list, for Python. */
-static void kp_sum_rounds(kp_link *link)
+/* Sum the rounds that have begun, as far as the kernels can; the others stay in the list. Returns how many were summed. */
+static size_t kp_sum_rounds(kp_link *link)
 {
     kp_effects *e = link->effects;
     kp_sums *sums = link->sums;
-    kp_slice *left = NULL, **last = &left;
-    while (e->jobs) {
-        kp_slice *job = e->jobs;
-        e->jobs = NULL;
-        e->last_job = &e->jobs;
-        kp_no_sums(sums);
-        for (kp_slice *following; job; job = following) {
-            following = job->next;
-            const kp_open *open = kp_find_open(job, job->round + 1);
-            if (open && kp_can_sum(job, open) && !kp_add_sum(sums, job, open))
-                continue;
-            job->next = NULL;
-            *last = job;
-            last = &job->next;
-        }
-        int failed = sums->n && kp_run_sums(sums);
-        for (size_t i = 0; i < sums->n; i++)
-            if (failed || !kp_applied(sums->slices[i], link->members, e)) {
-                sums->slices[i]->next = NULL;
-                *last = sums->slices[i];
-                last = &sums->slices[i]->next;
-            }
+    kp_slice *job = e->jobs;
+    e->jobs = NULL;
+    e->last_job = &e->jobs;
+    kp_no_sums(sums);
+    for (kp_slice *following; job; job = following) {
+        following = job->next;
+        const kp_open *open = kp_find_open(job, job->round + 1);
+        if (!open || !kp_can_sum(job, open) || kp_add_sum(sums, job, open))
+            kp_add_job(e, job);
     }
-    e->jobs = left;
-    e->last_job = left ? last : &e->jobs;
+    int failed = sums->n && kp_run_sums(sums);
+    size_t applied = 0;
+    for (size_t i = 0; i < sums->n; i++)
+        if (!failed && kp_applied(sums->slices[i], link->members, e))
+            applied++;
+        else
+            kp_add_job(e, sums->slices[i]);
+    return applied;
+}
+
+/* Answer, then sum, as Python does: a sum may change what an answer reads. What Python has to do comes before more. */
+static void kp_finish(kp_link *link)
+{
+    kp_effects *e = link->effects;
+    do
+        kp_reply_all(e);
+    while (e->jobs && !e->touched && kp_sum_rounds(link));
 }
 
 /* ------------------------------------------------------------------------------------------------- requests */
@@ -107,6 +109,8 @@ static int kp_take_record(kp_link *link, const kp_batch *batch, const kp_record 
 static int kp_is_usual(const kp_link *link, const kp_head *head)
 {
     const kp_session *s = link->session;
+    if (link->effects->jobs || link->effects->touched)
+        return 0; /* Python comes first: its answers read values as they are now */
     return head->store == s->store && head->rank == s->rank && head->incarnation == s->incarnation && !s->gone &&
            head->epoch <= link->members->epoch && link->members->usual;
 }
@@ -128,12 +132,12 @@ static int kp_take(void *context, kp_message *message)
     while (message->handled < n && kp_take_record(link, &batch, &batch.records[message->handled]))
         message->handled++;
     kp_close_batch(&batch);
+    kp_finish(link);
     if (session->received - session->reported >= link->report) {
         session->report = 1;
         kp_touch(link->effects, session);
+        kp_reply_all(link->effects);
     }
-    kp_sum_rounds(link);
-    kp_reply_all(link->effects);
     return message->handled == n && !link->effects->jobs && !link->effects->touched;
 }
 

@@ -1,28 +1,38 @@
 # What a server does with the messages of a worker's stream before Python sees them. Part of _native.pyx.
 
+cdef enum:
+    MOST_SEGMENTS = 4096
+    MOST_NUMBERS = 1 << 20  # of slices that are found without Python: a worker may name any number
+
+
 cdef class SliceTable(dict):
-    """The slices of a store by number: a dict of `SliceState`, which `links.h` reads as well."""
+    """The slices of a store by number: a dict of `SliceState`, which `links.h` reads as well.
+
+    Slices come by `table[number] = slice` and go by `pop` alone.
+    """
 
     cdef kp_slices s
 
     def __dealloc__(self):
         free(self.s.all)
 
-    def __setitem__(self, uint32_t number, SliceState slice not None):
-        cdef uint32_t room
+    def __setitem__(self, index, SliceState slice not None):
+        cdef uint32_t room, number = index
         cdef kp_slice **all
+        dict.__setitem__(self, index, slice)
+        if number >= MOST_NUMBERS:
+            return
         if number >= self.s.n:
-            room = 2 * number + 64
+            room = min(2 * number + 64, <uint32_t>MOST_NUMBERS)
             all = <kp_slice **>realloc(self.s.all, room * sizeof(kp_slice *))
             if all == NULL:
                 raise MemoryError()
             memset(all + self.s.n, 0, (room - self.s.n) * sizeof(kp_slice *))
             self.s.all, self.s.n = all, room
-        dict.__setitem__(self, number, slice)
         self.s.all[number] = &slice.s
 
     def pop(self, number, default=None):
-        if number in self:
+        if number in self and number < self.s.n:
             self.s.all[<uint32_t>number] = NULL
         return dict.pop(self, number, default)
 
@@ -42,6 +52,7 @@ cdef class Sums:
         kp_free_sums(&self.s)
 
 
+@cython.no_gc_clear  # the last it does is to tell its session
 cdef class Link:
     """Handles the requests of one worker's stream that need nothing special.
 
@@ -118,10 +129,6 @@ cdef class Link:
             self.l.segments, self.l.n_segments = segments, number + 1
         view = memory
         self.l.segments[number] = kp_segment(buffer_of(memory), <char *>&view[0], view.nbytes)
-
-
-cdef enum:
-    MOST_SEGMENTS = 4096
 
 
 @cython.final

@@ -242,7 +242,7 @@ static void kp_advance(kp_slice *slice, const kp_members *members, kp_effects *e
     if (slice->busy || !members->usual || !slice->ready)
         return;
     const kp_open *open = kp_find_open(slice, slice->round + 1);
-    if (open && kp_is_whole(open, members)) {
+    if (open && open->n && kp_is_whole(open, members)) { /* without memory for its first part it has none */
         slice->busy = KP_ROUND;
         kp_add_job(e, slice);
     }

@@ -115,6 +115,7 @@ cdef class Sender:
         kp_stop_sender(&self.s, getpid() == self.pid)
 
 
+@cython.no_gc_clear  # it needs its sender to close
 cdef class Stream:
     """One end of a stream. All methods belong to one thread at a time.
 
@@ -248,6 +249,8 @@ cdef class Stream:
 
     def hand_to(self, link not None):
         """Have a `Link` handle what comes from now on, as far as it can, and answer over this stream."""
+        if self.link is not None:
+            self.link.close()
         self.outlet = kp_outlet(&self.s, kp_send_to)
         link.connect(PyCapsule_New(&self.outlet, "kvstore.outlet", NULL))
         self.s.inlet = <const kp_inlet *>PyCapsule_GetPointer(link.inlet, "kvstore.inlet")

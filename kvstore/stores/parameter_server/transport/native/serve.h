@@ -54,7 +54,7 @@ static int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left)
             else if (kp_serve_stream(s))
                 left[n_left++] = s;
         }
-        if (n_left || others)
+        if (n_left || others || rest <= 0) /* there may be something to serve all the time */
             return n_left;
     }
 }

@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -18,7 +19,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.stores.parameter_server.transport.native._streams import Sender, Stream
+from kvstore.stores.parameter_server.native._native import (
+    Effects,
+    Link,
+    Members,
+    Session,
+    SliceState,
+    SliceTable,
+    Sums,
+)
+from kvstore.stores.parameter_server.transport.native._streams import Sender, Stream, StreamSet
 
 LIMIT = 1 << 22
 MAGIC = b"KVST"
@@ -224,3 +234,146 @@ def test_what_is_no_buffer_is_an_error_and_sends_nothing(sender: Sender) -> None
     assert received(other, 1) == [[b"b"]]
     one.close()
     other.close()
+
+
+# ------------------------------------------------------------------------------------ streams served together
+
+Served = tuple[StreamSet, list[tuple[Stream, Stream]]]
+
+
+@pytest.fixture
+def served(sender: Sender) -> Iterator[Served]:
+    """Wait for three streams together; also return each with the peer's end."""
+    together = StreamSet()
+    pairs = [pair(sender) for _ in range(3)]
+    for ours, _ in pairs:
+        together.add(ours)
+    yield together, pairs
+    for ours, theirs in pairs:
+        if not ours.closed:
+            together.remove(ours.fileno())
+        ours.close()
+        theirs.close()
+    together.close()
+
+
+def link_to(session: Session, report: int = 1) -> Link:
+    members, slices = Members(), SliceTable[SliceState]()
+    members.set([session.rank], True)
+    return Link(Effects(), members, session, slices, Sums(), report, 3, 77)
+
+
+def batch(session: Session, records: int = 0) -> bytes:
+    head = struct.pack("<4sHBBQiiQQQI", b"KVST", 3, 2, 0, 77, session.store, session.rank, 9, 0, 0, records)
+    return head + bytes(79) * records
+
+
+def test_streams_with_messages_are_returned_and_no_others(served: Served) -> None:
+    together, pairs = served
+    assert together.serve(0) == []
+    pairs[0][1].send([b"a"])
+    pairs[2][1].send([b"b", b"c"])
+    assert set(together.serve(20)) == {pairs[0][0], pairs[2][0]}
+    assert [[bytes(memoryview(f)) for f in frames] for _, frames in pairs[2][0].left()] == [[b"b", b"c"]]
+    assert [handled for handled, _ in pairs[0][0].left()] == [0]
+    assert pairs[0][0].left() == [] and together.serve(0) == []
+
+
+def test_a_stream_at_its_end_is_returned_until_it_is_removed(served: Served) -> None:
+    together, pairs = served
+    ours, theirs = pairs[1]
+    theirs.send([b"last"])
+    theirs.close()
+    assert together.serve(20) == [ours]
+    assert len(ours.left()) == 1
+    assert together.serve(20) == [ours]
+    with pytest.raises(ConnectionError, match="closed"):
+        ours.left()
+    together.remove(ours.fileno())
+    ours.close()
+    assert together.serve(0) == []
+
+
+def test_a_descriptor_that_is_no_stream_ends_the_wait(served: Served) -> None:
+    together, _ = served
+    reads, writes = os.pipe()
+    together.watch(reads)
+    os.write(writes, b"x")
+    assert together.serve(1000) == []
+    together.remove(reads)
+    os.close(reads)
+    os.close(writes)
+
+
+def test_more_streams_than_one_look_returns(sender: Sender) -> None:
+    together, pairs = StreamSet(), [pair(sender) for _ in range(150)]
+    for ours, theirs in pairs:
+        together.add(ours)
+        theirs.send([b"x"])
+    found: set[Stream] = set()
+    while len(found) < len(pairs):
+        some = together.serve(20)
+        assert 0 < len(some) <= 64
+        found.update(some)
+        assert all(len(one.left()) == 1 for one in some)
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
+    together.close()
+
+
+def test_what_a_link_handles_is_not_left_and_the_rest_is_in_order(served: Served) -> None:
+    together, pairs = served
+    ours, theirs = pairs[0]
+    session = Session(0, 1, 9)
+    ours.hand_to(link_to(session))
+    theirs.send([batch(session)])
+    assert together.serve(0) == []
+    theirs.send([batch(session)])
+    theirs.send([batch(session, 1)])  # of a kind that there is not
+    theirs.send([batch(session)])
+    assert together.serve(20) == [ours]
+    assert [len(frames[0]) for _, frames in ours.left()] == [52 + 79, 52]
+
+
+def test_serving_ends_with_its_time_though_there_is_always_more(served: Served) -> None:
+    together, pairs = served
+    ours, theirs = pairs[0]
+    together.add(theirs)
+    for one in (ours, theirs):  # each answers whatever the other one answers
+        one.hand_to(link_to(Session(0, 1, 9), report=0))
+    reads, writes = os.pipe()
+    together.watch(reads)
+    late = threading.Timer(pace.seconds(10), os.write, (writes, b"x"))  # else a failure would be a hang
+    late.start()
+    theirs.send([batch(Session(0, 1, 9))])
+    for _ in range(3):
+        assert together.serve(0.02) == []
+    assert not select.select([reads], [], [], 0)[0], "it went on as long as there was something to serve"
+    assert select.select([ours, theirs], [], [], 0)[0]
+    late.cancel()
+    late.join()
+    together.remove(theirs.fileno())
+    together.remove(reads)
+    os.close(reads)
+    os.close(writes)
+
+
+def test_a_stream_with_another_link_is_the_first_ones_no_more(served: Served) -> None:
+    together, pairs = served
+    ours, theirs = pairs[0]
+    effects, members, slices = Effects(), Members(), SliceTable[SliceState]()
+    members.set([1], True)
+    first, second = Session(0, 1, 9), Session(0, 1, 9)
+    links = [Link(effects, members, one, slices, Sums(), 0, 3, 77) for one in (first, second)]
+    ours.hand_to(links[0])
+    theirs.send([batch(first)])
+    assert together.serve(0) == []
+    assert len(received(theirs, 1)) == 1
+    ours.hand_to(links[1])
+    effects.report(first)
+    assert len(effects.replies()) == 1, "Python has to answer, for the stream is another's"
+    together.remove(ours.fileno())
+    ours.close()
+    effects.report(first)
+    assert len(effects.replies()) == 1

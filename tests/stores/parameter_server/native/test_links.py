@@ -1,0 +1,798 @@
+"""What a server answers over streams, with the requests handled in C and without: it must be the same.
+
+`KVSTORE_LINKS_SEED` takes up the seed that a failure prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pace
+import pytest
+
+from kvstore.settings.parameter_server import PsConfig
+from kvstore.settings.roles import Roles
+from kvstore.stores.parameter_server.native._native import Link
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record
+from kvstore.stores.parameter_server.server import loop as server_loop
+from kvstore.stores.parameter_server.transport.frames import Codec, pack
+from kvstore.stores.parameter_server.transport.native._streams import Sender, Stream, StreamSet
+from kvstore.stores.parameter_server.transport.shared_buffers import Block, PeerBuffers, SharedBufferPool
+from kvstore.stores.parameter_server.transport.sockets import _packed, _read
+
+K, P = m.Kind, PayloadLocation
+TWO_BIT = 1
+LIMIT = 1 << 26
+JOB = "job"
+
+#: Sizes and types of the slices, by number: none, one, small ones, more than 16 and than 32 KiB.
+SHAPES = [
+    (0, "float32"), (1, "float32"), (33, "float32"), (5, "float64"), (7, "float16"), (3, "int64"),
+    (4500, "float32"), (9000, "float32"), (2500, "float64"),
+]  # fmt: skip
+
+
+class Sockets:
+    """In the place of `ServerSockets`: streams are pairs of sockets, all other messages stay here."""
+
+    links = True
+
+    def __init__(self, roles: Roles, incarnation: int, streams: bool) -> None:
+        self.codec = Codec(roles.job, marks=True)
+        self.job, self.address = self.codec.job, "tcp://127.0.0.1:1"
+        self.sender, self.all = Sender(), StreamSet()
+        self.streams: dict[Hashable, Stream] = {}
+        self.known: dict[Hashable, Link] = {}
+        self.inbox: list[tuple[Hashable, Any]] = []
+        self.told: list[tuple[Hashable, Any]] = []
+        self.seen = 0  # records that came to Python
+
+    def open(self, peer: Hashable) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        for one in (ours, theirs):
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.forget(peer)
+        self.streams[peer] = stream = Stream(self.sender, ours.detach(), LIMIT)
+        self.all.add(stream)
+        return theirs
+
+    def send(self, peer: Hashable, message: Any) -> None:
+        stream = self.streams.get(peer) if isinstance(message, Batch) else None
+        frames = self.codec.encode(_packed(message))
+        if stream is None or not stream.send(frames):
+            self.told.append((peer, self.codec.decode([memoryview(one) for one in frames])))
+
+    def receive(self, timeout: float) -> Iterator[tuple[Hashable, Any]]:
+        inbox, self.inbox = self.inbox, []
+        yield from inbox
+        peers = {stream: peer for peer, stream in self.streams.items()}
+        for stream in self.all.serve(0):
+            try:
+                for handled, frames in stream.left():
+                    message = _read(self.codec, frames, "a test")
+                    if isinstance(message, Batch):
+                        self.seen += len(message.records) - handled
+                        yield peers[stream], message._replace(records=message.records[handled:])
+            except ConnectionError:  # noqa: PERF203
+                self.forget(peers[stream])
+
+    def has_stream(self, peer: Hashable) -> bool:
+        return peer in self.streams
+
+    def link_of(self, peer: Hashable) -> Link | None:
+        return self.known.get(peer)
+
+    def set_link(self, peer: Hashable, link: Link) -> None:
+        if self.links:
+            self.streams[peer].hand_to(link)
+            self.known[peer] = link
+
+    def forget(self, peer: Hashable) -> None:
+        stream = self.streams.pop(peer, None)
+        self.known.pop(peer, None)
+        if stream is not None:
+            self.all.remove(stream.fileno())
+            stream.close()
+
+    def offer_stream(self, peer: Hashable) -> str:
+        return ""
+
+    def meet(self, echo: str) -> None:
+        raise AssertionError("there is no scheduler")
+
+    def close(self) -> None:
+        for peer in list(self.streams):
+            self.forget(peer)
+        self.all.close()
+        self.sender.close()
+
+
+class Answer(NamedTuple):
+    kind: int
+    round: int
+    payload: bytes | None
+
+
+class Worker:
+    """A worker's end: it sends what it is told, and keeps all answers."""
+
+    def __init__(self, server: Server, rank: int, incarnation: int) -> None:
+        self.server, self.rank, self.incarnation = server, rank, incarnation
+        self.pool = SharedBufferPool()
+        self.memory: PeerBuffers | None = None
+        self.blocks: dict[int, Block] = {}
+        self.answers: dict[int, list[Answer]] = {}
+        self.reported = 0
+        self.stream: Stream | None = None
+
+    @property
+    def peer(self) -> Hashable:
+        return self.rank, self.incarnation
+
+    def open(self) -> None:
+        self.close_stream()
+        self.stream = Stream(self.server.sockets.sender, self.server.sockets.open(self.peer).detach(), LIMIT)
+
+    def close_stream(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+        self.stream = None
+
+    def attach(self, epoch: int) -> None:
+        handle = self.pool.handle()
+        attach = m.Attach(0, self.rank, self.incarnation, epoch, JOB, memory=handle)
+        self.server.sockets.inbox.append((self.peer, attach))
+        self.server.pump()
+
+    def take(self, batch: Batch) -> None:
+        assert (batch.store, batch.rank, batch.incarnation) == (0, self.rank, self.incarnation)
+        self.reported = max(self.reported, batch.received)
+        for record in batch.records:
+            found = Answer(int(record.kind), record.round, self._payload(record, batch.frames))
+            self.answers.setdefault(record.sequence, []).append(found)
+
+    def _payload(self, record: Record, frames: tuple[Any, ...]) -> bytes | None:
+        if record.place == P.FRAME:
+            frame = memoryview(frames[record.frame]).cast("B")
+            assert len(frame) >= record.offset + record.nbytes
+            return bytes(frame[record.offset : record.offset + record.nbytes])
+        if record.place == P.SHARED:
+            assert self.memory is not None
+            out = np.empty(record.nbytes, np.uint8)
+            same = self.memory.copy(record.frame, record.offset, record.nbytes, record.flags, out)
+            return out.tobytes() if same else None  # overwritten by now: a worker asks again
+        block = self.blocks.get(record.sequence) if record.flags == m.IN_PLACE else None
+        return block.array.tobytes() if block is not None else b""
+
+    def close(self) -> None:
+        self.close_stream()
+        if self.memory is not None:
+            self.memory.close()
+        self.pool.close()
+
+
+class Server:
+    """The loop of a server, with sockets of its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, links: bool, report: int = 1000) -> None:
+        patch.setattr(server_loop, "ServerSockets", type("Sockets", (Sockets,), {"links": links}))
+        options = server_loop.ServerOptions
+        patch.setattr(server_loop, "ServerOptions", lambda **more: options(**{**more, "report": report}))
+        roles = Roles("server", 0, 3, 1, JOB, "tcp://127.0.0.1:1", "127.0.0.1", 0, None, True)
+        config = PsConfig(timeout=1e6, heartbeat=1.0, dead_after=1e6, threads=1)
+        self.loop = server_loop.ServerLoop(roles, config)
+        patch.undo()
+        self.sockets: Any = self.loop._sockets
+        self.letters = self.epoch = 0
+        self.workers: dict[int, Worker] = {}
+        self.tell(m.Welcome(-1, 0, 1, 0, (), ()))
+
+    def tell(self, body: Any) -> None:
+        """Say something as the scheduler."""
+        self.letters += 1
+        self.sockets.inbox.append(("scheduler", m.ReliableMessage(self.letters, 0, body)))
+        self.pump()
+
+    def define(self, shapes: list[tuple[int, str]]) -> None:
+        entries = [
+            m.KeyEntry(m.KeySpec(str(i), (n,), dtype), i, (m.Slice(i, 0, 0, n),), False)
+            for i, (n, dtype) in enumerate(shapes)
+        ]
+        self.tell(m.Slices(0, tuple(entries)))
+
+    def view(self, **more: Any) -> None:
+        self.epoch += 1
+        members = tuple(m.Member(one.rank, one.incarnation) for one in self.workers.values())
+        more = {"resting": (), "losses": (), "servers": (), **more}
+        self.tell(m.View(0, self.epoch, members, **more))
+
+    def start(self, workers: int) -> None:
+        for rank in range(workers):
+            self.workers[rank] = Worker(self, rank, 100 + rank)
+        self.view()
+        for worker in self.workers.values():
+            worker.attach(self.epoch)
+            worker.open()
+
+    def pump(self) -> None:
+        """Serve until all that was sent has been handled, and answered."""
+        end = pace.deadline(60)
+        calm = 0
+        while calm < 2:
+            assert time.monotonic() < end
+            self.loop._serve_once()
+            ends = [worker.stream for worker in self.workers.values() if worker.stream is not None]
+            got = sum(self._collect(worker) for worker in self.workers.values())
+            sent = all(one.sent for one in (*ends, *self.sockets.streams.values()))
+            calm = calm + 1 if sent and not got and not self.sockets.inbox else 0
+
+    def _collect(self, worker: Worker) -> int:
+        for peer, message in self.sockets.told:
+            if peer == worker.peer and isinstance(message, Batch):
+                worker.take(message)
+            elif peer == worker.peer and isinstance(message, m.Attached) and message.memory:
+                worker.memory = PeerBuffers.open(message.memory)
+        self.sockets.told = [one for one in self.sockets.told if one[0] != worker.peer]
+        count = 0
+        try:
+            for frames in worker.stream.receive() if worker.stream is not None else ():
+                message = self.sockets.codec.decode([memoryview(frame) for frame in frames])
+                worker.take(message)
+                count += 1
+        except ConnectionError:
+            worker.close_stream()
+        return count
+
+    def send(self, rank: int, records: list[Record], payloads: list[Any], **head: Any) -> None:
+        """Send a batch; a record's `frame` is the number of its payload."""
+        worker = self.workers[rank]
+        frames, places = pack(payloads) if payloads else ([], [])
+        moved = [
+            one._replace(frame=places[one.frame][0], offset=places[one.frame][1])
+            if one.place == P.FRAME and one.frame < len(places)
+            else one
+            for one in records
+        ]
+        batch = Batch(0, rank, worker.incarnation, self.epoch, moved, tuple(frames))._replace(**head)
+        self.raw(rank, Codec(JOB).encode(batch))
+
+    def raw(self, rank: int, frames: list[Any]) -> None:
+        stream = self.workers[rank].stream
+        if stream is not None:
+            stream.send(frames)
+
+    def session(self, rank: int) -> Any:
+        return self.loop._machine._stores[0].sessions.by_rank.get(rank)
+
+    def values(self) -> dict[int, tuple[int, bytes]]:
+        """Round and value of each slice that is ready."""
+        store = self.loop._machine._stores[0]
+        shard = self.loop._storage.shard(0)
+        ready = {i: one for i, one in store.requests.slices.items() if one.ready}
+        return {i: (one.round, shard.read(i).tobytes()) for i, one in sorted(ready.items())}
+
+    def capture(self) -> list[int]:
+        """Note a snapshot, and do not write it; return the slices that have changed."""
+        shard = self.loop._storage.shard(0)
+        shard._slices.note_changed()
+        changed = sorted(shard._slices.changed)
+        if self.loop._machine.quiet():
+            self.loop._storage.save(self.loop._machine.snapshot())
+        return changed
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        self.sockets.close()
+        self.loop._storage.close()
+
+
+# -------------------------------------------------------------------------------------------- random programs
+
+
+class Program:
+    """Drives a server by a seed. What it does next never depends on what is answered."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self.server, self.chance = server, random.Random(seed)
+        self.data = np.random.default_rng(seed)
+        workers = self.chance.choice([1, 2, 2, 3])
+        self.slices = sorted(self.chance.sample(range(len(SHAPES)), self.chance.randint(1, 5)))
+        self.threshold = 0.5
+        self.crowded = self.chance.random() < 0.2
+        #: Whether payloads lie in shared memory; else workers leave. What one that is gone had there can be
+        #: read by a link, which has mapped it, and by nobody else.
+        self.shares = self.chance.random() < 0.6
+        self.pushed = {(rank, i): 0 for rank in range(workers) for i in self.slices}
+        self.sequence = dict.fromkeys(range(workers), 0)
+        self.sent: dict[int, list[tuple[Record, Any]]] = {rank: [] for rank in range(workers)}
+        self.later: list[tuple[int, list[Record], list[Any]]] = []
+        self.version = 0
+        self.changed: list[list[int]] = []
+        server.define(SHAPES)
+        server.start(workers)
+        for i in self.slices:
+            self.send(0, [self.request(0, K.INIT, i)])
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.server.workers)
+
+    def payload(self, slice_: int) -> Any:
+        n, dtype = SHAPES[slice_]
+        return (self.data.standard_normal(n) * 4).astype(dtype)
+
+    def request(self, rank: int, kind: int, slice_: int, round_: int = 0, **more: Any) -> tuple[Record, Any]:
+        self.sequence[rank] += 1
+        record = Record(kind, slice_, self.sequence[rank], round_, self.version)  # type: ignore[arg-type]
+        data = None
+        if kind in (K.INIT, K.ASSIGN, K.PUSH, K.PUSHPULL):
+            record, data = self.filled(rank, record)
+        return record._replace(**more), data
+
+    def filled(self, rank: int, record: Record) -> tuple[Record, Any]:
+        data, chance = self.payload(record.slice), self.chance
+        pushes = record.kind in (K.PUSH, K.PUSHPULL)
+        if pushes and SHAPES[record.slice][1] == "float32" and chance.random() < 0.2:
+            size = server_loop_size(SHAPES[record.slice][0])
+            data = self.data.integers(0, 256, size, np.uint8)
+            other = chance.random() < 0.2
+            record = record._replace(coding=TWO_BIT, threshold=0.25 if other else self.threshold)
+        if pushes and data.nbytes and self.shares and chance.random() < 0.4:
+            worker = self.server.workers[rank]
+            block = worker.pool.take(data.nbytes)
+            assert block is not None
+            block.array[:] = data.view(np.uint8)
+            worker.blocks[record.sequence] = block
+            flags = m.IN_PLACE if record.kind == K.PUSHPULL and chance.random() < 0.7 else 0
+            return record._replace(
+                place=P.SHARED, frame=block.segment, offset=block.offset, nbytes=data.nbytes, flags=flags
+            ), None
+        if pushes and chance.random() < 0.02:
+            data = data[:-1]
+        return record._replace(place=P.FRAME, nbytes=data.nbytes), data
+
+    def send(self, rank: int, made: list[tuple[Record, Any]]) -> None:
+        records, payloads = [], []
+        for record, data in made:
+            if data is not None and record.place == P.FRAME:
+                record = record._replace(frame=len(payloads))
+                payloads.append(data)
+            records.append(record)
+        self.server.send(rank, records, payloads)
+        if not self.crowded or self.chance.random() < 0.4:
+            self.server.pump()
+
+    def usual(self, rank: int, i: int) -> tuple[Record, Any]:
+        chance = self.chance
+        count = self.pushed[rank, i]
+        behind = min(self.pushed[other, i] for other in self.ranks)
+        kind = chance.choice([K.PUSH, K.PUSHPULL, K.PUSHPULL, K.PULL])
+        if kind == K.PULL or count - behind > 3:
+            flags = chance.choice([0, 0, m.BY_FRAME])
+            return self.request(rank, K.PULL, i, min(count, behind + 1), flags=flags)
+        self.pushed[rank, i] = count + 1
+        return self.request(rank, kind, i, count + 1)
+
+    def faulty(self, rank: int, i: int) -> tuple[Record, Any]:
+        """A request that is special, repeated or nonsense."""
+        chance = self.chance
+        sent = [one for one in self.sent[rank] if one[0].slice == i]
+        what = chance.randrange(9)
+        if what < 3 and sent:
+            record, data = chance.choice(sent[-12:])
+            probe = what == 0 and record.kind != K.PULL_ROWS
+            if probe:
+                record = record._replace(flags=m.PROBE, place=P.NONE, nbytes=0)
+            return record, None if probe else data
+        if what == 3:
+            return self.request(rank, K.PULL, i, self.pushed[rank, i], flags=m.OF_ROUND)
+        if what == 4:
+            return self.request(rank, chance.choice([11, 77, 255]), i)
+        if what == 5:
+            record, _ = self.request(rank, K.PULL, chance.choice([50, 1 << 31, (1 << 32) - 1]))
+            return record._replace(kind=chance.choice([K.PULL, K.INIT])), None
+        if what == 6:
+            odd = chance.choice([float("nan"), float("inf"), float("-inf")])
+            return self.request(rank, K.PUSH, i, self.pushed[rank, i] + 1, threshold=odd)
+        if what == 7:
+            odd_frame = {"place": P.SHARED, "frame": chance.choice([0, 3, 4096, (1 << 32) - 1]), "nbytes": 8}
+            offset = chance.choice([0, (1 << 22) - 4, (1 << 64) - 8])
+            kind = chance.choice([K.PULL, K.PUSH, K.PUSHPULL])
+            return self.request(rank, kind, i, self.pushed[rank, i] + 1, **odd_frame, offset=offset)
+        return self.request(rank, K.PUSH, i, chance.choice([0, 500, (1 << 64) - 1]))
+
+    def batch(self) -> None:
+        chance, rank = self.chance, self.chance.choice(self.ranks)
+        if chance.random() < 0.5:  # whoever is behind goes on
+            rank = min(self.ranks, key=lambda one: sum(self.pushed[one, i] for i in self.slices))
+        # A worker makes its next request of a slice when the one before is answered; what it is told of
+        # several in one message depends on which of them the sums come between.
+        slices = chance.sample(self.slices, chance.randint(1, len(self.slices)))
+        if self.crowded:
+            slices += slices[: chance.randint(0, 3)]
+        odd = chance.randrange(len(slices)) if chance.random() < 0.2 else -1
+        made = [self.faulty(rank, i) if at == odd else self.usual(rank, i) for at, i in enumerate(slices)]
+        self.sent[rank] += made
+        if chance.random() < 0.05:  # out of order
+            self.later.append((rank, made))  # type: ignore[arg-type]
+            return
+        self.send(rank, made)
+        if self.later and chance.random() < 0.5:
+            rank, made = self.later.pop(0)  # type: ignore[misc,assignment]
+            if rank in self.ranks:
+                self.send(rank, made)
+
+    def special(self) -> None:
+        chance, server = self.chance, self.server
+        server.pump()
+        rank, i = chance.choice(self.ranks), chance.choice(self.slices)
+        what = chance.randrange(12)
+        if what < 3:
+            made = [self.request(rank, chance.choice([K.ASSIGN, K.INIT]), i)]
+            self.sent[rank] += made
+            self.send(rank, made)
+        elif what < 5:
+            self.changed.append(server.capture())
+        elif what < 7:
+            server.workers[rank].open()
+            server.pump()
+        elif what == 7 and len(self.slices) > 1:
+            self.send(rank, [self.request(rank, K.FORGET, i)])
+            self.slices.remove(i)
+        elif what == 8 and chance.random() < 0.3:
+            self.version += 1
+            text = '{"name": "sgd", "config": {"learning_rate": 0.5}}'
+            server.tell(m.Install(0, self.version, "optimizer", text))
+        elif what == 9 and not self.shares and len(self.ranks) > 1 and chance.random() < 0.5:
+            server.workers.pop(rank).close()
+            lost = (m.Loss("worker", rank, 1.0),) if chance.random() < 0.7 else ()
+            server.view(losses=lost)
+        elif what == 10 and chance.random() < 0.3:
+            resting = (rank,) if len(self.ranks) > 1 and chance.random() < 0.7 else ()
+            server.view(resting=resting)
+
+    def run(self, steps: int) -> dict[str, Any]:
+        for _ in range(steps):
+            if self.chance.random() < 0.12:
+                self.special()
+                self.server.pump()  # whether it or another worker's message comes first would decide else
+            else:
+                self.batch()
+        server = self.server
+        server.pump()
+        return {
+            "answers": {
+                (rank, sequence): [
+                    one._replace(round=0 if one.kind != K.VALUE else one.round) for one in found
+                ][:1]
+                for rank, worker in (server.workers.items() if not self.crowded else ())
+                for sequence, found in sorted(worker.answers.items())
+            },
+            "values": server.values(),
+            "received": {rank: server.session(rank).received for rank in server.workers},
+            "low": {rank: (server.session(rank).low, server.session(rank).above) for rank in server.workers},
+            "changed": self.changed,
+        }
+
+
+def server_loop_size(n: int) -> int:
+    from kvstore.kernels import cpu
+
+    return cpu.encoded_bytes(TWO_BIT, n)
+
+
+def ran(seed: int, links: bool, steps: int) -> tuple[dict[str, Any], int]:
+    with pytest.MonkeyPatch.context() as patch:
+        server = Server(patch, links)
+        try:
+            found = Program(server, seed).run(steps)
+            return found, server.sockets.seen
+        finally:
+            server.close()
+
+
+def first_seed() -> int:
+    return int(os.environ.get("KVSTORE_LINKS_SEED", random.SystemRandom().getrandbits(32)))
+
+
+def alike(one: list[Answer] | None, other: list[Answer] | None) -> bool:
+    """Whether two first answers are the same, as far as both could be read."""
+    if not one or not other:
+        return one == other
+    unread = one[0].payload is None or other[0].payload is None
+    return one == other if not unread else one[0].kind == other[0].kind
+
+
+def check(seed: int, steps: int) -> None:
+    (ours, _), (theirs, _) = ran(seed, True, steps), ran(seed, False, steps)
+    told = f"KVSTORE_LINKS_SEED={seed}"
+    for name, expected in theirs.items():
+        if name != "answers":
+            assert ours[name] == expected, f"{told}: {name}"
+    differ = [
+        one
+        for one in sorted(theirs["answers"].keys() | ours["answers"].keys())
+        if not alike(theirs["answers"].get(one), ours["answers"].get(one))
+    ]
+    assert not differ, (
+        f"{told}: {differ[0]} is {str(ours['answers'].get(differ[0]))[:300]}, "
+        f"and without links {str(theirs['answers'].get(differ[0]))[:300]}"
+    )
+
+
+def test_with_links_and_without_the_answers_are_the_same() -> None:
+    first = first_seed()
+    for seed in range(first, first + 100):
+        check(seed, 40)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_with_links_and_without_a_thousand_programs_are_the_same() -> None:
+    first = first_seed()
+    for seed in range(first, first + 1000):
+        check(seed, 200)
+
+
+def test_links_handle_most_requests() -> None:
+    seen, all_seen = (sum(ran(seed, links, 40)[1] for seed in range(20)) for links in (True, False))
+    assert seen < 0.7 * all_seen
+
+
+def left() -> dict[str, int]:
+    """What should not grow: descriptors, mappings of shared memory, and objects of servers."""
+    gc.collect()
+    names = {"Link", "WorkerSession", "SliceRounds", "DenseSlice", "SliceTable", "Stream", "Worker"}
+    maps = Path("/proc/self/maps").read_text()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mappings": maps.count("memfd:kvstore"),
+        "objects": sum(type(one).__name__ in names for one in gc.get_objects()),
+    }
+
+
+def test_nothing_is_left_of_a_server() -> None:
+    ran(0, True, 40)
+    before = left()
+    for seed in range(1, 20):
+        ran(seed, True, 40)
+    assert left() == before
+
+
+# ------------------------------------------------------------------------------------ what comes between
+
+
+@pytest.fixture(params=[True, False], ids=["links", "no links"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    made = Server(monkeypatch, request.param)
+    made.define([(8, "float32"), (8, "float32")])
+    yield made
+    made.close()
+
+
+def ones(value: float) -> Any:
+    return np.full(8, value, np.float32)
+
+
+def push(sequence: int, round_: int, slice_: int = 0, kind: int = K.PUSH) -> Record:
+    return Record(kind, slice_, sequence, round_, place=P.FRAME, nbytes=32)  # type: ignore[arg-type]
+
+
+def begun(server: Server, workers: int = 2) -> None:
+    """Have a value in slice 0, and a first round, after which links know where the value is."""
+    server.start(workers)
+    server.send(0, [push(1, 0, kind=K.INIT)], [ones(7)])
+    server.pump()
+    for rank in range(workers):
+        server.send(rank, [push(2 if rank == 0 else 1, 1)], [ones(1)])
+        server.pump()
+
+
+def test_a_value_as_it_was_after_a_round_is_not_that_of_the_next(server: Server) -> None:
+    begun(server)
+    server.view(resting=(1,))
+    server.send(0, [push(3, 2)], [ones(2)])
+    server.pump()
+    wants = Record(K.PULL, 0, 2, 2, flags=m.OF_ROUND)
+    server.send(1, [wants], [])  # both are there when the server looks
+    server.send(0, [push(4, 3)], [ones(3)])
+    server.pump()
+    server.send(1, [wants._replace(sequence=3)], [])
+    server.pump()
+    found = server.workers[1].answers
+    assert server.values()[0] == (3, ones(3).tobytes())
+    assert found[2][0].payload == ones(2).tobytes()
+    assert found[3][0].kind in (K.VALUE, K.FAILED)
+
+
+def test_an_answer_is_read_before_a_sum_of_the_same_message(server: Server) -> None:
+    begun(server, 1)
+    server.send(0, [Record(K.PULL, 0, 3, 1), push(4, 2)], [ones(9)])
+    server.pump()
+    assert server.workers[0].answers[3] == [Answer(K.VALUE, 1, ones(1).tobytes())]
+    assert server.values()[0] == (2, ones(9).tobytes())
+
+
+@pytest.mark.parametrize("number", [1 << 20, 1 << 31, (1 << 32) - 1])
+def test_a_slice_of_any_number_can_be_named(server: Server, number: int) -> None:
+    begun(server)
+    server.send(1, [push(2, 0, number, K.INIT)], [ones(1)])
+    server.send(1, [Record(K.PULL, number, 3)], [])
+    server.pump()
+    server.tell(
+        m.Slices(0, (m.KeyEntry(m.KeySpec("far", (8,), "float32"), 9, (m.Slice(number, 0, 0, 8),), False),))
+    )
+    server.send(1, [Record(K.PULL, number, 4)], [])
+    server.pump()
+    assert [found[0].kind for found in server.workers[1].answers.values()] == [
+        K.DONE,
+        K.FAILED,
+        K.DONE,
+        K.VALUE,
+    ]
+
+
+def test_a_stream_that_breaks_with_answers_on_their_way_costs_nobody_else(server: Server) -> None:
+    begun(server)
+    server.send(1, [push(2, 2, kind=K.PUSHPULL)], [ones(4)])
+    server.pump()
+    server.workers[1].close_stream()
+    server.send(0, [push(3, 2, kind=K.PUSHPULL)], [ones(5)])
+    server.pump()
+    assert server.workers[0].answers[3] == [Answer(K.VALUE, 2, ones(9).tobytes())]
+    server.workers[1].open()
+    server.send(1, [push(2, 2, kind=K.PUSHPULL)], [ones(4)])
+    server.pump()
+    assert server.workers[1].answers[2][-1] == Answer(K.VALUE, 2, ones(9).tobytes())
+
+
+def test_a_worker_that_is_replaced_is_answered_no_more(server: Server) -> None:
+    begun(server)
+    server.send(1, [push(2, 2, kind=K.PUSHPULL)], [ones(4)])
+    server.pump()
+    old = server.workers[1]
+    server.workers[1] = Worker(server, 1, 500)
+    server.view(losses=())
+    server.workers[1].attach(server.epoch)
+    server.workers[1].open()
+    server.send(0, [push(3, 2, kind=K.PUSHPULL)], [ones(5)])
+    server.send(1, [push(1, 2, kind=K.PUSHPULL)], [ones(1)])
+    server.pump()
+    assert server.workers[0].answers[3] == [Answer(K.VALUE, 2, ones(6).tobytes())]
+    assert server.workers[1].answers[1] == [Answer(K.VALUE, 2, ones(6).tobytes())]
+    batch = Batch(0, 1, old.incarnation, 1, [push(3, 3)], (ones(3),))
+    assert old.stream is not None
+    old.stream.send(Codec(JOB).encode(batch))
+    server.pump()
+    with contextlib.suppress(ConnectionError):
+        assert old.stream.receive() == []
+    assert server.values()[0] == (2, ones(6).tobytes())
+    old.close()
+
+
+def test_a_slice_is_forgotten_with_parts_and_who_waits(server: Server) -> None:
+    begun(server)
+    server.send(1, [push(2, 2, kind=K.PUSHPULL)], [ones(4)])
+    server.pump()
+    server.send(0, [Record(K.FORGET, 0, 3), Record(K.PULL, 0, 4, 1), push(5, 2)], [ones(2)])
+    server.pump()
+    assert [found[0].kind for found in server.workers[1].answers.values()] == [K.DONE, K.FAILED]
+    kinds = {sequence: found[0].kind for sequence, found in server.workers[0].answers.items()}
+    assert kinds == {1: K.DONE, 2: K.DONE, 3: K.DONE, 4: K.FAILED, 5: K.FAILED}
+    server.tell(m.Install(0, 0, "drop", ""))
+    server.send(0, [push(6, 1)], [ones(2)])
+    server.pump()
+
+
+# ------------------------------------------------------------------------------------------- hostile messages
+
+
+def odd(frames: list[bytes], chance: random.Random) -> list[bytes]:
+    """Put faults into a batch: any bytes, numbers at their limits, frames that lack or are too many."""
+    found = [bytearray(frame) for frame in frames]
+    for _ in range(chance.randint(1, 4)):
+        first = found[0]
+        what = chance.randrange(7)
+        if what == 0:
+            first[chance.randrange(len(first))] ^= 1 << chance.randrange(8)
+        elif what < 4 and len(first) >= 52 + 79:  # a number of a record
+            form, at = chance.choice(FIELDS)
+            value = chance.choice(LIMITS) % (1 << 8 * struct.calcsize(form))
+            struct.pack_into(form, first, 52 + 79 * chance.randrange((len(first) - 52) // 79) + at, value)
+        elif what == 4:
+            del first[chance.randrange(1, len(first)) :]
+        elif what == 5 and len(found) > 1:
+            found[chance.randrange(1, len(found))] = bytearray(chance.choice([0, 1, 31, 33, 100]))
+        elif what == 6:
+            found[1:] = chance.choice([[], found[1:] * 2, [bytearray()] * 300])
+        if len(found[0]) < 20:
+            break
+    return [bytes(frame) for frame in found]
+
+
+LIMITS = [
+    0,
+    1,
+    2,
+    3,
+    31,
+    32,
+    33,
+    255,
+    65535,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 32,
+    2**64 - 1,
+]
+#: Of a record: kind, slice, sequence, round, version, coding, rows, place, frame, offset, nbytes, flags.
+FIELDS = [
+    ("<B", 0), ("<I", 1), ("<Q", 5), ("<Q", 13), ("<I", 21), ("<B", 33), ("<Q", 42), ("<B", 50), ("<I", 51),
+    ("<Q", 55), ("<Q", 63), ("<Q", 71),
+]  # fmt: skip
+
+
+def hostile(seed: int, links: bool, count: int) -> dict[int, list[Answer]]:
+    """Send mutated batches as worker 2, which rests, and rounds as the others; return what these are told."""
+    chance = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        server = Server(patch, links)
+        try:
+            server.define([(8, "float32"), (9000, "float32")])
+            begun(server, 3)
+            server.view(resting=(2,))
+            session = server.session(2)
+            for i in range(count):
+                wild = [push(session.low + 1, session.low), Record(K.PULL, 0, session.low + 2)]
+                wild += [Record(K.PULL, 1, session.low + 3), push(session.low + 4, 3, 1, K.PUSHPULL)]
+                batch = Batch(0, 2, 102, server.epoch, wild[: chance.randint(1, 4)], (ones(0), bytes(40_000)))
+                server.raw(2, odd([bytes(one) for one in Codec(JOB).encode(batch)], chance))
+                if server.workers[2].stream is None:
+                    server.workers[2].open()
+                if i % 10 == 0:
+                    number = 2 + i // 10
+                    server.send(0, [push(number + 1, number, kind=K.PUSHPULL)], [ones(number)])
+                    server.send(1, [push(number, number, kind=K.PUSHPULL)], [ones(number)])
+                if i % 5 == 0:
+                    server.pump()
+            server.pump()
+            return {**server.workers[0].answers, **{-i: a for i, a in server.workers[1].answers.items()}}
+        finally:
+            server.close()
+
+
+def check_hostile(seed: int, count: int) -> None:
+    told = f"KVSTORE_LINKS_SEED={seed}"
+    for found in (hostile(seed, True, count), hostile(seed, False, count)):
+        assert len(found) == 2 * (count // 10) + 3, told
+        assert all(len(answers) == 1 for answers in found.values()), told
+        assert {answers[0].kind for answers in found.values()} <= {K.DONE, K.VALUE, K.FAILED}, told
+
+
+def test_hostile_messages_disturb_nobody_else() -> None:
+    check_hostile(first_seed(), 1000)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_hostile_messages_disturb_nobody_else() -> None:
+    first = first_seed()
+    for seed in range(first, first + 50):
+        check_hostile(seed, 2000)

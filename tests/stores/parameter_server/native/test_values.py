@@ -1,0 +1,122 @@
+"""Where values and slices are, as C and Python both know it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore.kernels import cpu
+from kvstore.stores.parameter_server.native._native import SliceState, SliceTable, SliceValue
+
+F32 = cpu.dtype_number(np.dtype(np.float32))
+
+
+def furnished(n: int = 4) -> tuple[SliceValue, list[np.ndarray]]:
+    value, rooms = SliceValue(), [np.full(n, i, np.float32) for i in range(2)]
+    for number, array in enumerate(rooms):
+        value.furnish(number, array, F32)
+    return value, rooms
+
+
+def references(objects: list[Any]) -> list[int]:
+    gc.collect()
+    return [sys.getrefcount(one) for one in objects]
+
+
+def test_a_value_has_no_memory_at_first() -> None:
+    value = SliceValue()
+    assert (value.value, value.block, value.place, value.current, value.before) == (None, None, None, 0, -1)
+    assert value.sums and not value.take_changed()
+    assert value.room(1) == (None, None, None)
+
+
+def test_a_turn_makes_the_other_room_the_value() -> None:
+    value, rooms = furnished()
+    assert value.value is rooms[0]
+    value.turn(5)
+    assert (value.value is rooms[1], value.current, value.before) == (True, 1, 4)
+    value.turn(6)
+    assert (value.value is rooms[0], value.before) == (True, 5)
+    value.turn(7)
+    value.settle()
+    assert (value.value is rooms[0], value.before) == (True, -1)
+
+
+@pytest.mark.parametrize("n", [0, 1, 9000])
+def test_memory_is_let_go_when_it_is_cleared_replaced_or_dropped(n: int) -> None:
+    rooms = [np.zeros(n, np.float32) for _ in range(2)]
+    bare = references(rooms)
+    value = SliceValue()
+    for number in range(2):
+        value.furnish(number, rooms[number], F32)
+    held = references(rooms)
+    assert min(held) > max(bare)
+    value.furnish(1, np.zeros(n, np.float32), F32)
+    value.clear()
+    assert (value.value, value.current) == (None, 0)
+    cleared = references(rooms)
+    value.furnish(0, rooms[0], F32)
+    del value
+    assert (cleared, references(rooms)) == (bare, bare)
+
+
+def test_a_room_says_where_others_find_it() -> None:
+    value, lock = SliceValue(), np.zeros(1, np.uint64)
+    array = np.zeros(4, np.float32)
+    value.furnish(0, array, F32, "a block", 3, 640, lock)
+    assert (value.block, value.place) == ("a block", (3, 640))
+    assert value.room(0).array is array
+    value.turn(1)
+    assert (value.value, value.place) == (None, None)
+
+
+def test_a_slice_keeps_its_value() -> None:
+    value, rooms = furnished()
+    held = SliceState(0, 1)
+    held.hold(value)
+    before = references(rooms)
+    del value
+    kept = references(rooms)
+    del held
+    left = references(rooms)
+    assert kept == before
+    assert max(left) < min(before)
+
+
+@pytest.mark.parametrize("number", [0, 63, 64, 5000, (1 << 20) - 1, 1 << 20, 1 << 31, (1 << 32) - 1])
+def test_a_table_has_slices_of_any_number(number: int) -> None:
+    table = SliceTable[SliceState]()
+    one, other = SliceState(0, number), SliceState(0, number)
+    table[number] = one
+    assert table.get(number) is one and number in table
+    table[number] = other
+    assert list(table.values()) == [other]
+    assert table.pop(number) is other and table.pop(number, None) is None and not table
+
+
+def test_a_table_drops_its_slices_with_it() -> None:
+    table = SliceTable[SliceState]()
+    states = [SliceState(0, i) for i in range(200)]
+    for state in states:
+        table[state.id] = state
+    held = references(states)
+    table.pop(150)
+    popped = references(states)
+    del table, state
+    left = references(states)
+    assert [one for one in range(200) if popped[one] < held[one]] == [150]
+    assert set(left) == {popped[150]}
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32, "a"])
+def test_a_table_refuses_what_is_no_number(number: object) -> None:
+    table = SliceTable[SliceState]()
+    with pytest.raises((OverflowError, TypeError)):
+        table[number] = SliceState(0, 1)  # type: ignore[index]
+    with pytest.raises(TypeError):
+        table[1] = None  # type: ignore[assignment]
+    assert not table and table.pop(number, None) is None  # type: ignore[call-overload]
