@@ -42,7 +42,7 @@ class End:
 @pytest.fixture(params=["tcp", "ipc"])
 def server(request: pytest.FixtureRequest) -> Iterator[End]:
     end = End()
-    roles: Any = SimpleNamespace(ipc=request.param == "ipc", host="127.0.0.1")
+    roles: Any = SimpleNamespace(ipc=request.param == "ipc", host="127.0.0.1", keys=None)
     end.streams = ServerStreams(roles, end.poller)
     yield end
     end.streams.close(0.0)
