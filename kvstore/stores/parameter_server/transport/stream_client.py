@@ -12,9 +12,9 @@ from typing import Any
 
 from ....settings import addresses
 from .channel import Poller
+from .ciphers import SALT_BYTES, Handshake, choose
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream
-from .ciphers import SALT_BYTES, Handshake, choose
 from .streams import (
     ANSWER_BYTES,
     ENCRYPTED_MAGIC,
@@ -153,7 +153,7 @@ class StreamClient:
     def _read_answer(self) -> None:
         """Read the server's salt and proof; when both are there and right, there is a stream."""
         assert self._connecting is not None and self._offer is not None and self._cipher is not None
-        # The server closes what is no stream after HANDSHAKE: a stream that is opened so late would lose messages.
+        # The server closes what is no stream after HANDSHAKE: a stream opened so late would lose messages.
         late = time.monotonic() - self._attempted > HANDSHAKE / 2
         try:
             got = self._connecting.recv(ANSWER_BYTES - len(self._answer))

@@ -136,7 +136,7 @@ class StreamListener:
         except OSError:
             got = b""
         read += got
-        if got and len(read) < wanted:
+        if got and len(read) < wanted and (unproven is not None or self._may_be_hello(read)):
             if unproven is None:
                 self._strangers[connection] = since, read
             else:
@@ -151,6 +151,11 @@ class StreamListener:
         if peer is None:
             _refusals.note("a connection", "its first bytes are not those of a worker of this job")
         return True, peer, None
+
+    def _may_be_hello(self, read: bytes) -> bool:
+        """Whether a hello may begin so."""
+        magic = ENCRYPTED_MAGIC if self._encrypted else MAGIC
+        return magic.startswith(read[: len(magic)])
 
     def _answer(self, connection: socket.socket, since: float, hello: bytes) -> bool:
         """Answer an encrypted stream's hello; False: it is none, or too many are the same."""
