@@ -27,7 +27,7 @@ from .streams import (
 )
 
 _AGAIN, _AGAIN_MOST = 0.05, 1.0  # seconds between two attempts to connect
-_MISTRUST = 30.0  # and after an encrypted stream whose bytes were altered, or that never brought a message
+_MISTRUST = 30.0  # and after an encrypted stream that lasted no longer: somebody may alter what goes over it
 
 
 class StreamClient:
@@ -47,7 +47,7 @@ class StreamClient:
             self._offer = None
         self._hello = self._answer = b""
         self._answers = False  # the hello has gone, and the server's answer has not come
-        self._heard = False  # a message has come over this stream
+        self._opened = -math.inf
         self._sender, self._poller = sender, poller
         self._connecting: socket.socket | None = None
         self._attempted, self._pause = -math.inf, _AGAIN
@@ -79,11 +79,10 @@ class StreamClient:
             found: list[list[Frame]] = self._stream.receive()
         except ConnectionError as error:
             note_altered(error)
-            self._heard &= not isinstance(error, ConnectionAbortedError)
             self._drop()
             return []
-        self._heard |= bool(found)
-        self._pause = _AGAIN
+        if self._cipher is None:
+            self._pause = _AGAIN
         return found
 
     def finish(self, seconds: float) -> None:
@@ -102,8 +101,9 @@ class StreamClient:
             self._poller.unwatch(self._stream.fileno())
             self._stream.close()
             self._stream = None
-            if self._cipher is not None and not self._heard:
-                self._pause = _MISTRUST
+            if self._cipher is not None:
+                now = time.monotonic()
+                self._attempted, self._pause = now, _AGAIN if now - self._opened > _MISTRUST else _MISTRUST
 
     def _give_up(self) -> None:
         """Close the connection that is no stream yet."""
@@ -176,7 +176,7 @@ class StreamClient:
             return
         sender = self._sender()
         connection.send(handshake.worker_proof())  # so few bytes go at once or not at all
-        self._connecting, self._answers, self._heard = None, False, False
+        self._connecting, self._answers, self._opened = None, False, time.monotonic()
         self._stream = open_stream(connection, sender, handshake.worker_cipher())
 
 
