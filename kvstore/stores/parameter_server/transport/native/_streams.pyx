@@ -59,13 +59,12 @@ cdef extern from "serve.h" nogil:
     void kp_free_cipher(kp_cipher *c)
     ctypedef struct kp_stream:
         int fd
-        kp_cipher *cipher
         int broken
         kp_outcome end
         const kp_inlet *inlet
     ctypedef struct kp_sender:
         int runs
-    int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit)
+    int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher *cipher)
     void kp_free_stream(kp_stream *s)
     kp_outcome kp_receive(kp_stream *s)
     kp_message *kp_take_messages(kp_stream *s)
@@ -181,12 +180,12 @@ cdef class Stream:
         if cipher is not None and cipher.c == NULL:
             close_descriptor(descriptor)
             raise ValueError("a cipher serves one stream only")
-        if kp_open_stream(&self.s, descriptor, frame_limit):
+        if kp_open_stream(&self.s, descriptor, frame_limit, NULL if cipher is None else cipher.c):
             close_descriptor(descriptor)
             raise MemoryError()
         self.closed = False
         if cipher is not None:
-            self.s.cipher, cipher.c = cipher.c, NULL
+            cipher.c = NULL
         self.sender = sender
         if kp_add_stream(&sender.s, &self.s):
             self.close()

@@ -18,7 +18,8 @@ enum {
     KP_TAG_BYTES = 16,
     KP_CHUNK_HEAD = 4,
     KP_CHUNK_BYTES = 64 * 1024,
-    KP_SEALED_BYTES = KP_CHUNK_HEAD + KP_CHUNK_BYTES + KP_TAG_BYTES
+    KP_SEALED_BYTES = KP_CHUNK_HEAD + KP_CHUNK_BYTES + KP_TAG_BYTES,
+    KP_CHUNKS = 2 /* of one system call */
 };
 #define KP_MOST_CHUNKS ((uint64_t)1 << 63)
 
@@ -40,7 +41,7 @@ typedef struct {
     uint64_t chunks;
     size_t from, to;
     int failed;
-    unsigned char bytes[KP_SEALED_BYTES];
+    unsigned char bytes[KP_CHUNKS * KP_SEALED_BYTES];
 } kp_direction;
 
 typedef struct {
@@ -114,20 +115,20 @@ static uint32_t kp_get_length(const unsigned char *from)
 /* Where the text of the next chunk may lie when it is encrypted. */
 static unsigned char *kp_chunk_text(kp_cipher *c)
 {
-    return c->goes.bytes + KP_CHUNK_HEAD;
+    return c->goes.bytes + c->goes.to + KP_CHUNK_HEAD;
 }
 
-/* Encrypt a chunk when none is left to be sent. 0, or -1: nothing may be sent any more. */
+/* Encrypt a chunk, for which there is room. 0, or -1: nothing may be sent any more. */
 static int kp_encrypt(kp_cipher *c, const void *text, size_t n)
 {
     kp_direction *d = &c->goes;
-    unsigned char nonce[KP_NONCE_BYTES], *sealed = kp_chunk_text(c);
-    kp_put_length(d->bytes, (uint32_t)n);
+    unsigned char nonce[KP_NONCE_BYTES], *head = d->bytes + d->to, *sealed = kp_chunk_text(c);
+    kp_put_length(head, (uint32_t)n);
     d->failed = d->failed || kp_next_nonce(c, d, nonce) ||
-                c->aead.encrypt(sealed, sealed + n, NULL, (const unsigned char *)text, n, d->bytes, KP_CHUNK_HEAD, NULL,
+                c->aead.encrypt(sealed, sealed + n, NULL, (const unsigned char *)text, n, head, KP_CHUNK_HEAD, NULL,
                                 nonce, d->key);
-    d->from = 0;
-    d->to = d->failed ? 0 : KP_CHUNK_HEAD + n + KP_TAG_BYTES;
+    if (!d->failed)
+        d->to += KP_CHUNK_HEAD + n + KP_TAG_BYTES;
     return d->failed ? -1 : 0;
 }
 

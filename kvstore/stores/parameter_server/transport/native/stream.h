@@ -19,13 +19,13 @@
 
 enum {
     KP_READ_BYTES = 64 * 1024,
+    KP_DECRYPT_BYTES = KP_CHUNKS * KP_CHUNK_BYTES, /* the text of all chunks that come at once has room */
     KP_DIRECT_BYTES = 16 * 1024, /* what is left of a frame is received where it belongs, from this size on */
     KP_PIECES = 64,              /* of one system call */
     KP_MOST_PIECES = 1 << 16,    /* in the queue */
     KP_MOST_FRAMES = 1 << 18,    /* of a message */
     KP_SEND_BYTES = 1 << 20      /* of one system call by the sender's thread, which holds the lock meanwhile */
 };
-_Static_assert(KP_READ_BYTES >= KP_CHUNK_BYTES, "the text of all chunks that come at once has room");
 #define KP_MOST_MESSAGE ((uint64_t)1 << 30)
 #define KP_ENOUGH ((uint64_t)8 << 20) /* bytes after which other streams have their turn */
 
@@ -59,13 +59,14 @@ typedef struct kp_stream {
     int broken;
 } kp_stream;
 
-/* The socket is the stream's from now on. 0, or -1 where there is no memory. */
-static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit)
+/* The socket and the cipher, if there is one, are the stream's from now on. 0, or -1 where there is no memory. */
+static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher *cipher)
 {
     memset(s, 0, sizeof *s);
-    s->bytes = (char *)malloc(KP_READ_BYTES);
+    s->bytes = (char *)malloc(cipher ? KP_DECRYPT_BYTES : KP_READ_BYTES);
     if (!s->bytes)
         return -1;
+    s->cipher = cipher;
     s->fd = fd;
     s->frame_limit = frame_limit;
     s->last = &s->first;
@@ -190,12 +191,16 @@ static int kp_encrypt_pieces(kp_stream *s)
     return 0;
 }
 
-/* Find what to send of the chunk that is encrypted, or of the next one; 0: nothing may be sent any more. */
+/* Find what to send of the chunks that are encrypted, or of the next ones; 0: nothing may be sent any more. */
 static size_t kp_next_encrypted(kp_stream *s, struct iovec *io)
 {
     kp_direction *d = &s->cipher->goes;
-    if (d->from == d->to && kp_encrypt_pieces(s))
-        return 0;
+    if (d->from == d->to) {
+        d->from = d->to = 0;
+        while (s->n_pieces && sizeof d->bytes - d->to >= KP_SEALED_BYTES)
+            if (kp_encrypt_pieces(s))
+                return 0;
+    }
     io[0] = (struct iovec){d->bytes + d->from, d->to - d->from};
     return 1;
 }
