@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 import own_rules
 import pytest
-from altering import Altering
 from jobs import hear, tell
 from procs_shared import Digest, assert_same_bits, random_rows, start_of
 from references import Array, lcg
@@ -22,6 +22,7 @@ from kvstore.stores.parameter_server.transport import stream_client
 from kvstore.stores.parameter_server.transport.channel import Dealer
 
 F = np.float32
+ALTERED = 300  # the byte of each direction that `Altering` changes: behind the handshake
 SIZES = {"small": 50, "edge": 32768, "large": 200_003}
 
 
@@ -518,3 +519,36 @@ def _count_sent() -> list[int]:
 
     Dealer.send = send  # type: ignore[method-assign]
     return sent
+
+
+class Altering:
+    """Somebody between two processes, for one connection: passes on what they send, and alters it."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._run, args=((host, int(port)),), daemon=True).start()
+
+    def _run(self, target: tuple[str, int]) -> None:
+        with self._listening:
+            near, _ = self._listening.accept()
+        with near, socket.create_connection(target) as far:
+            back = threading.Thread(target=_pass_altered, args=(far, near), daemon=True)
+            back.start()
+            _pass_altered(near, far)
+            back.join()
+
+
+def _pass_altered(one: socket.socket, other: socket.socket) -> None:
+    passed = 0
+    with contextlib.suppress(OSError):
+        while data := one.recv(1 << 16):
+            altered = bytearray(data)
+            if passed <= ALTERED < passed + len(data):
+                altered[ALTERED - passed] ^= 1
+            other.sendall(altered)
+            passed += len(data)
+    for connection in (one, other):
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)

@@ -152,7 +152,8 @@ class StreamClient:
 
     def _read_answer(self) -> None:
         """Read the server's salt and proof; when both are there and right, there is a stream."""
-        assert self._connecting is not None and self._offer is not None and self._cipher is not None
+        if self._connecting is None or self._offer is None or self._cipher is None:
+            return
         # The server closes what is no stream after HANDSHAKE: a stream opened so late would lose messages.
         late = time.monotonic() - self._attempted > HANDSHAKE / 2
         try:
