@@ -160,8 +160,8 @@ def served(nursery: jobs.Nursery, tmp_path: Path) -> Iterator[Callable[..., serv
     """Make a job of so many workers and servers: `served(2, 1).start_all("procs_shared", "sums")`."""
     with contextlib.ExitStack() as stack:
 
-        def make(workers: int, count: int = 1, **variables: str) -> servers.ServedJob:
-            made = servers.ServedJob(nursery, tmp_path, workers, count, **variables)
+        def make(workers: int, count: int = 1, secure: bool = False, **variables: str) -> servers.ServedJob:
+            made = servers.ServedJob(nursery, tmp_path, workers, count, secure, **variables)
             stack.callback(made.close)
             return made
 

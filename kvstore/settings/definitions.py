@@ -144,8 +144,7 @@ SERVERS: Final = (
     SettingRow("server_restarts", "KVSTORE_SERVER_RESTARTS", int, 0, (SCHEDULER,),
         "number of restarts of lost servers, of all servers together"),
     SettingRow("streams", "KVSTORE_STREAMS", int, 1, (SERVER,),
-        "0: data between workers and servers goes over ZeroMQ only; 1: over connections of its own, where "
-        "there are no keys"),
+        "0: data between workers and servers goes over ZeroMQ only; 1: over connections of its own"),
 )  # fmt: skip
 
 PLACE: Final = (

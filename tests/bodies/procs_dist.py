@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from pathlib import Path
@@ -17,8 +18,11 @@ from references import Array, lcg
 from tested_store import create, held
 
 import kvstore as kv
+from kvstore.stores.parameter_server.transport import stream_client
+from kvstore.stores.parameter_server.transport.channel import Dealer
 
 F = np.float32
+ALTERED = 300  # the byte of each direction that `Altering` changes: behind the handshake
 SIZES = {"small": 50, "edge": 32768, "large": 200_003}
 
 
@@ -476,3 +480,75 @@ def until_the_server_dies(size: int) -> int:
             if calls == 20:
                 tell("ready")
     return calls
+
+
+def by_encrypted_streams(altered: bool) -> tuple[str, str]:
+    """Sums are those of `local`, over streams with ciphers; where these are altered, over ZeroMQ."""
+    if altered:
+        connect = stream_client._connect
+        stream_client._connect = lambda address: connect(Altering(address).address)
+    sent = _count_sent()
+    store, digest = opened(same_host_shm=False), Digest()
+    with alone() as local:
+        for step in range(12):
+            for key, n in SIZES.items():
+                values, out, expected = gradients(store, key, step), np.empty(n, F), np.empty(n, F)
+                store.pushpull(key, values[store.rank], out=out)
+                local.pushpull(key, values, out=expected)
+                assert_same_bits(out, expected)
+                digest.add(out)
+    streams = list(store._backend._client.driver._sockets._streams.values())
+    assert streams and all(one._cipher for one in streams)
+    assert [one._stream is None for one in streams] == [altered] * len(streams)
+    steps = sum(sent) / (4 * sum(SIZES.values()))
+    assert steps > 6 if altered else steps < 4, "init is one, and the first may be one"
+    told = repr(store) + repr(store._backend) + repr(vars(store._backend))
+    assert not any(one._offer.secret.hex() in told for one in streams)
+    store.barrier()
+    store.close()
+    return digest.hex(), "".join(one._offer.secret.hex() for one in streams)
+
+
+def _count_sent() -> list[int]:
+    """Have the bytes of all messages counted that go over ZeroMQ."""
+    usual, sent = Dealer.send, [0]
+
+    def send(self: Any, frames: Any) -> None:
+        sent.append(sum(memoryview(frame).nbytes for frame in frames))
+        usual(self, frames)
+
+    Dealer.send = send  # type: ignore[method-assign]
+    return sent
+
+
+class Altering:
+    """Somebody between two processes, for one connection: passes on what they send, and alters it."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._run, args=((host, int(port)),), daemon=True).start()
+
+    def _run(self, target: tuple[str, int]) -> None:
+        with self._listening:
+            near, _ = self._listening.accept()
+        with near, socket.create_connection(target) as far:
+            back = threading.Thread(target=_pass_altered, args=(far, near), daemon=True)
+            back.start()
+            _pass_altered(near, far)
+            back.join()
+
+
+def _pass_altered(one: socket.socket, other: socket.socket) -> None:
+    passed = 0
+    with contextlib.suppress(OSError):
+        while data := one.recv(1 << 16):
+            altered = bytearray(data)
+            if passed <= ALTERED < passed + len(data):
+                altered[ALTERED - passed] ^= 1
+            other.sendall(altered)
+            passed += len(data)
+    for connection in (one, other):
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)

@@ -1016,9 +1016,7 @@ def test_floods_of_strangers(faults: Faults, seconds: int, secured: bool) -> Non
         ]
         ready(*workers, line="working")
         ports = [port for one in (made.scheduler, *made.servers) for port in strangers.listening(one.pid)]
-        assert len(ports) == (
-            4 if secured else 5
-        )  # three are the scheduler's; streams need one where they are
+        assert len(ports) == 5  # three are the scheduler's, two the server's: one of them for streams
         with (
             strangers.Memory(made.scheduler.pid) as scheduler,
             strangers.Memory(made.servers[0].pid) as server,

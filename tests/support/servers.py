@@ -15,6 +15,8 @@ import jobs
 import pace
 import paths
 
+from kvstore.launch.certificates import Certificates
+
 
 def patience() -> dict[str, str]:
     """Signs of life come often, so that tests of deaths are quick; for these the time is set lower still."""
@@ -27,12 +29,20 @@ def patience() -> dict[str, str]:
 
 
 class ServedJob(jobs.Job):
-    """A job whose workers find servers; a context like `jobs.Job`."""
+    """A job whose workers find servers; a context like `jobs.Job`. A `secure` one has keys."""
 
     def __init__(
-        self, nursery: jobs.Nursery, folder: Path, workers: int, servers: int, **variables: str
+        self,
+        nursery: jobs.Nursery,
+        folder: Path,
+        workers: int,
+        servers: int,
+        secure: bool = False,
+        **variables: str,
     ) -> None:
         super().__init__(nursery, folder, workers)
+        saved = Certificates(workers, servers).save(folder / "keys") if secure else []
+        self._key_files = {path.stem: str(path) for path in saved}
         self.servers: list[jobs.Worker] = []
         self.variables = {**patience(), **variables, "KVSTORE_NUM_SERVERS": str(servers)}
         self.scheduler = self._role("scheduler", 0, KVSTORE_NUM_WORKERS=str(workers))
@@ -48,7 +58,11 @@ class ServedJob(jobs.Job):
 
     def start(self, module: str, function: str, *arguments: Any, rank: int, **variables: str) -> jobs.Worker:
         """Start a worker."""
-        return super().start(module, function, *arguments, rank=rank, **self.variables, **variables)
+        own = {**self.variables, **self._keys_of(f"worker-{rank}"), **variables}
+        return super().start(module, function, *arguments, rank=rank, **own)
+
+    def _keys_of(self, name: str) -> dict[str, str]:
+        return {"KVSTORE_KEYS_FILE": self._key_files[name]} if self._key_files else {}
 
     def _role(
         self, role: str, rank: int, module: str = "servers", function: str = "", **variables: str
@@ -58,6 +72,7 @@ class ServedJob(jobs.Job):
             "KVSTORE_ROLE": role,
             "KVSTORE_JOB": self.name,
             "TMPDIR": str(self.folder),
+            **self._keys_of(role if role == "scheduler" else f"{role}-{rank}"),
             **variables,
         }
         if role == "scheduler":

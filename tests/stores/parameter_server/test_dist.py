@@ -57,6 +57,19 @@ def test_sums_of_other_types(served: Served, name: str) -> None:
     same(served(2, 2, **SMALL), "sums", name, 1)
 
 
+@pytest.mark.parametrize("altered", [False, True])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_sums_by_encrypted_streams(served: Served, servers: int, altered: bool) -> None:
+    """With keys data goes over streams, too, and over ZeroMQ if somebody alters what goes over these."""
+    job = served(2, servers, secure=True, **BY_FRAME)
+    (first, *secrets), *others = run(job, OWN, "by_encrypted_streams", altered)
+    assert all(digest == first for digest, _ in others)
+    said = "".join(one.errors() for one in (job.scheduler, *job.servers, *job.workers))
+    assert ("altered" in said) == altered
+    secret = secrets[0]
+    assert len(secret) == 64 * servers and secret[:64] not in said
+
+
 def test_sums_by_frames_alone(served: Served) -> None:
     same(served(2, 2, **BY_FRAME), "sums", "float32", 1)
 

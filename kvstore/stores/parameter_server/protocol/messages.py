@@ -465,7 +465,12 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     bases: tuple[tuple[int, int], ...] = ()
     """(slice, round): these rounds go on without this worker; its first push belongs to the next."""
     stream: str = ""
-    """Where the worker can open a stream, and its token; see `transport.streams`."""
+    """Where the worker can open a stream, its token and secret; see `transport.streams`."""
+
+    def __repr__(self) -> str:
+        """Leave out what is secret."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "stream"}
+        return f"Attached({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):

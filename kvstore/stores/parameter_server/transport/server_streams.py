@@ -13,7 +13,7 @@ from .channel import Poller
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream, StreamSet
 from .stream_listener import StreamListener
-from .streams import open_stream
+from .streams import note_altered, open_stream
 
 #: A message: who sent it, how many of its records have been handled, and its frames.
 Received = tuple[Hashable, int, list[Frame]]
@@ -78,7 +78,8 @@ class ServerStreams:
             try:
                 for handled, frames in stream.left():
                     yield peer, handled, frames
-            except ConnectionError:
+            except ConnectionError as error:
+                note_altered(error)
                 self._drop(peer)
 
     def close_late(self) -> None:
@@ -87,7 +88,7 @@ class ServerStreams:
             self._end(connection)
 
     def _greet(self, connection: socket.socket) -> None:
-        done, peer = self._listener.greet(connection)
+        done, peer, cipher = self._listener.greet(connection)
         if not done:
             return
         if peer is None:
@@ -95,7 +96,7 @@ class ServerStreams:
             return
         self._poller.unwatch(connection.fileno())
         self._drop(peer)
-        stream = self._streams[peer] = open_stream(connection, self._sender)
+        stream = self._streams[peer] = open_stream(connection, self._sender, cipher)
         self._peers[stream] = peer
         self._all.add(stream)
 

@@ -17,6 +17,7 @@ from ..native._native import Link
 from ..protocol.events import ECHO
 from ..protocol.messages import PROTOCOL, Batch, Control, Hello, PayloadLocation
 from .channel import Channel, Dealer, NotSentError, Poller, Router
+from .ciphers import available
 from .context import Context
 from .frames import Codec, pack
 from .heartbeats import Echo, HeartbeatMonitor
@@ -65,6 +66,7 @@ class WorkerSockets(_Sockets):
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
         self._servers: dict[int, Dealer] = {}
         self._streams: dict[int, StreamClient] = {}
+        self._encrypted = roles.keys is not None
         self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
@@ -107,7 +109,9 @@ class WorkerSockets(_Sockets):
         if not offer or (stream is not None and stream.offer == offer):
             return
         self._drop_stream(server)
-        stream = self._streams[server] = StreamClient(offer, self._start_sender, self._poller)
+        stream = self._streams[server] = StreamClient(
+            offer, self._start_sender, self._poller, self._encrypted
+        )
         self._peers[stream] = server
         stream.open()
 
@@ -218,7 +222,7 @@ class ServerSockets(_Sockets):
             self._workers = Router(self._context, _address(roles, name))
             self._scheduler = Dealer(self._context, roles.scheduler, _identity(name))
             self._poller.add(self._scheduler)
-            if streams and roles.keys is None:
+            if streams and (roles.keys is None or available()):
                 self._streams = ServerStreams(roles, self._poller)
         except BaseException:
             self.close()

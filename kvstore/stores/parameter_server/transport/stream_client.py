@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import math
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -10,23 +12,42 @@ from typing import Any
 
 from ....settings import addresses
 from .channel import Poller
+from .ciphers import SALT_BYTES, Handshake, choose
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream
-from .streams import HANDSHAKE, MAGIC, open_stream, tune
+from .streams import (
+    ANSWER_BYTES,
+    ENCRYPTED_MAGIC,
+    HANDSHAKE,
+    MAGIC,
+    Offer,
+    note_altered,
+    open_stream,
+    tune,
+)
 
 _AGAIN, _AGAIN_MOST = 0.05, 1.0  # seconds between two attempts to connect
+_MISTRUST = 30.0  # and after an encrypted stream that lasted no longer: somebody may alter what goes over it
 
 
 class StreamClient:
     """A worker's stream to one server, opened again whenever it breaks.
 
     `offer` is what the server has told; the poller returns this object when there is something to receive.
+    Where the stream has to be `encrypted`, and the offer is none of such a stream, there is never one.
     """
 
-    def __init__(self, offer: str, sender: Callable[[], Sender], poller: Poller) -> None:
+    def __init__(
+        self, offer: str, sender: Callable[[], Sender], poller: Poller, encrypted: bool = False
+    ) -> None:
         self.offer = offer
-        self._address, _, token = offer.rpartition("/")
-        self._hello = MAGIC + bytes.fromhex(token)
+        self._offer = Offer.read(offer, encrypted)
+        self._cipher = choose(self._offer.ciphers) if self._offer is not None and encrypted else None
+        if encrypted and self._cipher is None:
+            self._offer = None
+        self._hello = self._answer = b""
+        self._answers = False  # the hello has gone, and the server's answer has not come
+        self._opened = -math.inf
         self._sender, self._poller = sender, poller
         self._connecting: socket.socket | None = None
         self._attempted, self._pause = -math.inf, _AGAIN
@@ -51,13 +72,17 @@ class StreamClient:
     def receive(self) -> list[list[Frame]]:
         """Return messages that have come; none when the stream is at its end."""
         if self._stream is None:
+            if self._answers:
+                self._read_answer()
             return []
         try:
             found: list[list[Frame]] = self._stream.receive()
-        except ConnectionError:
+        except ConnectionError as error:
+            note_altered(error)
             self._drop()
             return []
-        self._pause = _AGAIN
+        if self._cipher is None:
+            self._pause = _AGAIN
         return found
 
     def finish(self, seconds: float) -> None:
@@ -69,39 +94,91 @@ class StreamClient:
     def close(self) -> None:
         """Close it. A second call does nothing."""
         self._drop()
-        if self._connecting is not None:
-            self._connecting.close()
-            self._connecting = None
+        self._give_up()
 
     def _drop(self) -> None:
         if self._stream is not None:
             self._poller.unwatch(self._stream.fileno())
             self._stream.close()
             self._stream = None
+            if self._cipher is not None:
+                now = time.monotonic()
+                self._attempted, self._pause = now, _AGAIN if now - self._opened > _MISTRUST else _MISTRUST
+
+    def _give_up(self) -> None:
+        """Close the connection that is no stream yet."""
+        if self._connecting is not None:
+            if self._answers:
+                self._poller.unwatch(self._connecting.fileno())
+            self._connecting.close()
+            self._connecting, self._answers = None, False
 
     def open(self) -> None:
-        """Take one step towards a stream, without waiting: connect, or send the token once that is done."""
+        """Take one step towards a stream, without waiting: connect, or greet once that is done."""
+        if self._offer is None:
+            return
+        if self._answers:
+            self._read_answer()
+            return
         if self._connecting is None:
             now = time.monotonic()
             if now - self._attempted < self._pause:
                 return
             self._attempted, self._pause = now, min(2 * self._pause, _AGAIN_MOST)
-            self._connecting = _connect(self._address)
+            self._connecting = _connect(self._offer.address)
+            self._hello = self._new_hello(self._offer)
         if self._connecting is None:
             return
         try:
             sender = self._sender()
             self._connecting.send(self._hello)  # so few bytes go at once or not at all
         except BlockingIOError:
-            if time.monotonic() - self._attempted < HANDSHAKE:
-                return
-            self._connecting.close()
+            if time.monotonic() - self._attempted >= HANDSHAKE:
+                self._give_up()
         except OSError:  # no descriptors either: data goes over ZeroMQ meanwhile
-            self._connecting.close()
+            self._give_up()
         else:
-            self._stream = open_stream(self._connecting, sender)
-            self._poller.watch(self._stream.fileno(), self)
-        self._connecting = None
+            self._poller.watch(self._connecting.fileno(), self)
+            if self._cipher is None:
+                self._stream = open_stream(self._connecting, sender)
+                self._connecting = None
+            else:
+                self._answers, self._answer = True, b""
+
+    def _new_hello(self, offer: Offer) -> bytes:
+        if self._cipher is None:
+            return MAGIC + offer.token
+        return ENCRYPTED_MAGIC + offer.token + bytes([self._cipher]) + secrets.token_bytes(SALT_BYTES)
+
+    def _read_answer(self) -> None:
+        """Read the server's salt and proof; when both are there and right, there is a stream."""
+        if self._connecting is None or self._offer is None or self._cipher is None:
+            return
+        # The server closes what is no stream after HANDSHAKE: a stream opened so late would lose messages.
+        late = time.monotonic() - self._attempted > HANDSHAKE / 2
+        try:
+            got = self._connecting.recv(ANSWER_BYTES - len(self._answer))
+            self._answer += got
+            if late or not got:
+                self._give_up()
+            elif len(self._answer) == ANSWER_BYTES:
+                self._finish_handshake(self._connecting, self._offer.secret, self._cipher)
+        except BlockingIOError:
+            if late:
+                self._give_up()
+        except OSError:
+            self._give_up()
+
+    def _finish_handshake(self, connection: socket.socket, secret: bytes, cipher: int) -> None:
+        salt, proof = self._answer[:SALT_BYTES], self._answer[SALT_BYTES:]
+        handshake = Handshake(secret, self._hello, salt, cipher)
+        if not hmac.compare_digest(proof, handshake.server_proof()):
+            self._give_up()
+            return
+        sender = self._sender()
+        connection.send(handshake.worker_proof())  # so few bytes go at once or not at all
+        self._connecting, self._answers, self._opened = None, False, time.monotonic()
+        self._stream = open_stream(connection, sender, handshake.worker_cipher())
 
 
 def _connect(address: str) -> socket.socket | None:

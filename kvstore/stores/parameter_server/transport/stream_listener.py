@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import os
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from ....settings import addresses
 from ....settings.roles import Roles
+from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, Handshake, available
+from .native._streams import Cipher
 from .refusals import Refusals
-from .streams import HANDSHAKE, MAGIC, TOKEN_BYTES, tune
+from .streams import (
+    ENCRYPTED_HELLO_BYTES,
+    ENCRYPTED_MAGIC,
+    HANDSHAKE,
+    HELLO_BYTES,
+    MAGIC,
+    TOKEN_BYTES,
+    Offer,
+    tune,
+)
 
-_HELLO_BYTES = len(MAGIC) + TOKEN_BYTES
 _STRANGERS = 64  # connections that have not sent a token
+_UNPROVEN = 4  # connections with the same token, whose proof has not come
 _BACKLOG = 4096
 
 _refusals = Refusals()
 
 
+@dataclass
+class _Unproven:
+    """A connection that has to prove that it knows the secret of its token."""
+
+    since: float
+    token: bytes
+    handshake: Handshake
+    read: bytes = b""
+
+
 class StreamListener:
-    """Where the workers of a server open their streams.
+    """Where the workers of a server open their streams; these are encrypted where there are keys.
 
     `address` is ``tcp://host:port`` with a port of its own, or ``ipc://@name`` for jobs on unix sockets.
     """
@@ -41,9 +64,12 @@ class StreamListener:
             self.address = addresses.tcp(roles.host, self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
+        self._encrypted = roles.keys is not None
+        self._hello_bytes = ENCRYPTED_HELLO_BYTES if self._encrypted else HELLO_BYTES
         self._peers: dict[bytes, Hashable] = {}  # by token
-        self._tokens: dict[Hashable, bytes] = {}
+        self._offers: dict[Hashable, Offer] = {}
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
+        self._unproven: dict[socket.socket, _Unproven] = {}
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable when somebody wants to connect."""
@@ -51,17 +77,21 @@ class StreamListener:
 
     def offer(self, peer: Hashable) -> str:
         """Return what a peer has to know to open its stream; it is to be told over ZeroMQ."""
-        token = self._tokens.get(peer)
-        if token is None:
-            token = self._tokens[peer] = secrets.token_bytes(TOKEN_BYTES)
+        offer = self._offers.get(peer)
+        if offer is None:
+            token = secrets.token_bytes(TOKEN_BYTES)
+            secret = secrets.token_bytes(SECRET_BYTES) if self._encrypted else b""
+            offer = self._offers[peer] = Offer(
+                self.address, token, secret, available() if self._encrypted else ()
+            )
             self._peers[token] = peer
-        return f"{self.address}/{token.hex()}"
+        return offer.text()
 
     def withdraw(self, peer: Hashable) -> None:
         """Let a peer open no stream any more."""
-        token = self._tokens.pop(peer, None)
-        if token is not None:
-            del self._peers[token]
+        offer = self._offers.pop(peer, None)
+        if offer is not None:
+            del self._peers[offer.token]
 
     def accept(self) -> list[socket.socket]:
         """Return new connections, of which nobody knows yet whose they are: give them to `greet`."""
@@ -88,43 +118,94 @@ class StreamListener:
             self._strangers[connection] = time.monotonic(), b""
             accepted.append(connection)
 
-    def greet(self, connection: socket.socket) -> tuple[bool, Hashable]:
-        """Read a new connection's token: whether that is done, and whose the connection is; None: nobody's.
+    def greet(self, connection: socket.socket) -> tuple[bool, Hashable, Cipher | None]:
+        """Read what a new connection says: whether that is all, whose it is (None: nobody's), and its cipher.
 
-        When it is done, the connection is the caller's.
+        When it is all, the connection is the caller's.
         """
-        since, read = self._strangers[connection]
+        since, read = self._strangers.get(connection, (0.0, b""))
+        unproven = self._unproven.get(connection)
+        if unproven is not None:
+            read, wanted = unproven.read, PROOF_BYTES
+        else:
+            wanted = self._hello_bytes
         try:
-            got = connection.recv(_HELLO_BYTES - len(read))
+            got = connection.recv(wanted - len(read))
         except BlockingIOError:
-            return False, None
+            return False, None, None
         except OSError:
             got = b""
         read += got
-        if got and len(read) < _HELLO_BYTES:
-            self._strangers[connection] = since, read
-            return False, None
+        if got and len(read) < wanted and (unproven is not None or self._may_be_hello(read)):
+            if unproven is None:
+                self._strangers[connection] = since, read
+            else:
+                unproven.read = read
+            return False, None, None
+        if unproven is not None:
+            return self._check_proof(connection, unproven, read)
         del self._strangers[connection]
-        peer = self._peers.get(read[len(MAGIC) :]) if read.startswith(MAGIC) else None
+        if self._encrypted and self._answer(connection, since, read):
+            return False, None, None
+        peer = self._peers.get(read[len(MAGIC) :]) if read.startswith(MAGIC) and not self._encrypted else None
         if peer is None:
             _refusals.note("a connection", "its first bytes are not those of a worker of this job")
-        return True, peer
+        return True, peer, None
+
+    def _may_be_hello(self, read: bytes) -> bool:
+        """Whether a hello may begin so."""
+        magic = ENCRYPTED_MAGIC if self._encrypted else MAGIC
+        return magic.startswith(read[: len(magic)])
+
+    def _answer(self, connection: socket.socket, since: float, hello: bytes) -> bool:
+        """Answer an encrypted stream's hello; False: it is none, or too many are the same."""
+        token = hello[len(ENCRYPTED_MAGIC) :][:TOKEN_BYTES]
+        if len(hello) != ENCRYPTED_HELLO_BYTES or not hello.startswith(ENCRYPTED_MAGIC):
+            return False
+        cipher = hello[len(ENCRYPTED_MAGIC) + TOKEN_BYTES]
+        if token not in self._peers or cipher not in available():
+            return False
+        if sum(one.token == token for one in self._unproven.values()) >= _UNPROVEN:
+            return False
+        salt = secrets.token_bytes(SALT_BYTES)
+        handshake = Handshake(self._offers[self._peers[token]].secret, hello, salt, cipher)
+        answer = salt + handshake.server_proof()
+        try:
+            if connection.send(answer) < len(answer):  # so few bytes go at once or not at all
+                return False
+        except OSError:
+            return False
+        self._unproven[connection] = _Unproven(since, token, handshake)
+        return True
+
+    def _check_proof(
+        self, connection: socket.socket, unproven: _Unproven, proof: bytes
+    ) -> tuple[bool, Hashable, Cipher | None]:
+        del self._unproven[connection]
+        peer = self._peers.get(unproven.token)
+        if peer is None or not hmac.compare_digest(proof, unproven.handshake.worker_proof()):
+            _refusals.note("a connection", "it does not prove that it is a worker of this job")
+            return True, None, None
+        return True, peer, unproven.handshake.server_cipher()
 
     def late(self) -> list[socket.socket]:
         """Return connections that have not said who they are for too long; they are the caller's."""
-        if not self._strangers:
+        if not self._strangers and not self._unproven:
             return []
-        now = time.monotonic()
-        late = [one for one, (since, _) in self._strangers.items() if now - since > HANDSHAKE]
+        before = time.monotonic() - HANDSHAKE
+        late = [one for one, (since, _) in self._strangers.items() if since < before]
+        late += [one for one, unproven in self._unproven.items() if unproven.since < before]
         for one in late:
-            del self._strangers[one]
+            self._strangers.pop(one, None)
+            self._unproven.pop(one, None)
         return late
 
     def close(self) -> None:
         """Listen no more. A second call does nothing."""
-        for connection in self._strangers:
+        for connection in (*self._strangers, *self._unproven):
             connection.close()
         self._strangers.clear()
+        self._unproven.clear()
         self._socket.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pace
 import pytest
 
-from kvstore.stores.parameter_server.transport import stream_listener
+from kvstore.stores.parameter_server.transport import stream_client, stream_listener
 from kvstore.stores.parameter_server.transport.channel import Poller
 from kvstore.stores.parameter_server.transport.native._streams import Sender
 from kvstore.stores.parameter_server.transport.server_streams import ServerStreams
@@ -39,10 +39,11 @@ class End:
             self.came += [("server", bytes(memoryview(frames[0]))) for frames in item.receive()]
 
 
-@pytest.fixture(params=["tcp", "ipc"])
+@pytest.fixture(params=["tcp", "ipc", "tcp with keys", "ipc with keys"])
 def server(request: pytest.FixtureRequest) -> Iterator[End]:
     end = End()
-    roles: Any = SimpleNamespace(ipc=request.param == "ipc", host="127.0.0.1")
+    ipc, keys = request.param.startswith("ipc"), object() if "keys" in request.param else None
+    roles: Any = SimpleNamespace(ipc=ipc, host="127.0.0.1", keys=keys)
     end.streams = ServerStreams(roles, end.poller)
     yield end
     end.streams.close(0.0)
@@ -61,9 +62,13 @@ def worker() -> Iterator[End]:
 
 
 def opened(worker: End, offer: str) -> StreamClient:
-    worker.streams = StreamClient(offer, lambda: worker.sender, worker.poller)
+    worker.streams = client(worker, offer)
     worker.streams.open()
     return worker.streams
+
+
+def client(worker: End, offer: str) -> StreamClient:
+    return StreamClient(offer, lambda: worker.sender, worker.poller, "-" in offer.rpartition("/")[2])
 
 
 def until(true: Callable[[], object], *ends: End) -> None:
@@ -75,8 +80,8 @@ def until(true: Callable[[], object], *ends: End) -> None:
 
 
 def test_messages_go_both_ways(server: End, worker: End) -> None:
-    client = opened(worker, server.streams.offer(PEER))
-    until(lambda: client.send([b"up"]), server)
+    stream = opened(worker, server.streams.offer(PEER))
+    until(lambda: stream.send([b"up"]), server)
     until(lambda: server.came, server)
     assert server.came == [(PEER, b"up")]
     assert server.streams.send(PEER, [b"down"]) and not server.streams.send(b"other", [b""])
@@ -87,21 +92,24 @@ def test_messages_go_both_ways(server: End, worker: End) -> None:
 def test_an_offer_is_the_same_until_it_is_withdrawn(server: End, worker: End) -> None:
     offer = server.streams.offer(PEER)
     assert server.streams.offer(PEER) == offer != server.streams.offer(b"other")
-    client = opened(worker, offer)
-    until(lambda: client.send([b"up"]), server)
+    stream = opened(worker, offer)
+    until(lambda: stream.send([b"up"]), server)
     until(lambda: server.came, server)
     server.streams.forget(PEER)
     assert not server.streams.send(PEER, [b"down"])
     assert server.streams.offer(PEER) != offer
 
 
-def test_a_stream_that_breaks_is_opened_again(server: End, worker: End) -> None:
-    client = opened(worker, server.streams.offer(PEER))
-    until(lambda: client.send([b"one"]), server)
+def test_a_stream_that_breaks_is_opened_again(
+    server: End, worker: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_client, "_MISTRUST", 0.1)
+    stream = opened(worker, server.streams.offer(PEER))
+    until(lambda: stream.send([b"one"]), server)
     until(lambda: server.came, server)
     server.streams._drop(PEER)
-    until(lambda: worker.turn(0.005) or client._stream is None, server)
-    until(lambda: client.send([b"two"]), server)
+    until(lambda: worker.turn(0.005) or stream._stream is None, server)
+    until(lambda: stream.send([b"two"]), server)
     until(lambda: len(server.came) == 2, server)
     assert server.came[1] == (PEER, b"two")
     assert server.streams.send(PEER, [b"down"])
@@ -109,7 +117,7 @@ def test_a_stream_that_breaks_is_opened_again(server: End, worker: End) -> None:
 
 def test_a_new_stream_takes_the_place_of_the_old_one(server: End, worker: End) -> None:
     offer = server.streams.offer(PEER)
-    first = StreamClient(offer, lambda: worker.sender, worker.poller)
+    first = client(worker, offer)
     until(lambda: first.send([b"one"]), server)
     until(lambda: server.came, server)
     second = opened(worker, offer)
@@ -124,14 +132,16 @@ def test_a_new_stream_takes_the_place_of_the_old_one(server: End, worker: End) -
 def test_without_a_server_nothing_is_sent_and_nothing_waits(worker: End) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    client = opened(worker, f"tcp://127.0.0.1:{port}/{'00' * 16}")
+    stream = opened(worker, f"tcp://127.0.0.1:{port}/{'00' * 16}")
     for _ in range(20):
-        assert not client.send([b"x"])
+        assert not stream.send([b"x"])
         time.sleep(0.01)
-    assert client.receive() == []
+    assert stream.receive() == []
 
 
-@pytest.mark.parametrize("text", [b"KVSTREAM" + bytes(16), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b""])
+@pytest.mark.parametrize(
+    "text", [b"KVSTREAM" + bytes(16), b"KVCIPHER" + bytes(49), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b""]
+)
 def test_strangers_are_closed(server: End, text: bytes) -> None:
     server.streams.offer(PEER)
     with connected(server) as stranger:
@@ -146,7 +156,7 @@ def test_strangers_are_closed(server: End, text: bytes) -> None:
 def test_who_says_nothing_is_closed_in_time(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_listener, "HANDSHAKE", 0.05)
     with connected(server) as slow:
-        slow.send(b"KVS")
+        slow.send(b"KV")
         until(lambda: server.streams._listener._strangers, server)
         slow.settimeout(0.01)
         until(lambda: is_closed(slow), server)

@@ -2,7 +2,7 @@
 """Streams of messages over connected sockets, beside ZeroMQ: one system call where ZeroMQ has several threads.
 
 The bytes and their checks are in stream.h; sender.h is the thread that sends what a socket could not take at once;
-serve.h waits for the streams of a server.
+serve.h waits for the streams of a server; cipher.h encrypts.
 """
 
 import os
@@ -15,7 +15,7 @@ from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -51,6 +51,12 @@ cdef extern from "serve.h" nogil:
         int (*send)(void *stream, const kp_piece *pieces, size_t n)
     ctypedef struct kp_inlet:
         void *context
+    ctypedef struct kp_aead:
+        pass
+    ctypedef struct kp_cipher:
+        pass
+    kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const void *comes, uint64_t chunks_of_key)
+    void kp_free_cipher(kp_cipher *c)
     ctypedef struct kp_stream:
         int fd
         int broken
@@ -58,7 +64,7 @@ cdef extern from "serve.h" nogil:
         const kp_inlet *inlet
     ctypedef struct kp_sender:
         int runs
-    int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit)
+    int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher *cipher)
     void kp_free_stream(kp_stream *s)
     kp_outcome kp_receive(kp_stream *s)
     kp_message *kp_take_messages(kp_stream *s)
@@ -73,6 +79,7 @@ cdef extern from "serve.h" nogil:
     int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left)
     enum:
         KP_EVENTS
+        KP_KEY_BYTES
 
 include "exchange.pxi"
 
@@ -115,6 +122,38 @@ cdef class Sender:
         kp_stop_sender(&self.s, getpid() == self.pid)
 
 
+@cython.final
+cdef class Cipher:
+    """What encrypts one stream.
+
+    Parameters
+    ----------
+    functions : tuple of int
+        Addresses of libsodium's `crypto_aead_*_encrypt_detached`, `*_decrypt_detached`, and `crypto_generichash`.
+    goes, comes : bytes
+        The keys of what is sent and of what is received, of 32 bytes.
+    chunks_of_key : int
+        A key is replaced after so many chunks of 64 KB; it must be the same at both ends.
+    """
+
+    cdef kp_cipher *c
+
+    def __cinit__(self, tuple functions not None, bytes goes not None, bytes comes not None,
+                  uint64_t chunks_of_key=1 << 20):
+        cdef uintptr_t addresses[3]
+        if len(functions) != 3 or not all(functions):
+            raise ValueError("a cipher has three functions")
+        if len(goes) != KP_KEY_BYTES or len(comes) != KP_KEY_BYTES or goes == comes or not chunks_of_key:
+            raise ValueError("a cipher has two keys of 32 bytes, one for each direction")
+        addresses[0], addresses[1], addresses[2] = functions
+        self.c = kp_new_cipher(<kp_aead *>addresses, <char *>goes, <char *>comes, chunks_of_key)
+        if self.c == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        kp_free_cipher(self.c)
+
+
 @cython.no_gc_clear  # it needs its sender to close
 cdef class Stream:
     """One end of a stream. All methods belong to one thread at a time.
@@ -126,6 +165,8 @@ cdef class Stream:
         A connected socket that does not block; it is the stream's from now on.
     frame_limit : int
         Bytes of the largest frame that is received.
+    cipher : Cipher, optional
+        Encrypts all that goes. It serves one stream only: its keys are never used twice.
     """
 
     cdef kp_stream s
@@ -134,12 +175,17 @@ cdef class Stream:
     cdef object link
     cdef readonly bint closed
 
-    def __cinit__(self, Sender sender not None, int descriptor, uint64_t frame_limit):
+    def __cinit__(self, Sender sender not None, int descriptor, uint64_t frame_limit, Cipher cipher=None):
         self.closed = True
-        if kp_open_stream(&self.s, descriptor, frame_limit):
+        if cipher is not None and cipher.c == NULL:
+            close_descriptor(descriptor)
+            raise ValueError("a cipher serves one stream only")
+        if kp_open_stream(&self.s, descriptor, frame_limit, NULL if cipher is None else cipher.c):
             close_descriptor(descriptor)
             raise MemoryError()
         self.closed = False
+        if cipher is not None:
+            cipher.c = NULL
         self.sender = sender
         if kp_add_stream(&sender.s, &self.s):
             self.close()
@@ -221,7 +267,8 @@ cdef class Stream:
     def receive(self):
         """Return the messages that have come, each a list of `Frame`, without waiting.
 
-        Raises ConnectionError where the stream is at its end; what came before that was returned before.
+        Raises ConnectionError where the stream is at its end; what came before that was returned before. It is
+        ConnectionAbortedError where what came is not what a peer sends.
         """
         if not self.closed:
             release_dropped()
@@ -240,11 +287,11 @@ cdef class Stream:
         Raises
         ------
         ConnectionError
-            The stream is at its end, and there are none.
+            The stream is at its end, and there are none. ConnectionAbortedError: what came is not what a peer sends.
         """
         cdef list found = [] if self.closed else self.messages()
         if not found and self.s.end not in (KP_OPEN, KP_BLOCKED):
-            raise ConnectionError(REASONS[<int>self.s.end])
+            raise (ConnectionAbortedError if self.s.end == KP_FOREIGN else ConnectionError)(REASONS[<int>self.s.end])
         return found
 
     def hand_to(self, link not None):
@@ -311,7 +358,7 @@ include "serve.pxi"
 
 cdef dict REASONS = {
     KP_CLOSED: "the connection was closed",
-    KP_FOREIGN: "a message begins with an invalid header, or is too large",
+    KP_FOREIGN: "a message begins with an invalid header, or is too large, or was altered",
     KP_NO_MEMORY: "no memory for a message",
 }
 

@@ -516,7 +516,7 @@ static int kp_receive_replies(kp_way *way)
             continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             break;
-        s->end = got > 0 ? kp_parse_replies(x, s) : KP_CLOSED;
+        s->end = got > 0 ? kp_parse_replies(x, s) : got < 0 && errno == EBADMSG ? KP_FOREIGN : KP_CLOSED;
         if (s->end != KP_BLOCKED || s->first || (x->next < x->n && kp_send_allowed(s, x)))
             return 0;
         done += (uint64_t)got;

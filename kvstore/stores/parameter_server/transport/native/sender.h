@@ -38,7 +38,7 @@ static void kp_send_more(kp_sender *sender, int fd)
         return;
     s->waits = 0;
     enum kp_outcome outcome = kp_flush(s, KP_SEND_BYTES);
-    if (outcome != KP_CLOSED && s->n_pieces)
+    if (outcome != KP_CLOSED && kp_has_unsent(s))
         kp_await_room(sender, s);
     pthread_mutex_unlock(&s->lock);
 }
@@ -140,8 +140,8 @@ static void kp_remove_stream(kp_stream *s)
 static int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
 {
     pthread_mutex_lock(&s->lock);
-    int waited = s->n_pieces > 0;
-    int failed = s->broken || kp_queue(s, pieces, n);
+    int waited = kp_has_unsent(s);
+    int failed = s->broken || (s->cipher && s->cipher->pid != getpid()) || kp_queue(s, pieces, n);
     if (!failed && !waited && kp_flush(s, (size_t)-1) == KP_BLOCKED && (!s->sender || kp_await_room(s->sender, s))) {
         s->broken = 1;
         shutdown(s->fd, SHUT_RDWR);
@@ -160,7 +160,7 @@ static int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
 static int kp_is_sent(kp_stream *s)
 {
     pthread_mutex_lock(&s->lock);
-    int sent = !s->n_pieces || s->broken;
+    int sent = !kp_has_unsent(s) || s->broken;
     pthread_mutex_unlock(&s->lock);
     return sent;
 }

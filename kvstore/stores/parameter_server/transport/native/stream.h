@@ -3,7 +3,7 @@
  * A message is a head, {KP_MAGIC, number of frames}, the sizes of the frames, and the frames. What comes is read by the
  * stream's owner, who has one thread; a large frame is received where it stays. What goes is queued by the owner and
  * sent as far as the socket takes it; the rest is sent by the thread of sender.h. A queued frame is read until it has
- * been sent: its memory must stay as it is. */
+ * been sent: its memory must stay as it is. With a cipher, all these bytes go as the chunks of cipher.h. */
 #ifndef KP_STREAM_H
 #define KP_STREAM_H
 
@@ -14,10 +14,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "cipher.h"
 #include "messages.h"
 
 enum {
     KP_READ_BYTES = 64 * 1024,
+    KP_DECRYPT_BYTES = KP_CHUNKS * KP_CHUNK_BYTES, /* the text of all chunks that come at once has room */
     KP_DIRECT_BYTES = 16 * 1024, /* what is left of a frame is received where it belongs, from this size on */
     KP_PIECES = 64,              /* of one system call */
     KP_MOST_PIECES = 1 << 16,    /* in the queue */
@@ -34,6 +36,7 @@ struct kp_sender;
 
 typedef struct kp_stream {
     int fd;
+    kp_cipher *cipher; /* NULL: nothing is encrypted */
     /* What comes. */
     enum kp_stream_state state;
     char *bytes; /* received, and not parsed */
@@ -56,13 +59,14 @@ typedef struct kp_stream {
     int broken;
 } kp_stream;
 
-/* The socket is the stream's from now on. 0, or -1 where there is no memory. */
-static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit)
+/* The socket and the cipher, if there is one, are the stream's from now on. 0, or -1 where there is no memory. */
+static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher *cipher)
 {
     memset(s, 0, sizeof *s);
-    s->bytes = (char *)malloc(KP_READ_BYTES);
+    s->bytes = (char *)malloc(cipher ? KP_DECRYPT_BYTES : KP_READ_BYTES);
     if (!s->bytes)
         return -1;
+    s->cipher = cipher;
     s->fd = fd;
     s->frame_limit = frame_limit;
     s->last = &s->first;
@@ -84,6 +88,7 @@ static void kp_free_stream(kp_stream *s)
     }
     free(s->sizes);
     free(s->bytes);
+    kp_free_cipher(s->cipher);
     close(s->fd);
     pthread_mutex_destroy(&s->lock);
     memset(s, 0, sizeof *s);
@@ -140,19 +145,77 @@ static void kp_sent(kp_stream *s, size_t nbytes)
     }
 }
 
+/* Whether anything waits to be sent. */
+static int kp_has_unsent(const kp_stream *s)
+{
+    return s->n_pieces || (s->cipher && s->cipher->goes.from < s->cipher->goes.to);
+}
+
+/* Find at most `most` bytes to send, in so many parts. */
+static size_t kp_next_pieces(const kp_stream *s, struct iovec *io, size_t most)
+{
+    size_t n = s->n_pieces < KP_PIECES ? s->n_pieces : KP_PIECES, bytes = 0, used = 0;
+    for (; used < n && bytes < most; used++) {
+        const kp_piece *piece = &s->pieces[(s->first_piece + used) % s->pieces_room];
+        size_t skip = used ? 0 : s->sent, left = piece->nbytes - skip;
+        left = left < most - bytes ? left : most - bytes;
+        io[used] = (struct iovec){(void *)(piece->at + skip), left};
+        bytes += left;
+    }
+    return used;
+}
+
+/* Encrypt the next chunk: the begin of a large piece, or small ones together. 0, or -1: nothing may be sent any more. */
+static int kp_encrypt_pieces(kp_stream *s)
+{
+    unsigned char *gathered = kp_chunk_text(s->cipher);
+    const void *text = gathered;
+    size_t bytes = 0;
+    for (size_t i = 0; i < s->n_pieces && bytes < KP_CHUNK_BYTES; i++) {
+        const kp_piece *piece = &s->pieces[(s->first_piece + i) % s->pieces_room];
+        size_t skip = i ? 0 : s->sent, left = piece->nbytes - skip, room = KP_CHUNK_BYTES - bytes;
+        if (left >= KP_CHUNK_BYTES) {
+            if (!bytes) {
+                text = piece->at + skip;
+                bytes = KP_CHUNK_BYTES;
+            }
+            break;
+        }
+        left = left < room ? left : room;
+        memcpy(gathered + bytes, piece->at + skip, left);
+        bytes += left;
+    }
+    if (kp_encrypt(s->cipher, text, bytes))
+        return -1;
+    kp_sent(s, bytes);
+    return 0;
+}
+
+/* Find what to send of the chunks that are encrypted, or of the next ones; 0: nothing may be sent any more. */
+static size_t kp_next_encrypted(kp_stream *s, struct iovec *io)
+{
+    kp_direction *d = &s->cipher->goes;
+    if (d->from == d->to) {
+        d->from = d->to = 0;
+        while (s->n_pieces && sizeof d->bytes - d->to >= KP_SEALED_BYTES)
+            if (kp_encrypt_pieces(s))
+                return 0;
+    }
+    io[0] = (struct iovec){d->bytes + d->from, d->to - d->from};
+    return 1;
+}
+
 /* Send what the socket takes, at most about `most` bytes. KP_OPEN: nothing is left, or `most` is reached. */
 static enum kp_outcome kp_flush(kp_stream *s, size_t most)
 {
     size_t done = 0;
-    while (s->n_pieces && !s->broken && done < most) {
+    while (kp_has_unsent(s) && !s->broken && done < most) {
         struct iovec io[KP_PIECES];
-        size_t n = s->n_pieces < KP_PIECES ? s->n_pieces : KP_PIECES, bytes = 0, used = 0;
-        for (; used < n && bytes < most - done; used++) {
-            const kp_piece *piece = &s->pieces[(s->first_piece + used) % s->pieces_room];
-            size_t skip = used ? 0 : s->sent, left = piece->nbytes - skip;
-            left = left < most - done - bytes ? left : most - done - bytes;
-            io[used] = (struct iovec){(void *)(piece->at + skip), left};
-            bytes += left;
+        size_t used = s->cipher ? kp_next_encrypted(s, io) : kp_next_pieces(s, io, most - done);
+        if (!used) {
+            s->broken = 1;
+            shutdown(s->fd, SHUT_RDWR);
+            break;
         }
         struct msghdr message = {.msg_iov = io, .msg_iovlen = used};
         ssize_t sent = sendmsg(s->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -165,7 +228,10 @@ static enum kp_outcome kp_flush(kp_stream *s, size_t most)
             shutdown(s->fd, SHUT_RDWR); /* the owner finds its end */
             break;
         }
-        kp_sent(s, (size_t)sent);
+        if (s->cipher)
+            s->cipher->goes.from += (size_t)sent;
+        else
+            kp_sent(s, (size_t)sent);
         done += (size_t)sent;
     }
     return s->broken ? KP_CLOSED : KP_OPEN;
@@ -257,6 +323,51 @@ static enum kp_outcome kp_parse(kp_stream *s)
     return outcome;
 }
 
+/* Decrypt all chunks that have come whole: where they belong if they lie in a large frame, and behind each other in
+ * `bytes` otherwise. Bytes of text; -1 with EBADMSG: the first one is not what the peer has sent. */
+static ssize_t kp_decrypt_chunks(kp_stream *s)
+{
+    kp_direction *d = &s->cipher->comes;
+    ssize_t done = 0;
+    int64_t n = 0;
+    while (!d->failed && (n = kp_next_chunk(d)) > 0) {
+        int direct = !s->to && s->state == KP_FRAMES && s->coming->n > s->at && s->sizes[s->at] - s->got >= (uint64_t)n;
+        d->failed = kp_decrypt(s->cipher, direct ? s->coming->frames[s->at]->data + s->got : s->bytes + s->to, (size_t)n);
+        if (d->failed)
+            break;
+        if (direct)
+            s->got += (uint64_t)n;
+        else
+            s->to += (size_t)n;
+        done += n;
+    }
+    if (d->failed || n < 0) {
+        d->failed = 1;
+        shutdown(s->fd, SHUT_RDWR); /* the owner finds its end, now or after what came before */
+        errno = EBADMSG;
+        return done ? done : -1;
+    }
+    kp_move_rest(d);
+    return done;
+}
+
+/* As `kp_fill`, encrypted. No whole chunk is left: when the descriptor is not readable, there is nothing to parse. */
+static ssize_t kp_fill_encrypted(kp_stream *s)
+{
+    kp_direction *d = &s->cipher->comes;
+    ssize_t done = 0;
+    while (!done && !d->failed) {
+        ssize_t got = read(s->fd, d->bytes + d->to, sizeof d->bytes - d->to);
+        if (got <= 0)
+            return got;
+        d->to += (size_t)got;
+        done = kp_decrypt_chunks(s);
+    }
+    if (!done)
+        errno = EBADMSG;
+    return done ? done : -1;
+}
+
 /* Receive once: the rest of a large frame where it belongs, and what follows it. */
 static ssize_t kp_fill(kp_stream *s)
 {
@@ -264,6 +375,8 @@ static ssize_t kp_fill(kp_stream *s)
     int n = 0;
     size_t direct = 0;
     s->from = s->to = 0; /* all was parsed */
+    if (s->cipher)
+        return kp_fill_encrypted(s);
     if (s->state == KP_FRAMES && s->coming->n > s->at && s->sizes[s->at] - s->got >= KP_DIRECT_BYTES) {
         direct = (size_t)(s->sizes[s->at] - s->got);
         io[n++] = (struct iovec){s->coming->frames[s->at]->data + s->got, direct};
@@ -285,7 +398,7 @@ static enum kp_outcome kp_receive_some(kp_stream *s)
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK ? KP_BLOCKED : KP_CLOSED;
+            return errno == EAGAIN || errno == EWOULDBLOCK ? KP_BLOCKED : errno == EBADMSG ? KP_FOREIGN : KP_CLOSED;
         if (got == 0)
             return KP_CLOSED;
         done += (uint64_t)got;

@@ -28,6 +28,7 @@ from kvstore.stores.parameter_server.native._native import (
     SliceTable,
     Sums,
 )
+from kvstore.stores.parameter_server.transport import ciphers
 from kvstore.stores.parameter_server.transport.native._streams import Sender, Stream, StreamSet
 
 LIMIT = 1 << 22
@@ -37,16 +38,24 @@ MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=4), min_size=1, max_siz
 Frames = list[bytes]
 
 
-@pytest.fixture(scope="module")
-def sender() -> Iterator[Sender]:
+_cipher: int | None = None  # of `pair`
+
+
+@pytest.fixture(scope="module", params=[None, *ciphers.available()])
+def sender(request: pytest.FixtureRequest) -> Iterator[Sender]:
+    global _cipher
+    _cipher = request.param
     made = Sender()
     yield made
     made.close()
 
 
 def pair(sender: Sender) -> tuple[Stream, Stream]:
-    ours, theirs = sockets()
-    return Stream(sender, ours.detach(), LIMIT), Stream(sender, theirs.detach(), LIMIT)
+    (ours, theirs), own = sockets(), (None, None)
+    if _cipher is not None:
+        handshake = ciphers.Handshake(bytes(32), os.urandom(57), os.urandom(32), _cipher)
+        own = handshake.worker_cipher(), handshake.server_cipher()
+    return Stream(sender, ours.detach(), LIMIT, own[0]), Stream(sender, theirs.detach(), LIMIT, own[1])
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:

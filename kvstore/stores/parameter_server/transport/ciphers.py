@@ -1,0 +1,119 @@
+"""The ciphers of streams, and the handshake that gives each connection keys of its own.
+
+The ciphers are libsodium's: of the library that encrypts ZeroMQ's connections too, and is therefore in the
+process already. Where ZeroMQ has another one, there are no ciphers.
+
+A worker and a server share a secret. Each connection begins with random bytes of both, so its keys are new
+whoever repeats what was once said. Both prove that they have the secret before anything else is said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import re
+from collections.abc import Sequence
+
+from .native._streams import Cipher
+
+SECRET_BYTES = SALT_BYTES = PROOF_BYTES = 32
+
+_LIBRARY = re.compile(r" (/\S*/libsodium[^/\s]*\.so[^/\s]*)$", re.MULTILINE)
+#: By their numbers in the handshake, the best first; each has keys of 32 bytes, nonces of 12, and tags of 16.
+_NAMES = {1: "aes256gcm", 2: "chacha20poly1305_ietf"}
+_PERSON = b"kvstore streams"
+
+_Functions = tuple[int, int, int]
+
+
+@functools.cache
+def available() -> tuple[int, ...]:
+    """Return the numbers of the ciphers that this process has, the best first."""
+    return tuple(_functions())
+
+
+def choose(offered: Sequence[int]) -> int | None:
+    """Choose among ciphers that the other side has; None: this process has none of them."""
+    return next((one for one in available() if one in offered), None)
+
+
+@functools.cache
+def _functions() -> dict[int, _Functions]:
+    """Find the functions of each cipher; importing zmq has loaded them."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = sorted(set(_LIBRARY.findall(maps.read())))
+    except OSError:
+        return {}
+    for path in paths:
+        try:
+            library = ctypes.CDLL(path)
+            if library.sodium_init() < 0:
+                continue
+            return {
+                number: _addresses(library, name) for number, name in _NAMES.items() if _has(library, name)
+            }
+        except (OSError, AttributeError):  # one without these functions
+            continue
+    return {}
+
+
+def _has(library: ctypes.CDLL, name: str) -> bool:
+    """Whether the processor can do it, where that is the question."""
+    return name != "aes256gcm" or library.crypto_aead_aes256gcm_is_available() == 1
+
+
+def _addresses(library: ctypes.CDLL, name: str) -> _Functions:
+    prefix = f"crypto_aead_{name}"
+    sizes = [getattr(library, f"{prefix}_{what}") for what in ("keybytes", "npubbytes", "abytes")]
+    for size in sizes:
+        size.restype = ctypes.c_size_t
+    if [size() for size in sizes] != [32, 12, 16]:
+        raise AttributeError(prefix)
+    wanted = (f"{prefix}_encrypt_detached", f"{prefix}_decrypt_detached", "crypto_generichash")
+    first, second, third = (ctypes.cast(getattr(library, one), ctypes.c_void_p).value or 0 for one in wanted)
+    return first, second, third
+
+
+class Handshake:
+    """Keys and proofs of one connection.
+
+    Parameters
+    ----------
+    secret : bytes
+        What only the worker and the server know.
+    hello : bytes
+        All that the worker has sent: which secret, which cipher, and its salt.
+    salt : bytes
+        The server's.
+    cipher : int
+        Its number, which `hello` has told.
+    """
+
+    def __init__(self, secret: bytes, hello: bytes, salt: bytes, cipher: int) -> None:
+        self._cipher = cipher
+        # Both salts have a fixed length, so each pair of them is another text.
+        self._key = hashlib.blake2b(hello + salt, key=secret, digest_size=32, person=_PERSON).digest()
+
+    def server_proof(self) -> bytes:
+        """Return what shows the worker that the server has the secret."""
+        return self._derive(b"proof of the server")
+
+    def worker_proof(self) -> bytes:
+        """Return what shows the server that the worker has it."""
+        return self._derive(b"proof of the worker")
+
+    def server_cipher(self) -> Cipher:
+        """Return the cipher of the server's end."""
+        return self._made(b"to the worker", b"to the server")
+
+    def worker_cipher(self) -> Cipher:
+        """Return the cipher of the worker's end."""
+        return self._made(b"to the server", b"to the worker")
+
+    def _made(self, goes: bytes, comes: bytes) -> Cipher:
+        return Cipher(_functions()[self._cipher], self._derive(goes), self._derive(comes))
+
+    def _derive(self, purpose: bytes) -> bytes:
+        return hashlib.blake2b(purpose, key=self._key, digest_size=32, person=_PERSON).digest()
