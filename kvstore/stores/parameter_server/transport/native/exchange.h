@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <poll.h>
+#include <sched.h>
 #include <time.h>
 
 #include "job.h" /* of the kernels */
@@ -21,6 +22,8 @@ enum {
     KP_PACKED_BYTES = 16 * 1024, /* payloads up to this size share a frame */
     KP_PACKED_ALIGNED = 64,
     KP_MOST_OF_BATCH = 4096, /* records of a request */
+    KP_SMALL_BYTES = 64 * 1024, /* of an exchange whose answer comes soon */
+    KP_LOOKS = 100,             /* before a wait for it sleeps: about 0.1 ms */
     KP_PAGE = 4096           /* bytes to which a seqlock belongs, as shared_buffers has it */
 };
 
@@ -532,6 +535,27 @@ static int kp_ms_until(double end)
     return left > 0 ? (int)fmin(ceil(left), 1e6) : 0;
 }
 
+/* Whether its answer comes so soon that it costs more to sleep, and be woken, than to look again. */
+static int kp_is_small(const kp_exchange *x)
+{
+    uint64_t nbytes = 0;
+    for (uint32_t i = 0; i < x->n && nbytes <= KP_SMALL_BYTES; i++)
+        nbytes += x->parts[i].nbytes;
+    return nbytes <= KP_SMALL_BYTES;
+}
+
+/* As poll; before it sleeps it looks `soon` some more times, and lets others have the processor in between. */
+static int kp_poll(struct pollfd *waits, nfds_t n, double end, int soon)
+{
+    for (int i = 0; soon && i < KP_LOOKS; i++) {
+        int got = poll(waits, n, 0);
+        if (got)
+            return got;
+        sched_yield();
+    }
+    return poll(waits, n, kp_ms_until(end));
+}
+
 static uint32_t kp_all_left(const kp_way *ways, size_t n)
 {
     uint32_t left = 0;
@@ -550,7 +574,8 @@ static void kp_await_replies(kp_way *ways, size_t n_ways, struct pollfd *waits, 
         ways[i].stream->place = kp_place;
         ways[i].stream->placer = ways[i].exchange;
     }
-    while (goes_on && kp_all_left(ways, n_ways) && poll(waits, n, kp_ms_until(end)) > 0) {
+    int soon = n_ways == 1 && kp_is_small(ways[0].exchange);
+    while (goes_on && kp_all_left(ways, n_ways) && kp_poll(waits, n, end, soon) > 0) {
         goes_on = 0;
         for (size_t i = 0; i < n_ways; i++)
             if (waits[i].revents) {
