@@ -65,7 +65,7 @@ ENTRIES = {
     "ours shm": Entry("ours", "kvstore, payload in shared memory (default)", shm=True),
     "ours home": Entry("ours", "kvstore, shared memory, arrays of store.empty", shm=True, homes=True),
     "ours ipc": Entry("ours", "kvstore, ipc", "ipc"),
-    "ours curve": Entry("ours", "kvstore, tcp with CURVE", secure=True),
+    "ours curve": Entry("ours", "kvstore, tcp with keys", secure=True),
     "ours 2bit": Entry("ours", "kvstore, tcp, 2bit", codec="2bit"),
     "ours shm 2bit": Entry("ours", "kvstore, payload in shared memory, 2bit", shm=True, codec="2bit"),
     "mxnet": Entry("mxnet", "MXNet, tcp"),
