@@ -16,6 +16,7 @@ from ....kernels import cpu
 from ...entry import Array
 from ..protocol.events import Action, SliceRequest
 from ..protocol.messages import SPAN, Kind
+from ..protocol.payloads import SHARED_BYTES
 from ..transport.native._streams import Exchange, Stream
 from ..transport.shared_buffers import PeerBuffers
 from ..transport.sockets import Message, WorkerSockets
@@ -68,6 +69,8 @@ class CallPlan:
         self.order = None if order == list(range(len(order))) else order
         self.likes = [key.like for key in keys]
         self.integral = any(key.dtype.kind in "iu" for key in keys)
+        #: Keys whose values may go through memory that the servers read.
+        self.large = [at for at, key in enumerate(keys) if key.nbytes >= SHARED_BYTES]
         servers = sorted({part.server for key in keys for part in key.parts})
         self.servers = [ServerPlan(server, keys, client) for server in servers]
 
@@ -86,7 +89,7 @@ class QuickCalls:
     ) -> None:
         self._client, self._directory = client, keys
         self.pushes, self.pulls, self.slices, self.memory = pushes, pulls, slices, memory
-        self._single: dict[Key, CallPlan | None] = {}
+        self._single: dict[Key, CallPlan] = {}
         self._lists: dict[tuple[Key, ...], tuple[list[Key], CallPlan | None]] = {}
         self._changes = -1
 
@@ -112,9 +115,10 @@ class QuickCalls:
             self._lists.clear()
             self._changes = self._directory.changes
         if type(names) is not list:
-            if names not in self._single:
-                self._single[names] = self._made([names])
-            return self._single[names]
+            single = self._single.get(names) or self._made([names])
+            if single is not None:
+                self._single[names] = single
+            return single
         if not names or not {int, str}.issuperset(map(type, names)):
             return None
         ends = (len(names), names[0], names[-1])
@@ -143,8 +147,8 @@ class QuickCalls:
         return self._client.server_memory(server)
 
 
-def _arrays(plan: CallPlan, value: Any, out: Any, many: bool) -> tuple[Any, Any, bool] | None:
-    """Return values and outs, each as arrays and their addresses, and whether they are the same."""
+def _arrays(plan: CallPlan, value: Any, out: Any, many: bool) -> tuple[Any, Any] | None:
+    """Return values and outs, each as arrays and their addresses; None: they go the usual way."""
     same = out is None or out is value
     values = _in_order(plan, value if many else [value])
     outs = values if same else _in_order(plan, out if many else [out])
@@ -152,7 +156,7 @@ def _arrays(plan: CallPlan, value: Any, out: Any, many: bool) -> tuple[Any, Any,
         return None
     found = cpu.plain_arrays(values, plan.likes, same)
     there = found if same or found is None else cpu.plain_arrays(outs, plan.likes, True)
-    return None if found is None or there is None else (found, there, same)
+    return None if found is None or there is None else (found, there)
 
 
 def _in_order(plan: CallPlan, arrays: Any) -> list[Any] | None:
@@ -176,8 +180,7 @@ class QuickCall:
     """One call; the driver has it from its beginning to its end, or until the machine adopts it."""
 
     __slots__ = (
-        "_calls", "_clocks", "_outs", "_plan", "_same", "_shared", "_values", "_version", "_ways",
-        "operation", "sent",
+        "_calls", "_clocks", "_outs", "_plan", "_shared", "_values", "_version", "_ways", "operation", "sent",
     )  # fmt: skip
 
     def __init__(
@@ -186,9 +189,8 @@ class QuickCall:
         plan: CallPlan,
         values: tuple[list[Array], bytes],
         outs: tuple[list[Array], bytes],
-        same: bool,
     ) -> None:
-        self._calls, self._plan, self._same = calls, plan, same
+        self._calls, self._plan = calls, plan
         self._values, self._outs = values, outs
         self._ways: list[_Way] = []
         self._clocks: list[int] = []
@@ -249,13 +251,12 @@ class QuickCall:
         memory = self._calls.memory
         copies: list[cpu.ReduceItem] = []
         places: dict[int, tuple[int, int, bool]] = {}
-        for at, key in enumerate(self._plan.keys):
-            if memory.shares(key):
-                shared = memory.place(key, [self._values[0][at]], copies)
-                if shared is not None:
-                    self._shared[at] = shared
-                    in_place = shared.own and self._values[0][at] is self._outs[0][at]
-                    places[at] = shared.segment, shared.offset, in_place
+        for at in self._plan.large if memory.shares else ():
+            value = self._values[0][at]
+            shared = memory.place(self._plan.keys[at], [value], copies)
+            if shared is not None:
+                self._shared[at] = shared
+                places[at] = shared.segment, shared.offset, shared.own and value is self._outs[0][at]
         if copies:
             cpu.reduce(copies)
         for way in self._ways if places else ():

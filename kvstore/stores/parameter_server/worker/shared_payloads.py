@@ -65,7 +65,7 @@ class SharedPayloads:
 
     def put(self, key: DistKey, values: list[Array]) -> SharedPayload | None:
         """Put the sum of values where all servers can read it, as the key's next push; None: send it."""
-        if not self.shares(key):
+        if key.nbytes < SHARED_BYTES or not self.shares:
             return None
         copies: list[cpu.ReduceItem] = []
         shared = self.place(key, values, copies)
@@ -73,12 +73,13 @@ class SharedPayloads:
             cpu.reduce(copies)
         return shared
 
-    def shares(self, key: DistKey) -> bool:
-        """Whether what is pushed into a key is put where servers read it, if there is room."""
-        return self._pool is not None and key.nbytes >= SHARED_BYTES and self._client.all_read_here
+    @property
+    def shares(self) -> bool:
+        """Whether large values are put where servers read them, if there is room."""
+        return self._pool is not None and self._client.all_read_here
 
     def place(self, key: DistKey, values: list[Array], copies: list[cpu.ReduceItem]) -> SharedPayload | None:
-        """As `put`, of a key that `shares`; what is to be summed there is added to `copies`."""
+        """As `put`, of a large key where memory is shared; what is to be summed is added to `copies`."""
         assert self._pool is not None
         if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
             if self._synchronous:
