@@ -150,15 +150,13 @@ class MachineDriver:
         if self._waiters or self._operations.failed is not None or not self._lock.acquire(blocking=False):
             return False
         try:
-            if (
-                self._quick is not None
-                or self._actions
-                or self.closed
-                or self.failure is not None
-                or time.monotonic() - self._ticked >= _TICK
-                or os.getpid() != self._process.pid
-            ):
+            if not self._is_free():
                 return False
+            if time.monotonic() - self._ticked >= _TICK:
+                self._tick()
+                self._process.look_after_others(self)
+                if not self._is_free():
+                    return False
             self._quick = call
             try:
                 begun = call.begin(self._machine, self._sockets)
@@ -172,6 +170,11 @@ class MachineDriver:
             return begun
         finally:
             self._lock.release()
+
+    def _is_free(self) -> bool:
+        """Whether a call can begin: nothing is to be done, and this worker has its part in the job."""
+        busy = self._quick is not None or self._actions or self.closed or self.failure is not None
+        return not busy and os.getpid() == self._process.pid
 
     def end(self, call: QuickCall) -> PendingOperation | None:
         """Wait for a call; if it has not ended then, return the operation that it is now."""

@@ -63,8 +63,8 @@ class ServerPlan:
 class CallPlan:
     """What calls with the same keys have in common; the keys stand in the order in which they are updated."""
 
-    def __init__(self, keys: Sequence[DistKey], order: list[int], changes: int, client: Client) -> None:
-        self.keys, self.changes = keys, changes
+    def __init__(self, keys: Sequence[DistKey], order: list[int], client: Client) -> None:
+        self.keys = keys
         #: Where the arrays of the keys stand in the caller's lists; None: as here.
         self.order = None if order == list(range(len(order))) else order
         self.likes = [key.like for key in keys]
@@ -140,7 +140,7 @@ class QuickCalls:
             return None
         ranks = [key.key if isinstance(key.key, int) else key.number for key in keys]
         order = sorted(range(len(keys)), key=ranks.__getitem__)
-        return CallPlan([keys[at] for at in order], order, self._changes, self._client)
+        return CallPlan([keys[at] for at in order], order, self._client)
 
     def server_memory(self, server: int) -> PeerBuffers | None:
         """Return the memory of a server's values, if this process can read it."""

@@ -24,6 +24,7 @@ enum {
     KP_MOST_OF_BATCH = 4096, /* records of a request */
     KP_SMALL_BYTES = 64 * 1024, /* of an exchange whose answer comes soon */
     KP_LOOKS = 100,             /* before a wait for it sleeps: about 0.1 ms */
+    KP_WINDOW_BYTES = 4 << 20,  /* on the way at most: parts that wait for others should stay in a cache */
     KP_PAGE = 4096           /* bytes to which a seqlock belongs, as shared_buffers has it */
 };
 
@@ -260,7 +261,7 @@ static int kp_send_allowed(kp_stream *s, kp_exchange *x)
         uint64_t nbytes = 0;
         for (uint32_t i = end; i < to; i++)
             nbytes += kp_sent_bytes(&x->parts[i]);
-        if (flying && flying + nbytes > x->credit)
+        if (flying && (flying + nbytes > x->credit || flying + nbytes > KP_WINDOW_BYTES))
             break;
         flying += nbytes;
         end = to;
