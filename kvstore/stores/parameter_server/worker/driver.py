@@ -36,6 +36,7 @@ log = logging.getLogger("kvstore.ps")
 
 _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
+_QUICK = 5.0  # seconds that a quick call may take; then it has the deadline of a usual one
 
 
 class ServerMemory:
@@ -274,13 +275,14 @@ class MachineDriver:
         """Wait until all of a call has come, or something else comes, or nothing has come for a while."""
         messages: list[tuple[int, Message]] = []
         done, stopped = False, None
+        latest = time.monotonic() + _QUICK
         try:
             while call.left and not messages:
                 left, end = call.left, time.monotonic() + _TICK
                 messages = call.wait(self._sockets, end)
                 now = time.monotonic()
                 stopped = self._standstill.stopped_for(now)
-                if call.left == left or now < end or stopped is not None:
+                if call.left == left or now < end or now > latest or stopped is not None:
                     break
                 self._process.look_after_others(self)
             done = call.complete(self._machine)
