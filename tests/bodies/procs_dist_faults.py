@@ -257,16 +257,27 @@ def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
 
 def die_after(messages: int) -> None:
     """Die by SIGKILL after so many more messages to servers."""
-    from kvstore.stores.parameter_server.transport import sockets
+    from kvstore.stores.parameter_server.transport.sockets import WorkerSockets
+    from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 
-    send, left = sockets.WorkerSockets.send, itertools.count(messages, -1)
+    send, send_quickly, left = WorkerSockets.send, QuickCall._send, itertools.count(messages, -1)
+
+    def count() -> None:
+        if next(left) <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(self: Any, peer: Any, message: Any) -> None:
         send(self, peer, message)
-        if peer != "scheduler" and next(left) <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if peer != "scheduler":
+            count()
 
-    sockets.WorkerSockets.send = counted  # type: ignore[method-assign]
+    def counted_quickly(self: Any, way: Any, epoch: int) -> bool:
+        sent = send_quickly(self, way, epoch)
+        count()
+        return sent
+
+    WorkerSockets.send = counted  # type: ignore[method-assign]
+    QuickCall._send = counted_quickly  # type: ignore[method-assign]
 
 
 def one_round(store: Any, shapes: dict[str, Any], kind: str, verb: str, t: int, unit: int) -> int:

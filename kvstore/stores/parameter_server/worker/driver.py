@@ -36,7 +36,7 @@ log = logging.getLogger("kvstore.ps")
 
 _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
-_QUICK = 5.0  # seconds that a quick call may take; then it has the deadline of a usual one
+_QUICK = 1.0  # seconds that a quick call may take; then it goes on as a usual one
 
 
 class ServerMemory:
@@ -156,6 +156,7 @@ class MachineDriver:
             if time.monotonic() - self._ticked >= _TICK:
                 self._tick()
                 self._process.look_after_others(self)
+                self._handle(0.0)  # what has been sent may have hidden that something has come
                 if not self._is_free():
                     return False
             self._quick = call

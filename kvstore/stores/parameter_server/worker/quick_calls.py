@@ -229,11 +229,13 @@ class QuickCall:
         epoch = machine.member.epoch
         self.sent = True
         for way in ways:
-            if not way.stream.begin(
-                way.plan.exchange, way.pushed, self._clocks, way.first, epoch, self._version
-            ):
+            if not self._send(way, epoch):
                 self.sent = False
         return True
+
+    def _send(self, way: _Way, epoch: int) -> bool:
+        """Send to one server, as far as the credit allows; False: its stream is at its end."""
+        return way.stream.begin(way.plan.exchange, way.pushed, self._clocks, way.first, epoch, self._version)
 
     def _set(self, ways: list[_Way]) -> bool:
         arrays = self._values[0], self._outs[0]
