@@ -148,7 +148,7 @@ class StreamListener:
         if self._encrypted and self._answer(connection, since, read):
             return False, None, None
         peer = self._peers.get(read[len(MAGIC) :]) if read.startswith(MAGIC) and not self._encrypted else None
-        if peer is None:
+        if peer is None and read:  # who says nothing has ended meanwhile
             _refusals.note("a connection", "its first bytes are not those of a worker of this job")
         return True, peer, None
 
