@@ -189,7 +189,7 @@ def _connect(address: str) -> socket.socket | None:
     except OSError:
         return None
     try:
-        tune(made)
+        tune(made, str(where[0]))
         made.connect(where)
     except BlockingIOError:  # it is being made
         return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hmac
+import ipaddress
 import os
 import secrets
 import socket
@@ -25,6 +26,7 @@ from .streams import (
     MAGIC,
     TOKEN_BYTES,
     Offer,
+    stop_pacing,
     tune,
 )
 
@@ -61,6 +63,8 @@ class StreamListener:
             host = roles.host.strip("[]")
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, 0), family=family)
+            if ipaddress.ip_address(self._socket.getsockname()[0]).is_loopback:
+                stop_pacing(self._socket)
             self.address = addresses.tcp(roles.host, self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
@@ -98,7 +102,7 @@ class StreamListener:
         accepted: list[socket.socket] = []
         while True:
             try:
-                connection, _ = self._socket.accept()
+                connection, where = self._socket.accept()
             except BlockingIOError:
                 return accepted
             except OSError as error:
@@ -111,7 +115,7 @@ class StreamListener:
                 connection.close()
                 continue
             try:
-                tune(connection)
+                tune(connection, str(where[0]) if where else "")
             except OSError:  # it is broken by now
                 connection.close()
                 continue

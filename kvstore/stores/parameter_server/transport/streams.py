@@ -12,6 +12,7 @@ proof makes the connection a stream.
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES
@@ -76,11 +77,16 @@ def note_altered(error: ConnectionError) -> None:
         _refusals.note("a stream", str(error))
 
 
-def tune(connection: socket.socket) -> None:
-    """Set the options of a connection: small messages go at once, and a dead peer is noticed."""
+def tune(connection: socket.socket, peer: str = "") -> None:
+    """Set the options of a connection: small messages go at once, and a dead peer is noticed.
+
+    `peer` is the address of the other end, where there is one.
+    """
     connection.setblocking(False)
     if connection.family == socket.AF_UNIX:
         return
+    if is_own_address(connection.family, peer):
+        stop_pacing(connection)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -89,3 +95,23 @@ def tune(connection: socket.socket) -> None:
         (socket.TCP_KEEPINTVL, 2),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def is_own_address(family: int, address: str) -> bool:
+    """Return whether an internet address is one of this host."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address.split("%")[0], 0))
+    except OSError:
+        return False
+    return bool(address)
+
+
+def stop_pacing(connection: socket.socket) -> None:
+    """Have what does not leave this host sent as fast as it is taken.
+
+    There is no link that could be congested; a control that paces, as BBR does, halves the speed. Reno is a
+    part of every Linux kernel, and anybody may choose it. What a listener accepts has the listener's control.
+    """
+    with suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

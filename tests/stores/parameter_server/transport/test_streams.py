@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pace
 import pytest
 
-from kvstore.stores.parameter_server.transport import stream_client, stream_listener
+from kvstore.stores.parameter_server.transport import stream_client, stream_listener, streams
 from kvstore.stores.parameter_server.transport.channel import Poller
 from kvstore.stores.parameter_server.transport.native._streams import Sender
 from kvstore.stores.parameter_server.transport.server_streams import ServerStreams
@@ -171,6 +173,41 @@ def test_only_so_many_strangers_are_let_in(server: End, monkeypatch: pytest.Monk
     until(lambda: sum(map(is_closed, many)) == 3, server)
     for one in many:
         one.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "address", "own"),
+    [
+        (socket.AF_INET, "127.0.0.1", True),
+        (socket.AF_INET, "127.0.0.7", True),
+        (socket.AF_INET, "192.0.2.1", False),
+        (socket.AF_INET, "", False),
+        (socket.AF_INET6, "2001:db8::1", False),
+        (socket.AF_INET, "2001:db8::1", False),
+    ],
+)
+def test_own_addresses(family: int, address: str, own: bool) -> None:
+    assert streams.is_own_address(family, address) is own
+
+
+def test_nothing_is_paced_within_the_host() -> None:
+    roles: Any = SimpleNamespace(ipc=False, host="127.0.0.1", keys=None)
+    listener = stream_listener.StreamListener(roles)
+    with socket.socket() as usual, socket.socket() as worker, socket.socket() as far:
+        streams.tune(worker, "127.0.0.1")
+        streams.tune(far, "192.0.2.1")
+        with suppress(BlockingIOError):
+            worker.connect(("127.0.0.1", int(listener.address.rpartition(":")[2])))
+        select.select([listener], [], [], 20)
+        [accepted] = listener.accept()
+        controls = [control(one) for one in (worker, accepted, far)]
+        assert controls == [b"reno", b"reno", control(usual)]
+        accepted.close()
+    listener.close()
+
+
+def control(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
 def connected(server: End) -> socket.socket:

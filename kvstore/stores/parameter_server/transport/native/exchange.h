@@ -510,10 +510,8 @@ typedef struct {
 } kp_way;
 
 /* Receive what is there. 0: something has come that is no reply, or the stream is at its end. */
-static int kp_receive_replies(kp_way *way)
+static int kp_receive_some_replies(kp_exchange *x, kp_stream *s)
 {
-    kp_exchange *x = way->exchange;
-    kp_stream *s = way->stream;
     for (uint64_t done = 0; done < KP_ENOUGH && x->left;) {
         ssize_t got = kp_fill(s);
         if (got < 0 && errno == EINTR)
@@ -526,6 +524,13 @@ static int kp_receive_replies(kp_way *way)
         done += (uint64_t)got;
     }
     return 1;
+}
+
+static int kp_receive_replies(kp_way *way)
+{
+    int goes_on = kp_receive_some_replies(way->exchange, way->stream);
+    kp_choose_wakes(way->stream);
+    return goes_on;
 }
 
 static int kp_ms_until(double end)

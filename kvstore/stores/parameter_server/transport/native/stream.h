@@ -21,6 +21,7 @@ enum {
     KP_READ_BYTES = 64 * 1024,
     KP_DECRYPT_BYTES = KP_CHUNKS * KP_CHUNK_BYTES, /* the text of all chunks that come at once has room */
     KP_DIRECT_BYTES = 16 * 1024, /* what is left of a frame is received where it belongs, from this size on */
+    KP_WAKE_BYTES = 1 << 20, /* of a large frame: who waits for it is woken when so much has come, or its rest */
     KP_PIECES = 64,              /* of one system call */
     KP_MOST_PIECES = 1 << 16,    /* in the queue */
     KP_MOST_FRAMES = 1 << 18,    /* of a message */
@@ -47,6 +48,7 @@ typedef struct kp_stream {
     size_t sizes_room;
     kp_message *coming, *first, **last; /* the message that comes, and those that are whole */
     enum kp_outcome end;                /* why nothing more comes, if it is not KP_OPEN or KP_BLOCKED */
+    int wakes;                          /* SO_RCVLOWAT, or 0 as long as it is the usual 1 */
     const kp_inlet *inlet;              /* NULL: all messages are Python's */
     kp_buffer *(*place)(struct kp_stream *s); /* if set: gives frame `at` of the message that comes its memory */
     void *placer;                             /* of whoever has set it */
@@ -409,11 +411,34 @@ static enum kp_outcome kp_receive_some(kp_stream *s)
     return KP_OPEN;
 }
 
+/* Bytes of a large frame that are sure to come over the socket. */
+static uint64_t kp_still_to_come(const kp_stream *s)
+{
+    if (s->state != KP_FRAMES || s->coming->n <= s->at)
+        return 0;
+    uint64_t left = s->sizes[s->at] - s->got, there = s->cipher ? s->cipher->comes.to - s->cipher->comes.from : 0;
+    return left > there ? left - there : 0;
+}
+
+/* Before anybody waits: to be woken for every packet of a large frame costs more than to receive it. */
+static void kp_choose_wakes(kp_stream *s)
+{
+    uint64_t left = kp_still_to_come(s);
+    int wakes = left < KP_DIRECT_BYTES ? 0 : left < KP_WAKE_BYTES ? (int)left : KP_WAKE_BYTES;
+    if (wakes == s->wakes)
+        return;
+    int lowest = wakes ? wakes : 1;
+    if (!setsockopt(s->fd, SOL_SOCKET, SO_RCVLOWAT, &lowest, sizeof lowest))
+        s->wakes = wakes;
+}
+
 /* Receive and parse what has come. KP_BLOCKED: there is no more for now. KP_OPEN: others should have their turn. */
 static enum kp_outcome kp_receive(kp_stream *s)
 {
-    if (s->end == KP_OPEN || s->end == KP_BLOCKED)
+    if (s->end == KP_OPEN || s->end == KP_BLOCKED) {
         s->end = kp_receive_some(s);
+        kp_choose_wakes(s);
+    }
     return s->end;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import select
@@ -39,12 +40,17 @@ Frames = list[bytes]
 
 
 _cipher: int | None = None  # of `pair`
+_family: int = socket.AF_UNIX
 
 
-@pytest.fixture(scope="module", params=[None, *ciphers.available()])
+@pytest.fixture(
+    scope="module",
+    params=itertools.product((socket.AF_UNIX, socket.AF_INET), (None, *ciphers.available())),
+    ids=lambda param: f"{param[0].name}-{param[1]}",
+)
 def sender(request: pytest.FixtureRequest) -> Iterator[Sender]:
-    global _cipher
-    _cipher = request.param
+    global _cipher, _family
+    _family, _cipher = request.param
     made = Sender()
     yield made
     made.close()
@@ -59,9 +65,16 @@ def pair(sender: Sender) -> tuple[Stream, Stream]:
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:
-    both = socket.socketpair()
+    if _family == socket.AF_UNIX:
+        both = socket.socketpair()
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            made = socket.create_connection(listener.getsockname())
+            both = listener.accept()[0], made
     for one in both:
         one.setblocking(False)
+        if _family == socket.AF_INET:
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return both
 
 
@@ -386,3 +399,36 @@ def test_a_stream_with_another_link_is_the_first_ones_no_more(served: Served) ->
     ours.close()
     effects.report(first)
     assert len(effects.replies()) == 1
+
+
+def test_who_waits_is_woken_when_enough_of_a_large_frame_has_come() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        made = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    accepted.setblocking(False)
+    stream = Stream(Sender(), accepted.detach(), LIMIT)
+    large, small = os.urandom(3_000_000), b"after it"
+    message = raw(large)
+    made.sendall(message[:100_000])
+    is_readable(stream, 20)
+    assert not stream.receive()
+    made.sendall(message[100_000:300_000])
+    assert not is_readable(stream, 0.2)
+    rest = threading.Thread(target=made.sendall, args=(message[300_000:],))
+    rest.start()
+    assert received(stream, 1) == [[large]]
+    rest.join()
+    made.sendall(raw(small))
+    assert received(stream, 1) == [[small]]
+    made.sendall(message[:100_000])
+    is_readable(stream, 20)
+    assert not stream.receive()
+    made.close()
+    assert is_readable(stream, 20)
+    with pytest.raises(ConnectionError):
+        stream.receive()
+    stream.close()
+
+
+def is_readable(stream: Stream, seconds: float) -> bool:
+    return bool(select.select([stream], [], [], seconds)[0])
