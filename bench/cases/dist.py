@@ -76,11 +76,13 @@ ENTRIES = {
     "zmq ipc": Entry("zmq", "bare ZeroMQ, ipc", "ipc"),
     "zmq curve": Entry("zmq", "bare ZeroMQ, tcp with CURVE", secure=True),
     "zmq-c": Entry("zmq-c", "bare C over libzmq"),
+    "sum": Entry("sockets-c", "bare C over sockets, with the sum"),
     "floor": Entry("sockets", "floor: TCP sockets"),
     "floor update": Entry("sockets", "floor: TCP sockets, then the update"),
     "floor hot": Entry("sockets", "TCP sockets, one block in cache", hot=True),
     "floor ipc": Entry("sockets", "floor: unix sockets", "ipc"),
     "memcpy": Entry("memcpy", "memcpy in and out"),
+    "memcpy-sum": Entry("memcpy-c", "memcpy in, sum, memcpy out"),
 }
 
 
@@ -264,10 +266,12 @@ KEY = 16 * KB  # bytes of each of so many keys
 TABLE, ROWS = (100_000, 128), 10_000
 
 _OURS = ("ours", "ours shm")
-_WIRE = ("ours", "mxnet", "gloo", "zmq", "zmq-c", "floor")
+_WIRE = ("ours", "mxnet", "gloo", "zmq", "zmq-c", "sum", "floor")
 _IPC = ("ours ipc", "mxnet ipc", "zmq ipc", "floor ipc")
 _CURVE = ("ours curve", "zmq curve")
-_SHM = ("ours shm", "ours home", "memcpy")
+_SHM = ("ours shm", "ours home", "memcpy", "memcpy-sum")
+#: Beside a limit that only moves the bytes, the one that sums them, too.
+_SUMMING = {"floor": "sum", "memcpy": "memcpy-sum"}
 
 #: Two workers, one server: the limit, its share to be reached, how many times as long MXNet and gloo take.
 _WIRE_GOALS = {
@@ -290,8 +294,9 @@ def _goals(size: str) -> tuple[Goal, ...]:
     for own, goals in (("ours", _WIRE_GOALS), ("ours shm", _SHM_GOALS)):
         if size in goals:
             limit, share, mxnet, gloo = goals[size]
-            found += [Goal(own, limit, share), Goal(own, "mxnet", mxnet), Goal(own, "gloo", gloo)]
-            found.append(_no_more_cpu(own))
+            limits = [limit, *([_SUMMING[limit]] if limit in _SUMMING else [])]
+            found += [Goal(own, one, share) for one in limits]
+            found += [Goal(own, "mxnet", mxnet), Goal(own, "gloo", gloo), _no_more_cpu(own)]
     if size == "64 MB":
         found.append(Goal("ours curve", "ours", most=2.5))
     return tuple(found)

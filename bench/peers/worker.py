@@ -56,8 +56,10 @@ PEERS = {
         "gloo": "rival_gloo:Gloo",
         "zmq": "bare_zmq:BareZeroMQ",
         "zmq-c": "zmq_sum:ZeroMQSum",
+        "sum": "socket_sum:SocketsSum",
         "floor": "sockets:Sockets",
         "memcpy": "memcpy:Memcpy",
+        "memcpy-sum": "memory_sum:MemorySum",
     },
     "ddp": {"torch": "ways:Training"},
 }

@@ -10,7 +10,7 @@ from bench import plots
 from bench.cases.dist import APART, ENTRIES, KEY, RESNET
 
 #: Entries that are drawn, always in the same colour.
-DRAWN = ("ours", "ours shm", "mxnet", "gloo", "floor", "memcpy")
+DRAWN = ("ours", "ours shm", "mxnet", "gloo", "floor", "memcpy", "sum", "memcpy-sum")
 
 #: Place on the axis, and median, lowest and highest milliseconds.
 Point = tuple[float, float, float, float]

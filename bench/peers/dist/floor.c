@@ -9,7 +9,8 @@
 #include <unistd.h>
 
 enum { MAX_SERVERS = 16 };
-enum { IN_TURN, POLLING, THREAD }; /* send then receive; both by turns in one thread; a thread that sends */
+/* Send then receive; both by turns in one thread; a thread that sends; send until so much is on the way, then receive. */
+enum { IN_TURN, POLLING, THREAD, WINDOW };
 
 static ssize_t all_sent(int fd, const char *from, size_t n)
 {
@@ -67,7 +68,7 @@ typedef struct {
     int servers;
     const char *source;
     char *target;
-    int64_t n, block;
+    int64_t n, block, window;
     int hot; /* only the first block of the arrays is read and written, again and again */
 } trip;
 
@@ -75,11 +76,17 @@ typedef struct {
     int64_t start, end, at;
 } share;
 
+/* Between numbers. */
+static int64_t cut(const trip *t, int s)
+{
+    return s == t->servers ? t->n : t->n * s / t->servers / 4 * 4;
+}
+
 static void split(const trip *t, share *shares)
 {
     for (int s = 0; s < t->servers; s++) {
-        shares[s].start = shares[s].at = t->n * s / t->servers;
-        shares[s].end = t->n * (s + 1) / t->servers;
+        shares[s].start = shares[s].at = cut(t, s);
+        shares[s].end = cut(t, s + 1);
     }
 }
 
@@ -190,14 +197,41 @@ static int by_turns(const trip *t)
     }
 }
 
-/* Send n bytes, spread over the servers, and receive as many; 0 if it went well. */
-int floor_trip(const int *fds, int servers, const char *source, char *target, int64_t n, int64_t block, int way, int hot)
+/* Without a look at who is ready: what is on the way fits into the buffers of the connections. */
+static int in_windows(const trip *t)
 {
-    trip t = {fds, servers, source, target, n, block, hot};
+    share out[MAX_SERVERS], in[MAX_SERVERS];
+    split(t, out);
+    split(t, in);
+    for (int left = t->servers; left;) {
+        for (int s = 0; s < t->servers; s++)
+            while (out[s].at < out[s].end && out[s].at - in[s].at < t->window) {
+                size_t n = next_piece(t, &out[s]);
+                if (all_sent(t->fds[s], t->source + out[s].at, n) < 0)
+                    return -1;
+                out[s].at += (int64_t)n;
+            }
+        left = 0;
+        for (int s = 0; s < t->servers; s++) {
+            if (in[s].at < in[s].end && receive_piece(t, s, &in[s], MSG_WAITALL) < 0)
+                return -1;
+            left += in[s].at < in[s].end;
+        }
+    }
+    return 0;
+}
+
+/* Send n bytes, spread over the servers, and receive as many; 0 if it went well. */
+int floor_trip(const int *fds, int servers, const char *source, char *target, int64_t n, int64_t block, int64_t window,
+               int way, int hot)
+{
+    trip t = {fds, servers, source, target, n, block, window, hot};
     if (servers < 1 || servers > MAX_SERVERS)
         return -1;
     if (way == POLLING)
         return by_turns(&t);
+    if (way == WINDOW)
+        return in_windows(&t);
     if (way == IN_TURN)
         return send_all(&t) ? -1 : receive_all(&t);
     pthread_t thread;

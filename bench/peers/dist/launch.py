@@ -13,6 +13,8 @@ from bench.peers.process import Setting
 from bench.runner import compiled
 
 _HERE = Path(__file__).parent
+#: C of the engines that have some of their own; what floor.c has, the workers of a server that sums have, too.
+_LIMITS = {"zmq-c": ("zmq_sum.c",), "sockets-c": ("socket_sum.c", "floor.c"), "memcpy-c": ("memory_sum.c",)}
 #: Seconds after which our store says for whom it waits: before the bench loses patience.
 _TIMEOUT = "100"
 #: malloc keeps large blocks instead of giving their pages back, to be touched anew for the next message.
@@ -39,8 +41,9 @@ class DistGroup(Group):
         return workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP})
 
     def codes(self) -> tuple[Path, Path]:
-        limits = "zmq_sum.c" if ENTRIES[self.setting.name].engine == "zmq-c" else "floor.c"
-        return compiled.build(_HERE.parent / "group" / "meet.c"), compiled.build(_HERE / limits)
+        limits, *more = _LIMITS.get(ENTRIES[self.setting.name].engine, ("floor.c",))
+        built = compiled.build(_HERE / limits, *(str(_HERE / name) for name in more))
+        return compiled.build(_HERE.parent / "group" / "meet.c"), built
 
     def beside(self) -> list[int]:
         """Return scheduler, servers, launcher: all descendants that are not workers."""

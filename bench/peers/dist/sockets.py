@@ -23,7 +23,7 @@ from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import DistPeer
 from bench.peers.group.link import Place
 
-IN_TURN, POLLING, THREAD = range(3)
+IN_TURN, POLLING, THREAD, WINDOW = range(4)
 BLOCKS = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB}
 LARGE = 4 * MB  # from here on the smallest block has no chance
 SMALL = 64 * KB  # so much is sure to fit into the buffers of a connection, both ways
@@ -48,10 +48,10 @@ class Sockets(DistPeer):
 
     def prepare(self, case: DistCase) -> list[Array]:
         if not self.addresses:
-            own = [self._serve() for _ in range(case.servers)] if self.place.rank == 0 else []
-            self.addresses = self.place.link.gather(own)[0]
+            self._start(case.servers)
             self.lines = {
-                name: [self._line(a, size) for a in self.addresses] for name, size in BLOCKS.items()
+                name: [self._line(a, size.to_bytes(8, "little")) for a in self.addresses]
+                for name, size in BLOCKS.items()
             }
         data = self.dense(case)
         few = case.nbytes <= SMALL * case.servers
@@ -67,6 +67,11 @@ class Sockets(DistPeer):
             update = self._update(case, data)
             self.variants = {name: all_of([call, update]) for name, call in self.variants.items()}
         return []
+
+    def _start(self, servers: int) -> None:
+        """Start the servers, and tell all workers where they are."""
+        own = [self._serve() for _ in range(servers)] if self.place.rank == 0 else []
+        self.addresses = self.place.link.gather(own)[0]
 
     def _check(self, data: Inputs) -> None:
         for call in self.variants.values():
@@ -99,25 +104,36 @@ class Sockets(DistPeer):
         name = f"\0kvstore-bench-{secrets.token_hex(16)}"
         listener.bind(name if self.family == socket.AF_UNIX else ("127.0.0.1", 0))
         listener.listen()
-        echo.fork(partial(self.code.floor_serve, listener.fileno()))
+        echo.fork(partial(self._answer, listener.fileno()))
         address = name if self.family == socket.AF_UNIX else str(listener.getsockname()[1])
         listener.close()
         return address
 
-    def _line(self, address: str, block: int) -> socket.socket:
+    def _answer(self, listener: int) -> None:
+        """Be the server, until the process ends."""
+        self.code.floor_serve(listener)
+
+    def _line(self, address: str, hello: bytes) -> socket.socket:
         line = socket.socket(self.family)
         if self.family == socket.AF_UNIX:
             line.connect(address)
         else:
             line.connect(("127.0.0.1", int(address)))
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.sendall(block.to_bytes(8, "little"))
+        line.sendall(hello)
         return line
 
     def _trip(
-        self, fds: ctypes.Array[ctypes.c_int], source: Array, target: Array, block: int, way: int
+        self,
+        fds: ctypes.Array[ctypes.c_int],
+        source: Array,
+        target: Array,
+        block: int,
+        way: int,
+        window: int = 0,
     ) -> None:
-        n, hot = ctypes.c_int64(source.nbytes), int(self.entry.hot)
+        hot = int(self.entry.hot)
+        n, cut, most = (ctypes.c_int64(size) for size in (source.nbytes, block, window or source.nbytes))
         here, there = (ctypes.c_void_p(array.ctypes.data) for array in (source, target))
-        if self.code.floor_trip(fds, len(fds), here, there, n, ctypes.c_int64(block), way, hot):
+        if self.code.floor_trip(fds, len(fds), here, there, n, cut, most, way, hot):
             raise ConnectionError("a process that sends back has gone")

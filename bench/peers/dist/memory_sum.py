@@ -1,0 +1,81 @@
+"""The limit of a server that sums and has its payloads in shared memory: copied in, summed, copied out, in C."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+import numpy as np
+
+from bench.cases.common import KB, LINE, MB
+from bench.cases.dist import DistCase
+from bench.peers.shared.limit import common
+
+from bench.peers.base import Array
+from bench.peers.dist.base import DistPeer
+from bench.peers.group.link import Place
+
+GATE = 1024  # its place in the group's shared page, behind the barrier
+BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
+MAX_WORKERS = 64
+
+
+class _Trip(ctypes.Structure):
+    _fields_ = (
+        ("gate", ctypes.c_void_p),
+        ("rank", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("parts", ctypes.c_void_p * MAX_WORKERS),
+        ("sum", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
+        ("target", ctypes.c_void_p),
+        ("n", ctypes.c_ssize_t),
+        ("block", ctypes.c_ssize_t),
+        ("sleeps", ctypes.c_int),
+        ("streams", ctypes.c_int),
+    )
+
+
+class MemorySum(DistPeer):
+    """Each worker sums a share: no server could do it sooner than all workers together."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.code = ctypes.CDLL(place.limits)
+        self.kept: list[Array] = []
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        data = self.dense(case)
+        self.kept = common(self.place, self.place.workers + 1, data.flat.size)
+        for label, block in BLOCKS.items():
+            if block < data.flat.nbytes:
+                for waiting in ("spinning", "futex"):
+                    for stores in ("", ", streamed"):
+                        trip = self._trip(block // 4 or data.flat.size, waiting == "futex", bool(stores))
+                        self.variants[f"{label}, {waiting}{stores}"] = partial(self._call, trip)
+        self.first()
+        found = data.flat_outs.copy()
+        for call in self.variants.values():
+            data.flat_outs.fill(-1)
+            call()
+            if not np.array_equal(data.flat_outs, found):
+                raise RuntimeError("the sums depend on the way")
+        return data.outs
+
+    def _trip(self, block: int, sleeps: bool, streams: bool) -> _Trip:
+        assert self.data is not None
+        assert block % LINE == 0
+        *parts, total = (array.ctypes.data for array in self.kept)
+        trip = _Trip(self.place.gate.address + GATE, self.place.rank, self.place.workers)
+        trip.parts[: len(parts)] = parts
+        trip.sum, trip.source, trip.target = total, self.data.flat.ctypes.data, self.data.flat_outs.ctypes.data
+        trip.n, trip.block, trip.sleeps, trip.streams = self.data.flat.size, block, sleeps, streams
+        return trip
+
+    def _call(self, trip: _Trip) -> None:
+        if self.code.memory_sum_trip(ctypes.byref(trip)):
+            raise TimeoutError("another worker has gone")
+
+    def release(self) -> None:
+        super().release()
+        self.kept = []

@@ -1,0 +1,297 @@
+/* What loopback sockets allow a parameter server: a block of each worker comes, the sum goes back to all of them.
+ *
+ * A group of connections, one for each worker, sends the same number of bytes in every trip, cut into the same blocks:
+ * nothing but payload is on the way. The workers' side is that of floor.c. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { MAX_WORKERS = 64, SLOTS = 4 /* blocks of a worker that the server holds, at most */ };
+enum { BY_RANK, BY_EVENT, THREADS }; /* one thread that waits for each worker in turn; epoll; a thread a connection */
+
+/* The first bytes of a connection. */
+typedef struct {
+    int64_t group, rank, way, block, n;
+} hello;
+
+typedef struct {
+    int64_t b;   /* number of the block, over all trips */
+    size_t done; /* bytes of it that have been moved */
+} place;
+
+typedef struct group {
+    struct group *next;
+    hello as;
+    int workers, come, epoll;
+    int fds[MAX_WORKERS];
+    float *parts[MAX_WORKERS]; /* SLOTS blocks each; the first worker's become the sums */
+    place in[MAX_WORKERS], out[MAX_WORKERS];
+    unsigned wanted[MAX_WORKERS]; /* events */
+    atomic_uint arrived[SLOTS], ready; /* ready: blocks that are summed */
+} group;
+
+typedef struct {
+    group *g;
+    int rank;
+} member;
+
+static size_t size_of(const group *g, int64_t b)
+{
+    int64_t blocks = (g->as.n + g->as.block - 1) / g->as.block;
+    int64_t left = g->as.n - b % blocks * g->as.block;
+    return (size_t)(left < g->as.block ? left : g->as.block);
+}
+
+static float *part(const group *g, int rank, int64_t b)
+{
+    return g->parts[rank] + b % SLOTS * (g->as.block / (int64_t)sizeof(float));
+}
+
+static void add(float *restrict sum, const float *restrict more, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        sum[i] += more[i];
+}
+
+/* In rank order. */
+static void sum_block(const group *g, int64_t b)
+{
+    for (int rank = 1; rank < g->workers; rank++)
+        add(part(g, 0, b), part(g, rank, b), size_of(g, b) / sizeof(float));
+}
+
+static int move_all(int fd, float *data, size_t n, int sends)
+{
+    for (size_t done = 0; done < n;) {
+        char *at = (char *)data + done;
+        ssize_t piece = sends ? send(fd, at, n - done, MSG_NOSIGNAL) : recv(fd, at, n - done, MSG_WAITALL);
+        if (piece < 0 && errno == EINTR)
+            continue;
+        if (piece <= 0)
+            return -1;
+        done += (size_t)piece;
+    }
+    return 0;
+}
+
+/* -------------------------------------------------------------------------------------- each worker in turn */
+
+static void by_rank(group *g)
+{
+    for (int64_t b = 0;; b++) {
+        for (int rank = 0; rank < g->workers; rank++) {
+            if (move_all(g->fds[rank], part(g, rank, b), size_of(g, b), 0))
+                return;
+            if (rank)
+                add(part(g, 0, b), part(g, rank, b), size_of(g, b) / sizeof(float));
+        }
+        for (int rank = 0; rank < g->workers; rank++)
+            if (move_all(g->fds[rank], part(g, 0, b), size_of(g, b), 1))
+                return;
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- epoll */
+
+/* Move what the socket has or takes, up to the end of block `until`; -1 if it is closed. */
+static int advance(group *g, int rank, place *p, int64_t until, int sends)
+{
+    while (p->b < until) {
+        char *at = (char *)part(g, sends ? 0 : rank, p->b) + p->done;
+        size_t left = size_of(g, p->b) - p->done;
+        ssize_t piece = sends ? send(g->fds[rank], at, left, MSG_DONTWAIT | MSG_NOSIGNAL)
+                              : recv(g->fds[rank], at, left, MSG_DONTWAIT);
+        if (piece < 0 && (errno == EAGAIN || errno == EINTR))
+            return 0;
+        if (piece <= 0)
+            return -1;
+        p->done += (size_t)piece;
+        if (p->done == size_of(g, p->b))
+            *p = (place){p->b + 1, 0};
+        else if (!sends)
+            return 0; /* that was all there is */
+    }
+    return 0;
+}
+
+static int64_t least(const group *g, const place *places)
+{
+    int64_t found = places[0].b;
+    for (int rank = 1; rank < g->workers; rank++)
+        found = places[rank].b < found ? places[rank].b : found;
+    return found;
+}
+
+static int wait_for(group *g, int rank, int64_t free)
+{
+    unsigned events = (g->in[rank].b < free ? EPOLLIN : 0) | (g->out[rank].b < g->ready ? EPOLLOUT : 0);
+    struct epoll_event e = {.events = events, .data.u32 = (uint32_t)rank};
+    if (events == g->wanted[rank])
+        return 0;
+    g->wanted[rank] = events;
+    return epoll_ctl(g->epoll, EPOLL_CTL_MOD, g->fds[rank], &e);
+}
+
+/* After bytes have come: sum what is whole, send it; then ask for what can go on. */
+static int answer(group *g)
+{
+    for (; g->ready < least(g, g->in); g->ready++)
+        sum_block(g, g->ready);
+    for (int rank = 0; rank < g->workers; rank++)
+        if (advance(g, rank, &g->out[rank], g->ready, 1))
+            return -1;
+    int64_t free = least(g, g->out) + SLOTS;
+    for (int rank = 0; rank < g->workers; rank++)
+        if (wait_for(g, rank, free))
+            return -1;
+    return 0;
+}
+
+static void by_event(group *g)
+{
+    struct epoll_event events[MAX_WORKERS];
+    g->epoll = epoll_create1(0);
+    for (int rank = 0; rank < g->workers; rank++) {
+        struct epoll_event e = {.events = g->wanted[rank] = EPOLLIN, .data.u32 = (uint32_t)rank};
+        epoll_ctl(g->epoll, EPOLL_CTL_ADD, g->fds[rank], &e);
+    }
+    for (;;) {
+        int n = epoll_wait(g->epoll, events, g->workers, -1);
+        for (int i = 0; i < n; i++) {
+            int rank = (int)events[i].data.u32;
+            if (events[i].events & (EPOLLERR | EPOLLHUP))
+                return;
+            if ((events[i].events & EPOLLIN) && advance(g, rank, &g->in[rank], least(g, g->out) + SLOTS, 0))
+                return;
+        }
+        if (answer(g))
+            return;
+    }
+}
+
+/* ------------------------------------------------------------------------------------ a thread a connection */
+
+/* The last one that comes with its part of a block sums it. */
+static void arrive(group *g, int64_t b)
+{
+    if (atomic_fetch_add(&g->arrived[b % SLOTS], 1) + 1 < (unsigned)g->workers)
+        return;
+    atomic_store(&g->arrived[b % SLOTS], 0);
+    sum_block(g, b);
+    atomic_store(&g->ready, (unsigned)b + 1);
+    syscall(SYS_futex, &g->ready, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+}
+
+static void await(group *g, int64_t b)
+{
+    for (unsigned ready; (int)((ready = atomic_load(&g->ready)) - (unsigned)b) <= 0;)
+        syscall(SYS_futex, &g->ready, FUTEX_WAIT_PRIVATE, ready, 0, 0, 0);
+}
+
+/* Receive a block before the sum of the one before is sent; the sum's slot is not needed again before all have come to
+ * the block after the next. */
+static void *one_connection(void *argument)
+{
+    member *m = argument;
+    group *g = m->g;
+    int64_t blocks = (g->as.n + g->as.block - 1) / g->as.block;
+    for (int64_t b = 0;; b++) {
+        int last = (b + 1) % blocks == 0, first = b % blocks == 0;
+        if (move_all(g->fds[m->rank], part(g, m->rank, b), size_of(g, b), 0))
+            return NULL;
+        arrive(g, b);
+        for (int64_t sent = first ? b : b - 1; sent < b + last; sent++) {
+            await(g, sent);
+            if (move_all(g->fds[m->rank], part(g, 0, sent), size_of(g, sent), 1))
+                return NULL;
+        }
+    }
+}
+
+static void by_threads(group *g)
+{
+    pthread_t threads[MAX_WORKERS];
+    member members[MAX_WORKERS];
+    for (int rank = 0; rank < g->workers; rank++) {
+        members[rank] = (member){g, rank};
+        if (pthread_create(&threads[rank], NULL, one_connection, &members[rank]))
+            abort();
+    }
+    for (int rank = 0; rank < g->workers; rank++)
+        pthread_join(threads[rank], NULL);
+}
+
+/* -------------------------------------------------------------------------------------------------- groups */
+
+static void *serve(void *argument)
+{
+    group *g = argument;
+    for (int rank = 0; rank < g->workers; rank++) {
+        size_t bytes = SLOTS * (size_t)g->as.block;
+        g->parts[rank] = aligned_alloc(64, bytes);
+        memset(g->parts[rank], 1, bytes);
+    }
+    (g->as.way == BY_RANK ? by_rank : g->as.way == BY_EVENT ? by_event : by_threads)(g);
+    for (int rank = 0; rank < g->workers; rank++) {
+        shutdown(g->fds[rank], SHUT_RDWR);
+        close(g->fds[rank]);
+        free(g->parts[rank]);
+    }
+    if (g->epoll)
+        close(g->epoll);
+    free(g);
+    return NULL;
+}
+
+static group *join(group **groups, const hello *h, int workers)
+{
+    group **at = groups;
+    while (*at && (*at)->as.group != h->group)
+        at = &(*at)->next;
+    if (!*at && (*at = calloc(1, sizeof **at))) {
+        (*at)->as = *h;
+        (*at)->workers = workers;
+    }
+    return *at;
+}
+
+/* Serve each group in a thread of its own, until the listener is closed. */
+int socket_sum_serve(int listener, int workers)
+{
+    group *groups = NULL;
+    while (workers <= MAX_WORKERS) {
+        hello h;
+        int one = 1, fd = accept(listener, NULL, NULL);
+        if (fd < 0 && errno == EINTR)
+            continue;
+        if (fd < 0)
+            return errno;
+        setsockopt(fd, 6 /* IPPROTO_TCP */, 1 /* TCP_NODELAY */, &one, sizeof one);
+        if (recv(fd, &h, sizeof h, MSG_WAITALL) != sizeof h || h.rank < 0 || h.rank >= workers || h.block <= 0)
+            return -1;
+        group *g = join(&groups, &h, workers);
+        if (!g)
+            return -1;
+        g->fds[h.rank] = fd;
+        if (++g->come < workers)
+            continue;
+        pthread_t thread;
+        group **at = &groups;
+        while (*at != g)
+            at = &(*at)->next;
+        *at = g->next;
+        if (pthread_create(&thread, NULL, serve, g))
+            return -1;
+        pthread_detach(thread);
+    }
+    return -1;
+}

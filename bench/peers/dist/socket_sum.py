@@ -1,0 +1,87 @@
+"""The limit of a server that sums: bare sockets, C, the same bytes as a parameter server's, and their sum.
+
+Unlike the floor its server has to wait until every worker's part of a block has come, and to write the sum.
+Nothing but payload is on the way: worker and server have agreed how long an array is, and its blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import socket
+import struct
+from functools import partial
+
+import numpy as np
+
+from bench.cases.common import KB
+from bench.cases.dist import DistCase
+
+from bench.peers.base import Array
+from bench.peers.dist.sockets import IN_TURN, SMALL, WINDOW, Sockets
+from bench.peers.group.link import Place
+
+#: How the server waits: for each worker in turn, by epoll, in a thread for each connection.
+SERVERS = {"by rank": 0, "epoll": 1, "threads": 2}
+BLOCKS = {"64 KB": 64 * KB, "128 KB": 128 * KB, "256 KB": 256 * KB}
+#: Blocks of a worker that are on the way. With threads a block is received before the sum of the last one is sent.
+WINDOWS = (2, 4)
+
+
+class SocketsSum(Sockets):
+    """Connections of their own for each case, and each way of its server and size of its blocks."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.groups = itertools.count()
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        if not self.addresses:
+            self._start(case.servers)
+        data = self.dense(case)
+        for block in BLOCKS:
+            for server in SERVERS:
+                self._add(case, server, block)
+            if BLOCKS[block] * case.servers >= case.nbytes:
+                break  # one block: larger ones are the same
+        self.first()
+        found = data.flat_outs.copy()
+        for call in self.variants.values():
+            data.flat_outs.fill(-1)
+            call()
+            if not np.array_equal(data.flat_outs, found):
+                raise RuntimeError("the sums depend on the way")
+        return data.outs
+
+    def _add(self, case: DistCase, server: str, block: str) -> None:
+        assert self.data is not None
+        source, target, group = self.data.flat, self.data.flat_outs, next(self.groups)
+        cuts = [source.nbytes * s // case.servers // 4 * 4 for s in range(case.servers)] + [source.nbytes]
+        lines = []
+        for address, start, end in zip(self.addresses, cuts, cuts[1:], strict=False):
+            hello = group, self.place.rank, SERVERS[server], BLOCKS[block], end - start
+            lines.append(self._line(address, struct.pack("5q", *hello)))
+        self.lines[f"{server} {block}"] = lines
+        fds = (ctypes.c_int * len(lines))(*(line.fileno() for line in lines))
+        trip = partial(self._trip, fds, source, target, BLOCKS[block])
+        if source.nbytes <= SMALL * case.servers:
+            self.variants[f"{server}, {block}, in turn"] = partial(trip, IN_TURN)
+            return
+        for blocks in WINDOWS:
+            name = f"{server}, {block}, {blocks} on the way"
+            self.variants[name] = partial(trip, WINDOW, blocks * BLOCKS[block])
+
+    def _line(self, address: str, hello: bytes) -> socket.socket:
+        line = super()._line(address, hello)
+        room = max(WINDOWS) * max(BLOCKS.values())  # for all sums on the way: the server is never kept
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        return line
+
+    def _answer(self, listener: int) -> None:
+        self.code.socket_sum_serve(listener, self.place.workers)
+
+    def release(self) -> None:
+        super().release()
+        for line in itertools.chain(*self.lines.values()):
+            line.close()
+        self.lines = {}
