@@ -47,6 +47,8 @@ class Entry:
         Of the arrays only one block is used, which stays in a cache.
     homes : bool
         Gradients are written to arrays of `KVStore.empty`, where the sums come to lie.
+    unpaced : bool
+        Its connections have reno as their congestion control, as ours within a host have.
     """
 
     engine: str
@@ -57,6 +59,7 @@ class Entry:
     secure: bool = False
     hot: bool = False
     homes: bool = False
+    unpaced: bool = False
 
 
 #: Everybody who can take part, in the order of the tables.
@@ -76,8 +79,9 @@ ENTRIES = {
     "zmq ipc": Entry("zmq", "bare ZeroMQ, ipc", "ipc"),
     "zmq curve": Entry("zmq", "bare ZeroMQ, tcp with CURVE", secure=True),
     "zmq-c": Entry("zmq-c", "bare C over libzmq"),
-    "sum": Entry("sockets-c", "bare C over sockets, with the sum"),
+    "sum": Entry("sockets-c", "bare C over sockets, with the sum", unpaced=True),
     "floor": Entry("sockets", "floor: TCP sockets"),
+    "floor reno": Entry("sockets", "floor: TCP sockets, reno", unpaced=True),
     "floor update": Entry("sockets", "floor: TCP sockets, then the update"),
     "floor hot": Entry("sockets", "TCP sockets, one block in cache", hot=True),
     "floor ipc": Entry("sockets", "floor: unix sockets", "ipc"),
@@ -266,7 +270,7 @@ KEY = 16 * KB  # bytes of each of so many keys
 TABLE, ROWS = (100_000, 128), 10_000
 
 _OURS = ("ours", "ours shm")
-_WIRE = ("ours", "mxnet", "gloo", "zmq", "zmq-c", "sum", "floor")
+_WIRE = ("ours", "mxnet", "gloo", "zmq", "zmq-c", "sum", "floor", "floor reno")
 _IPC = ("ours ipc", "mxnet ipc", "zmq ipc", "floor ipc")
 _CURVE = ("ours curve", "zmq curve")
 _SHM = ("ours shm", "ours home", "memcpy", "memcpy-sum")

@@ -103,6 +103,7 @@ class Sockets(DistPeer):
         listener = socket.socket(self.family)
         name = f"\0kvstore-bench-{secrets.token_hex(16)}"
         listener.bind(name if self.family == socket.AF_UNIX else ("127.0.0.1", 0))
+        self._unpace(listener)
         listener.listen()
         echo.fork(partial(self._answer, listener.fileno()))
         address = name if self.family == socket.AF_UNIX else str(listener.getsockname()[1])
@@ -118,10 +119,16 @@ class Sockets(DistPeer):
         if self.family == socket.AF_UNIX:
             line.connect(address)
         else:
+            self._unpace(line)
             line.connect(("127.0.0.1", int(address)))
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.sendall(hello)
         return line
+
+    def _unpace(self, line: socket.socket) -> None:
+        """Choose the congestion control before there is a connection; what is accepted has the listener's."""
+        if self.entry.unpaced and self.family == socket.AF_INET:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
     def _trip(
         self,
