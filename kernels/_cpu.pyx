@@ -43,6 +43,7 @@ cdef extern from "run.h" nogil:
         int dtype, rule, k, m, n_states
         ptrdiff_t n
         char *dst
+        const char *weight
         char *master
         char **src
         char **out

@@ -159,6 +159,8 @@ static void LV(update_item_block)(const kv_item *it, const LV(place) *b, const c
     char *states[KV_MAX_STATES], *w = it->dst + b->offset;
     for (int j = 0; j < it->n_states; j++)
         states[j] = it->states[j] + b->at * wide;
+    if (it->weight)
+        memcpy(w, it->weight + b->offset, b->bytes);
     LV(update_block)(it->dtype, it->rule, k, b->n, b->at, w, it->master ? it->master + b->at * wide : NULL, src,
                      states, it->n_states, it->p);
     LV(emit)(it, b, w);

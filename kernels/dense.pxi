@@ -40,7 +40,7 @@ def reduce(list items):
             if dst is None:
                 raise ValueError("a coded sum needs a dst")
         it.m = <int>len(outs)
-        it.master = NULL
+        it.weight = it.master = NULL
         it.dst = NULL
         if dst is not None:
             it.dst = pointer(dst, it.dtype, it.n, True)
@@ -77,7 +77,7 @@ def reduce_small(value, cnp.ndarray dst, out):
         return False
     it.rule = -1
     it.n_states = 0
-    it.master = NULL
+    it.weight = it.master = NULL
     it.coding = NULL
     it.dst = <char *>cnp.PyArray_DATA(dst)
     it.src = &src[0]
@@ -142,7 +142,7 @@ def update(list items):
         it.n_states = <int>len(states)
         it.m = <int>len(outs)
         it.dst = pointer(weight, it.dtype, it.n, True)
-        it.master = NULL
+        it.weight = it.master = NULL
         if master is not None:
             it.master = pointer(master, KV_F32, it.n, True)
         take_item_sources(arena, it, srcs)

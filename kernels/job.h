@@ -33,6 +33,7 @@ typedef struct {
     int stream;              /* the job is larger than the cache: write past it */
     ptrdiff_t n;             /* elements */
     char *dst;               /* may be NULL for a sum without a rule */
+    const char *weight;      /* what the rule begins with, where dst is elsewhere; NULL: it is in dst */
     char *master;            /* float32 weight behind a 16-bit dst, or NULL */
     char **src, **out;
     const kv_coding *coding; /* by source, of float32 items; NULL: all are plain */

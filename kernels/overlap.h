@@ -79,7 +79,7 @@ static int kv_independent(const kv_item *items, ptrdiff_t n)
     kv_extent few[32], *extents = few;
     ptrdiff_t most = 0;
     for (ptrdiff_t i = 0; i < n; i++)
-        most += items[i].k + items[i].m + 1;
+        most += items[i].k + items[i].m + 2;
     if (most > 32 && !(extents = (kv_extent *)malloc((size_t)most * sizeof *extents)))
         return -1;
     kv_extent *end = extents;
@@ -91,6 +91,7 @@ static int kv_independent(const kv_item *items, ptrdiff_t n)
         for (int j = 0; j < it->m; j++)
             kv_add_extent(&end, it->out[j], bytes, i, 1);
         kv_add_extent(&end, it->dst, bytes, i, 1);
+        kv_add_extent(&end, it->rule < 0 ? NULL : it->weight, bytes, i, 0);
     }
     kv_sort_extents(extents, end - extents);
     int clash = kv_extents_clash(extents, end - extents);
