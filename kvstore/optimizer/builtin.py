@@ -85,6 +85,12 @@ class Elementwise(BuiltIn):
     fused = True
     #: Name of the compiled rule.
     rule_name: ClassVar[str]
+    #: Whether `parameters` are settings, whatever the number of the update. A class says so of itself alone.
+    repeats: ClassVar[bool] = False
+
+    def is_repeated(self) -> bool:
+        """Return whether all updates of a key have the same parameters while the settings are the same."""
+        return bool(vars(type(self)).get("repeats")) and self.lr_scheduler is None
 
     def rule(self) -> str:
         """Return the name of the compiled rule that the present settings want."""

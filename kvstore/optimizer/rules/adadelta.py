@@ -30,6 +30,7 @@ class AdaDelta(Elementwise):
 
     default_learning_rate = 1.0
     rule_name = "adadelta"
+    repeats = True
     rho: float = setting(fraction, default=0.9)
     epsilon: float = setting(non_negative, default=1e-6)
 

@@ -31,6 +31,7 @@ class AdaGrad(Elementwise):
     """
 
     rule_name = "adagrad"
+    repeats = True
     renamed: ClassVar[Mapping[str, str]] = {"eps": "epsilon"}
     epsilon: float = setting(non_negative, default=1e-6)
 

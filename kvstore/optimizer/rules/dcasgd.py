@@ -32,6 +32,7 @@ class DCASGD(Elementwise):
     """
 
     default_learning_rate = 0.1
+    repeats = True
     optional_state = frozenset({"momentum"})
     momentum: float = setting(non_negative, default=0.0)
     lamda: float = setting(finite, default=0.04)

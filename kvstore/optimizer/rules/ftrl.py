@@ -35,6 +35,7 @@ class Ftrl(Elementwise):
 
     default_learning_rate = 0.1
     rule_name = "ftrl"
+    repeats = True
     lamda1: float = setting(non_negative, default=0.01)
     beta: float = setting(non_negative, default=1.0)
 

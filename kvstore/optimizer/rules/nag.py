@@ -31,6 +31,7 @@ class NAG(Elementwise):
     """
 
     default_learning_rate = 0.1
+    repeats = True
     optional_state = frozenset({"momentum"})
     momentum: float = setting(non_negative, default=0.9)
 

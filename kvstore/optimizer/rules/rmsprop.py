@@ -39,6 +39,7 @@ class RMSProp(Elementwise):
     """
 
     default_learning_rate = 0.001
+    repeats = True
     structural = Elementwise.structural | {"centered"}
     renamed: ClassVar[Mapping[str, str]] = {"gamma1": "rho", "gamma2": "momentum"}
     rho: float = setting(fraction, default=0.9)

@@ -34,6 +34,7 @@ class SGD(Elementwise):
     """
 
     default_learning_rate = 0.1
+    repeats = True
     optional_state = frozenset({"momentum"})
     momentum: float = setting(non_negative, default=0.0)
     lazy_update: bool = setting(flag, default=False)

@@ -32,6 +32,7 @@ class Signum(Elementwise):
     """
 
     optional_state = frozenset({"momentum"})
+    repeats = True
     momentum: float = setting(fraction, default=0.9)
     wd_lh: float = setting(finite, default=0.0)
 

@@ -20,6 +20,7 @@ class Test(Elementwise):
     # Not a test case, whatever its name lets a test runner think.
     __test__ = False
     rule_name = "test"
+    repeats = True
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of one update."""

@@ -48,6 +48,10 @@ class Room(NamedTuple):
     block: Any
     place: tuple[int, int] | None
 
+class UpdateCounts:
+    updates: int
+    num_update: int
+
 class SliceValue:
     before: int
     sums: bool
@@ -71,6 +75,18 @@ class SliceValue:
         offset: int = 0,
         seqlock: Any = None,
     ) -> None: ...
+    @property
+    def has_plan(self) -> bool: ...
+    def plan_updates(
+        self,
+        rule: int,
+        params: tuple[float, ...],
+        states: tuple[Any, ...],
+        counts: UpdateCounts,
+        version: int,
+        base: int,
+    ) -> None: ...
+    def withdraw_plan(self) -> None: ...
     def clear(self) -> None: ...
     def turn(self, round: int) -> None: ...
     def settle(self) -> None: ...
@@ -127,7 +143,7 @@ class SliceState:
     def leave(self, session: Session) -> None: ...
 
 class Members:
-    def set(self, needed: Iterable[int], usual: bool, epoch: int = 0) -> None: ...
+    def set(self, needed: Iterable[int], usual: bool, epoch: int = 0, at_once: bool = False) -> None: ...
 
 def take_usual(
     effects: Effects, members: Members, session: Session, slices: Mapping[int, SliceState], batch: Batch

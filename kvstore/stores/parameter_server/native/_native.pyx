@@ -23,6 +23,8 @@ cdef extern from "links.h" nogil:
     enum:
         KP_SPAN
         KP_SHARED
+        KV_MAX_PARAMS
+        KV_MAX_STATES
     ctypedef uint64_t kp_atomic "_Atomic uint64_t"
     ctypedef struct kp_record:
         uint8_t kind, coding, place
@@ -78,6 +80,15 @@ cdef extern from "links.h" nogil:
         kp_atomic *seqlock
         uint32_t segment
         uint64_t offset
+    ctypedef struct kp_counts:
+        int64_t updates, num_update
+    ctypedef struct kp_plan:
+        int rule, n_states
+        char **states
+        double *p
+        uint32_t version
+        int64_t base
+        kp_counts *counts
     ctypedef struct kp_value:
         int dtype
         int64_t n, nbytes
@@ -85,6 +96,7 @@ cdef extern from "links.h" nogil:
         int current
         int64_t before
         uint8_t sums, changed
+        kp_plan plan
     void kp_turn(kp_value *v, uint64_t round)
     void kp_leave_room(kp_room *room)
     ctypedef struct kp_open:
@@ -110,7 +122,7 @@ cdef extern from "links.h" nogil:
         kp_waiters pulls, held
         kp_slice *next
     ctypedef struct kp_members:
-        int usual, n_needed
+        int usual, at_once, n_needed
         uint64_t epoch
         int32_t *needed
     ctypedef struct kp_effects:

@@ -5,9 +5,8 @@
 #ifndef KP_LINKS_H
 #define KP_LINKS_H
 
+#include "at_once.h"
 #include "batches.h"
-#include "replies.h"
-#include "sums.h"
 
 /* Another process's memory, as far as it is mapped. */
 typedef struct {
@@ -103,7 +102,10 @@ static int kp_take_record(kp_link *link, const kp_batch *batch, const kp_record 
     const char *at;
     if (r.rows != -1 || !kp_is_finite(r.threshold) || !kp_find_payload(link, batch, &r, &data, &at))
         return 0;
-    return kp_request(kp_slice_of(link->slices, r.slice), link->session, link->members, &r, data, at, link->effects);
+    kp_slice *slice = kp_slice_of(link->slices, r.slice);
+    if (link->members->at_once)
+        return kp_request_at_once(link->sums, slice, link->session, &r, data, at, link->effects);
+    return kp_request(slice, link->session, link->members, &r, data, at, link->effects);
 }
 
 static int kp_is_usual(const kp_link *link, const kp_head *head)
@@ -112,7 +114,7 @@ static int kp_is_usual(const kp_link *link, const kp_head *head)
     if (link->effects->jobs || link->effects->touched)
         return 0; /* Python comes first: its answers read values as they are now */
     return head->store == s->store && head->rank == s->rank && head->incarnation == s->incarnation && !s->gone &&
-           head->epoch <= link->members->epoch && link->members->usual;
+           head->epoch <= link->members->epoch && (link->members->usual || link->members->at_once);
 }
 
 /* Handle a message. 0: something is left to Python. */
@@ -127,6 +129,7 @@ static int kp_take(void *context, kp_message *message)
     }
     uint32_t n = batch.head->records;
     session->replier = &link->replier;
+    link->effects->message++;
     if (batch.head->epoch > session->epoch)
         session->epoch = batch.head->epoch;
     while (message->handled < n && kp_take_record(link, &batch, &batch.records[message->handled]))

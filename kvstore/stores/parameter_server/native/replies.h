@@ -71,6 +71,13 @@ static int kp_is_plain(const kp_replier *replier, const kp_answer *a)
            (a->request.kind == KP_PULL || a->request.kind == KP_PUSHPULL);
 }
 
+/* Whether the worker finds the value in shared memory. */
+static int kp_is_shared(const kp_replier *replier, const kp_value *v, const kp_record *request)
+{
+    return replier->reads_here && request->flags != KP_BY_FRAME && v->rooms[v->current].seqlock &&
+           v->nbytes >= KP_SHARED_BYTES;
+}
+
 /* Bytes of value that an answer carries; else its record says all. */
 static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, kp_record *r)
 {
@@ -85,7 +92,7 @@ static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, k
     const kp_value *v = kp_value_of(replier, a);
     const kp_room *room = &v->rooms[v->current];
     r->nbytes = (uint64_t)v->nbytes;
-    if (replier->reads_here && a->request.flags != KP_BY_FRAME && room->seqlock && v->nbytes >= KP_SHARED_BYTES) {
+    if (kp_is_shared(replier, v, &a->request)) {
         r->place = KP_SHARED;
         r->frame = room->segment;
         r->offset = room->offset;
@@ -117,10 +124,21 @@ static uint64_t kp_measure(const kp_replier *replier, const kp_answer *answers, 
     return together;
 }
 
+/* The value in memory of its own, if an answer has it; a pushpull comes with no detail else. */
+static kp_buffer *kp_own_value(const kp_answer *a)
+{
+    return a->request.kind == KP_PUSHPULL && a->detail && a->detail->data ? a->detail : NULL;
+}
+
 /* A large value, as it lies in memory, or a copy of it. 0, or -1 where there is no memory. */
-static int kp_add_value(const kp_value *v, int steady, kp_piece *piece)
+static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_piece *piece)
 {
     const kp_room *room = &v->rooms[v->current];
+    kp_buffer *own = kp_own_value(a);
+    if (own) {
+        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_keep(own)};
+        return 0;
+    }
     *piece = (kp_piece){room->at, (size_t)v->nbytes, NULL};
     if (steady) {
         piece->owner = kp_keep(room->holder);
@@ -171,7 +189,7 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
         if (nbytes > KP_COPIED_BYTES) {
             r.frame = (uint32_t)(used - 1 + !!together);
             size[frames - larger + used] = nbytes;
-            failed = kp_add_value(v, steady, &pieces[used++]);
+            failed = kp_add_value(v, &answers[i], steady, &pieces[used++]);
         } else if (nbytes) {
             r.offset = (uint64_t)(to - behind);
             memcpy(to, v->rooms[v->current].at, (size_t)nbytes);

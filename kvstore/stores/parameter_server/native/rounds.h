@@ -50,6 +50,7 @@ typedef struct kp_slice {
     kp_open *open;
     int n_open, open_room;
     kp_waiters pulls, held;
+    uint64_t answered;     /* the last message to which an answer reads the value as it is */
     struct kp_slice *next; /* to be summed in the same step */
 } kp_slice;
 
@@ -59,11 +60,13 @@ typedef struct {
     uint64_t epoch; /* of the view that tells all this */
     int n_needed;
     int32_t *needed; /* ascending */
+    int at_once;     /* there are no rounds: a push is one by itself; nothing is lost, or on its way back */
 } kp_members;
 
 typedef struct {
     kp_session *touched, **last_touched;
     kp_slice *jobs, **last_job;
+    uint64_t message; /* counts them, and answers that go out in between */
 } kp_effects;
 
 static void kp_no_effects(kp_effects *e)
@@ -286,22 +289,32 @@ static int kp_pull(kp_slice *slice, kp_session *session, const kp_record *r, kp_
     return 0;
 }
 
+/* Whether a request is the next of its worker, of a slice that has a value and nothing special. */
+static int kp_is_next(const kp_slice *slice, const kp_session *session, const kp_record *r)
+{
+    const kp_duplicates *d = &session->duplicates;
+    return r->sequence == d->low + 1 && !d->above.count && r->flags != KP_PROBE && slice && slice->ready &&
+           !slice->special && !slice->held.n;
+}
+
+static void kp_note_request(kp_session *session, const kp_record *r)
+{
+    session->duplicates.low++;
+    session->received += kp_carried(r);
+}
+
 /* Handle a request. 0: nothing has happened, since it needs something special, came before, or there is no memory. */
 static int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
                       kp_buffer *data, const char *at, kp_effects *e)
 {
-    kp_duplicates *d = &session->duplicates;
-    if (r->sequence != d->low + 1 || d->above.count || r->flags == KP_PROBE)
-        return 0;
-    if (!slice || !slice->ready || slice->special || slice->held.n || !members->usual)
+    if (!members->usual || !kp_is_next(slice, session, r))
         return 0;
     if (r->kind == KP_PUSH || r->kind == KP_PUSHPULL) {
         if (!kp_usual_push(slice, session, r) || kp_push(slice, session, members, r, data, at, e))
             return 0;
     } else if (r->kind != KP_PULL || kp_pull(slice, session, r, e))
         return 0;
-    d->low++;
-    session->received += kp_carried(r);
+    kp_note_request(session, r);
     return 1;
 }
 

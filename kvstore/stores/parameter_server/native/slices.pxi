@@ -222,10 +222,11 @@ cdef class Members:
     def __dealloc__(self):
         free(self.m.needed)
 
-    def set(self, needed, bint usual, uint64_t epoch=0):
+    def set(self, needed, bint usual, uint64_t epoch=0, bint at_once=False):
         """Set the ranks; `usual`: the store has rounds, and no member is lost, rejoins, or left without `join`.
 
-        `epoch` is that of the view which tells so.
+        `at_once`: there are no rounds, and no member or server is lost or on its way back. `epoch` is that of the
+        view which tells so.
         """
         cdef list ranks = sorted(needed)
         cdef int32_t *made = <int32_t *>malloc(max(1, len(ranks)) * sizeof(int32_t))
@@ -235,6 +236,7 @@ cdef class Members:
             made[at] = rank
         free(self.m.needed)
         self.m.needed, self.m.n_needed, self.m.usual, self.m.epoch = made, <int>len(ranks), usual, epoch
+        self.m.at_once = at_once
 
 
 def take_usual(Effects effects not None, Members members not None, Session session not None, slices, batch):

@@ -1,11 +1,12 @@
-/* Sums of rounds whose parts are plain and in this process's reach, by the kernels. */
+/* Sums and updates of rounds whose parts are plain and in this process's reach, by the kernels. */
 #ifndef KP_SUMS_H
 #define KP_SUMS_H
 
 #include <string.h>
 
-#include "job.h" /* of the kernels */
 #include "rounds.h"
+
+#define KP_MOST_CLOCK ((uint64_t)1 << 62)
 
 /* As kv_run_dense of the kernels. */
 typedef int (*kp_run)(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads);
@@ -31,6 +32,12 @@ static void kp_free_sums(kp_sums *sums)
     memset(sums, 0, sizeof *sums);
 }
 
+/* The newest settings for which rounds can be done here. */
+static uint32_t kp_version(const kp_value *v)
+{
+    return v->sums ? 0 : v->plan.version;
+}
+
 /* Whether a part is one for the value: plain elements, or packed as the first part is. */
 static int kp_fits(const kp_value *v, const kp_part *part, const kp_record *first)
 {
@@ -42,15 +49,15 @@ static int kp_fits(const kp_value *v, const kp_part *part, const kp_record *firs
         nbytes = (uint64_t)kv_encoded_bytes(r->coding, v->n);
         unit = 4; /* whole words of 32 bits */
     }
-    return part->at && r->coding == first->coding && r->rows == -1 && !r->version && r->nbytes == nbytes &&
-           (uintptr_t)part->at % unit == 0;
+    return part->at && r->coding == first->coding && r->rows == -1 && r->version <= kp_version(v) &&
+           r->clock < KP_MOST_CLOCK && r->nbytes == nbytes && (uintptr_t)part->at % unit == 0;
 }
 
 /* Whether the kernels can sum a slice's next round as it is. */
 static int kp_can_sum(const kp_slice *slice, const kp_open *open)
 {
     const kp_value *v = slice->value;
-    if (!v || !v->sums || !v->rooms[0].at || (open->n > 1 && !v->rooms[1].at) || !v->rooms[v->current].at)
+    if (!v || !(v->sums || v->plan.counts) || !v->rooms[0].at || (open->n > 1 && !v->rooms[1].at) || !v->rooms[v->current].at)
         return 0;
     for (int i = 0; i < open->n; i++)
         if (!kp_fits(v, &open->parts[i], &open->parts[0].request))
@@ -83,6 +90,19 @@ static int kp_is_out(const kp_part *part)
     return part->request.flags == KP_IN_PLACE && part->request.place == KP_SHARED && !part->request.coding;
 }
 
+/* What an item needs besides if the round updates the value. */
+static void kp_add_rule(const kp_value *v, kv_item *it)
+{
+    if (v->sums)
+        return;
+    it->rule = v->plan.rule;
+    it->n_states = v->plan.n_states;
+    memcpy(it->states, v->plan.states, sizeof it->states);
+    it->p = v->plan.p;
+    if (it->dst != v->rooms[v->current].at)
+        it->weight = v->rooms[v->current].at;
+}
+
 /* Take in a slice's next round. 0, or -1 where there is no memory. */
 static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
 {
@@ -95,6 +115,7 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
         return -1;
     kv_item *it = &sums->items[sums->n];
     *it = (kv_item){.dtype = v->dtype, .rule = -1, .n = v->n, .k = open->n, .dst = v->rooms[kp_target(v, open)].at};
+    kp_add_rule(v, it);
     for (int i = 0; i < open->n; i++) {
         const kp_record *r = &open->parts[i].request;
         sums->codings[sums->n_pointers] = (kv_coding){.code = r->coding, .packed = 1, .threshold = (float)r->threshold};
@@ -105,8 +126,19 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
             sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
             it->m++;
         }
-    sums->nbytes += v->nbytes * (it->k + it->m + 1);
+    sums->nbytes += v->nbytes * (it->k + it->m + 1 + (v->sums ? 0 : 1 + 2 * it->n_states));
     sums->slices[sums->n++] = slice;
+    return 0;
+}
+
+/* Have the value of the last round that was taken in written to one place more. 0, or -1 where there is no memory. */
+static int kp_add_out(kp_sums *sums, char *to)
+{
+    if (kp_make_room((void **)&sums->pointers, &sums->pointers_room, sums->n_pointers + 1, sizeof *sums->pointers))
+        return -1;
+    sums->pointers[sums->n_pointers++] = to;
+    sums->items[sums->n - 1].m++;
+    sums->nbytes += sums->slices[sums->n - 1]->value->nbytes;
     return 0;
 }
 
@@ -132,6 +164,19 @@ static const kp_room *kp_target_of(const kp_slice *slice)
     return &slice->value->rooms[kp_target(slice->value, kp_find_open(slice, slice->round + 1))];
 }
 
+/* Count an update, as `Optimizer._update_count` with the settings of a round does. */
+static void kp_count(const kp_value *v, const kp_open *open)
+{
+    kp_counts *counts = v->plan.counts;
+    int64_t time = v->plan.base;
+    for (int i = 0; i < open->n; i++) {
+        int64_t one = v->plan.base + (int64_t)open->parts[i].request.clock;
+        time = one > time ? one : time;
+    }
+    counts->updates++;
+    counts->num_update = time > counts->updates ? time : counts->updates;
+}
+
 /* Do all sums; the values are those of the new rounds then. 0, or -1: there was no memory, and nothing is done. */
 static int kp_run_sums(kp_sums *sums)
 {
@@ -153,6 +198,8 @@ static int kp_run_sums(kp_sums *sums)
         if (failed)
             continue;
         kp_note_outs(slice, open);
+        if (!slice->value->sums)
+            kp_count(slice->value, open);
         if (open->n > 1)
             kp_turn(slice->value, slice->round + 1);
         slice->value->changed = 1;

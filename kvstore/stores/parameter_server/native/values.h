@@ -1,8 +1,10 @@
-/* The value of a dense slice, where sums replace it: two places in turn, so that the value before stays as it was. */
+/* The value of a dense slice, where rounds replace or update it: two places in turn, so that the value before stays as it
+ * was. */
 #ifndef KP_VALUES_H
 #define KP_VALUES_H
 
 #include "buffers.h"
+#include "job.h" /* of the kernels */
 
 typedef struct {
     char *at; /* NULL: there is no memory yet */
@@ -12,6 +14,21 @@ typedef struct {
     uint64_t offset;
 } kp_room;
 
+/* How many updates an optimizer's state has had, and the schedule's time of the last of them. */
+typedef struct {
+    int64_t updates, num_update;
+} kp_counts;
+
+/* Updates whose parameters stay the same, as Python has planned them; it withdraws them before it changes anything. */
+typedef struct {
+    int rule, n_states;
+    char *states[KV_MAX_STATES];
+    double p[KV_MAX_PARAMS];
+    uint32_t version;  /* of the settings: the newest that a round of the slice has had */
+    int64_t base;      /* of the schedule's time */
+    kp_counts *counts; /* the state's; NULL: nothing is planned */
+} kp_plan;
+
 typedef struct {
     int dtype; /* the kernels' number */
     int64_t n, nbytes;
@@ -20,6 +37,7 @@ typedef struct {
     int64_t before;  /* the round after which the other room has what the value was then; -1: of none */
     uint8_t sums;    /* rounds replace the value: there are no settings of an optimizer */
     uint8_t changed; /* since somebody asked */
+    kp_plan plan;    /* where there are settings */
 } kp_value;
 
 /* Before, and after, a room is written: who reads it meanwhile reads again. */

@@ -1,6 +1,36 @@
 # Values of dense slices. Part of _native.pyx.
 
 Room = namedtuple("Room", "array block place")
+cdef int64_t MOST_COUNT = <int64_t>1 << 62
+
+cdef class UpdateCounts:
+    """How many updates there were, and the schedule's time of the last one; `sums.h` counts as well."""
+
+    cdef kp_counts c
+
+    @property
+    def updates(self):
+        """How many updates there were."""
+        return self.c.updates
+
+    @updates.setter
+    def updates(self, count):
+        self.c.updates = limited(count)
+
+    @property
+    def num_update(self):
+        """The schedule's time of the last update."""
+        return self.c.num_update
+
+    @num_update.setter
+    def num_update(self, time):
+        self.c.num_update = limited(time)
+
+
+cdef int64_t limited(number) except? -1:
+    """A number that has room, and can be counted on from; from the wire and from files any can come."""
+    return max(-MOST_COUNT, min(MOST_COUNT, number))
+
 
 cdef class SliceValue:
     """The value of a dense slice, in one of two rooms: an array each, which others may read in shared memory.
@@ -10,6 +40,7 @@ cdef class SliceValue:
 
     cdef kp_value v
     cdef list arrays, blocks
+    cdef tuple planned  # keeps what the plan points to
 
     def __cinit__(self, *_args, **_named):
         self.arrays, self.blocks = [None, None], [None, None]
@@ -95,9 +126,52 @@ cdef class SliceValue:
             room.seqlock = <kp_atomic *>&lock[0]
         self.arrays[number], self.blocks[number] = array, block
 
+    @property
+    def has_plan(self):
+        """Whether updates are planned."""
+        return self.v.plan.counts != NULL
+
+    def plan_updates(
+        self, int rule, tuple params not None, tuple states not None, UpdateCounts counts not None, version, base,
+    ):
+        """Have rounds update the value without Python, until `withdraw_plan`.
+
+        Parameters
+        ----------
+        rule, params, states
+            As `kernels.cpu.update` takes them; the same for all these updates, with the settings as they are.
+        counts : UpdateCounts
+            Of the state, which has had an update.
+        version : int
+            Of the settings: the newest that a round of the slice has had.
+        base : int
+            Of the schedule's time; a round's clock is added.
+        """
+        cdef kp_plan *plan = &self.v.plan
+        cdef char[::1] memory
+        cdef int i
+        self.withdraw_plan()
+        if len(params) > KV_MAX_PARAMS or len(states) > KV_MAX_STATES or self.v.nbytes == 0:
+            return
+        plan.rule, plan.n_states = rule, <int>len(states)
+        plan.version, plan.base = version, limited(base)
+        for i in range(KV_MAX_PARAMS):
+            plan.p[i] = params[i] if i < len(params) else 0
+        for i in range(len(states)):
+            memory = states[i].reshape(-1).view("i1")
+            plan.states[i] = &memory[0]
+        self.planned = (states, counts)
+        plan.counts = &counts.c
+
+    def withdraw_plan(self):
+        """Leave updates to Python."""
+        self.v.plan.counts = NULL
+        self.planned = None
+
     def clear(self):
         """Have no memory any more."""
         cdef int number
+        self.withdraw_plan()
         for number in range(2):
             kp_leave_room(&self.v.rooms[number])
             self.arrays[number] = self.blocks[number] = None

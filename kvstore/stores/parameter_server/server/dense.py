@@ -15,7 +15,7 @@ from ....arrays.sparse import RowSparseArray
 from ....errors import KeyNotFoundError, ShapeError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
-from ....optimizer.builtin import arrays_of
+from ....optimizer.builtin import Elementwise, arrays_of
 from ...entry import Array
 from ...rows import merge, merged
 from ..native._native import SliceValue
@@ -167,6 +167,15 @@ class DenseSlice(SliceValue):
             params = (*params, self.start)
         return kind, params, master, states, self.state.counted(key)
 
+    def updated(self, settings: OptimizerVersion, version: int, plan: tuple[Any, ...]) -> None:
+        """Count an update that was planned; where the next ones are like it, they need no Python."""
+        rule, params, master, states, counts = plan
+        optimizer = settings.optimizer
+        self.state.keep(counts)
+        repeated = isinstance(optimizer, Elementwise) and optimizer.is_repeated()
+        if repeated and master is None and counts[0] > 0:
+            self.plan_updates(rule, params, states, self.state, version, settings.base)
+
     def follow(self, settings: OptimizerVersion) -> None:
         """Bring the float32 copy of a 16-bit value in line with a value that was set from outside."""
         state = self.state_for(settings)
@@ -190,6 +199,7 @@ class DenseSlice(SliceValue):
 
     def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
         """Take over the state of a generation."""
+        self.withdraw_plan()
         state, optimizer = self.state_for(settings), settings.optimizer
         assert optimizer is not None
         if state is not self.state and self.start:
@@ -230,8 +240,9 @@ class Batch:
         self._sums: list[cpu.ReduceItem] = []
         self._updates: list[cpu.UpdateItem] = []
         self._places: list[tuple[int, int]] = []
+        self._copied: list[tuple[DenseSlice, Array, Array]] = []
         self._swapped: list[tuple[DenseSlice, int]] = []
-        self._counted: list[tuple[State, tuple[int, int]]] = []
+        self._planned: list[tuple[DenseSlice, OptimizerVersion, int, tuple[Any, ...]]] = []
 
     def add(
         self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool = False
@@ -240,28 +251,30 @@ class Batch:
 
         With `keeps` the value before it is kept.
         """
-        weight = part.live()
-        sources = self._sources(part, job, settings)
+        weight, place = part.live(), part.place
+        sources = self._sources(part, job, settings, keeps)
         if sources is None:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
-        place = part.place
-        if settings.optimizer is None:
-            other = part.other(self._memory) if keeps else None
-            if other is not None:
-                weight, place = other
-                self._swapped.append((part, job.round))
+        plan = None if settings.optimizer is None else part.plan(settings, job.clock)
+        other = part.other(self._memory) if keeps else None
+        if other is not None:
+            if plan is not None:
+                self._copied.append((part, other[0], weight))
+            weight, place = other
+            self._swapped.append((part, job.round))
+        if plan is None:
             self._sums.append((sources, weight, outs))
         else:
-            kind, params, master, states, counts = part.plan(settings, job.clock)
-            self._updates.append((kind, params, sources, weight, master, states, outs))
-            self._counted.append((part.state, counts))
+            rule, params, master, states, _ = plan
+            self._updates.append((rule, params, sources, weight, master, states, outs))
+            self._planned.append((part, settings, job.version, plan))
         if place is not None:
             self._places.append(place)
         return True
 
     def _sources(
-        self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion
+        self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool
     ) -> list[Array] | cpu.Coded | None:
         """Return what is to be summed; None where a few rows were pushed, which are done here."""
         if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
@@ -278,6 +291,8 @@ class Batch:
             return [merged(sources).todense().reshape(-1)]
         kind, params, master, states, counts = part.plan(settings, job.clock)
         rows, maps, datas = merge(sources)
+        if keeps:
+            part.keep(job.round)
         with writing(self._memory, [part.place]):
             shaped = tuple(_like(state, shape) for state in states)
             cpu.update_rows(kind, params, datas, maps, rows, table, _like(master, shape), shaped)
@@ -287,14 +302,17 @@ class Batch:
     def run(self) -> None:
         """Do all of it."""
         with writing(self._memory, self._places):
+            for part, to, weight in self._copied:
+                part.before = -1
+                np.copyto(to, weight)
             if self._sums:
                 cpu.reduce(self._sums)
             if self._updates:
                 cpu.update(self._updates)
         for part, round in self._swapped:
             part.turn(round)
-        for state, counts in self._counted:
-            state.keep(counts)
+        for part, settings, version, plan in self._planned:
+            part.updated(settings, version, plan)
 
 
 def update_whole(

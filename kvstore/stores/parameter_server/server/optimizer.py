@@ -20,6 +20,7 @@ from ....errors import ConfigError, DTypeError, KVStoreError, StateFileError, Up
 from ....optimizer import Optimizer, Updater
 from ....optimizer.builtin import arrays_of
 from ....optimizer.optimizer import State as Tree
+from ..native._native import UpdateCounts
 
 _KINDS = ("optimizer", "configure", "none", "clock")
 _KEPT = 1024  # rounds of a slice that wait are three; whoever changes settings more often between them is odd
@@ -135,18 +136,17 @@ def _name(optimizer: Optimizer | None) -> str:
     return "no optimizer" if optimizer is None else type(optimizer).__name__
 
 
-class State:
-    """An optimizer's state of a slice, or of a whole key."""
+class State(UpdateCounts):
+    """An optimizer's state of a slice, or of a whole key.
 
-    __slots__ = ("generation", "num_update", "updater", "updates")
+    `updates`: how many there were in this generation; `num_update`: the schedule's time of the last of them.
+    """
+
+    __slots__ = ("generation", "updater")
 
     def __init__(self) -> None:
         self.generation = 0
         self.updater: Updater | None = None
-        #: How many updates there were in this generation.
-        self.updates = 0
-        #: The schedule's time of the last of them.
-        self.num_update = 0
 
     def follow(self, settings: OptimizerVersion) -> Updater:
         """Return the updater, with these settings; states of another generation are fresh."""

@@ -52,7 +52,8 @@ class RoundMembers:
     def _note(self) -> None:
         """Tell `native/rounds.h` whom rounds wait for; after each change of what this is made of."""
         waits = self.returning is not None or self.collecting_join_point or bool(self.left)
-        self.of_rounds.set(self.needed, self.sync and self.broken is None and not waits, self.epoch)
+        usual = self.broken is None and not waits
+        self.of_rounds.set(self.needed, self.sync and usual, self.epoch, not self.sync and usual)
 
     def break_off(self, failure: Failure) -> None:
         """Complete no round any more."""

@@ -91,10 +91,8 @@ class RoundUpdates:
                         self._run(batch, together, results)
                         batch, together = Batch(memory), {}
                     check_dtype(settings, held.of.key, held.of.dtype)
-                    keeps = _may_be_undone(job)
-                    if keeps and settings.optimizer is not None:
-                        held.keep(job.round)
-                    if batch.add(held, job, settings, keeps) and job.outs:
+                    job = job._replace(version=self.versions[job.slice])
+                    if batch.add(held, job, settings, _may_be_undone(job)) and job.outs:
                         self.written.add(job.slice)
                     together[job.slice] = (number, settings, held.of.key)
             except Exception as error:
@@ -134,7 +132,8 @@ class RoundUpdates:
         self.versions[job.slice] = version
         held = self._slices.held.get(job.slice)
         if isinstance(held, DenseSlice):
-            held.sums = not version  # `native/sums.h` knows no settings
+            held.sums = not version  # `native/sums.h` knows no settings but those of a plan
+            held.withdraw_plan()
         return self._optimizers.at(version)
 
     def _explained(self, error: Exception, job: SliceUpdate) -> Exception:

@@ -63,6 +63,12 @@ class ShardSlices:
         self.ready.add(slice)
         self.changed.add(slice)
 
+    def withdraw_plans(self) -> None:
+        """Have the next round of each slice look at the settings again."""
+        for held in self.held.values():
+            if isinstance(held, DenseSlice):
+                held.withdraw_plan()
+
     def note_changed(self) -> None:
         """Note the slices that rounds have changed without this class."""
         self.changed.update(

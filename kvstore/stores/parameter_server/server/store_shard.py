@@ -194,6 +194,7 @@ class StoreShard:
             if parted and needs_whole_keys(settings.optimizer, spec.sparse):
                 refuse_parts(settings.optimizer, spec.key)
         self._optimizers.add(settings)
+        self._slices.withdraw_plans()
 
     def fetch_state(self, slice: int) -> bytes:
         """Return the optimizer's state of a slice, for `join_states`; b"" without an optimizer."""

@@ -1,0 +1,87 @@
+/* Requests of a store without rounds: a push replaces or updates the value by itself, and is answered then. */
+#ifndef KP_AT_ONCE_H
+#define KP_AT_ONCE_H
+
+#include "replies.h"
+#include "sums.h"
+
+/* Have nobody wait for an answer that reads the value as it is. 0: Python has to answer first. */
+static int kp_answer_readers(const kp_slice *slice, kp_effects *e)
+{
+    if (slice->answered != e->message)
+        return 1;
+    kp_reply_all(e);
+    e->message++;
+    return !e->touched;
+}
+
+/* Memory for the value as it is after a push, to be sent while others push on; NULL: it is not sent so. */
+static kp_buffer *kp_room_for_answer(const kp_session *session, const kp_value *v, const kp_record *r)
+{
+    const kp_replier *replier = (const kp_replier *)session->replier;
+    if (r->kind != KP_PUSHPULL || v->nbytes <= KP_COPIED_BYTES || kp_is_shared(replier, v, r))
+        return NULL;
+    return kp_new_buffer((size_t)v->nbytes);
+}
+
+static void kp_answer_value(kp_slice *slice, kp_session *session, const kp_record *r, kp_buffer *own, kp_effects *e)
+{
+    if (!own)
+        slice->answered = e->message;
+    kp_answer_request(e, session, KP_VALUE, r, slice->round, own);
+}
+
+/* Do the round of one part. 0, or -1: nothing is done. With 0 `own` may have the value. */
+static int kp_run_alone(kp_sums *sums, kp_slice *slice, const kp_open *open, int is_out, kp_buffer **own,
+                        const kp_session *session)
+{
+    const kp_part *part = &open->parts[0];
+    kp_no_sums(sums);
+    if (!kp_can_sum(slice, open) || kp_add_sum(sums, slice, open))
+        return -1;
+    *own = is_out ? NULL : kp_room_for_answer(session, slice->value, &part->request);
+    if (!(*own && kp_add_out(sums, (*own)->data)) && !kp_run_sums(sums))
+        return 0;
+    kp_drop(*own);
+    return -1;
+}
+
+/* 0, or -1: nothing has happened. */
+static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r, kp_buffer *data,
+                           const char *at, kp_effects *e)
+{
+    kp_open *open = slice->n_open || !kp_answer_readers(slice, e) ? NULL : kp_open_round(slice, slice->round + 1);
+    kp_buffer *own = NULL;
+    kp_record request = *r;
+    if (!open)
+        return -1;
+    int failed = kp_put_part(open, session->rank, r, data, at), is_out = !failed && kp_is_out(&open->parts[0]);
+    if (failed || kp_run_alone(sums, slice, open, is_out, &own, session)) {
+        kp_drop_open(slice, open);
+        return -1;
+    }
+    kp_complete(slice);
+    if (is_out)
+        request.flags = KP_WRITTEN;
+    if (r->kind == KP_PUSHPULL)
+        kp_answer_value(slice, session, &request, own, e);
+    else
+        kp_answer_request(e, session, KP_DONE, &request, slice->round, NULL);
+    return 0;
+}
+
+/* As `kp_request`, of a store whose pushes count by themselves. */
+static int kp_request_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r, kp_buffer *data,
+                              const char *at, kp_effects *e)
+{
+    if (!kp_is_next(slice, session, r) || slice->busy)
+        return 0;
+    if (r->kind == KP_PULL)
+        kp_answer_value(slice, session, r, NULL, e);
+    else if ((r->kind != KP_PUSH && r->kind != KP_PUSHPULL) || kp_push_at_once(sums, slice, session, r, data, at, e))
+        return 0;
+    kp_note_request(session, r);
+    return 1;
+}
+
+#endif
