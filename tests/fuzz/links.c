@@ -47,13 +47,15 @@ static kp_sums sums;
 static kp_members members;
 static kp_slice slices[SLICES];
 static kp_value values[SLICES];
+static kp_counts counts[SLICES];
+static char *moments[SLICES];
 static kp_slice *numbered[SLICES];
 static kp_slices table = {numbered, SLICES};
 static worker workers[WORKERS];
 static kp_sender sender;
 static int poll_set, threads = 1;
 static pthread_t ours;
-static uint64_t state, sent, handled, left_over, answered, ended, rounds_done, summed;
+static uint64_t state, sent, handled, left_over, answered, ended, rounds_done, summed, updated;
 static int failing;
 
 static uint64_t any(uint64_t n) /* below n */
@@ -108,6 +110,8 @@ static kp_buffer *object(size_t nbytes, char **at)
 static int run(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int most)
 {
     summed += (uint64_t)n;
+    for (ptrdiff_t i = 0; i < n; i++)
+        updated += items[i].rule >= 0;
     return fails() ? -1 : kv_run_dense(items, n, bytes, most);
 }
 
@@ -129,12 +133,29 @@ static void furnish(int i)
     }
 }
 
+/* Updates, as an optimizer has them planned; or sums. */
+static void plan(int i)
+{
+    enum { SGD, SGD_MOMENTUM };
+    kp_value *v = &values[i];
+    v->sums = any(2) != 0;
+    v->plan.counts = NULL;
+    if (any(4) == 0)
+        return;
+    v->plan = (kp_plan){.rule = any(2) ? SGD : SGD_MOMENTUM, .version = (uint32_t)any(3), .base = (int64_t)any(9) - 4,
+                        .p = {0.1, 0.01, 1, 10, 0.9}, .counts = &counts[i]};
+    v->plan.n_states = v->plan.rule == SGD_MOMENTUM;
+    v->plan.states[0] = moments[i];
+    counts[i] = (kp_counts){1 + (int64_t)any(5), 3};
+}
+
 static void make_slice(int i)
 {
     slices[i] = (kp_slice){.owner = &slices[i], .id = (uint32_t)i, .defined = 1, .ready = 1};
     slices[i].value = any(8) ? &values[i] : NULL;
     numbered[i] = &slices[i];
     furnish(i);
+    plan(i);
 }
 
 static void answer_all(void)
@@ -247,7 +268,8 @@ static void open_stream(worker *w)
     failing = 0;
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, both));
     setsockopt(both[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-    CHECK(!kp_open_stream(&w->ours, both[0], 1 << 20) && !kp_open_stream(&w->theirs, both[1], 1 << 28));
+    CHECK(!kp_open_stream(&w->ours, both[0], 1 << 20, NULL) &&
+          !kp_open_stream(&w->theirs, both[1], 1 << 28, NULL));
     CHECK(!kp_add_stream(&sender, &w->ours) && !kp_wait_for(poll_set, both[0], &w->ours));
     make_link(w);
     w->link.replier.outlet = (kp_outlet){&w->ours, kp_send_to};
@@ -288,6 +310,21 @@ static void replace(worker *w)
     kp_close_session(&w->session);
     attach(w, rank, incarnation + 1);
     open_stream(w);
+}
+
+/* Have rounds, or pushes that count by themselves; nothing of the one is left in the other. */
+static void turn_mode(void)
+{
+    work_off();
+    for (int i = 0; i < SLICES; i++) {
+        while (slices[i].n_open)
+            kp_drop_open(&slices[i], &slices[i].open[0]);
+        for (int j = 0; j < WORKERS; j++)
+            leave(&slices[i].pulls, &workers[j].session);
+        slices[i].busy = KP_NOTHING;
+    }
+    members.at_once = !members.at_once;
+    members.usual = !members.at_once;
 }
 
 /* What has been answered must be for this worker, with numbers that fit its frames. */
@@ -359,7 +396,8 @@ static void write_batch(draft *d, worker *w)
         const kp_slice *s = &slices[slice];
         const kp_open *open = kp_find_open(s, s->round + 1);
         uint64_t nbytes = (uint64_t)(shapes[slice].n * kv_itemsize[shapes[slice].dtype]);
-        kp_record r = {.kind = (uint8_t)(KP_PUSH + any(3)), .slice = (uint32_t)slice, .sequence = ++sequence, .rows = -1};
+        kp_record r = {.kind = (uint8_t)(KP_PUSH + any(3)), .slice = (uint32_t)slice, .sequence = ++sequence, .rows = -1,
+                       .version = any(8) ? 0 : (uint32_t)any(4), .clock = any(20)};
         r.round = s->round + (r.kind != KP_PULL) + (open && kp_part_of(open, w->session.rank) >= 0);
         if (r.kind != KP_PULL && shapes[slice].dtype == KV_F32 && any(5) == 0) {
             r.coding = (uint8_t)(1 + any(KV_N_CODES - 1));
@@ -504,7 +542,7 @@ static void change(void)
 {
     worker *w = &workers[any(WORKERS)];
     int i = (int)any(SLICES);
-    switch (any(8)) {
+    switch (any(11)) {
     case 0:
         forget(i);
         break;
@@ -524,10 +562,17 @@ static void change(void)
         break;
     case 5:
         members.n_needed = 1 + (int)any(WORKERS);
-        members.usual = any(10) != 0;
+        members.usual = any(10) != 0 && !members.at_once;
         break;
     case 6:
         slices[i].special = any(10) == 0;
+        break;
+    case 7:
+        turn_mode();
+        break;
+    case 8:
+    case 9:
+        plan(i);
         break;
     default:
         for (i = 0; i < SLICES; i++)
@@ -554,8 +599,10 @@ int main(int argc, char **argv)
     memset(d.bytes, 0, d.room);
     CHECK(!kp_start_sender(&sender));
     poll_set = epoll_create1(0);
-    for (int i = 0; i < SLICES; i++)
+    for (int i = 0; i < SLICES; i++) {
+        moments[i] = (char *)got(calloc((size_t)shapes[i].n + 1, sizeof(double)));
         make_slice(i);
+    }
     for (int i = 0; i < WORKERS; i++) {
         attach(&workers[i], i, 100);
         open_stream(&workers[i]);
@@ -586,6 +633,7 @@ int main(int argc, char **argv)
         kp_close_slice(&slices[i]);
         for (int room = 0; room < 2; room++)
             kp_leave_room(&values[i].rooms[room]);
+        free(moments[i]);
     }
     for (int i = 0; i < WORKERS; i++) {
         close_stream(&workers[i]);
@@ -598,10 +646,10 @@ int main(int argc, char **argv)
         free(kp_own_pool.free[i]);
     kp_free_sums(&sums);
     free(d.bytes);
-    printf("{\"sent\": %llu, \"left\": %llu, \"handled\": %llu, \"answered\": %llu, \"ended\": %llu, \"rounds\": %llu, \"summed\": %llu}\n",
+    printf("{\"sent\": %llu, \"left\": %llu, \"handled\": %llu, \"answered\": %llu, \"ended\": %llu, \"rounds\": %llu, \"summed\": %llu, \"updated\": %llu}\n",
            (unsigned long long)sent, (unsigned long long)left_over, (unsigned long long)handled,
            (unsigned long long)answered,
            (unsigned long long)ended, (unsigned long long)rounds_done,
-           (unsigned long long)summed);
+           (unsigned long long)summed, (unsigned long long)updated);
     return 0;
 }

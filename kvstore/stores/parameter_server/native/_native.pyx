@@ -20,6 +20,7 @@ from ..protocol.events import Apply, Reply, SliceRound
 from ..protocol.messages import Batch, Kind, PayloadLocation, Record
 
 cdef extern from "links.h" nogil:
+    const uint64_t KP_MOST_CLOCK
     enum:
         KP_SPAN
         KP_SHARED

@@ -6,7 +6,7 @@
 
 #include "rounds.h"
 
-#define KP_MOST_CLOCK ((uint64_t)1 << 62)
+#define KP_MOST_CLOCK ((uint64_t)1 << 61) /* twice as much has room in Python's counts */
 
 /* As kv_run_dense of the kernels. */
 typedef int (*kp_run)(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads);

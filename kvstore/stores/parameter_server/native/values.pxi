@@ -28,7 +28,7 @@ cdef class UpdateCounts:
 
 
 cdef int64_t limited(number) except? -1:
-    """A number that has room, and can be counted on from; from the wire and from files any can come."""
+    """A number that has room; from the wire and from files any can come."""
     return max(-MOST_COUNT, min(MOST_COUNT, number))
 
 
@@ -134,7 +134,7 @@ cdef class SliceValue:
     def plan_updates(
         self, int rule, tuple params not None, tuple states not None, UpdateCounts counts not None, version, base,
     ):
-        """Have rounds update the value without Python, until `withdraw_plan`.
+        """Have rounds update the value without Python, until `withdraw_plan`. Numbers without room are left to Python.
 
         Parameters
         ----------
@@ -153,8 +153,10 @@ cdef class SliceValue:
         self.withdraw_plan()
         if len(params) > KV_MAX_PARAMS or len(states) > KV_MAX_STATES or self.v.nbytes == 0:
             return
+        if abs(base) >= KP_MOST_CLOCK or counts.c.updates >= <int64_t>KP_MOST_CLOCK:
+            return
         plan.rule, plan.n_states = rule, <int>len(states)
-        plan.version, plan.base = version, limited(base)
+        plan.version, plan.base = version, base
         for i in range(KV_MAX_PARAMS):
             plan.p[i] = params[i] if i < len(params) else 0
         for i in range(len(states)):

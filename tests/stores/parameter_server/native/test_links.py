@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import random
 import socket
@@ -20,12 +21,17 @@ import numpy as np
 import pace
 import pytest
 
+from kvstore.errors import KVStoreError
+from kvstore.kernels import cpu
+from kvstore.optimizer import states
+from kvstore.optimizer.builtin import arrays_of
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.native._native import Link
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record
 from kvstore.stores.parameter_server.server import loop as server_loop
+from kvstore.stores.parameter_server.server.store_shard import StoreShard
 from kvstore.stores.parameter_server.transport.frames import Codec, pack
 from kvstore.stores.parameter_server.transport.native._streams import Sender, Stream, StreamSet
 from kvstore.stores.parameter_server.transport.shared_buffers import Block, PeerBuffers, SharedBufferPool
@@ -167,7 +173,8 @@ class Worker:
         if record.place == P.FRAME:
             frame = memoryview(frames[record.frame]).cast("B")
             assert len(frame) >= record.offset + record.nbytes
-            return bytes(frame[record.offset : record.offset + record.nbytes])
+            data = bytes(frame[record.offset : record.offset + record.nbytes])
+            return repr(unpacked(data)).encode() if b"kvstore.optimizer_states" in data else data
         if record.place == P.SHARED:
             assert self.memory is not None
             out = np.empty(record.nbytes, np.uint8)
@@ -185,6 +192,8 @@ class Worker:
 
 class Server:
     """The loop of a server, with sockets of its own."""
+
+    mode = "sync"
 
     def __init__(self, patch: pytest.MonkeyPatch, links: bool, report: int = 1000) -> None:
         patch.setattr(server_loop, "ServerSockets", type("Sockets", (Sockets,), {"links": links}))
@@ -215,7 +224,7 @@ class Server:
     def view(self, **more: Any) -> None:
         self.epoch += 1
         members = tuple(m.Member(one.rank, one.incarnation) for one in self.workers.values())
-        more = {"resting": (), "losses": (), "servers": (), **more}
+        more = {"resting": (), "losses": (), "servers": (), "mode": self.mode, **more}
         self.tell(m.View(0, self.epoch, members, **more))
 
     def start(self, workers: int) -> None:
@@ -283,6 +292,11 @@ class Server:
         ready = {i: one for i, one in store.requests.slices.items() if one.ready}
         return {i: (one.round, shard.read(i).tobytes()) for i, one in sorted(ready.items())}
 
+    def states(self) -> dict[int, bytes]:
+        """State of the optimizer of each slice that is ready; b"" without one."""
+        shard = self.loop._storage.shard(0)
+        return {i: shard.fetch_state(i) for i in self.values()}
+
     def capture(self) -> list[int]:
         """Note a snapshot, and do not write it; return the slices that have changed."""
         shard = self.loop._storage.shard(0)
@@ -302,6 +316,29 @@ class Server:
 # -------------------------------------------------------------------------------------------- random programs
 
 
+def schedule(step: int) -> dict[str, Any]:
+    return {"name": "FactorScheduler", "config": {"step": step, "factor": 0.5, "base_lr": 0.3}}
+
+
+#: Optimizers, of which some have the same parameters in all updates, and what may change of each.
+RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("sgd", {"learning_rate": 0.5}, {"wd": 0.01}),
+    ("sgd", {"momentum": 0.9, "lr_mult": [["0", 0.5], ["6", 0.1]]}, {"momentum": 0.5, "clip_gradient": 1.0}),
+    ("sgd", {"momentum": 0.9, "begin_num_update": 7}, {"lr_scheduler": schedule(1)}),
+    ("sgd", {"lr_scheduler": schedule(3)}, {"lr_scheduler": schedule(5)}),
+    ("sgd", {"momentum": 0.9, "multi_precision": True}, {"wd": 0.01}),
+    ("nag", {"momentum": 0.9}, {"rescale_grad": 0.25}),
+    ("adagrad", {}, {"epsilon": 1e-3}),
+    ("rmsprop", {"centered": True}, {"learning_rate": 0.2}),
+    ("dcasgd", {"momentum": 0.5}, {"lamda": 0.1}),
+    ("signum", {}, {"wd_lh": 0.1}),
+    ("ftrl", {}, {"lamda1": 0.1}),
+    ("adam", {}, {"beta1": 0.8}),
+    ("sgld", {}, {"learning_rate": 0.2}),
+    ("lars", {"momentum": 0.9}, {"eta": 0.1}),
+]
+
+
 class Program:
     """Drives a server by a seed. What it does next never depends on what is answered."""
 
@@ -312,6 +349,7 @@ class Program:
         self.slices = sorted(self.chance.sample(range(len(SHAPES)), self.chance.randint(1, 5)))
         self.threshold = 0.5
         self.crowded = self.chance.random() < 0.2
+        server.mode = "sync" if self.chance.random() < 0.6 else "async"
         #: Whether payloads lie in shared memory; else workers leave. What one that is gone had there can be
         #: read by a link, which has mapped it, and by nobody else.
         self.shares = self.chance.random() < 0.6
@@ -319,12 +357,16 @@ class Program:
         self.sequence = dict.fromkeys(range(workers), 0)
         self.sent: dict[int, list[tuple[Record, Any]]] = {rank: [] for rank in range(workers)}
         self.later: list[tuple[int, list[Record], list[Any]]] = []
-        self.version = 0
+        self.version = self.clock = 0
+        self.rule: tuple[str, dict[str, Any], dict[str, Any]] | None = None
+        self.kept: dict[int, bytes] = {}
         self.changed: list[list[int]] = []
         server.define(SHAPES)
         server.start(workers)
         for i in self.slices:
             self.send(0, [self.request(0, K.INIT, i)])
+        if self.chance.random() < 0.6:
+            self.change_settings("optimizer")
 
     @property
     def ranks(self) -> list[int]:
@@ -336,7 +378,11 @@ class Program:
 
     def request(self, rank: int, kind: int, slice_: int, round_: int = 0, **more: Any) -> tuple[Record, Any]:
         self.sequence[rank] += 1
-        record = Record(kind, slice_, self.sequence[rank], round_, self.version)  # type: ignore[arg-type]
+        version, self.clock = self.version, self.clock + (self.chance.random() < 0.3)
+        if self.chance.random() < 0.1:  # what it did not know yet, or the server does not know
+            version = max(0, version + self.chance.choice([-2, -1, -1, 1]))
+        clock = max(0, self.clock - self.chance.choice([0, 0, 0, 1, 5]))
+        record = Record(kind, slice_, self.sequence[rank], round_, version, clock)  # type: ignore[arg-type]
         data = None
         if kind in (K.INIT, K.ASSIGN, K.PUSH, K.PUSHPULL):
             record, data = self.filled(rank, record)
@@ -372,7 +418,8 @@ class Program:
                 payloads.append(data)
             records.append(record)
         self.server.send(rank, records, payloads)
-        if not self.crowded or self.chance.random() < 0.4:
+        # Without rounds it counts in which order workers push.
+        if not self.crowded or self.chance.random() < 0.4 or self.server.mode == "async":
             self.server.pump()
 
     def usual(self, rank: int, i: int) -> tuple[Record, Any]:
@@ -439,7 +486,7 @@ class Program:
         chance, server = self.chance, self.server
         server.pump()
         rank, i = chance.choice(self.ranks), chance.choice(self.slices)
-        what = chance.randrange(12)
+        what = chance.randrange(15)
         if what < 3:
             made = [self.request(rank, chance.choice([K.ASSIGN, K.INIT]), i)]
             self.sent[rank] += made
@@ -452,10 +499,10 @@ class Program:
         elif what == 7 and len(self.slices) > 1:
             self.send(rank, [self.request(rank, K.FORGET, i)])
             self.slices.remove(i)
-        elif what == 8 and chance.random() < 0.3:
-            self.version += 1
-            text = '{"name": "sgd", "config": {"learning_rate": 0.5}}'
-            server.tell(m.Install(0, self.version, "optimizer", text))
+        elif what == 8 and chance.random() < 0.5:
+            self.change_settings(
+                chance.choice(["optimizer", "optimizer", "configure", "clock", "none", "command"])
+            )
         elif what == 9 and not self.shares and len(self.ranks) > 1 and chance.random() < 0.5:
             server.workers.pop(rank).close()
             lost = (m.Loss("worker", rank, 1.0),) if chance.random() < 0.7 else ()
@@ -463,6 +510,32 @@ class Program:
         elif what == 10 and chance.random() < 0.3:
             resting = (rank,) if len(self.ranks) > 1 and chance.random() < 0.7 else ()
             server.view(resting=resting)
+        elif what == 11:
+            self.kept = server.states()
+            self.send(rank, [self.request(rank, K.FETCH_STATE, i, self.pushed[rank, i])])
+        elif what == 12 and i in self.kept:
+            record, _ = self.request(rank, K.PUT_STATE, i)
+            self.send(rank, [(record._replace(place=P.FRAME, nbytes=len(self.kept[i])), self.kept[i])])
+        elif what > 12 and self.rule is not None:
+            self.change_settings("configure")
+
+    def change_settings(self, kind: str) -> None:
+        """Tell the server of an optimizer, other settings of it, or something else that is a version."""
+        text = ""
+        if kind == "optimizer":
+            self.rule = self.chance.choice(RULES)
+            text = json.dumps({"name": self.rule[0], "config": self.rule[1]})
+        elif kind == "configure" and self.rule is not None:
+            name, config, changes = self.rule
+            name = name if self.chance.random() < 0.9 else "test"
+            text = json.dumps({"name": name, "config": {**config, **changes}})
+            self.rule = self.rule if name == "test" else (name, {**config, **changes}, {})
+        elif kind == "clock":
+            text = str(self.chance.choice([-3, 0, 100, 1 << 80]))
+        elif kind == "none":
+            self.rule = None
+        self.version += 1
+        self.server.tell(m.Install(0, self.version, kind, text))
 
     def run(self, steps: int) -> dict[str, Any]:
         for _ in range(steps):
@@ -482,15 +555,24 @@ class Program:
                 for sequence, found in sorted(worker.answers.items())
             },
             "values": server.values(),
+            "states": {i: unpacked(data) for i, data in server.states().items()},
+            "versions": server.loop._storage.shard(0).rounds.versions,
             "received": {rank: server.session(rank).received for rank in server.workers},
             "low": {rank: (server.session(rank).low, server.session(rank).above) for rank in server.workers},
             "changed": self.changed,
         }
 
 
-def server_loop_size(n: int) -> int:
-    from kvstore.kernels import cpu
+def unpacked(data: bytes) -> Any:
+    """Rule, counts and arrays of a state; the order of what is packed may differ."""
+    if not data:
+        return None
+    content = states.unpack(data)
+    arrays = {key: [one.tobytes() for one in arrays_of(tree)] for key, tree in content.states.items()}
+    return content.rule, content.counts, content.num_update, arrays
 
+
+def server_loop_size(n: int) -> int:
     return cpu.encoded_bytes(TWO_BIT, n)
 
 
@@ -624,6 +706,183 @@ def test_an_answer_is_read_before_a_sum_of_the_same_message(server: Server) -> N
     server.pump()
     assert server.workers[0].answers[3] == [Answer(K.VALUE, 1, ones(1).tobytes())]
     assert server.values()[0] == (2, ones(9).tobytes())
+
+
+# ------------------------------------------------------------------------------------------------ updates
+
+
+LARGE = 9000  # elements of a slice, whose value is not sent with others
+
+
+def number_of_applies(server: Server, patch: pytest.MonkeyPatch) -> list[int]:
+    """A list of one number, which counts how often Python sums or updates from now on."""
+    count, apply = [0], server.loop._storage.apply
+
+    def counted(action: Any) -> Any:
+        count[0] += 1
+        return apply(action)
+
+    patch.setattr(server.loop._storage, "apply", counted)
+    return count
+
+
+def started(
+    patch: pytest.MonkeyPatch, links: bool, name: str, config: dict[str, Any], mode: str = "sync"
+) -> Server:
+    """A server of two workers with an optimizer, and a slice that has had one update."""
+    server = Server(patch, links)
+    server.mode = mode
+    server.define([(LARGE, "float32")])
+    server.start(2)
+    server.send(0, [pushed(1, 0, 0, K.INIT)], [full(7)])
+    server.pump()
+    server.tell(m.Install(0, 1, "optimizer", json.dumps({"name": name, "config": config})))
+    for rank in range(2):
+        server.send(rank, [pushed(2 - rank, 1, 1)], [full(1)])
+        server.pump()
+    return server
+
+
+def full(value: float) -> Any:
+    return np.full(LARGE, value, np.float32) / np.arange(1, LARGE + 1, dtype=np.float32)
+
+
+def pushed(sequence: int, round_: int, version: int, kind: int = K.PUSH, frame: int = 0) -> Record:
+    place = {"place": P.FRAME, "frame": frame, "nbytes": 4 * LARGE}
+    return Record(kind, 0, sequence, round_, version, round_, **place)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("name", "config", "repeated"), [
+    ("sgd", {}, True), ("sgd", {"momentum": 0.9, "wd": 0.01}, True), ("nag", {}, True), ("rmsprop", {}, True),
+    ("sgd", {"lr_scheduler": schedule(2)}, False), ("adam", {}, False), ("sgld", {}, False),
+])  # fmt: skip
+@pytest.mark.parametrize("stream", [1, 1 << 30])
+def test_updates_with_the_same_parameters_need_no_python(
+    monkeypatch: pytest.MonkeyPatch, name: str, config: dict[str, Any], repeated: bool, mode: str, stream: int
+) -> None:
+    cpu.set_stream_bytes(stream)
+    found = []
+    for links in (True, False):
+        server = started(monkeypatch, links, name, config, mode)
+        count = number_of_applies(server, monkeypatch)
+        for round_ in range(2, 7):
+            for rank in range(2):
+                server.send(rank, [pushed(round_ + 1 - rank, round_, 1, K.PUSHPULL)], [full(round_ + rank)])
+                server.pump()
+        assert (count[0] == 0) == (links and repeated)
+        answers = [worker.answers for worker in server.workers.values()]
+        found.append((server.values(), {i: unpacked(one) for i, one in server.states().items()}, answers))
+        server.close()
+    assert found[0] == found[1]
+    assert found[0][1][0][1] == {"0": 6 if mode == "sync" else 12}
+
+
+def test_pushes_that_count_by_themselves_are_each_answered_with_their_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = started(monkeypatch, True, "sgd", {"learning_rate": 1.0}, "async")
+    count = number_of_applies(server, monkeypatch)
+    kinds = [K.PULL, K.PUSHPULL, K.PUSHPULL, K.PULL, K.PUSH, K.PULL]
+    records = [
+        pushed(3 + at, 0, 1, kind) if kind != K.PULL else Record(K.PULL, 0, 3 + at)
+        for at, kind in enumerate(kinds)
+    ]
+    server.send(0, [one._replace(flags=m.BY_FRAME) for one in records], [full(2)])
+    server.pump()
+    answers = [server.workers[0].answers[3 + at] for at in range(len(kinds))]
+    values = [full(7) - full(1) - full(1)]
+    for _ in range(3):
+        values.append(values[-1] - full(2))
+    expected = [values[i].astype(np.float32).tobytes() if i >= 0 else None for i in (0, 1, 2, 2, -1, 3)]
+    rounds = [2, 3, 4, 4, 5, 5]
+    kinds = [K.DONE if kind == K.PUSH else K.VALUE for kind in kinds]
+    assert count == [0]
+    assert [len(one) for one in answers] == [1] * 6
+    assert [(one[0].kind, one[0].round) for one in answers] == list(zip(kinds, rounds, strict=True))
+    assert [one[0].payload or None for one in answers] == expected
+    server.close()
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "configure", "clock", "none", "command"])
+def test_settings_that_change_hold_from_their_round_on(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    found = []
+    for links in (True, False):
+        server = started(monkeypatch, links, "sgd", {"momentum": 0.9})
+        text = json.dumps({"name": "sgd", "config": {"momentum": 0.5, "learning_rate": 0.25}})
+        text = {"clock": "50", "none": "", "command": "any"}.get(kind, text)
+        for round_ in range(2, 9):
+            if round_ == 4:
+                server.tell(m.Install(0, 2, kind, text))
+            version = 1 if round_ < 6 else 2  # workers know of it later than the server
+            for rank in range(2):
+                record = pushed(round_ + 1 - rank, round_, version - (round_ == 7 and rank), K.PUSHPULL)
+                server.send(rank, [record], [full(round_)])
+                server.pump()
+        found.append((server.values(), {i: unpacked(one) for i, one in server.states().items()}))
+        assert server.loop._storage.shard(0).rounds.versions == {0: 2}
+        server.close()
+    assert found[0] == found[1]
+
+
+def test_a_state_that_is_set_counts_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for links in (True, False):
+        server = started(monkeypatch, links, "sgd", {"momentum": 0.9})
+        kept = server.states()[0]
+        for round_ in range(2, 9):
+            for rank in range(2):
+                server.send(
+                    rank, [pushed(round_ + 1 - rank + (round_ > 5 and not rank), round_, 1)], [full(1)]
+                )
+                server.pump()
+            if round_ == 5:
+                record = Record(K.PUT_STATE, 0, 7, 0, 1, place=P.FRAME, nbytes=len(kept))
+                server.send(0, [record], [np.frombuffer(kept, np.uint8)])
+                server.pump()
+                assert unpacked(server.states()[0]) == unpacked(kept)
+        found.append((server.values(), unpacked(server.states()[0])))
+        server.close()
+    assert found[0] == found[1]
+    assert found[0][1][1] == {"0": 4}
+
+
+def test_a_snapshot_has_what_was_updated_without_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = started(monkeypatch, True, "sgd", {"momentum": 0.9})
+    shard = server.loop._storage.shard(0)
+    shard.capture(tmp_path, {})()
+    for round_ in range(2, 5):
+        for rank in range(2):
+            server.send(rank, [pushed(round_ + 1 - rank, round_, 1)], [full(round_)])
+            server.pump()
+    shard.capture(tmp_path, {})()
+    restored, _ = StoreShard.restore(tmp_path)
+    assert restored.read(0).tobytes() == shard.read(0).tobytes()
+    assert unpacked(restored.fetch_state(0)) == unpacked(shard.fetch_state(0))
+    assert unpacked(shard.fetch_state(0))[1] == {"0": 4}
+    assert restored.rounds.versions == shard.rounds.versions
+    server.close()
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_the_value_before_a_round_without_python_is_kept(
+    monkeypatch: pytest.MonkeyPatch, optimizer: bool
+) -> None:
+    server = started(monkeypatch, True, "sgd" if optimizer else "adam", {})
+    for round_ in range(2, 5):
+        before = server.values()[0][1]
+        for rank in range(2):
+            server.send(rank, [pushed(round_ + 1 - rank, round_, 1)], [full(round_)])
+            server.pump()
+        assert server.loop._storage.shard(0).past(0, round_ - 1).tobytes() == before
+        with pytest.raises(KVStoreError, match="not kept"):
+            server.loop._storage.shard(0).past(0, round_ - 2)
+    server.close()
+
+
+# ------------------------------------------------------------------------------------------------ any number
 
 
 @pytest.mark.parametrize("number", [1 << 20, 1 << 31, (1 << 32) - 1])

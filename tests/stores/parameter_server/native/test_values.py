@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvstore.kernels import cpu
-from kvstore.stores.parameter_server.native._native import SliceState, SliceTable, SliceValue
+from kvstore.stores.parameter_server.native._native import SliceState, SliceTable, SliceValue, UpdateCounts
 
 F32 = cpu.dtype_number(np.dtype(np.float32))
 
@@ -72,6 +72,49 @@ def test_a_room_says_where_others_find_it() -> None:
     assert value.room(0).array is array
     value.turn(1)
     assert (value.value, value.place) == (None, None)
+
+
+@pytest.mark.parametrize("number", [0, -5, 12, 1 << 62, 1 << 90, -(1 << 90)])
+def test_counts_have_room_for_any_number(number: int) -> None:
+    counts = UpdateCounts()
+    assert (counts.updates, counts.num_update) == (0, 0)
+    counts.updates = counts.num_update = number
+    assert counts.updates == counts.num_update == max(-(1 << 62), min(number, 1 << 62))
+
+
+def test_a_plan_keeps_what_it_points_to_until_it_is_withdrawn() -> None:
+    value, _ = furnished()
+    states, counts = (np.zeros(4, np.float32), np.ones(4, np.float32)), UpdateCounts()
+    bare = references([*states, counts])
+    value.plan_updates(1, (0.1,), states, counts, 3, 0)
+    held = references([*states, counts])
+    assert value.has_plan and min(one - other for one, other in zip(held, bare, strict=True)) >= 0
+    assert held[2] == bare[2] + 1
+    value.plan_updates(1, (0.1,), states, counts, 3, 0)
+    assert references([*states, counts]) == held
+    value.withdraw_plan()
+    assert not value.has_plan
+    assert references([*states, counts]) == bare
+    value.plan_updates(1, (0.1,), states, counts, 3, 0)
+    value.clear()
+    assert not value.has_plan and references([*states, counts]) == bare
+
+
+@pytest.mark.parametrize(("updates", "base"), [(1 << 61, 0), (1, 1 << 61), (1, -(1 << 61)), (1, 1 << 80)])
+def test_numbers_without_room_are_not_planned(updates: int, base: int) -> None:
+    value, _ = furnished()
+    counts = UpdateCounts()
+    counts.updates = updates
+    value.plan_updates(1, (0.1,), (np.zeros(4, np.float32),), counts, 1, base)
+    assert not value.has_plan
+
+
+@pytest.mark.parametrize(("params", "states"), [((0.1,) * 17, 1), ((0.1,), 5)])
+def test_more_than_a_rule_can_have_is_not_planned(params: tuple[float, ...], states: int) -> None:
+    value, _ = furnished()
+    arrays = tuple(np.zeros(4, np.float32) for _ in range(states))
+    value.plan_updates(1, params, arrays, UpdateCounts(), 1, 0)
+    assert not value.has_plan
 
 
 def test_a_slice_keeps_its_value() -> None:
