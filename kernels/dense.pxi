@@ -114,8 +114,9 @@ def update(list items):
     ----------
     items : list of (rule, params, srcs, weight, master, states, outs)
         `rule`: id; `params`: tuple of float; `srcs`: gradients, summed as by `reduce`; `weight`: updated in
-        place; `master`: float32 copy behind a 16-bit weight, or None; `states`: tuple of arrays of the weight's type
-        (float32 where there is a master); `outs`: list of arrays that receive the new weight.
+        place, or a pair of the new weight and the old one, which stays as it is; `master`: float32 copy behind a 16-bit
+        weight, or None; `states`: tuple of arrays of the weight's type (float32 where there is a master); `outs`: list of
+        arrays that receive the new weight.
     """
     cdef Arena arena = Arena()
     cdef Py_ssize_t i, n_items = len(items)
@@ -126,7 +127,7 @@ def update(list items):
     cdef int rule
     cdef tuple params, states
     cdef list outs
-    cdef object weight, master, srcs
+    cdef object weight, before, master, srcs
     for i in range(n_items):
         rule, params, srcs, weight, master, states, outs = <tuple?>items[i]
         need += sources_size(srcs) + len(outs) * sizeof(char *) + doubles_size(params)
@@ -135,6 +136,9 @@ def update(list items):
     for i in range(n_items):
         rule, params, srcs, weight, master, states, outs = <tuple>items[i]
         it = &list_[i]
+        before = None
+        if type(weight) is tuple:
+            weight, before = <tuple>weight
         it.dtype = dtype_of(weight)
         check_rule_dtype(it.dtype, master)
         it.n = cnp.PyArray_SIZE(<cnp.ndarray>weight)
@@ -143,6 +147,8 @@ def update(list items):
         it.m = <int>len(outs)
         it.dst = pointer(weight, it.dtype, it.n, True)
         it.weight = it.master = NULL
+        if before is not None:
+            it.weight = pointer(before, it.dtype, it.n, False)
         if master is not None:
             it.master = pointer(master, KV_F32, it.n, True)
         take_item_sources(arena, it, srcs)

@@ -133,7 +133,7 @@ class FusedUpdate(WeightUpdate):
         counts = self._updater.snapshot_counts()
         plan = self._updater.plan
         try:
-            items = []
+            items: list[cpu.UpdateItem] = []
             for entry, srcs, outs in batch:
                 weight = entry.weight()
                 rule, params, master, states = plan(entry.key, weight)

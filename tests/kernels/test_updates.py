@@ -13,8 +13,11 @@ from kvstore.kernels import cpu
 ADAM = (0.05, 0.03, 0.25, 0.3, 0.8, 0.999, 1e-4)
 
 
-def run(name: str, n: int, k: int, offset: int, master: bool) -> list[np.ndarray]:
-    """Three fused updates with Adam; returns weight, states, master and outs."""
+def run(name: str, n: int, k: int, offset: int, master: bool, moves: bool = False) -> list[np.ndarray]:
+    """Three fused updates with Adam; returns weight, states, master and outs.
+
+    With `moves` each writes the weight elsewhere, and the one before stays as it was.
+    """
     inner = "float32" if master else name
     weight = placed(draw(name, n, 1), offset)
     wide = weight.astype(np.float32) if master else None
@@ -22,7 +25,12 @@ def run(name: str, n: int, k: int, offset: int, master: bool) -> list[np.ndarray
     outs = [placed(weight, offset + 1), np.empty_like(weight)]
     for step in range(3):
         srcs = [draw(name, n, 10 * step + i) for i in range(k)]
-        cpu.update([(cpu.rule_id("adam"), ADAM, srcs, weight, wide, states, outs)])
+        before, kept = weight, weight.copy()
+        weight = placed(np.empty_like(before), offset + step) if moves else before
+        place = (weight, before) if moves else weight
+        cpu.update([(cpu.rule_id("adam"), ADAM, srcs, place, wide, states, outs)])
+        if moves:
+            assert_same_bits(before, kept)
     return [weight, *states, *outs, *([] if wide is None else [wide])]
 
 
@@ -32,18 +40,19 @@ def run(name: str, n: int, k: int, offset: int, master: bool) -> list[np.ndarray
     k=st.integers(1, 18),
     offset=st.integers(0, 3),
     master=st.booleans(),
+    moves=st.booleans(),
     threads=st.integers(1, 4),
     stream=st.sampled_from([0, 2**62]),
     level=st.sampled_from(cpu.levels()),
 )
 def test_the_bits_do_not_depend_on_how_it_is_run(
-    name: str, n: int, k: int, offset: int, master: bool, threads: int, stream: int, level: str
+    name: str, n: int, k: int, offset: int, master: bool, moves: bool, threads: int, stream: int, level: str
 ) -> None:
     master = master and name in ("float16", "bfloat16")
     with knobs(level=cpu.levels()[0], threads=1, stream=2**62):
         plain = run(name, n, k, 0, master)
     with knobs(level=level, threads=threads, stream=stream):
-        for a, b in zip(plain, run(name, n, k, offset, master), strict=True):
+        for a, b in zip(plain, run(name, n, k, offset, master, moves), strict=True):
             assert_same_bits(a, b)
 
 

@@ -554,6 +554,30 @@ def test_half_sgd_rounds_once():
     assert w[0] == np.float16(exact)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_repeated_has_the_same_parameters_in_all_updates(name):
+    optimizer = opt.create(name)
+    if not getattr(optimizer, "repeats", False):
+        return
+    assert optimizer.is_repeated()
+    found = set()
+    for _ in range(40):
+        found.add((optimizer.rule(), optimizer.advance("w", weight_for(name))))
+        optimizer.num_update += 3
+    assert len(found) == 1
+    assert not opt.create(name, lr_scheduler=FactorScheduler(2, 0.5, base_lr=0.1)).is_repeated()
+
+    class Own(type(optimizer)):
+        pass
+
+    assert not Own().is_repeated()
+
+
+def test_most_rules_without_a_count_are_repeated():
+    repeated = {name for name in NAMES if getattr(opt.create(name), "repeats", False)}
+    assert repeated == {"adadelta", "adagrad", "dcasgd", "ftrl", "nag", "rmsprop", "sgd", "signum", "test"}
+
+
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -240,7 +240,6 @@ class Batch:
         self._sums: list[cpu.ReduceItem] = []
         self._updates: list[cpu.UpdateItem] = []
         self._places: list[tuple[int, int]] = []
-        self._copied: list[tuple[DenseSlice, Array, Array]] = []
         self._swapped: list[tuple[DenseSlice, int]] = []
         self._planned: list[tuple[DenseSlice, OptimizerVersion, int, tuple[Any, ...]]] = []
 
@@ -257,17 +256,16 @@ class Batch:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
         plan = None if settings.optimizer is None else part.plan(settings, job.clock)
-        other = part.other(self._memory) if keeps else None
+        before, other = weight, part.other(self._memory) if keeps else None
         if other is not None:
-            if plan is not None:
-                self._copied.append((part, other[0], weight))
             weight, place = other
             self._swapped.append((part, job.round))
         if plan is None:
             self._sums.append((sources, weight, outs))
         else:
             rule, params, master, states, _ = plan
-            self._updates.append((rule, params, sources, weight, master, states, outs))
+            new = weight if other is None else (weight, before)
+            self._updates.append((rule, params, sources, new, master, states, outs))
             self._planned.append((part, settings, job.version, plan))
         if place is not None:
             self._places.append(place)
@@ -302,9 +300,6 @@ class Batch:
     def run(self) -> None:
         """Do all of it."""
         with writing(self._memory, self._places):
-            for part, to, weight in self._copied:
-                part.before = -1
-                np.copyto(to, weight)
             if self._sums:
                 cpu.reduce(self._sums)
             if self._updates:
