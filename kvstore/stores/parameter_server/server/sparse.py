@@ -72,6 +72,7 @@ class Table:
         self._rooms: list[Array] = []
         self._keeps = -1  # round before the one that is being done, if what it left is to be kept
         self._before = _NOTHING_KEPT
+        self._kept_room: Array = self._block  # for the rows that an update changes, as they were
 
     @property
     def held(self) -> Array:
@@ -134,6 +135,16 @@ class Table:
             self._before = _NOTHING_KEPT
             with suppress(MemoryError):
                 self._before = _Kept(self._keeps, *self.read(ids), self.blank.copy() if ids is None else None)
+
+    def _room_to_keep(self, n: int) -> Array | None:
+        """Memory for `n` rows as they are before an update; None: they are not kept, or there is none."""
+        if self._keeps < 0:
+            return None
+        self._before = _NOTHING_KEPT
+        if len(self._kept_room) < n:
+            with suppress(MemoryError):
+                self._kept_room = pages.empty((int(_ROOM * n), *self.shape[1:]), self.dtype)
+        return self._kept_room[:n] if len(self._kept_room) >= n else None
 
     def fill(self) -> None:
         """Hold every row, in their order."""
@@ -349,11 +360,17 @@ class Table:
             self._update_all(merged(sources), settings, clock)
             return
         ids, maps, datas = merge(sources)
-        self._keep(ids)
-        with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
-            positions = self._hold(ids)
-            kind, params, master, states = self._plan(updater)
-            cpu.update_rows(kind, params, datas, maps, positions, self.held, master, states)
+        before = self._room_to_keep(len(ids))
+        try:
+            with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
+                positions = self._hold(ids)
+                kind, params, master, states = self._plan(updater)
+                cpu.update_rows(kind, params, datas, maps, positions, self.held, master, states, before)
+        except BaseException:
+            self._keep(ids)  # nothing has changed
+            raise
+        if before is not None:
+            self._before = _Kept(self._keeps, ids, before, None)
 
     def _update_all(self, gradient: RowSparseArray, settings: OptimizerVersion, clock: int) -> None:
         with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
