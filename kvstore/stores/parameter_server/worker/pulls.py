@@ -73,13 +73,14 @@ class Pulls:
         """Ask for rows; what is left to do is to receive them."""
         requests: list[Request] = []
         later = Later()
+        alone = sum(len(pairs) for _, pairs in wanted) == 1
         for name, pairs in wanted:
             key = self._keys.find_or_raise(name)
             if not key.sparse:
                 raise not_row_sparse(name)
             for out, ids in pairs:
                 check_shape(key, out, "out")
-                rows = CollectRows(key, out, row_ids(key, ids))
+                rows = CollectRows(key, out, row_ids(key, ids), direct=alone)
                 requests += row_requests(key, rows.ids, rows)
                 later.add(key.key, rows.deliver)
         return self.read(requests, "a row_sparse_pull", priority, later)

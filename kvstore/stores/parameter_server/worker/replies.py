@@ -47,11 +47,16 @@ class FillOuts:
 
 
 class CollectRows:
-    """Takes in the rows that were asked for, in the order of their ids."""
+    """Takes in the rows that were asked for, in the order of their ids.
 
-    def __init__(self, key: DistKey, out: RowSparseArray, ids: Ids) -> None:
+    `direct`: they are written to the memory of `out` as they come, which no other out of the call has a part of.
+    """
+
+    def __init__(self, key: DistKey, out: RowSparseArray, ids: Ids, direct: bool) -> None:
         self._key, self._out, self.ids = key, out, ids
-        self._rows = np.empty((len(ids), *key.shape[1:]), key.dtype)
+        self._direct = direct and out.dtype == key.dtype
+        shape = (len(ids), *key.shape[1:])
+        self._rows = reserve_rows(out, len(ids)) if self._direct else np.empty(shape, key.dtype)
 
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Take in the rows of one slice."""
@@ -62,7 +67,10 @@ class CollectRows:
 
     def deliver(self) -> None:
         """Hand all rows over."""
-        hand_over(self._out, self._rows, self.ids)
+        if self._direct:
+            self._out.data, self._out.indices = self._rows, self.ids.copy()
+        else:
+            hand_over(self._out, self._rows, self.ids)
 
 
 class CollectTable:
