@@ -28,6 +28,8 @@ from ....optimizer.updater import Plan
 from ...entry import Array
 from ...rows import Ids, merge, merged
 from ..protocol.optimizer_states import NOTHING, PartState, works_by_rows
+from ..protocol.payloads import as_bytes
+from ..transport.native._streams import GatheredRows
 from .optimizer import OptimizerVersion, State, check_form, refuse_parts
 from .payload import not_kept
 from .row_index import NONE, Pair, RowIndex
@@ -113,6 +115,12 @@ class Table:
         if self.blank.view(np.uint8).any():
             rows[positions < 0] = self.blank[0]
         return ids, rows
+
+    def gathered(self, ids: Ids) -> GatheredRows | None:
+        """Return rows, of which ids ascend, as they are now, to be sent before they change; None: `read` them."""
+        if self.blank.view(np.uint8).any() or not self.blank.nbytes or not self.count:
+            return None
+        return GatheredRows(as_bytes(self.held), self.blank.nbytes, self._positions(ids))
 
     def past(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
         """Do the same as `read` with the table as it was after a round; KVStoreError: that is not kept."""

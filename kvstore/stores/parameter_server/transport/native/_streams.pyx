@@ -81,7 +81,18 @@ cdef extern from "serve.h" nogil:
         KP_EVENTS
         KP_KEY_BYTES
 
+cdef extern from "gather.h" nogil:
+    ctypedef struct kp_gather:
+        const char *table
+        size_t row_bytes
+        const int64_t *rows
+        size_t n
+    int kp_is_within(const kp_gather *g, int64_t table_rows)
+    void kp_copy_rows(const kp_gather *g, size_t first, size_t last, char *into)
+    int kp_send_rows(kp_stream *s, const kp_gather *g)
+
 include "exchange.pxi"
+include "gather.pxi"
 
 cdef size_t COPIED = 32 * 1024  # bytes: smaller frames are copied behind the head
 
@@ -202,9 +213,11 @@ cdef class Stream:
         """Send a message of frames, each a contiguous buffer of bytes, without waiting.
 
         Frames of more than 32 KiB are read until they are sent, and must stay as they are until the peer
-        answers. False: nothing was sent, for the stream is at its end, or the peer has not read for long.
+        answers; `GatheredRows` that are the last one only until this returns. False: nothing was sent, for the stream
+        is at its end, or the peer has not read for long.
         """
-        cdef Py_ssize_t at, n = len(frames)
+        cdef Py_ssize_t n = len(frames)
+        cdef GatheredRows last = frames[n - 1] if n and type(frames[n - 1]) is GatheredRows else None
         cdef size_t copied = 8 + 8 * n, used = 0, nbytes
         cdef list views = []
         cdef Py_buffer *view
@@ -217,7 +230,7 @@ cdef class Stream:
         if self.closed:
             return False
         release_dropped()
-        for frame in frames:
+        for frame in frames if last is None else frames[:n - 1]:
             kept = PyMemoryView_FromObject(frame)
             views.append(kept)
             nbytes = PyMemoryView_GET_BUFFER(kept).len
@@ -232,8 +245,11 @@ cdef class Stream:
         begin = end = head.data
         (<uint32_t *>end)[0], (<uint32_t *>end)[1] = KP_MAGIC, <uint32_t>n
         end += 8
-        for at in range(n):
-            (<uint64_t *>end)[0] = PyMemoryView_GET_BUFFER(views[at]).len
+        for kept in views:
+            (<uint64_t *>end)[0] = PyMemoryView_GET_BUFFER(kept).len
+            end += 8
+        if last is not None:
+            (<uint64_t *>end)[0] = last.nbytes
             end += 8
         for kept in views:
             view = PyMemoryView_GET_BUFFER(kept)
@@ -261,6 +277,9 @@ cdef class Stream:
             drop_pieces(pieces, used)
         else:
             free(pieces)
+            if last is not None:
+                with nogil:
+                    failed = kp_send_rows(&self.s, &last.g)
         release_dropped()
         return not failed
 
