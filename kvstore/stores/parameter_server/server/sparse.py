@@ -117,7 +117,7 @@ class Table:
         return ids, rows
 
     def gathered(self, ids: Ids) -> GatheredRows | None:
-        """Return rows, of which ids ascend, as they are now, to be sent before they change; None: `read` them."""
+        """Return rows, of which ids ascend, to be sent before they change; None: they have to be read."""
         if self.blank.view(np.uint8).any() or not self.blank.nbytes or not self.count:
             return None
         return GatheredRows(as_bytes(self.held), self.blank.nbytes, self._positions(ids))

@@ -194,7 +194,9 @@ class ServerStorage:
     def _rows(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
         ids = _ids(request, frames)
         if ids is not None and (found := shard.gathered(request.slice, ids)) is not None:
-            record = _READ._replace(place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + found.nbytes)
+            record = _READ._replace(
+                place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + found.nbytes
+            )
             return record, [as_bytes(ids), found]
         return _rows_found(*shard.rows(request.slice, ids))
 

@@ -62,6 +62,8 @@ cdef extern from "serve.h" nogil:
         int broken
         kp_outcome end
         const kp_inlet *inlet
+        kp_buffer *(*place)(kp_stream *s)
+        void *placer
     ctypedef struct kp_sender:
         int runs
     int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher *cipher)
@@ -91,7 +93,17 @@ cdef extern from "gather.h" nogil:
     void kp_copy_rows(const kp_gather *g, size_t first, size_t last, char *into)
     int kp_send_rows(kp_stream *s, const kp_gather *g)
 
+cdef extern from "expected.h" nogil:
+    ctypedef struct kp_expected:
+        kp_expected *next
+        uint32_t slice
+        const char *ids
+        char *into
+        uint64_t n, ids_bytes, nbytes
+    kp_buffer *kp_place_rows(kp_stream *s)
+
 include "exchange.pxi"
+include "expected.pxi"
 include "gather.pxi"
 
 cdef size_t COPIED = 32 * 1024  # bytes: smaller frames are copied behind the head
@@ -184,10 +196,12 @@ cdef class Stream:
     cdef Sender sender
     cdef kp_outlet outlet
     cdef object link
+    cdef list expected
+    cdef kp_expected *first_expected
     cdef readonly bint closed
 
     def __cinit__(self, Sender sender not None, int descriptor, uint64_t frame_limit, Cipher cipher=None):
-        self.closed = True
+        self.closed, self.expected = True, []
         if cipher is not None and cipher.c == NULL:
             close_descriptor(descriptor)
             raise ValueError("a cipher serves one stream only")
@@ -312,6 +326,31 @@ cdef class Stream:
         if not found and self.s.end not in (KP_OPEN, KP_BLOCKED):
             raise (ConnectionAbortedError if self.s.end == KP_FOREIGN else ConnectionError)(REASONS[<int>self.s.end])
         return found
+
+    def expect(self, ExpectedRows rows not None):
+        """Receive rows where they belong, if they come over this stream."""
+        self.expected.append(rows)
+        self.place_expected()
+
+    def expect_no_more(self, ExpectedRows rows not None):
+        """Write no more to where rows belong, whether they have come or not."""
+        if rows not in self.expected:
+            return
+        self.expected.remove(rows)
+        if not self.closed and kp_unplace(&self.s) and self.s.end in (KP_OPEN, KP_BLOCKED):
+            self.s.end = KP_NO_MEMORY
+        self.place_expected()
+
+    cdef void place_expected(self) noexcept:
+        cdef ExpectedRows rows
+        self.first_expected = NULL
+        for rows in self.expected:
+            rows.x.next = self.first_expected
+            self.first_expected = &rows.x
+        self.s.placer = &self.first_expected
+        self.s.place = NULL
+        if self.expected:
+            self.s.place = kp_place_rows
 
     def hand_to(self, link not None):
         """Have a `Link` handle what comes from now on, as far as it can, and answer over this stream."""

@@ -6,7 +6,7 @@
 #include "sender.h"
 
 enum {
-    KP_GATHER_BYTES = 512 * 1024, /* copied at a time, which stays in the cache until the socket takes it */
+    KP_GATHER_BYTES = 256 * 1024, /* copied at a time, which stays in the cache until the socket takes it */
     KP_GATHER_AHEAD = 8           /* rows lie anywhere: the processor is told of so many before they are copied */
 };
 
