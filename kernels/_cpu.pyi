@@ -86,6 +86,7 @@ def update_rows(
     weight: Array,
     master: Array | None,
     states: tuple[Array, ...],
+    before: Array | None = None,
 ) -> None: ...
 def group_adagrad(
     params: tuple[float, ...], grad: Array, weight: Array, history: Array, rows: Ids | None = None

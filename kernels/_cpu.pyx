@@ -58,6 +58,7 @@ cdef extern from "run.h" nogil:
         const int64_t *dst_row
         char *dst
         char *master
+        char *before
         char **states
         const double *p
     ctypedef struct kv_group:

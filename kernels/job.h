@@ -51,6 +51,7 @@ typedef struct {
     const int64_t **map;
     const int64_t *dst_row;  /* row of dst for row u; NULL: u itself */
     char *dst, *master;
+    char *before;            /* of an update: takes row u as it was; or NULL */
     char *states[KV_MAX_STATES];
     const double *p;
 } kv_rows;

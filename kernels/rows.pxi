@@ -58,6 +58,7 @@ def reduce_rows(list srcs, list maps, dst):
     job.rule = -1
     job.n_states = 0
     job.master = NULL
+    job.before = NULL
     job.dst_row = NULL
     job.cols = columns(dst, &job.n_rows)
     job.dst = pointer(dst, job.dtype, job.n_rows * job.cols, True)
@@ -66,7 +67,7 @@ def reduce_rows(list srcs, list maps, dst):
         kv_run_rows(&job, NULL, n_threads)
 
 
-def update_rows(int rule, tuple params, list srcs, list maps, rows, weight, master, tuple states):
+def update_rows(int rule, tuple params, list srcs, list maps, rows, weight, master, tuple states, before=None):
     """Apply a rule to the listed rows of a table, with the sum of the sources' rows as the gradient.
 
     Parameters
@@ -78,6 +79,8 @@ def update_rows(int rule, tuple params, list srcs, list maps, rows, weight, mast
     rows : int64 array
         Unique row ids of `weight`, one for each entry of the maps.
     weight : array of shape (n_rows, ...)
+    before : array of shape (len(rows), ...), optional
+        Takes the rows as they were.
     """
     cdef Arena arena = Arena()
     cdef kv_rows job
@@ -95,6 +98,9 @@ def update_rows(int rule, tuple params, list srcs, list maps, rows, weight, mast
     job.master = NULL
     if master is not None:
         job.master = pointer(master, KV_F32, table_rows * job.cols, True)
+    job.before = NULL
+    if before is not None:
+        job.before = pointer(before, job.dtype, job.n_rows * job.cols, True)
     take_sources(arena, &job, srcs, maps)
     job.p = take_doubles(arena, params)
     job.n_states = <int>len(states)

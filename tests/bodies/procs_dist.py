@@ -468,6 +468,41 @@ def a_table_larger_than_a_message(path: str) -> None:
     store.close()
 
 
+def large_rows() -> None:
+    """Rows that come as large frames, to outs that lie apart, together, twice, or are of another type."""
+    shape, names = (3000, 64), ["a", "b"]
+    with create() as store, kv.create("local", processes=1) as local:
+        for made in (store, local):
+            made.init(names, [random_rows(shape, 5), kv.RowSparseArray.zeros(shape)])
+            made.set_optimizer(kv.optimizer.create("sgd", learning_rate=0.5))
+        for step in range(4):
+            for key in names:
+                parts = [random_rows(shape, 10 * step + w) for w in range(store.num_workers)]
+                local.push(key, parts)
+                store.push(key, parts[store.rank])
+            rng = np.random.default_rng([step, store.rank])
+            ids = [rng.integers(0, shape[0], 1500), rng.integers(0, shape[0], 900), np.arange(0, 3000, 2)]
+            found, wanted = ([made_outs(shape) for _ in range(2)] for _ in range(2))
+            for made, (outs, one) in ((store, found), (local, wanted)):
+                made.row_sparse_pull(["a", "b"], out=[outs[:3], outs[3:]], row_ids=[ids, ids[:2]])
+                made.row_sparse_pull("a", out=one[0], row_ids=ids[0])
+                work = made.row_sparse_pull("b", out=one[1], row_ids=ids[1], async_op=True)
+                if work is not None:
+                    work.wait()
+            for out, other in zip(found[0] + found[1], wanted[0] + wanted[1], strict=True):
+                assert_same_bits(out.indices, other.indices)
+                assert_same_bits(out.data, other.data)
+
+
+def made_outs(shape: tuple[int, ...]) -> list[kv.RowSparseArray]:
+    """Five outs: the first has room, the next two share theirs, the fourth is the fifth, and float64."""
+    both, width = np.zeros((2000, *shape[1:]), F), shape[1:]
+    first = kv.RowSparseArray(np.zeros((1600, *width), F), np.arange(1600), shape)
+    shared = [kv.RowSparseArray(both, np.arange(2000), shape) for _ in range(2)]
+    last = kv.RowSparseArray.zeros(shape, np.float64)
+    return [first, *shared, last, last]
+
+
 def until_the_server_dies(size: int) -> int:
     """Call quickly until the server is lost; the number of calls."""
     store = kv.create("dist_sync")

@@ -108,8 +108,9 @@ def test_an_update_of_rows_is_an_update_of_their_sum(level: str, cols: int) -> N
     mine, wanted = [t.copy() for t in tables], [t.copy() for t in tables]
     mine[2] = np.abs(mine[2])
     wanted[2] = np.abs(wanted[2])
+    before, kept = mine[0][rows], np.empty((len(rows), cols), np.float32)
     with knobs(level=level):
-        cpu.update_rows(rule, params, datas, maps, rows, mine[0], None, (mine[1], mine[2]))
+        cpu.update_rows(rule, params, datas, maps, rows, mine[0], None, (mine[1], mine[2]), kept)
         for u, row in enumerate(rows):
             w, m, v = (np.ascontiguousarray(t[row]) for t in wanted)
             cpu.update([(rule, params, [summed[u].copy()], w, None, (m, v), [])])
@@ -117,6 +118,16 @@ def test_an_update_of_rows_is_an_update_of_their_sum(level: str, cols: int) -> N
                 table[row] = new
     for a, b in zip(mine, wanted, strict=True):
         assert_same_bits(a, b)
+    assert_same_bits(kept, before)
+
+
+def test_rows_are_kept_in_an_array_that_has_room_for_them() -> None:
+    rule, params = cpu.rule_id("sgd"), (0.5, 0.0, 1.0, np.inf)
+    weight, one = np.ones((4, 2), np.float32), np.ones((1, 2), np.float32)
+    for kept in (np.empty((2, 2), np.float32), np.empty((1, 2)), np.empty((1, 1), np.float32)):
+        with pytest.raises((TypeError, ValueError)):
+            cpu.update_rows(rule, params, [one], [np.array([0])], np.array([1]), weight, None, (), kept)
+    assert (weight == 1).all()
 
 
 def test_rows_that_nobody_has_are_zero() -> None:

@@ -95,6 +95,11 @@ def test_rows_are_those_of_local(served: Served, workers: int, servers: int) -> 
     same(served(workers, servers, **{**SYNC, "KVSTORE_SLICE_BYTES": "4096"}), "rows")
 
 
+@pytest.mark.parametrize(("servers", "streams"), [(1, "1"), (2, "1"), (1, "0")])
+def test_large_rows_are_those_of_local(served: Served, servers: int, streams: str) -> None:
+    run(served(2, servers, **SYNC, KVSTORE_STREAMS=streams), OWN, "large_rows")
+
+
 @pytest.mark.parametrize("function", ["golden_sums", "golden_rows"])
 def test_recorded_sums_of_mxnet(served: Served, function: str) -> None:
     same(served(2, 2, **SYNC), function, str(TESTS / "data" / "aggregate.npz"))

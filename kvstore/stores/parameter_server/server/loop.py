@@ -264,7 +264,7 @@ class ServerLoop:
         """Raise CapabilityError if an answer is too large for a message: the codec would end this server."""
         if found.nbytes <= _FRAME_BYTES:
             return
-        if all(memoryview(one).nbytes <= _FRAME_BYTES for one in buffers):
+        if all(len(one) <= _FRAME_BYTES for one in buffers):
             return
         key = self._storage.shard(store).key(slice)
         raise CapabilityError(

@@ -28,6 +28,8 @@ from ....optimizer.updater import Plan
 from ...entry import Array
 from ...rows import Ids, merge, merged
 from ..protocol.optimizer_states import NOTHING, PartState, works_by_rows
+from ..protocol.payloads import as_bytes
+from ..transport.native._streams import GatheredRows
 from .optimizer import OptimizerVersion, State, check_form, refuse_parts
 from .payload import not_kept
 from .row_index import NONE, Pair, RowIndex
@@ -72,6 +74,7 @@ class Table:
         self._rooms: list[Array] = []
         self._keeps = -1  # round before the one that is being done, if what it left is to be kept
         self._before = _NOTHING_KEPT
+        self._kept_room: Array = self._block  # for the rows that an update changes, as they were
 
     @property
     def held(self) -> Array:
@@ -113,6 +116,12 @@ class Table:
             rows[positions < 0] = self.blank[0]
         return ids, rows
 
+    def gathered(self, ids: Ids) -> GatheredRows | None:
+        """Return rows, of which ids ascend, to be sent before they change; None: they have to be read."""
+        if self.blank.view(np.uint8).any() or not self.blank.nbytes or not self.count:
+            return None
+        return GatheredRows(as_bytes(self.held), self.blank.nbytes, self._positions(ids))
+
     def past(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
         """Do the same as `read` with the table as it was after a round; KVStoreError: that is not kept."""
         kept = self._before
@@ -134,6 +143,16 @@ class Table:
             self._before = _NOTHING_KEPT
             with suppress(MemoryError):
                 self._before = _Kept(self._keeps, *self.read(ids), self.blank.copy() if ids is None else None)
+
+    def _room_to_keep(self, n: int) -> Array | None:
+        """Memory for `n` rows as they are before an update; None: they are not kept, or there is none."""
+        if self._keeps < 0:
+            return None
+        self._before = _NOTHING_KEPT
+        if len(self._kept_room) < n:
+            with suppress(MemoryError):
+                self._kept_room = pages.empty((int(_ROOM * n), *self.shape[1:]), self.dtype)
+        return self._kept_room[:n] if len(self._kept_room) >= n else None
 
     def fill(self) -> None:
         """Hold every row, in their order."""
@@ -349,11 +368,17 @@ class Table:
             self._update_all(merged(sources), settings, clock)
             return
         ids, maps, datas = merge(sources)
-        self._keep(ids)
-        with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
-            positions = self._hold(ids)
-            kind, params, master, states = self._plan(updater)
-            cpu.update_rows(kind, params, datas, maps, positions, self.held, master, states)
+        before = self._room_to_keep(len(ids))
+        try:
+            with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
+                positions = self._hold(ids)
+                kind, params, master, states = self._plan(updater)
+                cpu.update_rows(kind, params, datas, maps, positions, self.held, master, states, before)
+        except BaseException:
+            self._keep(ids)  # nothing has changed
+            raise
+        if before is not None:
+            self._before = _Kept(self._keeps, ids, before, None)
 
     def _update_all(self, gradient: RowSparseArray, settings: OptimizerVersion, clock: int) -> None:
         with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:

@@ -192,7 +192,13 @@ class ServerStorage:
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
     def _rows(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
-        return _rows_found(*shard.rows(request.slice, _ids(request, frames)))
+        ids = _ids(request, frames)
+        if ids is not None and (found := shard.gathered(request.slice, ids)) is not None:
+            record = _READ._replace(
+                place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + found.nbytes
+            )
+            return record, [as_bytes(ids), found]
+        return _rows_found(*shard.rows(request.slice, ids))
 
     # --------------------------------------------------------------------------------------------- rest
 

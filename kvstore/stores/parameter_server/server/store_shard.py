@@ -20,6 +20,7 @@ from ...entry import Array
 from ...rows import Ids
 from ..protocol.messages import KeyEntry
 from ..protocol.optimizer_states import needs_whole_keys, pack_part, unpack_part
+from ..transport.native._streams import GatheredRows
 from ..transport.shared_buffers import Values
 from .dense import DenseSlice, writing
 from .optimizer import OptimizerVersions, refuse_parts
@@ -149,6 +150,11 @@ class StoreShard:
             raise DTypeError(f"key {held.of.key!r} is dense; it has no rows to read")
         found, rows = held.read(None if ids is None else self._within(held, ids))
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
+
+    def gathered(self, slice: int, ids: Ids) -> GatheredRows | None:
+        """Return the rows that `rows` does, to be sent before they change; None: they have to be read."""
+        held = self._slices.find(slice)
+        return held.gathered(self._within(held, ids)) if isinstance(held, Table) else None
 
     def _within(self, table: Table, ids: Ids) -> Ids:
         """Count row ids from the slice's first row."""

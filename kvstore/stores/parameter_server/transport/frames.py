@@ -30,6 +30,7 @@ from kvstore.errors import ProtocolError
 
 from ..protocol import messages as m
 from ..protocol.messages import PROTOCOL, Batch, Control, Kind, PayloadLocation, Record
+from .native._streams import GatheredRows
 
 #: Anything with the buffer protocol; NumPy's arrays of any dtype.
 Buffer = Any
@@ -232,8 +233,10 @@ def _view(frame: zmq.Frame | bytes | memoryview) -> memoryview:
     return frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
 
 
-def _flat(buffer: Buffer) -> memoryview:
+def _flat(buffer: Buffer) -> memoryview | GatheredRows:
     """View a buffer's bytes. NumPy knows dtypes that the buffer protocol does not."""
+    if isinstance(buffer, GatheredRows):
+        return buffer
     if isinstance(buffer, np.ndarray):
         if not buffer.flags.c_contiguous:
             raise ProtocolError("a payload must be contiguous")
@@ -274,7 +277,8 @@ def pack(
 
 
 def _size(buffer: Buffer) -> int:
-    return buffer.nbytes if isinstance(buffer, np.ndarray | memoryview) else memoryview(buffer).nbytes
+    known = isinstance(buffer, np.ndarray | memoryview | GatheredRows)
+    return buffer.nbytes if known else memoryview(buffer).nbytes
 
 
 def _joined(pieces: list[Buffer]) -> bytes:

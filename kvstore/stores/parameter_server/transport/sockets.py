@@ -21,7 +21,7 @@ from .ciphers import available
 from .context import Context
 from .frames import Codec, pack
 from .heartbeats import Echo, HeartbeatMonitor
-from .native._streams import Exchange, Sender, Stream, await_replies
+from .native._streams import Exchange, ExpectedRows, Sender, Stream, await_replies
 from .refusals import Refusals
 from .server_streams import ServerStreams
 from .stream_client import StreamClient
@@ -193,6 +193,14 @@ class WorkerSockets(_Sockets):
         """Return the stream to a server, if there is one, and nothing unusual is under way."""
         client = self._streams.get(server)
         return None if client is None or not self._poller.descriptors else client.stream
+
+    def expect(self, server: int, rows: ExpectedRows) -> Stream | None:
+        """Receive rows where they belong; return the stream that does, if there is one."""
+        client = self._streams.get(server)
+        stream = None if client is None else client.stream
+        if stream is not None:
+            stream.expect(rows)
+        return stream
 
     def await_replies(self, ways: list[tuple[Exchange, Stream]], end: float) -> list[tuple[int, Message]]:
         """Wait for the replies to exchanges, or until something else comes.

@@ -30,6 +30,7 @@ from .process import WorkerProcess
 from .state_machine.machine import WorkerMachine
 
 if TYPE_CHECKING:
+    from ..transport.native._streams import ExpectedRows, Stream
     from .quick_calls import QuickCall
 
 log = logging.getLogger("kvstore.ps")
@@ -212,6 +213,21 @@ class MachineDriver:
             for name in names:
                 del self._operations.open[name]
             return all(self._machine.keep(name) for name in names)
+
+    def expect(self, rows: Iterable[tuple[int, ExpectedRows]]) -> list[tuple[Stream, ExpectedRows]]:
+        """Receive rows from servers where they belong; return what `expect_no_more` takes."""
+        self.check_alive()
+        with self._turn():
+            placed = [(self._sockets.expect(server, one), one) for server, one in rows]
+        return [(stream, one) for stream, one in placed if stream is not None]
+
+    def expect_no_more(self, placed: list[tuple[Stream, ExpectedRows]]) -> None:
+        """Write no more to where rows belong."""
+        if os.getpid() != self._process.pid:  # a fork receives nothing, and its lock may be held for ever
+            return
+        with self._turn():
+            for stream, one in placed:
+                stream.expect_no_more(one)
 
     def fail(self, failure: Failure) -> None:
         """Go no further: what is under way must not be read any more."""

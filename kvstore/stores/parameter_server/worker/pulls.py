@@ -16,6 +16,7 @@ from ....kernels import cpu
 from ...entry import Array, check_shape, dense_out, not_row_sparse, row_ids, sparse_outs
 from ...outs import Later, host_outs
 from ..protocol.messages import Kind
+from ..transport.native._streams import ExpectedRows
 from .client import Client
 from .gpu_on_demand import GpuOnDemand
 from .key_directory import DistKey, KeyDirectory
@@ -71,18 +72,48 @@ class Pulls:
         self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]], priority: int = 0
     ) -> Finish:
         """Ask for rows; what is left to do is to receive them."""
-        requests: list[Request] = []
-        later = Later()
+        asked: list[tuple[DistKey, CollectRows]] = []
         for name, pairs in wanted:
             key = self._keys.find_or_raise(name)
             if not key.sparse:
                 raise not_row_sparse(name)
             for out, ids in pairs:
                 check_shape(key, out, "out")
-                rows = CollectRows(key, out, row_ids(key, ids))
-                requests += row_requests(key, rows.ids, rows)
-                later.add(key.key, rows.deliver)
-        return self.read(requests, "a row_sparse_pull", priority, later)
+                asked.append((key, CollectRows(key, out, row_ids(key, ids))))
+        later = Later()
+        requests: list[Request] = []
+        expected: list[tuple[int, ExpectedRows]] = []
+        direct = len(asked) == 1 or cpu.independent([([], [rows.block]) for _, rows in asked])
+        for key, rows in asked:
+            rows.begin(direct)
+            for one in row_requests(key, rows.ids, rows):
+                requests.append(one)
+                if (there := rows.expected(one.part, one.record.rows)) is not None:
+                    expected.append((one.server, there))
+            later.add(key.key, rows.deliver)
+        return self._read_rows(requests, expected, priority, later)
+
+    def _read_rows(
+        self, requests: list[Request], expected: list[tuple[int, ExpectedRows]], priority: int, later: Later
+    ) -> Finish:
+        """Read rows; what is expected and comes over a stream before the call ends is received in place."""
+        if not expected:
+            return self.read(requests, "a row_sparse_pull", priority, later)
+        driver = self._client.driver
+        placed = driver.expect(expected)
+        try:
+            finish = self.read(requests, "a row_sparse_pull", priority, later)
+        except BaseException:
+            driver.expect_no_more(placed)
+            raise
+
+        def finish_placed() -> None:
+            try:
+                finish()
+            finally:
+                driver.expect_no_more(placed)
+
+        return finish_placed
 
     def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
         """Pull keys into new arrays, all together."""

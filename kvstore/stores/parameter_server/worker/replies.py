@@ -12,6 +12,8 @@ from ....kernels import cpu
 from ...entry import Array
 from ...rows import Ids
 from ..protocol.messages import IN_PLACE, PayloadLocation, Record, Slice
+from ..protocol.payloads import SHARED_BYTES, as_bytes
+from ..transport.native._streams import ExpectedRows
 from .key_directory import DistKey
 
 if TYPE_CHECKING:
@@ -51,18 +53,43 @@ class CollectRows:
 
     def __init__(self, key: DistKey, out: RowSparseArray, ids: Ids) -> None:
         self._key, self._out, self.ids = key, out, ids
-        self._rows = np.empty((len(ids), *key.shape[1:]), key.dtype)
+        #: Memory of `out` for the rows.
+        self.block = reserve_rows(out, len(ids))
+        self._rows = self.block
+        self._direct = True
+
+    def begin(self, direct: bool) -> None:
+        """Take in rows from now on; `direct`: no other out has a part of the memory of this one."""
+        self._direct = direct and self.block.dtype == self._key.dtype
+        if not self._direct:
+            self._rows = np.empty(self.block.shape, self._key.dtype)
 
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Take in the rows of one slice."""
         ids, data = table_of(self._key, record, frames)
-        low = int(np.searchsorted(self.ids, part.start))
-        self._rows[low : low + len(ids)] = data
+        rows = self._part(part, len(ids))
+        if rows.ctypes.data != data.ctypes.data:
+            rows[...] = data
         return True
+
+    def expected(self, part: Slice, n: int) -> ExpectedRows | None:
+        """Return where the rows of one slice belong; None: they are to be copied."""
+        rows = self._part(part, n)
+        if not self._direct or rows.nbytes < SHARED_BYTES:
+            return None
+        low = int(np.searchsorted(self.ids, part.start))
+        return ExpectedRows(part.id, self.ids[low : low + n], as_bytes(rows))
+
+    def _part(self, part: Slice, n: int) -> Array:
+        low = int(np.searchsorted(self.ids, part.start))
+        return self._rows[low : low + n]
 
     def deliver(self) -> None:
         """Hand all rows over."""
-        hand_over(self._out, self._rows, self.ids)
+        if self._direct:
+            self._out.data, self._out.indices = self._rows, self.ids.copy()
+        else:
+            hand_over(self._out, self._rows, self.ids)
 
 
 class CollectTable:

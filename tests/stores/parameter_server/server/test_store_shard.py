@@ -846,6 +846,26 @@ def test_what_was_there_a_round_ago_is_kept(
         past(shards, "w", 4)
 
 
+def test_what_was_there_is_kept_though_a_round_of_rows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise MemoryError("no memory for an update")
+
+    shards, n = StoreShards(1), 50
+    shards.init("w", kv.RowSparseArray(numbers((5, 80)), np.arange(0, n, 10), (n, 80)))
+    shards.set_optimizer(create("adam", lazy_update=True))
+    for round_ in range(1, 5):
+        before = shards.pull("w")
+        ids = [np.arange(rank, n, 7 + round_) for rank in range(2)]
+        parts = [kv.RowSparseArray(numbers((len(one), 80), seed=round_), one, (n, 80)) for one in ids]
+        with monkeypatch.context() as patch:
+            if round_ == 3:
+                patch.setattr(cpu, "update_rows", fails)
+            (error,) = shards.push(("w", parts))
+        assert (error is not None) == (round_ == 3)
+        assert np.array_equal(before, past(shards, "w", round_ - 1))
+        assert np.array_equal(before, shards.pull("w")) == (round_ == 3)
+
+
 def past(shards: StoreShards, key: str, round_: int) -> Array:
     """Return a key as it was after a round; of a table also its rows, asked for all together."""
     spec, found = shards.entries[key].spec, []

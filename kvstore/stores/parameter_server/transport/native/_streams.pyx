@@ -62,6 +62,8 @@ cdef extern from "serve.h" nogil:
         int broken
         kp_outcome end
         const kp_inlet *inlet
+        kp_buffer *(*place)(kp_stream *s)
+        void *placer
     ctypedef struct kp_sender:
         int runs
     int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher *cipher)
@@ -81,7 +83,28 @@ cdef extern from "serve.h" nogil:
         KP_EVENTS
         KP_KEY_BYTES
 
+cdef extern from "gather.h" nogil:
+    ctypedef struct kp_gather:
+        const char *table
+        size_t row_bytes
+        const int64_t *rows
+        size_t n
+    int kp_is_within(const kp_gather *g, int64_t table_rows)
+    void kp_copy_rows(const kp_gather *g, size_t first, size_t last, char *into)
+    int kp_send_rows(kp_stream *s, const kp_gather *g)
+
+cdef extern from "expected.h" nogil:
+    ctypedef struct kp_expected:
+        kp_expected *next
+        uint32_t slice
+        const char *ids
+        char *into
+        uint64_t n, ids_bytes, nbytes
+    kp_buffer *kp_place_rows(kp_stream *s)
+
 include "exchange.pxi"
+include "expected.pxi"
+include "gather.pxi"
 
 cdef size_t COPIED = 32 * 1024  # bytes: smaller frames are copied behind the head
 
@@ -173,10 +196,12 @@ cdef class Stream:
     cdef Sender sender
     cdef kp_outlet outlet
     cdef object link
+    cdef list expected
+    cdef kp_expected *first_expected
     cdef readonly bint closed
 
     def __cinit__(self, Sender sender not None, int descriptor, uint64_t frame_limit, Cipher cipher=None):
-        self.closed = True
+        self.closed, self.expected = True, []
         if cipher is not None and cipher.c == NULL:
             close_descriptor(descriptor)
             raise ValueError("a cipher serves one stream only")
@@ -202,9 +227,11 @@ cdef class Stream:
         """Send a message of frames, each a contiguous buffer of bytes, without waiting.
 
         Frames of more than 32 KiB are read until they are sent, and must stay as they are until the peer
-        answers. False: nothing was sent, for the stream is at its end, or the peer has not read for long.
+        answers; `GatheredRows` that are the last one only until this returns. False: nothing was sent, for the stream
+        is at its end, or the peer has not read for long.
         """
-        cdef Py_ssize_t at, n = len(frames)
+        cdef Py_ssize_t n = len(frames)
+        cdef GatheredRows last = frames[n - 1] if n and type(frames[n - 1]) is GatheredRows else None
         cdef size_t copied = 8 + 8 * n, used = 0, nbytes
         cdef list views = []
         cdef Py_buffer *view
@@ -217,7 +244,7 @@ cdef class Stream:
         if self.closed:
             return False
         release_dropped()
-        for frame in frames:
+        for frame in frames if last is None else frames[:n - 1]:
             kept = PyMemoryView_FromObject(frame)
             views.append(kept)
             nbytes = PyMemoryView_GET_BUFFER(kept).len
@@ -232,8 +259,11 @@ cdef class Stream:
         begin = end = head.data
         (<uint32_t *>end)[0], (<uint32_t *>end)[1] = KP_MAGIC, <uint32_t>n
         end += 8
-        for at in range(n):
-            (<uint64_t *>end)[0] = PyMemoryView_GET_BUFFER(views[at]).len
+        for kept in views:
+            (<uint64_t *>end)[0] = PyMemoryView_GET_BUFFER(kept).len
+            end += 8
+        if last is not None:
+            (<uint64_t *>end)[0] = last.nbytes
             end += 8
         for kept in views:
             view = PyMemoryView_GET_BUFFER(kept)
@@ -261,6 +291,9 @@ cdef class Stream:
             drop_pieces(pieces, used)
         else:
             free(pieces)
+            if last is not None:
+                with nogil:
+                    failed = kp_send_rows(&self.s, &last.g)
         release_dropped()
         return not failed
 
@@ -293,6 +326,31 @@ cdef class Stream:
         if not found and self.s.end not in (KP_OPEN, KP_BLOCKED):
             raise (ConnectionAbortedError if self.s.end == KP_FOREIGN else ConnectionError)(REASONS[<int>self.s.end])
         return found
+
+    def expect(self, ExpectedRows rows not None):
+        """Receive rows where they belong, if they come over this stream."""
+        self.expected.append(rows)
+        self.place_expected()
+
+    def expect_no_more(self, ExpectedRows rows not None):
+        """Write no more to where rows belong, whether they have come or not."""
+        if rows not in self.expected:
+            return
+        self.expected.remove(rows)
+        if not self.closed and kp_unplace(&self.s) and self.s.end in (KP_OPEN, KP_BLOCKED):
+            self.s.end = KP_NO_MEMORY
+        self.place_expected()
+
+    cdef void place_expected(self) noexcept:
+        cdef ExpectedRows rows
+        self.first_expected = NULL
+        for rows in self.expected:
+            rows.x.next = self.first_expected
+            self.first_expected = &rows.x
+        self.s.placer = &self.first_expected
+        self.s.place = NULL
+        if self.expected:
+            self.s.place = kp_place_rows
 
     def hand_to(self, link not None):
         """Have a `Link` handle what comes from now on, as far as it can, and answer over this stream."""

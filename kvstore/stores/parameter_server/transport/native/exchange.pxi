@@ -7,6 +7,7 @@ from libc.stdlib cimport calloc, qsort, realloc
 from .....kernels import cpu
 
 cdef extern from "exchange.h" nogil:
+    int kp_unplace(kp_stream *s)
     enum:
         KP_DATA
         KP_PAGE
