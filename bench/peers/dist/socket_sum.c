@@ -2,10 +2,12 @@
  *
  * A group of connections, one for each worker, sends the same number of bytes in every trip, cut into the same blocks:
  * nothing but payload is on the way. The workers' side is that of floor.c. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,7 +18,7 @@
 #include <unistd.h>
 
 enum { MAX_WORKERS = 64, SLOTS = 4 /* blocks of a worker that the server holds, at most */ };
-enum { BY_RANK, BY_EVENT, THREADS }; /* one thread that waits for each worker in turn; epoll; a thread a connection */
+enum { BY_EVENT, BY_THREADS }; /* one thread, and epoll; a thread for each connection, on the core of its worker */
 
 /* The first bytes of a connection. */
 typedef struct {
@@ -67,37 +69,6 @@ static void sum_block(const group *g, int64_t b)
 {
     for (int rank = 1; rank < g->workers; rank++)
         add(part(g, 0, b), part(g, rank, b), size_of(g, b) / sizeof(float));
-}
-
-static int move_all(int fd, float *data, size_t n, int sends)
-{
-    for (size_t done = 0; done < n;) {
-        char *at = (char *)data + done;
-        ssize_t piece = sends ? send(fd, at, n - done, MSG_NOSIGNAL) : recv(fd, at, n - done, MSG_WAITALL);
-        if (piece < 0 && errno == EINTR)
-            continue;
-        if (piece <= 0)
-            return -1;
-        done += (size_t)piece;
-    }
-    return 0;
-}
-
-/* -------------------------------------------------------------------------------------- each worker in turn */
-
-static void by_rank(group *g)
-{
-    for (int64_t b = 0;; b++) {
-        for (int rank = 0; rank < g->workers; rank++) {
-            if (move_all(g->fds[rank], part(g, rank, b), size_of(g, b), 0))
-                return;
-            if (rank)
-                add(part(g, 0, b), part(g, rank, b), size_of(g, b) / sizeof(float));
-        }
-        for (int rank = 0; rank < g->workers; rank++)
-            if (move_all(g->fds[rank], part(g, 0, b), size_of(g, b), 1))
-                return;
-    }
 }
 
 /* -------------------------------------------------------------------------------------------------- epoll */
@@ -180,6 +151,20 @@ static void by_event(group *g)
 
 /* ------------------------------------------------------------------------------------ a thread a connection */
 
+static int move_all(int fd, float *data, size_t n, int sends)
+{
+    for (size_t done = 0; done < n;) {
+        char *at = (char *)data + done;
+        ssize_t piece = sends ? send(fd, at, n - done, MSG_NOSIGNAL) : recv(fd, at, n - done, MSG_WAITALL);
+        if (piece < 0 && errno == EINTR)
+            continue;
+        if (piece <= 0)
+            return -1;
+        done += (size_t)piece;
+    }
+    return 0;
+}
+
 /* The last one that comes with its part of a block sums it. */
 static void arrive(group *g, int64_t b)
 {
@@ -197,6 +182,20 @@ static void await(group *g, int64_t b)
         syscall(SYS_futex, &g->ready, FUTEX_WAIT_PRIVATE, ready, 0, 0, 0);
 }
 
+/* Stay on the rank-th of the cores that there are, from the first on again. */
+static int bind_to_core(int rank)
+{
+    cpu_set_t all, one;
+    int cpu = -1;
+    if (sched_getaffinity(getpid(), sizeof all, &all))
+        return -1;
+    for (int left = rank % CPU_COUNT(&all); left >= 0; left -= CPU_ISSET(cpu, &all) != 0)
+        cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    return sched_setaffinity(0, sizeof one, &one);
+}
+
 /* Receive a block before the sum of the one before is sent; the sum's slot is not needed again before all have come to
  * the block after the next. */
 static void *one_connection(void *argument)
@@ -204,6 +203,7 @@ static void *one_connection(void *argument)
     member *m = argument;
     group *g = m->g;
     int64_t blocks = (g->as.n + g->as.block - 1) / g->as.block;
+    bind_to_core(m->rank);
     for (int64_t b = 0;; b++) {
         int last = (b + 1) % blocks == 0, first = b % blocks == 0;
         if (move_all(g->fds[m->rank], part(g, m->rank, b), size_of(g, b), 0))
@@ -240,7 +240,7 @@ static void *serve(void *argument)
         g->parts[rank] = aligned_alloc(64, bytes);
         memset(g->parts[rank], 1, bytes);
     }
-    (g->as.way == BY_RANK ? by_rank : g->as.way == BY_EVENT ? by_event : by_threads)(g);
+    (g->as.way == BY_THREADS ? by_threads : by_event)(g);
     for (int rank = 0; rank < g->workers; rank++) {
         shutdown(g->fds[rank], SHUT_RDWR);
         close(g->fds[rank]);

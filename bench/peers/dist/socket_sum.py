@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import socket
 import struct
 from functools import partial
@@ -20,9 +21,11 @@ from bench.cases.dist import DistCase
 from bench.peers.base import Array
 from bench.peers.dist.sockets import IN_TURN, SMALL, WINDOW, Sockets
 from bench.peers.group.link import Place
+from bench.runner import machine
 
-#: How the server waits: for each worker in turn, by epoll, in a thread for each connection.
-SERVERS = {"by rank": 0, "epoll": 1, "threads": 2}
+#: How the server waits: by epoll, or in a thread for each connection, on the core of its worker.
+EPOLL, THREADS = "epoll", "threads"
+SERVERS = (EPOLL, THREADS)
 BLOCKS = {"64 KB": 64 * KB, "128 KB": 128 * KB, "256 KB": 256 * KB}
 #: Blocks of a worker that are on the way. With threads a block is received before the sum of the last one is sent.
 WINDOWS = (2, 4)
@@ -34,6 +37,7 @@ class SocketsSum(Sockets):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.groups = itertools.count()
+        self.cpus = machine.cpus()
 
     def prepare(self, case: DistCase) -> list[Array]:
         if not self.addresses:
@@ -59,7 +63,7 @@ class SocketsSum(Sockets):
         cuts = [source.nbytes * s // case.servers // 4 * 4 for s in range(case.servers)] + [source.nbytes]
         lines = []
         for address, start, end in zip(self.addresses, cuts, cuts[1:], strict=False):
-            hello = group, self.place.rank, SERVERS[server], BLOCKS[block], end - start
+            hello = group, self.place.rank, SERVERS.index(server), BLOCKS[block], end - start
             lines.append(self._line(address, struct.pack("5q", *hello)))
         self.lines[f"{server} {block}"] = lines
         fds = (ctypes.c_int * len(lines))(*(line.fileno() for line in lines))
@@ -79,6 +83,11 @@ class SocketsSum(Sockets):
 
     def _answer(self, listener: int) -> None:
         self.code.socket_sum_serve(listener, self.place.workers)
+
+    def run(self, variant: str, repeats: int) -> list[float]:
+        own = {self.cpus[self.place.rank % len(self.cpus)]}
+        os.sched_setaffinity(0, own if variant.startswith(THREADS) else self.cpus)
+        return super().run(variant, repeats)
 
     def release(self) -> None:
         super().release()
