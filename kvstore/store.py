@@ -124,6 +124,10 @@ class KVStore(KVStoreBase):
         UpdaterError
             The updater raised an error. The key on which it raised has not changed.
         """
+        backend = self._backend
+        quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
+        if quick and self._quickly(key, value, None, "push"):
+            return None
         groups = group(key, value)
         rank = _whole(priority)
         if async_op:
@@ -156,6 +160,10 @@ class KVStore(KVStoreBase):
         """
         if out is None:
             raise ArrayError("pull needs `out`, the array or arrays to write to")
+        backend = self._backend
+        quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
+        if quick and self._quickly(key, None, out, "pull"):
+            return None
         groups, rank = group(key, out, "out"), _whole(priority)
         if async_op:
             return self._start("pull", groups, rank, groups, ignore_sparse)
@@ -738,8 +746,8 @@ class KVStore(KVStoreBase):
         self._exclusively(self._engine.turns.take, keys, self._config.timeout)
         return run
 
-    def _quickly(self, key: Any, value: Any, out: Any) -> bool:
-        """Do a usual `pushpull` in few steps, if nothing is under way and no other thread is inside."""
+    def _quickly(self, key: Any, value: Any, out: Any, verb: str = "pushpull") -> bool:
+        """Do a usual call in few steps, if nothing is under way and no other thread is inside."""
         kind = type(key)
         several = kind is list and self._backend.quick_lists
         if (kind is not str and kind is not int and not several) or self._engine.busy:
@@ -749,12 +757,17 @@ class KVStore(KVStoreBase):
             try:
                 if not lock.acquire(False) or (turns.taken and (several or key in turns.taken)):
                     return False
-                done = self._backend.quick_pushpull(key, value, out)
+                if verb == "pushpull":
+                    done = self._backend.quick_pushpull(key, value, out)
+                elif verb == "push":
+                    done = self._backend.quick_push(key, value)
+                else:
+                    done = self._backend.quick_pull(key, out)
                 if not done:
                     return False
                 if done is True:
-                    self._pushes += 1
-                    self._pulls += 1
+                    self._pushes += verb != "pull"
+                    self._pulls += verb != "push"
                     return True
                 if self._backend.takes_turns:
                     turns.take([key], 0)
@@ -767,7 +780,7 @@ class KVStore(KVStoreBase):
                 self._engine.run_inside(done)
             else:
                 done()
-            self._count("pushpull")
+            self._count(verb)
             return True
         finally:
             if done and done is not True and self._backend.takes_turns:

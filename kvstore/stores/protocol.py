@@ -41,6 +41,8 @@ class Backend(Protocol):
     takes_turns: bool = False
     #: Whether `quick_pushpull` takes lists of keys.
     quick_lists: bool = False
+    #: Whether there are `quick_push` and `quick_pull`.
+    has_quick_push_and_pull: bool = False
     #: Whether the store supports `bind`.
     can_bind: bool = False
     #: Whether the store sends gradients, so that they can be compressed.
@@ -106,6 +108,14 @@ class Backend(Protocol):
         If the result is False, nothing has happened, and `pushpull` must be called. With `begins_async` the
         result can be a callable that completes the operation; it needs no lock.
         """
+        return False
+
+    def quick_push(self, key: Any, value: Any) -> bool | Callable[[], None]:
+        """With `has_quick_push_and_pull`: as `quick_pushpull`."""
+        return False
+
+    def quick_pull(self, key: Any, out: Any) -> bool | Callable[[], None]:
+        """With `has_quick_push_and_pull`: as `quick_pushpull`."""
         return False
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:

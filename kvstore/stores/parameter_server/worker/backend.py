@@ -49,7 +49,7 @@ class DistBackend(Backend):
     begins_async = True
     waits_concurrently = True
     can_compress = True
-    quick_lists = True
+    quick_lists = has_quick_push_and_pull = True
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True
 
@@ -109,8 +109,16 @@ class DistBackend(Backend):
         self._start_pushpull(groups, outs)()
 
     def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Finish:
-        """Dense keys with plain arrays, which nobody packs."""
+        """Dense keys with plain arrays; a compiled codec may pack them."""
         return self._quick.pushpull(key, value, out)
+
+    def quick_push(self, key: Any, value: Any) -> bool | Finish:
+        """As `quick_pushpull`."""
+        return self._quick.push(key, value)
+
+    def quick_pull(self, key: Any, out: Any) -> bool | Finish:
+        """As `quick_pushpull`."""
+        return self._quick.pull(key, out)
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""

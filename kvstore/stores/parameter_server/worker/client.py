@@ -124,15 +124,14 @@ class Client:
 
     def end(self, call: QuickCall) -> None:
         """Wait for a call that the driver has begun; as `finish`."""
-        what = "a pushpull"
         try:
             operation = self.driver.end(call)
         except BaseException as error:
             if call.operation is not None and not call.operation.done:
-                self._give_up(call.operation, self._gave_up(what, error))
+                self._give_up(call.operation, self._gave_up(call.what, error))
             raise
         if operation is not None:
-            self.finish(operation, what)
+            self.finish(operation, call.what)
 
     def _gave_up(self, what: str, error: BaseException) -> str:
         return (
@@ -163,15 +162,16 @@ class Client:
         """
         self._operations.release(operation)
 
-    def exchange(self, parts: list[tuple[int, int, int, int]], sizes: list[int]) -> Exchange:
+    def exchange(self, parts: list[tuple[int, int, int, int]], sizes: list[int], kind: m.Kind) -> Exchange:
         """Make what exchanges parts of arrays of these sizes with a server; as `Exchange`."""
         member = self.member.welcome
         assert member is not None
         who = member.store, member.rank, self._hello.incarnation
-        return self._sockets.exchange(who, parts, sizes, self._batch_bytes, self._credit)
+        return self._sockets.exchange(who, parts, sizes, self._batch_bytes, self._credit, kind)
 
     def settle(self) -> None:
         """Wait until all operations that were let go are answered; raise what became of them."""
+        self.driver.end_released()
         released = self._operations.released
         while released:
             self.driver.wait(lambda: not released, "pushes to be taken in")

@@ -38,6 +38,7 @@ log = logging.getLogger("kvstore.ps")
 _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
 _QUICK = 1.0  # seconds that a quick call may take; then it goes on as a usual one
+_SOON = 0.001  # seconds for the answer to a push that nobody waits for, when the next one comes
 
 
 class ServerMemory:
@@ -95,7 +96,7 @@ class MachineDriver:
         self._waiters: deque[None] = deque()  # threads that want the sockets
         self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._ticked = 0.0
-        self._quick: QuickCall | None = None  # has been sent, and not yet received
+        self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
         self._standstill = StandstillDetector(process.config.dead_after)
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
@@ -155,19 +156,22 @@ class MachineDriver:
             if not self._is_free():
                 return False
             if time.monotonic() - self._ticked >= _TICK:
+                self._adopt()
                 self._tick()
                 self._process.look_after_others(self)
                 self._handle(0.0)  # what has been sent may have hidden that something has come
                 if not self._is_free():
                     return False
-            self._quick = call
+            if self._quick is not None and call.small and not self._received(self._quick, _SOON):
+                return False
+            before, self._quick = self._quick, call
             try:
-                begun = call.begin(self._machine, self._sockets)
+                begun = call.begin(self._machine, self._sockets, before)
             except BaseException:
                 self._adopt()
                 raise
             if not begun:
-                self._quick = None
+                self._quick = before
             elif not call.sent:
                 self._adopt()
             return begun
@@ -176,7 +180,8 @@ class MachineDriver:
 
     def _is_free(self) -> bool:
         """Whether a call can begin: nothing is to be done, and this worker has its part in the job."""
-        busy = self._quick is not None or self._actions or self.closed or self.failure is not None
+        waits = self._quick is not None and not self._quick.let_go
+        busy = waits or self._actions or self.closed or self.failure is not None
         return not busy and os.getpid() == self._process.pid
 
     def end(self, call: QuickCall) -> PendingOperation | None:
@@ -189,6 +194,12 @@ class MachineDriver:
                 self._lock.release()
         with self._turn():
             return call.operation
+
+    def end_released(self) -> None:
+        """Wait for a quick push that nobody waits for, or make an operation of it."""
+        call = self._quick
+        if call is not None and call.let_go:
+            self.end(call)
 
     def glance(self) -> None:
         """Handle what has come, while this process waits in another store, unless somebody does it already.
@@ -288,14 +299,14 @@ class MachineDriver:
         self._carry_out(self._machine.step(event, now))
         return True
 
-    def _received(self, call: QuickCall) -> bool:
+    def _received(self, call: QuickCall, patience: float = _TICK) -> bool:
         """Wait until all of a call has come, or something else comes, or nothing has come for a while."""
         messages: list[tuple[int, Message]] = []
         done, stopped = False, None
         latest = time.monotonic() + _QUICK
         try:
             while call.left and not messages:
-                left, end = call.left, time.monotonic() + _TICK
+                left, end = call.left, time.monotonic() + patience
                 messages = call.wait(self._sockets, end)
                 now = time.monotonic()
                 stopped = self._standstill.stopped_for(now)
@@ -310,9 +321,8 @@ class MachineDriver:
                 self._adopt()
         if stopped is not None:
             self._stood_still(stopped, now)
-        for number, message in messages:
-            received = events.Received(call.server(number), message)
-            self._carry_out(self._machine.step(received, time.monotonic()))
+        for server, message in messages:
+            self._carry_out(self._machine.step(events.Received(server, message), time.monotonic()))
         return done
 
     def _adopt(self) -> None:

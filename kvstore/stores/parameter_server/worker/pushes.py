@@ -65,7 +65,7 @@ class Pushes:
         if small:  # nobody waits until it has been sent
             dense = [(key, [value.copy() for value in values]) for key, values in dense]
         operation = self.client.submit(self._requests(dense, sparse))
-        if small and all(key.pushes - self.client.complete(key.parts) <= _OPEN for key, _ in dense):
+        if small and self.are_few_open(key for key, _ in dense):
             self.client.let_go(operation)
             return _nothing
         return partial(self.client.finish, operation, "a push")
@@ -77,8 +77,12 @@ class Pushes:
         self.calls.note({key.key: key.pushes for key, _, _ in fills})
         return requests
 
+    def are_few_open(self, keys: Iterable[DistKey]) -> bool:
+        """Whether servers take these pushes at once, as far as is known."""
+        return all(key.pushes - self.client.complete(key.parts) <= _OPEN for key in keys)
+
     def counted(self, keys: Sequence[DistKey]) -> list[int]:
-        """Count a pushpull of dense keys, which is sent another way; return the clock of each."""
+        """Count a push of dense keys, which is sent another way; return the clock of each."""
         clocks, clock = [], self.clock
         for key in keys:
             key.pushes = pushes = key.pushes + 1

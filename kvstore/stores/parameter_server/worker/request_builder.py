@@ -70,10 +70,16 @@ class RequestBuilder:
             pushed.keep()
             yield from self.dense(key, restored, head, take)
             return
-        code, threshold = compiled
-        words = np.empty(cpu.encoded_bytes(code, key.size), np.uint8)
+        words = np.empty(cpu.encoded_bytes(compiled[0], key.size), np.uint8)
         feedback.pack(key.key, values, words)
-        yield from self._cut(key, as_bytes(words), cpu.coding_bits(code), head, take, None, code, threshold)
+        yield from self.coded(key, words, head, take, compiled)
+
+    def coded(
+        self, key: DistKey, words: Array, head: PushHeader, take: FillOuts | None, codec: tuple[int, float]
+    ) -> Iterator[Request]:
+        """Push what a compiled codec has packed; it stays as it is until all is answered."""
+        code, threshold = codec
+        return self._cut(key, as_bytes(words), cpu.coding_bits(code), head, take, None, code, threshold)
 
     def _cut(
         self,

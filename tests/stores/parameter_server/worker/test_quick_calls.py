@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import threading
@@ -178,10 +179,6 @@ def test_calls_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStore
     assert not quick.begun
     quick.call(lambda: store.pushpull("a", frozen, out=out))
     assert (out == frozen).all()
-    store.set_gradient_compression({"type": "fp16"})
-    asked = quick.asked
-    store.pushpull("a", value, out=out)
-    assert quick.asked == asked and (out == value).all()
 
 
 @pytest.mark.parametrize("shm", [False, True])
@@ -276,6 +273,229 @@ def test_arrays_of_empty(quick: Quick, create: Callable[..., kv.KVStore], shm: b
     quick.call(lambda: call(into=False))
 
 
+def run_random_program(store: kv.KVStore, names: list[str], sizes: list[int], seed: int) -> list[bytes]:
+    """Run a program of pushes, pulls and both, of one key and of lists; return all that was received."""
+    draw = random.Random(seed)
+    numbers = np.random.default_rng(seed)
+    found: list[bytes] = []
+    for _ in range(60):
+        several = draw.random() < 0.4
+        chosen = draw.sample(range(len(names)), draw.randint(1, len(names)) if several else 1)
+        values = [numbers.normal(0, 1, sizes[at]).astype(F) for at in chosen]
+        outs = [np.empty(sizes[at], F) for at in chosen]
+        given: Any = [names[at] for at in chosen], values, outs
+        if not several:
+            given = given[0][0], values[0], outs[0]
+        verb = draw.choice(["push", "push", "pull", "pull", "pushpull", "same"])
+        if verb == "push":
+            store.push(*given[:2])
+            for value in values:
+                value[:] = np.nan  # it is the caller's again
+        elif verb == "pull":
+            store.pull(given[0], out=given[2])
+        else:
+            store.pushpull(*given[:2], **({"out": given[2]} if verb == "pushpull" else {}))
+        if verb != "push":
+            found += [out.tobytes() for out in (values if verb == "same" else outs)]
+    return found
+
+
+def traffic(ours: Any, servers: int) -> list[int]:
+    """Count bytes sent, answered and received, and requests, of all servers."""
+    tables = [ours._client._machine._servers[server].requests for server in range(servers)]
+    names = ("_sent", "_answered", "_received", "_next")
+    return [sum(getattr(table, name) for table in tables) for name in names]
+
+
+@pytest.mark.parametrize("shm", [False, True])
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("codec", [None, "2bit", "1bit", "fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_random_programs_as_in_the_usual_way(
+    quick: Quick,
+    on_servers: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    codec: str | None,
+    servers: int,
+    shm: bool,
+) -> None:
+    names, sizes = list("abcde"), [1, 77, 1024, 9001, 70_000]
+    found = []
+    for usual in (False, True):
+        options = {"same_host_shm": shm, "slice_bytes": 40_000}
+        with (
+            monkeypatch.context() as patched,
+            kv.create(on_servers(f"{kind}:{servers}"), **options) as store,
+        ):
+            for verb in ("push", "pull", "pushpull") if usual else ():
+                patched.setattr(backend.QuickCalls, verb, lambda *_: False)
+            store.init(names, [np.ones(size, F) for size in sizes])
+            if codec is not None:
+                store.set_gradient_compression({"type": codec})
+            ours: Any = store._backend
+            before, quick.begun = traffic(ours, servers), 0
+            received = [run_random_program(store, names, sizes, seed) for seed in range(2)]
+            store.set_optimizer(own_rules.Added())
+            received.append(run_random_program(store, names, sizes, 2))
+            store.barrier()
+            assert bool(quick.begun) != usual
+            counted = [now - then for now, then in zip(traffic(ours, servers), before, strict=True)]
+            residuals = [ours.feedback and ours.feedback.residual(name) for name in names]
+            kept = [one if one is None else one.tobytes() for one in residuals]
+            found.append(
+                (received, counted, kept, ours._pushes.clock, [ours._keys.get(n).pushes for n in names])
+            )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_push_then_a_pull(quick: Quick, create: Callable[..., kv.KVStore], size: int) -> None:
+    store = create()
+    store.init(["a", "b"], [np.zeros(size, F)] * 2)
+    out, calls = np.zeros(size, F), 0
+
+    def call(key: str) -> None:
+        nonlocal calls
+        calls += 1
+        value = np.full(size, calls, F)
+        store.push("a", value)
+        value[:] = -1
+        store.pull(key, out=out)
+        assert (out == (calls if key == "a" else 0)).all()
+
+    quick.call(lambda: call("a"))
+    begun = quick.begun
+    quick.call(lambda: call("b"))
+    assert quick.begun >= begun + 2
+
+
+def test_small_pushes_one_after_the_other(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create(2)
+    names, out = list("abcd"), np.zeros(10, F)
+    store.init(names, [np.zeros(10, F)] * 4)
+    store.set_optimizer(own_rules.Added())
+    for step in range(1, 100):
+        for name in names:
+            store.push(name, np.ones(10, F))
+        if step % 10 == 0:
+            store.barrier()
+        if step % 3 == 0:
+            store.pull(names, out=(outs := [np.zeros(10, F) for _ in names]))
+            assert all((one == step).all() for one in outs)
+    store.pull("d", out=out)
+    assert (out == 99).all() and quick.begun > 100
+
+
+def test_calls_of_another_kind_after_a_push_that_is_not_waited_for(
+    quick: Quick, create: Callable[..., kv.KVStore]
+) -> None:
+    store = create()
+    store.init(["a", "b"], [np.zeros(10, F)] * 2)
+    store.set_optimizer(own_rules.Added())
+    pushes, other = 0, np.zeros((10,), np.float64)
+    for after in (
+        store.barrier,
+        lambda: store.pull("a", out=other),
+        lambda: store.init(f"c{pushes}", np.zeros(3, F)),
+        lambda: store.push("a", [np.zeros(10, F)] * 2),
+        lambda: store.push("a", np.zeros(10, F), async_op=True).wait(),  # type: ignore[union-attr]
+        store.keys,
+    ):
+
+        def call(after: Any = after) -> None:
+            nonlocal pushes
+            pushes += 1
+            store.push("a", np.ones(10, F))
+            after()
+            store.pull("a", out=other)
+            assert (other == pushes).all()
+
+        quick.call(call, adopted=None)
+
+
+def test_an_error_after_a_push_that_is_not_waited_for(
+    quick: Quick, create: Callable[..., kv.KVStore]
+) -> None:
+    store = create()
+    store.init([0, 1], [np.ones(10, F)] * 2)
+    store.set_optimizer(own_rules.Halving(fail_on=1))
+    out = np.zeros(10, F)
+
+    def fails() -> None:
+        store.push(1, np.ones(10, F))
+        with pytest.raises(kv.UpdaterError, match="on demand"):
+            store.pull(1, out=out)
+        assert not out.any()
+
+    quick.call(fails, adopted=True)
+    store.barrier()
+    quick.call(lambda: (store.push(0, np.ones(10, F)), store.pull(0, out=out)))
+    assert out[0] < 1
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_stream_that_breaks_before_a_push_is_answered(
+    quick: Quick, create: Callable[..., kv.KVStore], closed: bool
+) -> None:
+    store = create()
+    store.init("a", np.zeros(10, F))
+    store.set_optimizer(own_rules.Added())
+    out, pushes = np.zeros(10, F), 0
+
+    def push() -> None:
+        nonlocal pushes
+        pushes += 1
+        store.push("a", np.ones(10, F))
+
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    for after in (lambda: None, push, store.barrier):
+        end = pace.deadline(20)
+        while True:
+            push()
+            if driver._quick is not None:
+                break
+            assert time.monotonic() < end
+        stream = driver._quick._ways[0].stream
+        if closed:
+            stream.close()
+        else:
+            with socket.socket(fileno=os.dup(stream.fileno())) as other:
+                other.shutdown(socket.SHUT_RDWR)
+        after()
+        store.pull("a", out=out)
+        assert (out == pushes).all()
+
+
+def test_codecs_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    store.init(["a", "b"], [np.zeros(10, F)] * 2)
+    store.init("other", np.zeros(10, np.float64))
+    store.set_gradient_compression({"type": "fp16"})
+    value, out = np.full(10, 0.1, F), np.zeros(10, F)
+    quick.call(lambda: store.pushpull("a", value, out=out))
+    assert (out == value.astype(np.float16).astype(F)).all()
+    begun = quick.begun
+    with pytest.raises(kv.DTypeError):
+        store.pushpull("other", value.astype(np.float64))
+    with pytest.raises(kv.DTypeError):
+        store.push("other", value.astype(np.float64))
+    assert quick.begun == begun
+    store.pull("other", out=np.zeros(10))
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    residual = np.zeros(10, F)
+
+    def call() -> None:
+        store.pushpull("b", value, out=out)
+        residual[:] += value
+        sent = np.where(residual >= 0.5, F(0.5), F(0))
+        residual[:] -= sent
+        assert (out == sent).all() and (value == F(0.1)).all()
+
+    for _ in range(12):
+        quick.call(call)
+
+
 def test_what_is_under_way_comes_first(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
     store = create()
     store.init("a", np.zeros(10, F))
@@ -288,8 +508,8 @@ def test_what_is_under_way_comes_first(quick: Quick, create: Callable[..., kv.KV
         assert (out == pushes).all()
 
 
-def counts(store: kv.KVStore) -> dict[str, Any]:
-    table: Any = store._backend._client._machine._servers[0].requests  # type: ignore[attr-defined]
+def counts(store: kv.KVStore, server: int = 0) -> dict[str, Any]:
+    table: Any = store._backend._client._machine._servers[server].requests  # type: ignore[attr-defined]
     names = ("_sent", "_answered", "_received", "_next", "pushes", "accepted", "complete", "_flying")
     found = {name: getattr(table, name) for name in names}
     return {name: sorted(one.values()) if isinstance(one, dict) else one for name, one in found.items()}
@@ -380,16 +600,16 @@ def test_a_stream_that_breaks(
         with socket.socket(fileno=os.dup(stream.fileno())) as other:
             other.shutdown(socket.SHUT_RDWR)
 
-    def begun(call: QuickCall, machine: Any, sockets: Any) -> bool:
+    def begun(call: QuickCall, machine: Any, sockets: Any, before: Any) -> bool:
         stream = sockets.stream(0)
         if stream is not None and when != "meanwhile":
             cut(stream)
             monkeypatch.setattr(sockets, "stream", lambda server: stream)
             try:
-                return begin(call, machine, sockets)
+                return begin(call, machine, sockets, before)
             finally:
                 monkeypatch.undo()
-        return begin(call, machine, sockets)
+        return begin(call, machine, sockets, before)
 
     def waited(call: QuickCall, *arguments: Any) -> Any:
         if when == "meanwhile":

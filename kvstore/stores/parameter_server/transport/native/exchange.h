@@ -1,10 +1,10 @@
-/* Pushes into slices of one server and the wait for their values: requests are written, and replies read, without the
+/* Pushes into slices of one server, pulls of them, or both at once: requests are written, and replies read, without the
  * interpreter.
  *
- * What goes over the stream is what transport/frames.py says, byte by byte. Only a reply that is as expected is taken: all
- * of its records are values of this exchange that have not come yet, of the right size, in frames or in the server's
- * shared memory. Any other message is left to the usual way, and so are all after it. Nothing is written before the whole
- * head of a reply is checked. */
+ * What goes over the stream is what transport/frames.py says, byte by byte. Only a reply that is as expected is taken: each
+ * of its records answers a part of this exchange, or of the one before, that has no answer yet: a push by a word, others by
+ * a value of the right size, in a frame or in the server's shared memory. Any other message is left to the usual way, and
+ * so are all after it. Nothing is written before the whole head of a reply is checked. */
 #ifndef KP_EXCHANGE_H
 #define KP_EXCHANGE_H
 
@@ -32,6 +32,7 @@ enum {
 typedef struct {
     uint32_t slice, key;    /* `key`: which of the arrays it is a part of */
     uint64_t start, nbytes; /* within the array */
+    uint64_t carried;       /* bytes of what is pushed, in the request's message */
     uint64_t clock, pushed, complete; /* rounds, as the server counts: of this push, and the last that is complete */
     const char *from;
     char *into;
@@ -51,8 +52,9 @@ typedef struct {
 /* As kv_run_dense of the kernels. */
 typedef int (*kp_run)(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads);
 
-typedef struct {
+typedef struct kp_exchange {
     kp_head head;
+    uint8_t kind; /* KP_PUSHPULL, KP_PUSH or KP_PULL */
     uint64_t batch_bytes, frame_limit, credit;
     uint32_t n;
     kp_part *parts;
@@ -61,10 +63,13 @@ typedef struct {
     kp_run run;
     const int *threads;
     /* Of one call. */
+    struct kp_exchange *before; /* goes over the same stream, and was sent before this one; may be NULL */
     uint32_t version;
+    uint8_t coding; /* of all that is pushed */
+    double threshold;
     uint64_t first;        /* its sequence; the others follow */
     uint32_t next;         /* part that is sent next */
-    uint64_t flying;       /* bytes that were sent and are not answered */
+    uint64_t flying;       /* as kp_traffic, of what was sent and is not answered */
     uint32_t left, replies;
     uint64_t received; /* as the server counts bytes */
     kp_buffer *owner;  /* of all values */
@@ -72,19 +77,20 @@ typedef struct {
 
 /* ------------------------------------------------------------------------------------------------ what goes */
 
-/* Bytes of a part's payload in its message. */
-static uint64_t kp_sent_bytes(const kp_part *part)
+/* Bytes that a part has on the way, there or back. */
+static uint64_t kp_traffic(const kp_exchange *x, const kp_part *part)
 {
-    return part->is_shared ? 0 : part->nbytes;
+    uint64_t back = part->is_shared || x->kind == KP_PUSH ? 0 : part->nbytes;
+    return part->carried > back ? part->carried : back;
 }
 
 /* The end of the batch that begins with a part. */
 static uint32_t kp_batch_end(const kp_exchange *x, uint32_t from)
 {
-    uint64_t nbytes = kp_sent_bytes(&x->parts[from]);
+    uint64_t nbytes = kp_traffic(x, &x->parts[from]);
     uint32_t to = from + 1;
     for (; to < x->n && to - from < KP_MOST_OF_BATCH; to++) {
-        nbytes += kp_sent_bytes(&x->parts[to]);
+        nbytes += kp_traffic(x, &x->parts[to]);
         if (nbytes > x->batch_bytes)
             break;
     }
@@ -101,7 +107,7 @@ static void kp_measure(const kp_exchange *x, uint32_t from, uint32_t to, size_t 
 {
     *room += 8 + sizeof(kp_head) + 16; /* with the sizes of two frames: the head, and what is packed */
     for (uint32_t i = from; i < to; i++) {
-        uint64_t nbytes = kp_sent_bytes(&x->parts[i]);
+        uint64_t nbytes = x->parts[i].carried;
         int copied = nbytes <= KP_COPIED_BYTES;
         *room += 8 + sizeof(kp_record) + (copied ? kp_packed_size(nbytes) : 0);
         *pieces += copied ? 0 : 2;
@@ -140,18 +146,18 @@ static void kp_write_large(kp_writer *w, const char *data, uint64_t nbytes)
 
 static int kp_is_packed(const kp_part *part)
 {
-    return !part->is_shared && part->nbytes <= KP_PACKED_BYTES;
+    return part->carried && part->carried <= KP_PACKED_BYTES;
 }
 
 static int kp_has_frame(const kp_part *part)
 {
-    return !part->is_shared && part->nbytes > KP_PACKED_BYTES;
+    return part->carried > KP_PACKED_BYTES;
 }
 
 static void kp_write_packed(kp_writer *w, const kp_exchange *x, uint32_t from, uint32_t to)
 {
     for (uint32_t i = from; i < to; i++) {
-        size_t nbytes = (size_t)x->parts[i].nbytes;
+        size_t nbytes = (size_t)x->parts[i].carried;
         if (!kp_is_packed(&x->parts[i]))
             continue;
         kp_write(w, x->parts[i].from, nbytes);
@@ -163,17 +169,19 @@ static void kp_write_packed(kp_writer *w, const kp_exchange *x, uint32_t from, u
 static kp_record kp_request_of(const kp_exchange *x, uint32_t at, uint32_t *frame, uint64_t *packed)
 {
     const kp_part *part = &x->parts[at];
-    kp_record record = {.kind = KP_PUSHPULL, .slice = part->slice, .sequence = x->first + at, .round = part->pushed,
-                        .version = x->version, .clock = part->clock, .rows = -1, .place = KP_FRAME, .nbytes = part->nbytes};
+    kp_record record = {.kind = x->kind, .slice = part->slice, .sequence = x->first + at, .round = part->pushed,
+                        .version = x->version, .clock = part->clock, .coding = x->coding, .threshold = x->threshold,
+                        .rows = -1, .place = part->carried ? KP_FRAME : KP_NOWHERE, .nbytes = part->carried};
     if (part->is_shared) {
         record.place = KP_SHARED;
+        record.nbytes = part->nbytes;
         record.frame = part->segment;
         record.offset = part->offset;
         record.flags = part->in_place ? KP_IN_PLACE : 0;
     } else if (kp_is_packed(part)) {
         record.offset = *packed;
-        *packed += kp_packed_size(part->nbytes);
-    } else {
+        *packed += kp_packed_size(part->carried);
+    } else if (part->carried) {
         record.frame = (*frame)++;
     }
     return record;
@@ -187,13 +195,13 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
     int packs = 0;
     for (uint32_t i = from; i < to; i++)
         if (kp_is_packed(&x->parts[i])) {
-            packed += kp_packed_size(x->parts[i].nbytes);
+            packed += kp_packed_size(x->parts[i].carried);
             packs = 1;
         } else if (kp_has_frame(&x->parts[i])) {
             others++;
             at_first = at_first == to ? i : at_first;
         }
-    uint64_t first = packs ? packed : others ? x->parts[at_first].nbytes : 0;
+    uint64_t first = packs ? packed : others ? x->parts[at_first].carried : 0;
     int is_inline = first > 0 && first <= KP_INLINE_BYTES;
     uint32_t head[2] = {KP_MAGIC, 1 + others + (uint32_t)packs - (uint32_t)is_inline};
     kp_write(w, head, sizeof head);
@@ -203,7 +211,7 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
         kp_write(w, &packed, sizeof packed);
     for (uint32_t i = from; i < to; i++)
         if (kp_has_frame(&x->parts[i]) && (packs || i != at_first || !is_inline))
-            kp_write(w, &x->parts[i].nbytes, sizeof size);
+            kp_write(w, &x->parts[i].carried, sizeof size);
 
     kp_head begins = x->head;
     begins.flags = is_inline ? KP_INLINE : 0;
@@ -219,7 +227,7 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
         kp_write_packed(w, x, from, to);
     for (uint32_t i = from; i < to; i++)
         if (kp_has_frame(&x->parts[i]))
-            kp_write_large(w, x->parts[i].from, x->parts[i].nbytes);
+            kp_write_large(w, x->parts[i].from, x->parts[i].carried);
 }
 
 /* Send parts `next` to `end`, in batches. 0; -1: nothing was queued, or there is no memory. */
@@ -255,12 +263,12 @@ static int kp_send_parts(kp_stream *s, kp_exchange *x, uint32_t end)
 static int kp_send_allowed(kp_stream *s, kp_exchange *x)
 {
     uint32_t end = x->next;
-    uint64_t flying = x->flying;
+    uint64_t flying = x->flying + (x->before ? x->before->flying : 0);
     while (end < x->n) {
         uint32_t to = kp_batch_end(x, end);
         uint64_t nbytes = 0;
         for (uint32_t i = end; i < to; i++)
-            nbytes += kp_sent_bytes(&x->parts[i]);
+            nbytes += kp_traffic(x, &x->parts[i]);
         if (flying && (flying + nbytes > x->credit || flying + nbytes > KP_WINDOW_BYTES))
             break;
         flying += nbytes;
@@ -270,7 +278,7 @@ static int kp_send_allowed(kp_stream *s, kp_exchange *x)
         return 0;
     if (kp_send_parts(s, x, end))
         return -1;
-    x->flying = flying;
+    x->flying = flying - (x->before ? x->before->flying : 0);
     return 0;
 }
 
@@ -298,14 +306,28 @@ static kp_record kp_record_of(const kp_reply *r, uint32_t at)
     return record;
 }
 
-/* The part that a record is the value of; NULL: it is something else. */
-static kp_part *kp_part_of(const kp_exchange *x, const kp_record *record)
+/* The exchange of which a record answers a part; NULL: none. */
+static kp_exchange *kp_asked(kp_exchange *x, const kp_record *record)
 {
-    uint64_t at = record->sequence - x->first;
-    if (at >= x->next)
+    while (x && record->sequence - x->first >= x->next)
+        x = x->before;
+    return x;
+}
+
+/* Number of parts that have no answer. */
+static uint32_t kp_left(const kp_exchange *x)
+{
+    return x->left + (x->before ? x->before->left : 0);
+}
+
+/* The part that a record answers; NULL: it is something else. */
+static kp_part *kp_part_of(kp_exchange *x, const kp_record *record)
+{
+    x = kp_asked(x, record);
+    if (!x)
         return NULL;
-    kp_part *part = &x->parts[at];
-    int usual = record->kind == KP_VALUE && record->rows == -1 && !record->coding && isfinite(record->threshold);
+    kp_part *part = &x->parts[record->sequence - x->first];
+    int usual = record->kind == (x->kind == KP_PUSH ? KP_DONE : KP_VALUE) && record->rows == -1 && !record->coding && isfinite(record->threshold);
     return usual && record->slice == part->slice && !part->answered ? part : NULL;
 }
 
@@ -325,9 +347,11 @@ static const char *kp_shared_value(const kp_exchange *x, const kp_record *record
     return segment->at + record->offset;
 }
 
-/* Whether a record's value can be had. */
+/* Whether a record's value, if it has to have one, can be had. */
 static int kp_is_there(const kp_exchange *x, const kp_reply *r, const kp_record *record, const kp_part *part)
 {
+    if (record->kind == KP_DONE)
+        return record->place == KP_NOWHERE && !record->flags;
     if (record->place == KP_NOWHERE)
         return record->flags == KP_IN_PLACE && part->in_place;
     if (record->nbytes != part->nbytes)
@@ -438,8 +462,9 @@ static int kp_take_reply(kp_exchange *x, const kp_message *message)
             memmove(part->into, value, (size_t)part->nbytes);
         part->complete = record.round;
         part->answered = 1;
-        x->flying -= kp_sent_bytes(part);
-        x->left--;
+        kp_exchange *asked = kp_asked(x, &record);
+        asked->flying -= kp_traffic(asked, part);
+        asked->left--;
     }
     x->received = r.head->received > x->received ? r.head->received : x->received;
     return 1;
@@ -496,7 +521,7 @@ static enum kp_outcome kp_parse_replies(kp_exchange *x, kp_stream *s)
         outcome = kp_parse_more(s);
         if (!s->first)
             continue;
-        if (!x->left || !kp_take_reply(x, s->first))
+        if (!kp_left(x) || !kp_take_reply(x, s->first))
             return kp_unplace(s) ? KP_NO_MEMORY : kp_parse(s);
         kp_free_message(kp_take_messages(s));
     }
@@ -512,7 +537,7 @@ typedef struct {
 /* Receive what is there. 0: something has come that is no reply, or the stream is at its end. */
 static int kp_receive_some_replies(kp_exchange *x, kp_stream *s)
 {
-    for (uint64_t done = 0; done < KP_ENOUGH && x->left;) {
+    for (uint64_t done = 0; done < KP_ENOUGH && kp_left(x);) {
         ssize_t got = kp_fill(s);
         if (got < 0 && errno == EINTR)
             continue;
@@ -566,7 +591,7 @@ static uint32_t kp_all_left(const kp_way *ways, size_t n)
 {
     uint32_t left = 0;
     for (size_t i = 0; i < n; i++)
-        left += ways[i].exchange->left;
+        left += kp_left(ways[i].exchange);
     return left;
 }
 

@@ -11,6 +11,13 @@ cdef extern from "exchange.h" nogil:
     enum:
         KP_DATA
         KP_PAGE
+        KP_PUSH
+        KP_PULL
+        KP_PUSHPULL
+        KV_PLAIN
+        KV_N_CODES
+    const int *kv_code_bits
+    Py_ssize_t kv_encoded_bytes(int code, Py_ssize_t n)
     struct pollfd:
         int fd
         short events, revents
@@ -25,7 +32,7 @@ cdef extern from "exchange.h" nogil:
         uint64_t incarnation, epoch
     ctypedef struct kp_part:
         uint32_t slice, key
-        uint64_t start, nbytes, clock, pushed, complete
+        uint64_t start, nbytes, carried, clock, pushed, complete
         const char *from_ "from"
         char *into
         int is_shared, in_place
@@ -39,6 +46,7 @@ cdef extern from "exchange.h" nogil:
     ctypedef int (*kp_run)(void *, Py_ssize_t, Py_ssize_t, int)
     ctypedef struct kp_exchange:
         kp_head head
+        uint8_t kind
         uint64_t batch_bytes, frame_limit, credit
         uint32_t n
         kp_part *parts
@@ -46,7 +54,10 @@ cdef extern from "exchange.h" nogil:
         uint32_t n_segments
         kp_run run
         const int *threads
+        kp_exchange *before
         uint32_t version
+        uint8_t coding
+        double threshold
         uint64_t first
         uint32_t next
         uint64_t flying
@@ -71,7 +82,7 @@ cdef int by_begin(const void *one, const void *other) noexcept nogil:
 
 @cython.final
 cdef class Exchange:
-    """Pushes into slices of one server, and the values that come for them; one call at a time.
+    """Pushes into slices of one server, pulls of them, or both; one call at a time.
 
     Parameters
     ----------
@@ -87,18 +98,25 @@ cdef class Exchange:
         Bytes of the largest payload that is received.
     credit : int
         Bytes that may be on the way, if it is more than one message.
+    kind : int
+        `KP_PUSHPULL`, `KP_PUSH` or `KP_PULL`.
     """
 
     cdef kp_exchange x
     cdef list sizes, mapped
     cdef object arrays
+    cdef Exchange before
     cdef bytes apart  # addresses of values and outs that are known to be apart
 
     def __cinit__(
-        self, tuple head, list parts, list sizes, uint64_t batch_bytes, uint64_t frame_limit, uint64_t credit
+        self, tuple head, list parts, list sizes, uint64_t batch_bytes, uint64_t frame_limit, uint64_t credit,
+        int kind=KP_PUSHPULL,
     ):
         cdef uint32_t at
         cdef kp_part *part
+        if kind not in (KP_PUSHPULL, KP_PUSH, KP_PULL):
+            raise ValueError(f"an exchange pushes, pulls or does both, which {kind} does not say")
+        self.x.kind = kind
         for at in range(4):
             self.x.head.magic[at] = b"KVST"[at]
         self.x.head.kind = KP_DATA
@@ -146,13 +164,13 @@ cdef class Exchange:
         self.x.n_segments = 0
         self.mapped.clear()
 
-    def set(self, bytes values not None, bytes outs not None, arrays):
+    def set(self, bytes values, bytes outs, arrays):
         """Take the memory of a call.
 
         Parameters
         ----------
         values, outs : bytes
-            An address for each array, as numbers of 64 bits.
+            An address for each array, as numbers of 64 bits; None of values for a pull, of outs for a push.
         arrays : object
             Keeps that memory as it is.
 
@@ -161,27 +179,75 @@ cdef class Exchange:
         bool
             False: an out overlaps another array of the call, and is not the value of its key.
         """
-        cdef const uint64_t *from_ = <const uint64_t *>PyBytes_AS_STRING(values)
-        cdef const uint64_t *into = <const uint64_t *>PyBytes_AS_STRING(outs)
-        cdef Py_ssize_t n = len(self.sizes)
+        cdef const uint64_t *from_ = NULL
+        cdef const uint64_t *into = NULL
         cdef uint32_t at
         cdef kp_part *part
         self.clear()
-        if PyBytes_GET_SIZE(values) != 8 * n or PyBytes_GET_SIZE(outs) != 8 * n:
-            raise ValueError("not an address for each array")
-        if self.apart is None or self.apart != values + outs:
-            self.apart = None
-            if not are_apart(from_, into, self.sizes):
+        if (values is None) != (self.x.kind == KP_PULL) or (outs is None) != (self.x.kind == KP_PUSH):
+            raise ValueError("a pull has no values, and a push no outs")
+        if values is not None:
+            from_ = self.addresses(values)
+        if outs is not None:
+            into = self.addresses(outs)
+            if not self.check_apart(values or outs, outs):
                 return False
-            self.apart = values + outs
         for at in range(self.x.n):
             part = &self.x.parts[at]
-            part.from_ = <const char *>from_[part.key] + part.start
-            part.into = <char *>into[part.key] + part.start
+            part.from_ = part.into = NULL
+            part.carried = 0
+            if from_ != NULL:
+                part.from_ = <const char *>from_[part.key] + part.start
+                part.carried = part.nbytes
+            if into != NULL:
+                part.into = <char *>into[part.key] + part.start
             part.is_shared = part.in_place = part.answered = 0
         self.x.next, self.x.left, self.x.received = 0, self.x.n, 0
+        self.x.coding, self.x.threshold = KV_PLAIN, 0
         self.arrays = arrays
         return True
+
+    cdef const uint64_t *addresses(self, bytes numbers) except NULL:
+        if PyBytes_GET_SIZE(numbers) != 8 * <Py_ssize_t>len(self.sizes):
+            raise ValueError("not an address for each array")
+        return <const uint64_t *>PyBytes_AS_STRING(numbers)
+
+    cdef bint check_apart(self, bytes values, bytes outs) except -1:
+        """As `are_apart`, which is known of the last call's arrays."""
+        if self.apart is not None and self.apart == values + outs:
+            return True
+        self.apart = None
+        if not are_apart(self.addresses(values), self.addresses(outs), self.sizes):
+            return False
+        self.apart = values + outs
+        return True
+
+    def pack(self, int code, double threshold, bytes words not None, memory):
+        """Push, of arrays of float32, what a codec has packed: from the addresses in `words`; `memory` keeps it."""
+        cdef const uint64_t *from_ = self.addresses(words)
+        cdef uint32_t at
+        cdef uint64_t begin, end
+        cdef kp_part *part
+        if self.arrays is None or self.x.kind == KP_PULL or not KV_PLAIN < code < KV_N_CODES:
+            raise ValueError("no values are pushed, or no codec has this number")
+        self.arrays = (self.arrays, memory)
+        self.x.coding, self.x.threshold = code, threshold
+        for at in range(self.x.n):
+            part = &self.x.parts[at]
+            begin, end = part.start // 4 * kv_code_bits[code] // 8, part.start + part.nbytes
+            if end == <uint64_t>self.sizes[part.key]:
+                end = kv_encoded_bytes(code, end // 4)
+            else:
+                end = end // 4 * kv_code_bits[code] // 8
+            part.from_ = <const char *>from_[part.key] + begin
+            part.carried = end - begin
+
+    def follow(self, Exchange before):
+        """Read answers to another exchange, too, which is sent before this one, and has no such itself."""
+        if before is not None and (before is self or before.before is not None):
+            raise ValueError("an exchange follows one other")
+        self.before = before
+        self.x.before = NULL if before is None else &before.x
 
     def share(self, dict places not None):
         """Push values by where they lie in memory that the server reads.
@@ -196,19 +262,29 @@ cdef class Exchange:
             if place is not None:
                 part.segment, part.offset, part.in_place = place
                 part.offset += part.start
-                part.is_shared = 1
+                part.is_shared, part.carried = 1, 0
 
     def clear(self):
         """Let the arrays go."""
         self.arrays = None
+        self.follow(None)
         kp_drop(self.x.owner)
         self.x.owner = NULL
         release_dropped()
 
     @property
     def left(self):
-        """Number of parts whose value has not come."""
+        """Number of parts that have no answer."""
         return self.x.left
+
+    @property
+    def answered_bytes(self):
+        """Bytes of the payloads of parts that have an answer."""
+        cdef uint32_t at
+        cdef uint64_t nbytes = 0
+        for at in range(self.x.n):
+            nbytes += self.x.parts[at].carried if self.x.parts[at].answered else 0
+        return nbytes
 
     @property
     def sent(self):
@@ -221,7 +297,7 @@ cdef class Exchange:
         return self.x.received
 
     def rounds(self):
-        """Return for each part the last round that is complete, as the server says; None: no value has come."""
+        """Return for each part the last round that is complete, as the server says; None: no answer has come."""
         cdef uint32_t at
         return [self.x.parts[at].complete if self.x.parts[at].answered else None for at in range(self.x.n)]
 
@@ -238,7 +314,8 @@ cdef class Exchange:
             part.pushed, part.complete, part.seen = rounds[at], 0, 0
             part.clock = clocks[part.key]
         self.x.head.epoch, self.x.version, self.x.first = epoch, version, first
-        self.x.replies, self.x.flying = 0, 0
+        self.x.flying = 0
+        self.x.replies = 0 if self.before is None else self.x.before.replies
         if self.x.owner == NULL:
             self.x.owner = kp_buffer_of(<void *>self.arrays)
             if self.x.owner == NULL:

@@ -117,24 +117,24 @@ class WorkerMachine:
         usual = not view.broken and view.epoch == member.epoch
         return usual and all(self._servers.is_idle(server) for server in servers)
 
-    def begin_exchange(self, server: int, slices: Sequence[int]) -> tuple[int, list[int]]:
-        """Count one push into each slice of a server, after `allows_exchange`; the caller sends them.
+    def begin_exchange(self, server: int, slices: Sequence[int], pushes: bool) -> tuple[int, list[int]]:
+        """Count one request for each slice of a server, after `allows_exchange`; the caller sends them.
 
-        Returns the first sequence; and rounds, as the server counts. Before any other event `end_exchange`
-        must be told of what was answered, and `adopt` of what was not.
+        Returns the first sequence; and rounds, as the server counts. Before any event `end_exchange` must be
+        told of what was answered, and `adopt` of what was not.
         """
-        return self._servers.begin_exchange(server, slices)
+        return self._servers[server].requests.begin_exchange(slices, pushes)
 
     def end_exchange(
         self,
         server: int,
-        slices: Iterable[int],
-        rounds: Iterable[int],
-        complete: Iterable[int],
+        slices: Sequence[int],
+        rounds: Sequence[int],
+        complete: Sequence[int],
         nbytes: int,
         received: int,
     ) -> None:
-        """Note which pushes of an exchange were answered, as `RequestTable.end_exchange`."""
+        """Note which requests of an exchange were answered, as `RequestTable.end_exchange`."""
         self._servers[server].requests.end_exchange(slices, rounds, complete, nbytes, received)
 
     def adopt(

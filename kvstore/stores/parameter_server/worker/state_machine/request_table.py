@@ -148,15 +148,17 @@ class RequestTable:
             batches.append((records, frames))
         return batches
 
-    def begin_exchange(self, slices: Sequence[int]) -> tuple[int, list[int]]:
-        """Count one push into each slice, which go out another way; nothing else is under way.
+    def begin_exchange(self, slices: Sequence[int], pushes: bool = True) -> tuple[int, list[int]]:
+        """Count one request for each slice, which go out another way, as all do that are under way.
 
         Returns the first sequence; and rounds, as the server counts. There are at most `SPAN` slices.
         `end_exchange` is told of those that are answered, `adopt` gets the others.
         """
-        pushes, rounds = self.pushes, []
+        counts, rounds = self.pushes, []
         for slice_ in slices:
-            count = pushes[slice_] = pushes.get(slice_, 0) + 1
+            count = counts.get(slice_, 0)
+            if pushes:
+                count = counts[slice_] = count + 1
             rounds.append(count + self.first_rounds.get(slice_, 0))
         first = self._oldest = self._next
         self._next += len(slices)
@@ -164,28 +166,29 @@ class RequestTable:
 
     def end_exchange(
         self,
-        slices: Iterable[int],
-        rounds: Iterable[int],
+        slices: Sequence[int],
+        rounds: Sequence[int],
         complete: Iterable[int],
         nbytes: int,
         received: int,
     ) -> None:
-        """Take values of pushes that went another way: into which rounds, and which are complete."""
-        for slice_, round_, last in zip(slices, rounds, complete, strict=True):
-            self.accepted[slice_] = round_
-            self.complete[slice_] = last
+        """Take answers to requests that went another way: `rounds` of pushes, and which are complete."""
+        self.accepted.update(zip(slices, rounds, strict=False))  # of pulls there are none
+        self.complete.update(zip(slices, complete, strict=True))
         self._sent += nbytes
         self._answered += nbytes
         self._received = max(self._received, received)
 
     def adopt(self, requests: Iterable[RequestInFlight], end: int, now: float) -> None:
-        """Take over pushes without answers; those from sequence `end` on are yet to be sent."""
+        """Take over requests without answers; those from sequence `end` on are yet to be sent."""
         for request in requests:
+            self._oldest = min(self._oldest, request.sequence)
             if request.sequence < end:
                 request.sent = now
                 slice_ = request.record[SLICE]
                 self._open[request.sequence] = request
-                self._flying[slice_] = self._flying.get(slice_, 0) + 1
+                if request.record[KIND] in _PUSHES:
+                    self._flying[slice_] = self._flying.get(slice_, 0) + 1
                 self._sent += request.size
             else:
                 heapq.heappush(self._queue, (_FIRST, request.sequence, request))

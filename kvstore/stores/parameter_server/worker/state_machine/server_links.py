@@ -161,21 +161,15 @@ class ServerLinks:
         attached = link.attached and link.lost is None and link.join_epoch >= self._member.join_epoch
         return attached and link.requests.is_empty
 
-    def begin_exchange(self, server: int, slices: Sequence[int]) -> tuple[int, list[int]]:
-        """As `RequestTable.begin_exchange`."""
-        return self._links[server].requests.begin_exchange(slices)
-
     def adopt(
         self, op: Hashable, parts: Sequence[tuple[int, SliceRequest]], ends: Mapping[int, int], now: float
     ) -> list[Action]:
-        """Go on with pushes of an exchange, each with its sequence, as with parts of an operation."""
+        """Go on with requests of an exchange, each counted, and with its sequence, as with an operation."""
         operation = self._operations[op] = OperationProgress(op, len(parts))
         requests: dict[int, list[RequestInFlight]] = {server: [] for server in ends}
         for index, part in parts:
             record = part.record
-            pushes = self._links[part.server].requests.pushes
-            counted = record._replace(sequence=0, round=pushes[record.slice])
-            request = RequestInFlight(operation, index, counted, part.payload)
+            request = RequestInFlight(operation, index, record._replace(sequence=0), part.payload)
             request.sequence = record.sequence
             requests[part.server].append(request)
         actions: list[Action] = []

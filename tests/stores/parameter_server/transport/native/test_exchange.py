@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.kernels import cpu
 from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Batch, Kind, PayloadLocation, Record
 from kvstore.stores.parameter_server.transport import sockets
 from kvstore.stores.parameter_server.transport.frames import Codec, Limits
@@ -39,6 +40,7 @@ STORE, RANK, INCARNATION, EPOCH, VERSION, CLOCK = 3, 7, 1 << 60, 5, 2, 11
 GUARD = 256
 SIZES = st.sampled_from([1, 2, 63, 64, 65, 4096, 16384, 16385, 32768, 32769, 70_000])
 SHAPES = st.lists(SIZES, min_size=1, max_size=6)
+KINDS = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
 CODEC = Codec("job")
 Bytes = npt.NDArray[np.uint8]
 
@@ -60,6 +62,7 @@ class Pair:
         batch_bytes: int = 1 << 20,
         same: bool = False,
         credit: int = 1 << 30,
+        kind: Kind = Kind.PUSHPULL,
     ):
         ours, self.server = socket.socketpair()
         ours.setblocking(False)
@@ -69,7 +72,8 @@ class Pair:
         self.parts = [(100 + at, starts[at], size) for at, size in enumerate(sizes)]
         head = (PROTOCOL, CODEC.job, STORE, RANK, INCARNATION)
         parts = [(slice_, 0, start, size) for slice_, start, size in self.parts]
-        self.exchange = Exchange(head, parts, [sum(sizes)], batch_bytes, Limits().frame, credit)
+        self.kind = kind
+        self.exchange = Exchange(head, parts, [sum(sizes)], batch_bytes, Limits().frame, credit, kind)
         self.value: Bytes = np.frombuffer(os.urandom(sum(sizes)), np.uint8).copy()
         self.memory = np.full(sum(sizes) + 2 * GUARD, 0xEE, np.uint8)
         self.out = self.memory[GUARD:-GUARD]
@@ -82,10 +86,13 @@ class Pair:
         self.first = first
         assert self.set(self.value, self.out)
         rounds = [at + 4 for at in range(len(self.parts))]
-        assert self.stream.begin(self.exchange, rounds, [CLOCK], first, EPOCH, VERSION)
+        numbers = ([CLOCK], first, EPOCH, VERSION) if self.kind != Kind.PULL else ([0], first, EPOCH, 0)
+        assert self.stream.begin(self.exchange, rounds, *numbers)
 
     def set(self, value: Bytes, out: Bytes) -> bool:
-        return self.exchange.set(address(value), address(out), (value, out))
+        values = None if self.kind == Kind.PULL else address(value)
+        outs = None if self.kind == Kind.PUSH else address(out)
+        return self.exchange.set(values, outs, (value, out))
 
     def wait(self, seconds: float = 20.0, descriptors: bytes = b"") -> list[list[Any]]:
         found = await_replies([(self.exchange, self.stream)], descriptors, time.monotonic() + seconds)
@@ -156,9 +163,11 @@ def usual(pair: Pair, batch_bytes: int) -> bytes:
     operation = OperationProgress("op", len(pair.parts))
     for at, (slice_, start, size) in enumerate(pair.parts):
         record = Record(
-            Kind.PUSHPULL, slice_, 0, at + 4, VERSION, CLOCK, 0, 0.0, -1, FRAME, 0, 0, size, 0
+            pair.kind, slice_, 0, at + 4, VERSION, CLOCK, 0, 0.0, -1, FRAME, 0, 0, size, 0
         )  # fmt: skip
-        payload = (memoryview(pair.value)[start : start + size],)
+        payload: tuple[Any, ...] = (memoryview(pair.value)[start : start + size],)
+        if pair.kind == Kind.PULL:
+            record, payload = Record(Kind.PULL, slice_, 0, at + 4), ()
         table.add(RequestInFlight(operation, at, record, payload), 0)
     return b"".join(written(Batch(*HEAD, records, tuple(frames))) for records, frames in table.pump(0.0))
 
@@ -170,10 +179,13 @@ def read(server: socket.socket, nbytes: int) -> bytes:
     return bytes(found)
 
 
-@given(SHAPES, st.sampled_from([1, 5000, 40_000, 1 << 20]))
-@settings(max_examples=80, deadline=None)
-def test_requests_are_those_of_the_usual_way(sender: Sender, sizes: list[int], batch_bytes: int) -> None:
-    pair = Pair(sender, sizes, batch_bytes)
+@given(SHAPES, st.sampled_from([1, 5000, 40_000, 1 << 20]), st.sampled_from(KINDS))
+@settings(max_examples=120, deadline=None)
+def test_requests_are_those_of_the_usual_way(
+    sender: Sender, sizes: list[int], batch_bytes: int, kind: Kind
+) -> None:
+    batch_bytes = 1 << 20 if kind == Kind.PULL else batch_bytes
+    pair = Pair(sender, sizes, batch_bytes, kind=kind)
     wanted = usual(pair, batch_bytes)
     pair.begin()
     assert read(pair.server, len(wanted)) == wanted
@@ -181,6 +193,144 @@ def test_requests_are_those_of_the_usual_way(sender: Sender, sizes: list[int], b
     with pytest.raises(BlockingIOError):
         pair.server.recv(1)
     pair.close()
+
+
+@given(st.sampled_from(cpu.codings()), st.lists(st.integers(1, 9), max_size=3), st.integers(1, 40_000))
+@settings(max_examples=60, deadline=None)
+def test_packed_values_are_pushed_as_in_the_usual_way(
+    sender: Sender, coding: str, cuts: list[int], last: int
+) -> None:
+    code = cpu.coding(coding)
+    sizes = [128 * 300 * cut for cut in cuts] + [4 * last]
+    one = Pair(sender, sizes)
+    words = np.frombuffer(os.urandom(cpu.encoded_bytes(code, sum(sizes) // 4)), np.uint8)
+    assert one.set(one.value, one.out)
+    one.exchange.pack(code, 0.5, address(words), words)
+    rounds = [at + 4 for at in range(len(sizes))]
+    assert one.stream.begin(one.exchange, rounds, [CLOCK], 1, EPOCH, VERSION)
+    bits, found, at = cpu.coding_bits(code), [], 0
+    while at < len(sizes):
+        batch = batch_of(CODEC.decode(receive(one.server)))
+        for record in batch.records:
+            _, start, size = one.parts[at]
+            stop = len(words) if at == len(sizes) - 1 else (start + size) // 4 * bits // 8
+            wanted = Record(
+                Kind.PUSHPULL, 100 + at, at + 1, at + 4, VERSION, CLOCK, code, 0.5, -1, FRAME,
+                record.frame, record.offset, stop - start // 4 * bits // 8,
+            )  # fmt: skip
+            assert record == wanted
+            payload = memoryview(batch.frames[record.frame])[record.offset :][: record.nbytes]
+            found.append(bytes(payload))
+            at += 1
+        records = [
+            Record(Kind.VALUE, one.slice, one.sequence, 9, place=FRAME, frame=index, nbytes=sizes[number])
+            for index, one in enumerate(batch.records)
+            for number in [one.slice - 100]
+        ]
+        values = [bytes([record.slice]) * record.nbytes for record in records]
+        rest = written(Batch(*HEAD, records, tuple(values), 77))
+        while rest:
+            rest = rest[one.server.send(rest[:40_000]) :]
+            assert one.wait(0.0) == []
+    assert b"".join(found) == words.tobytes()
+    one.all_came()
+    assert one.out.tobytes() == b"".join(bytes([100 + at]) * size for at, size in enumerate(sizes))
+    assert one.exchange.answered_bytes == len(words) and one.guarded()
+    one.close()
+
+
+def receive(server: socket.socket) -> list[bytes]:
+    """Receive the frames of one message."""
+    _, count = struct.unpack("<II", read(server, 8))
+    return [read(server, size) for size in struct.unpack(f"<{count}Q", read(server, 8 * count))]
+
+
+def batch_of(message: Any) -> Batch:
+    assert isinstance(message, Batch)
+    return message
+
+
+def test_a_push_is_answered_by_a_word(pair: Callable[..., Pair]) -> None:
+    one = pair([3000, 70_000, 5], kind=Kind.PUSH)
+    one.begin()
+    done = [Record(Kind.DONE, 100 + at, 1 + at, 40 + at) for at in (2, 0)]
+    one.server.sendall(written(Batch(*HEAD, done, (), 77)))
+    assert one.wait(0.05) == [] and one.exchange.left == 1
+    assert one.exchange.answered_bytes == 3005
+    wrong = written(Batch(*HEAD, [Record(Kind.VALUE, 101, 2, 41)], (), 77))
+    one.server.sendall(wrong)
+    assert [raw(frames) for frames in one.wait()] == [wrong]
+    assert one.exchange.rounds() == [40, None, 42]
+
+
+@pytest.mark.parametrize("name", ["done", "failed", "unknown", "no payload", "late", "other slice"])
+def test_a_value_that_is_pulled(pair: Callable[..., Pair], name: str) -> None:
+    one = pair([70_000, 3000], kind=Kind.PULL)
+    one.begin()
+    values = [os.urandom(70_000), os.urandom(3000)]
+    text = changed(name)(one, values)
+    one.server.sendall(one.reply([1], values[1:]) + text)
+    found: list[list[Any]] = []
+    end = pace.deadline(20)
+    while not found:
+        assert time.monotonic() < end
+        found = one.wait()
+    assert raw(found[0]) == text and one.exchange.rounds() == [None, 41]
+    assert one.out[70_000:].tobytes() == values[1] and (one.out[:70_000] == 0xEE).all() and one.guarded()
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 2, 0], [2, 3, 0, 1]])
+def test_answers_to_the_exchange_before(pair: Callable[..., Pair], order: list[int], together: bool) -> None:
+    """A pull goes out behind a push without an answer; replies may answer both."""
+    push, pull = pair([300, 20], kind=Kind.PUSH), pair([70_000, 10], kind=Kind.PULL)
+    pull.stream.close()
+    pull.server.close()
+    pull.stream, pull.server = push.stream, push.server
+    push.begin()
+    assert pull.set(pull.value, pull.out)
+    pull.exchange.follow(push.exchange)
+    with pytest.raises(ValueError, match="follows one"):
+        pair([1]).exchange.follow(pull.exchange)
+    assert push.stream.begin(pull.exchange, [1, 1], [0], 3, EPOCH, 0)
+    values = {2: os.urandom(70_000), 3: os.urandom(10)}
+    for some in [order] if together else [[at] for at in order]:
+        payloads = tuple(values[at] for at in some if at > 1)
+        frames = iter(range(4))
+        records = [
+            Record(Kind.VALUE, 98 + at, 1 + at, 9, place=FRAME, frame=next(frames), nbytes=len(values[at]))
+            if at > 1
+            else Record(Kind.DONE, 100 + at, 1 + at, 8)
+            for at in some
+        ]
+        push.server.sendall(written(Batch(*HEAD, records, payloads, 320)))
+        assert pull.wait(0.0) == []
+    end = pace.deadline(20)
+    while push.exchange.left or pull.exchange.left:
+        assert time.monotonic() < end and pull.wait() == []
+    assert push.exchange.rounds() == [8, 8] and pull.exchange.rounds() == [9, 9]
+    assert pull.out.tobytes() == values[2] + values[3] and pull.guarded()
+    again = written(Batch(*HEAD, [Record(Kind.DONE, 100, 1, 8)], (), 320))
+    push.server.sendall(again)
+    end = pace.deadline(20)
+    found: list[Any] = []
+    while not found:
+        assert time.monotonic() < end
+        found = push.stream.receive()
+    assert [raw(frames) for frames in found] == [again], "nothing is answered twice"
+
+
+def test_what_an_exchange_does_not_take(pair: Callable[..., Pair]) -> None:
+    push, pull = pair([100], kind=Kind.PUSH), pair([100], kind=Kind.PULL)
+    for one, values, outs in ((push, b"", b""), (push, None, None), (pull, b"", b""), (pull, None, None)):
+        with pytest.raises(ValueError, match="no values, and a push no outs"):
+            one.exchange.set(values, outs, None)
+    with pytest.raises(ValueError, match="an exchange pushes"):
+        Exchange((PROTOCOL, CODEC.job, 0, 0, 0), [], [], 1, 1, 1, Kind.INIT)
+    assert pull.set(pull.value, pull.out) and push.set(push.value, push.out)
+    for exchange, code in ((pull.exchange, 1), (push.exchange, 0), (push.exchange, 99)):
+        with pytest.raises(ValueError, match="no codec"):
+            exchange.pack(code, 0.5, address(push.value), None)
 
 
 @given(SHAPES, st.integers(0, 1 << 32), st.booleans())
