@@ -7,7 +7,17 @@ import importlib
 from bench.runner.claim import Claim
 
 #: What ``python -m bench`` measures.
-NAMES = ("local", "shared", "compression", "convergence", "dist", "dist-keys", "device", "ddp")
+NAMES = (
+    "local",
+    "shared",
+    "compression",
+    "convergence",
+    "dist",
+    "dist-keys",
+    "dist-workers",
+    "device",
+    "ddp",
+)
 
 
 def find(name: str) -> Claim:
