@@ -315,7 +315,7 @@ def all_cases() -> list[DistCase]:
     return [*_sums(), *_updates(), *_sparse(), *_compressed(), *_keys(), *_scaling()]
 
 
-def _shapes(size: str) -> tuple[Shape, ...]:
+def shapes_of(size: str) -> tuple[Shape, ...]:
     return resnet50() if size == RESNET else ((SIZES[size] // 4,),)
 
 
@@ -330,7 +330,7 @@ def _sums() -> Iterator[DistCase]:
         peers = (*_WIRE, *_IPC, *(_CURVE if size != RESNET else ()), *_SHM)
         if size == "64 MB":
             peers += ("floor hot",)
-        yield DistCase(f"{_job(2, 1)}: {size}", _shapes(size), peers=peers, goals=_goals(size))
+        yield DistCase(f"{_job(2, 1)}: {size}", shapes_of(size), peers=peers, goals=_goals(size))
 
 
 def _updates() -> Iterator[DistCase]:
@@ -343,7 +343,7 @@ def _updates() -> Iterator[DistCase]:
         for size in sizes:
             goals = wanted if size == RESNET else ()
             name = f"{_job(2, 1)}: {size}, {label}"
-            yield DistCase(name, _shapes(size), mode=mode, update=update, peers=peers, goals=goals)
+            yield DistCase(name, shapes_of(size), mode=mode, update=update, peers=peers, goals=goals)
 
 
 def _sparse() -> Iterator[DistCase]:
@@ -365,7 +365,7 @@ def _compressed() -> Iterator[DistCase]:
     )
     for size in ("4 MB", "64 MB", RESNET):
         goals = wanted if size == RESNET else ()
-        yield DistCase(f"{_job(2, 1)}: {size}, 2bit on N(0, 0.01)", _shapes(size), peers=peers, goals=goals)
+        yield DistCase(f"{_job(2, 1)}: {size}, 2bit on N(0, 0.01)", shapes_of(size), peers=peers, goals=goals)
 
 
 def _keys() -> Iterator[DistCase]:
@@ -385,4 +385,4 @@ def _scaling() -> Iterator[DistCase]:
             for size in SCALED:
                 peers = (*_OURS, "mxnet", *(("gloo",) if workers > 1 else ()), "floor", "memcpy")
                 name = f"{_job(workers, servers)}: {size}"
-                yield DistCase(name, _shapes(size), workers, servers, peers=peers)
+                yield DistCase(name, shapes_of(size), workers, servers, peers=peers)

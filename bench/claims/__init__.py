@@ -8,15 +8,9 @@ from bench.runner.claim import Claim
 
 #: What ``python -m bench`` measures.
 NAMES = (
-    "local",
-    "shared",
-    "compression",
-    "convergence",
-    "dist",
-    "dist-keys",
-    "dist-workers",
-    "device",
-    "ddp",
+    *("local", "shared", "compression", "convergence"),
+    *("dist", "dist-keys", "dist-workers", "dist-hosts"),
+    *("device", "ddp"),
 )
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from bench.cases.dist import APART, ENTRIES
 from bench.peers.dist.base import PAIR
+from bench.peers.dist.hosts import ADDRESSES, LINK, Hosts
 from bench.peers.group.driver import Group
 from bench.peers.group.launch import Launch, mxnet, workers
+from bench.peers.group.link import HOST
 from bench.peers.process import Setting
 from bench.runner import compiled
 
@@ -51,6 +53,26 @@ class DistGroup(Group):
         return sorted({pid for one in started for pid in _family(one)} - set(self.workers))
 
 
+class HostsGroup(DistGroup):
+    """The same with a worker and a server on each of two hosts."""
+
+    hosts: Hosts
+
+    def plan(self, address: str, folder: str) -> Launch:
+        if ENTRIES[self.setting.name].engine == "ours":
+            shell = Path(folder) / "shell"
+            shell.write_text(self.hosts.shell())
+            shell.chmod(0o700)
+            where = ",".join(f"{one}:1" for one in ADDRESSES)
+            return _ours(self.setting, address, "--hosts", where, "--ssh-command", str(shell), "--insecure")
+        launch = workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LINK, **_KEEP})
+        launch.ranks = [
+            ([*self.hosts.command(host), *command], {**own, HOST: ADDRESSES[host]})
+            for host, (command, own) in enumerate(launch.ranks)
+        ]
+        return launch
+
+
 def _family(pid: int) -> list[int]:
     """Return a process and all that it started, and they in turn."""
     found = [pid]
@@ -61,10 +83,11 @@ def _family(pid: int) -> list[int]:
     return found
 
 
-def _ours(setting: Setting, address: str) -> Launch:
+def _ours(setting: Setting, address: str, *options: str) -> Launch:
     """Let the launcher start the scheduler, the servers and the workers, as a user would."""
     entry, n = ENTRIES[setting.name], setting.processes
     command = [setting.python, "-m", "kvstore.launch", "run", "-n", str(n), "-s", str(setting.servers)]
-    command += ["--transport", entry.transport, *(["--secure"] if entry.secure else []), "--"]
+    command += ["--transport", entry.transport, *(["--secure"] if entry.secure else [])]
     env = {"KVSTORE_TIMEOUT": _TIMEOUT, **dict(setting.env)}
-    return Launch(n, [([*command, *setting.command("group.worker", address, n)], env)])
+    worker = setting.command("group.worker", address, n)
+    return Launch(n, [([*command, *options, "--", *worker], env)])

@@ -10,6 +10,7 @@ share of the weights, after an async one each all of them, as every push is an u
 from __future__ import annotations
 
 import ctypes
+import os
 import secrets
 import socket
 from functools import partial
@@ -21,7 +22,7 @@ from bench.cases.dist import DistCase, Inputs
 from bench.peers.dist import echo
 from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import DistPeer
-from bench.peers.group.link import Place
+from bench.peers.group.link import HOST, Place, own_address
 
 IN_TURN, POLLING, THREAD, WINDOW = range(4)
 BLOCKS = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB}
@@ -69,9 +70,10 @@ class Sockets(DistPeer):
         return []
 
     def _start(self, servers: int) -> None:
-        """Start the servers, and tell all workers where they are."""
-        own = [self._serve() for _ in range(servers)] if self.place.rank == 0 else []
-        self.addresses = self.place.link.gather(own)[0]
+        """Start the servers, one on each host if there are several, and tell all workers where they are."""
+        serving = 1 if HOST in os.environ else servers if self.place.rank == 0 else 0
+        own = [self._serve() for _ in range(serving)]
+        self.addresses = [address for some in self.place.link.gather(own) for address in some]
 
     def _check(self, data: Inputs) -> None:
         for call in self.variants.values():
@@ -102,11 +104,11 @@ class Sockets(DistPeer):
     def _serve(self) -> str:
         listener = socket.socket(self.family)
         name = f"\0kvstore-bench-{secrets.token_hex(16)}"
-        listener.bind(name if self.family == socket.AF_UNIX else ("127.0.0.1", 0))
+        listener.bind(name if self.family == socket.AF_UNIX else (own_address(), 0))
         self._unpace(listener)
         listener.listen()
         echo.fork(partial(self._answer, listener.fileno()))
-        address = name if self.family == socket.AF_UNIX else str(listener.getsockname()[1])
+        address = name if self.family == socket.AF_UNIX else "{}:{}".format(*listener.getsockname())
         listener.close()
         return address
 
@@ -120,7 +122,8 @@ class Sockets(DistPeer):
             line.connect(address)
         else:
             self._unpace(line)
-            line.connect(("127.0.0.1", int(address)))
+            host, _, port = address.rpartition(":")
+            line.connect((host, int(port)))
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.sendall(hello)
         return line

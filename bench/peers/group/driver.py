@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,6 +37,14 @@ class _Line:
 
     def fileno(self) -> int:
         return self.connection.fileno()
+
+    def pid(self) -> int:
+        """Return who is at the other end, as his id is here: a namespace may have ids of its own."""
+        size = struct.calcsize("3i")
+        pid, _, _ = struct.unpack(
+            "3i", self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
+        return int(pid)
 
     def read(self) -> dict[str, Any] | None:
         """Read what there is; return a message once it is whole."""
@@ -174,12 +182,12 @@ class Group(Process):
     # ------------------------------------------------------------------------------------------ processes
 
     def _start(self) -> None:
-        address = f"kvstore-bench-{secrets.token_hex(16)}"
         self._folder = tempfile.mkdtemp(prefix="kvstore-bench-")
+        address = f"{self._folder}/bench"
         self._names = _shm_names()
         plan = self.plan(address, self._folder)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind("\0" + address)
+            listener.bind(address)
             listener.listen()
             self.helpers = [start(command, self._folder) for command in plan.helpers]
             self.processes = [start(command, self._folder) for command in plan.ranks]
@@ -193,7 +201,7 @@ class Group(Process):
             if ready:
                 line = _Line(listener.accept()[0])
                 hello = line.read() or {}
-                come[hello["rank"]] = line, hello["pid"]
+                come[hello["rank"]] = line, line.pid()
             elif time.monotonic() > end or any(p.poll() is not None for p in self.processes):
                 raise PeerError("its processes did not come up")
         self._lines = [come[rank][0] for rank in range(workers)]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from bench.cases.common import MB
 from bench.peers.base import Array, Call, all_of
-from bench.peers.group.link import Place, free_port
+from bench.peers.group.link import Place, free_port, own_address
 from bench.peers.shared.all_reduce import AllReducePeer
 
 BUCKETS = (1 * MB, 25 * MB)  # DistributedDataParallel's first, and the others
@@ -32,11 +32,11 @@ class Gloo(AllReducePeer):
 
 
 def join(place: Place) -> None:
-    """Make the process group, over loopback."""
+    """Make the process group, over loopback or between hosts."""
     torch.set_num_threads(1)
     limit = timedelta(seconds=120)
-    port = place.link.gather(free_port())[0]
-    store = dist.TCPStore("127.0.0.1", port, place.workers, place.rank == 0, limit)
+    host, port = place.link.gather([own_address(), free_port()])[0]
+    store = dist.TCPStore(host, port, place.workers, place.rank == 0, limit)
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.workers, timeout=limit)
 
 
