@@ -10,6 +10,7 @@ import secrets
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from .streams import (
 
 _STRANGERS = 64  # connections that have not sent a token
 _UNPROVEN = 4  # connections with the same token, whose proof has not come
+_LEFT = 1024  # tokens of workers that have left, whose connections are no strangers'
 _BACKLOG = 4096
 
 _refusals = Refusals()
@@ -72,6 +74,7 @@ class StreamListener:
         self._hello_bytes = ENCRYPTED_HELLO_BYTES if self._encrypted else HELLO_BYTES
         self._peers: dict[bytes, Hashable] = {}  # by token
         self._offers: dict[Hashable, Offer] = {}
+        self._left: deque[bytes] = deque(maxlen=_LEFT)
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
         self._unproven: dict[socket.socket, _Unproven] = {}
 
@@ -96,6 +99,7 @@ class StreamListener:
         offer = self._offers.pop(peer, None)
         if offer is not None:
             del self._peers[offer.token]
+            self._left.append(offer.token)
 
     def accept(self) -> list[socket.socket]:
         """Return new connections, of which nobody knows yet whose they are: give them to `greet`."""
@@ -152,7 +156,8 @@ class StreamListener:
         if self._encrypted and self._answer(connection, since, read):
             return False, None, None
         peer = self._peers.get(read[len(MAGIC) :]) if read.startswith(MAGIC) and not self._encrypted else None
-        if peer is None and read:  # who says nothing has ended meanwhile
+        # Who says nothing has ended meanwhile.
+        if peer is None and read and read[len(MAGIC) :][:TOKEN_BYTES] not in self._left:
             _refusals.note("a connection", "its first bytes are not those of a worker of this job")
         return True, peer, None
 
@@ -186,11 +191,12 @@ class StreamListener:
         self, connection: socket.socket, unproven: _Unproven, proof: bytes
     ) -> tuple[bool, Hashable, Cipher | None]:
         del self._unproven[connection]
-        peer = self._peers.get(unproven.token)
-        if peer is None or not hmac.compare_digest(proof, unproven.handshake.worker_proof()):
+        if len(proof) < PROOF_BYTES:  # it has ended meanwhile
+            return True, None, None
+        if not hmac.compare_digest(proof, unproven.handshake.worker_proof()):
             _refusals.note("a connection", "it does not prove that it is a worker of this job")
             return True, None, None
-        return True, peer, unproven.handshake.server_cipher()
+        return True, self._peers.get(unproven.token), unproven.handshake.server_cipher()
 
     def late(self) -> list[socket.socket]:
         """Return connections that have not said who they are for too long; they are the caller's."""

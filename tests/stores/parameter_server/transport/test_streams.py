@@ -16,6 +16,7 @@ import pytest
 from kvstore.stores.parameter_server.transport import stream_client, stream_listener, streams
 from kvstore.stores.parameter_server.transport.channel import Poller
 from kvstore.stores.parameter_server.transport.native._streams import Sender
+from kvstore.stores.parameter_server.transport.refusals import Refusals
 from kvstore.stores.parameter_server.transport.server_streams import ServerStreams
 from kvstore.stores.parameter_server.transport.stream_client import StreamClient
 
@@ -153,6 +154,31 @@ def test_strangers_are_closed(server: End, text: bytes) -> None:
         stranger.settimeout(0.01)
         until(lambda: is_closed(stranger), server)
     assert not server.came and not server.streams._listener._strangers
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_worker_that_leaves_while_it_opens_a_stream_is_no_stranger(
+    server: End, answered: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_listener, "_refusals", Refusals())
+    listener = server.streams._listener
+    offer = streams.Offer.read(server.streams.offer(PEER), listener._encrypted)
+    assert offer is not None
+    cipher = offer.ciphers[0] if listener._encrypted else 0
+    hello = streams.ENCRYPTED_MAGIC + offer.token + bytes([cipher]) + bytes(streams.ENCRYPTED_HELLO_BYTES)
+    with connected(server) as leaver:
+        if not answered:
+            server.streams.forget(PEER)
+        if listener._encrypted:
+            leaver.sendall(hello[: streams.ENCRYPTED_HELLO_BYTES])
+        else:
+            leaver.sendall(streams.MAGIC + offer.token)
+        if answered:
+            until(lambda: listener._unproven or server.streams.has(PEER), server)
+        leaver.shutdown(socket.SHUT_WR)
+        leaver.settimeout(0.01)
+        until(lambda: is_closed(leaver), server)
+    assert caplog.text == ""
 
 
 def test_who_says_nothing_is_closed_in_time(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
