@@ -71,6 +71,7 @@ ENTRIES = {
     "ours curve": Entry("ours", "kvstore, tcp with keys", secure=True),
     "ours 2bit": Entry("ours", "kvstore, tcp, 2bit", codec="2bit"),
     "ours shm 2bit": Entry("ours", "kvstore, payload in shared memory, 2bit", shm=True, codec="2bit"),
+    "packing": Entry("ours", "packed, nothing sent; kvstore's pull, tcp", codec="2bit"),
     "mxnet": Entry("mxnet", "MXNet, tcp"),
     "mxnet ipc": Entry("mxnet", "MXNet, ipc", "ipc"),
     "mxnet 2bit": Entry("mxnet", "MXNet, tcp, 2bit", codec="2bit"),
@@ -357,9 +358,10 @@ def _sparse() -> Iterator[DistCase]:
 
 
 def _compressed() -> Iterator[DistCase]:
-    peers = ("ours", "ours 2bit", "ours shm 2bit", "mxnet 2bit")
+    peers = ("ours", "ours 2bit", "ours shm 2bit", "packing", "mxnet 2bit")
     wanted = (
         Goal("ours 2bit", "ours", 1.5),
+        Goal("ours 2bit", "packing", 0.75),
         Goal("ours 2bit", "mxnet 2bit", 3),
         _no_more_cpu("ours 2bit", "mxnet 2bit"),
     )

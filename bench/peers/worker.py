@@ -52,6 +52,7 @@ PEERS = {
     },
     "dist": {
         "ours": "ours:Ours",
+        "packing": "packing:PackAndPull",
         "mxnet": "rival_mxnet:MXNet",
         "gloo": "rival_gloo:Gloo",
         "zmq": "bare_zmq:BareZeroMQ",

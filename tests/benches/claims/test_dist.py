@@ -26,6 +26,7 @@ from bench.claims import dist
 from bench.peers.base import digest
 from bench.peers.dist import sockets
 from bench.peers.dist.bare_zmq import _cuts
+from bench.peers.dist.base import PAIR
 from bench.peers.dist.launch import DistGroup
 from bench.peers.process import PeerError
 from bench.plots import dist as dist_plot
@@ -44,7 +45,7 @@ ODD = ((1003,), (5, 7, 11), (1,), (70_001,), (64,))
 LIMITS = [name for name, entry in ENTRIES.items() if entry.engine in ("zmq", "sockets", "memcpy")]
 SUMMING = ["zmq-c", "sum", "memcpy-sum", "gloo"]
 STORES = [name for name, entry in ENTRIES.items() if entry.engine in ("ours", "mxnet")]
-CODECS = [name for name in STORES if ENTRIES[name].codec]
+CODECS = [name for name in STORES if ENTRIES[name].codec and name != "packing"]
 PLAIN = [name for name in STORES if not ENTRIES[name].codec]
 MAIN = [name for name in PLAIN if ENTRIES[name].transport == "tcp" and not ENTRIES[name].secure]
 JOBS = [(name, 2, 1) for name in PLAIN] + [
@@ -169,6 +170,14 @@ def test_compression(name: str) -> None:
     with group(name) as peer:
         case = DistCase("2bit", ((70_001,), (17,)), peers=(name,))
         check(peer, case, expected_codes(case))
+
+
+def test_limit_of_compression_packs_and_pulls() -> None:
+    with group("packing") as peer:
+        case = DistCase("2bit", ((70_001,), (17,)), peers=("packing",))
+        variant = prepared(peer, case)
+        assert variant == PAIR
+        assert len(peer.run(variant, 2)) == 2
 
 
 @pytest.mark.timeout(300)
