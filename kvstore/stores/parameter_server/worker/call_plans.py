@@ -85,6 +85,7 @@ class CallPlan:
         self.large = [at for at, key in enumerate(keys) if key.nbytes >= SHARED_BYTES]
         self.nbytes = sum(key.nbytes for key in keys)
         servers = sorted({part.server for key in keys for part in key.parts})
+        self.server_numbers = servers
         self.servers = [ServerPlan(kind, server, keys, client) for server in servers]
         self._packed: PackedValues | None = None
 

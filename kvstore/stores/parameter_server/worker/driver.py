@@ -305,12 +305,14 @@ class MachineDriver:
         done, stopped = False, None
         latest = time.monotonic() + _QUICK
         try:
-            while call.left and not messages:
-                left, end = call.left, time.monotonic() + patience
+            left = call.left
+            while left and not messages:
+                end = time.monotonic() + patience
                 messages = call.wait(self._sockets, end)
                 now = time.monotonic()
                 stopped = self._standstill.stopped_for(now)
-                if call.left == left or now < end or now > latest or stopped is not None:
+                before, left = left, call.left
+                if left == before or now < end or now > latest or stopped is not None:
                     break
                 self._process.look_after_others(self)
             done = call.complete(self._machine)

@@ -122,8 +122,8 @@ class QuickCall:
     """
 
     __slots__ = (
-        "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_shared", "_values",
-        "_version", "_ways", "let_go", "operation", "sent", "small",
+        "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_pushes", "_shared",
+        "_values", "_version", "_ways", "let_go", "operation", "sent", "small",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +136,7 @@ class QuickCall:
     ) -> None:
         self._calls, self._plan = calls, plan
         self._values, self._outs = values, outs
+        self._pushes = values is not None
         self._ways: list[_Way] = []
         self._clocks: list[int] = []
         self._shared: dict[int, SharedPayload] = {}
@@ -152,10 +153,6 @@ class QuickCall:
         self.operation: PendingOperation | None = None
 
     @property
-    def _pushes(self) -> bool:
-        return self._plan.kind is not Kind.PULL
-
-    @property
     def what(self) -> str:
         """What it is, for who waits too long."""
         return _WHAT[self._plan.kind]
@@ -163,8 +160,10 @@ class QuickCall:
     @property
     def left(self) -> int:
         """Number of slices of which no answer has come."""
-        before = 0 if self._before is None else self._before.left
-        return before + sum(way.plan.exchange.left for way in self._ways)
+        left = 0 if self._before is None else self._before.left
+        for way in self._ways:
+            left += way.plan.exchange.left
+        return left
 
     def begin(self, machine: WorkerMachine, sockets: WorkerSockets, before: QuickCall | None) -> bool:
         """Count, and send, behind a push that was let go; False: nothing has happened."""
@@ -175,7 +174,7 @@ class QuickCall:
             if stream is None:
                 return False
             ways.append(_Way(plan, stream))
-        if not machine.allows_exchange([way.plan.server for way in ways]) or not self._set(ways):
+        if not machine.allows_exchange(self._plan.server_numbers) or not self._set(ways):
             return False
         if self._pushes:
             self._pack(ways)
@@ -194,10 +193,11 @@ class QuickCall:
         values, outs = self._values, self._outs
         arrays = values and values[0], outs and outs[0]
         found = values and values[1], outs and outs[1]
-        if all(way.plan.exchange.set(*found, arrays) for way in ways):
-            return True
-        _clear(ways)
-        return False
+        for way in ways:
+            if not way.plan.exchange.set(*found, arrays):
+                _clear(ways)
+                return False
+        return True
 
     def _pack(self, ways: list[_Way]) -> None:
         """Pack what is pushed, if so set."""
@@ -242,17 +242,17 @@ class QuickCall:
     def _send(self, epoch: int) -> None:
         """Send, as far as the credit allows; not `sent`: a stream is at its end."""
         self.sent = True
+        clocks = self._clocks or [0] * len(self._plan.keys)
         for way in self._ways:
             exchange = way.plan.exchange
-            exchange.follow(self._exchange_before(way.plan.server))
-            clocks = self._clocks or [0] * len(self._plan.keys)
+            exchange.follow(None if self._before is None else self._before.exchange_with(way.plan.server))
             if not way.stream.begin(exchange, way.pushed, clocks, way.first, epoch, self._version):
                 self.sent = False
             self.let_go = self.let_go and exchange.sent == len(way.plan.slices)
 
-    def _exchange_before(self, server: int) -> Exchange | None:
-        before = () if self._before is None else self._before._ways
-        return next((way.plan.exchange for way in before if way.plan.server == server), None)
+    def exchange_with(self, server: int) -> Exchange | None:
+        """Return what goes to a server, and has no answer yet."""
+        return next((way.plan.exchange for way in self._ways if way.plan.server == server), None)
 
     def wait(self, sockets: WorkerSockets, end: float) -> list[tuple[int, Message]]:
         """Receive, until `end` of the monotonic clock or something else comes.
@@ -273,7 +273,7 @@ class QuickCall:
         if self._before is not None:
             self._before.complete(machine)
         for way in self._ways:
-            rounds = [round_ or 0 for round_ in way.plan.exchange.rounds()]
+            rounds: Any = way.plan.exchange.rounds()  # none is missing
             self._end(machine, way, way.plan.slices, way.pushed, rounds)
         self._forget()
         return True

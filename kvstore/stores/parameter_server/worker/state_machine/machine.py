@@ -115,7 +115,7 @@ class WorkerMachine:
         if self.failure is not None or self._left or member.rejoining or view is None:
             return False
         usual = not view.broken and view.epoch == member.epoch
-        return usual and all(self._servers.is_idle(server) for server in servers)
+        return usual and all(map(self._servers.is_idle, servers))
 
     def begin_exchange(self, server: int, slices: Sequence[int], pushes: bool) -> tuple[int, list[int]]:
         """Count one request for each slice of a server, after `allows_exchange`; the caller sends them.
