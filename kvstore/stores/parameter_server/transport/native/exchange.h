@@ -22,8 +22,8 @@ enum {
     KP_PACKED_BYTES = 16 * 1024, /* payloads up to this size share a frame */
     KP_PACKED_ALIGNED = 64,
     KP_MOST_OF_BATCH = 4096, /* records of a request */
-    KP_SMALL_BYTES = 64 * 1024, /* of an exchange whose answer comes soon */
-    KP_LOOKS = 100,             /* before a wait for it sleeps: about 0.1 ms */
+    KP_SMALL_BYTES = 512 * 1024, /* of an exchange whose answer comes soon */
+    KP_LOOKS = 400,             /* before a wait for it sleeps: some 0.3 ms */
     KP_WINDOW_BYTES = 4 << 20,  /* on the way at most: parts that wait for others should stay in a cache */
     KP_PAGE = 4096           /* bytes to which a seqlock belongs, as shared_buffers has it */
 };
