@@ -347,3 +347,31 @@ def env(as_json: bool) -> None:
     found = findings()
     click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
     raise SystemExit(0 if sound(found) else 1)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list, with an object for each line.")
+@click.option("--no-tests", is_flag=True, help="Omit the self-tests, which start processes.")
+@click.option("--speed", is_flag=True, help="Also measure speeds: memory, `local`, `dist_sync`.")
+def doctor(as_json: bool, no_tests: bool, speed: bool) -> None:
+    """Check all that decides whether and how fast kvstore runs on this machine.
+
+    Each line has a level (ok, warning, error), what was found, and what to do about it. The self-tests sum
+    random arrays with each store that can run here, and compare the bits. The report has no keys, addresses
+    or values of variables.
+
+    The command exits with 0 if there is no error, and with 1 if there is one. Warnings do not count.
+    """
+    import json
+
+    from kvstore.observe.doctor import report
+
+    colours = {"ok": "green", "warning": "yellow", "error": "red"}
+    found = []
+    for one in report.findings(not no_tests, speed):
+        found.append(one)
+        if not as_json:
+            level, rest = report.line(one)[:7], report.line(one)[7:]
+            click.echo(click.style(level, fg=colours[one.level]) + rest)
+    click.echo(json.dumps(report.as_objects(found), indent=2) if as_json else f"\n{report.last_line(found)}")
+    raise SystemExit(0 if report.is_sound(found) else 1)

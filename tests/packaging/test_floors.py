@@ -27,6 +27,7 @@ _FLOORS = (
     "stores.parameter_server stores.shared stores.collectives",
     "backends base factory store store_kinds plan checkpoint roles",
     "kvstore",  # kvstore/__init__.py
+    "observe",  # self-tests create stores as users do; only the command imports it
     "averaging launch trainer torch jax mxnet ray __main__",
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
@@ -88,6 +89,16 @@ def test_imports_point_down_only() -> None:
         if FLOORS[room(target)] > FLOORS[room(module(path))]
     ]
     assert up == [], "\n".join(up)
+
+
+def test_only_the_command_imports_its_tools() -> None:
+    using = {
+        str(path)
+        for path in sources()
+        for _, target in imported(path)
+        if target[:1] == ["observe"] and module(path)[0] != "observe"
+    }
+    assert using == {"kvstore/launch/cli.py"}
 
 
 def within(dotted: list[str], rooms: set[str]) -> set[str]:

@@ -1,0 +1,1 @@
+"""Tools that show what kvstore does, and why it does not."""

@@ -1,0 +1,83 @@
+"""Limits of the control groups of this process, of version 1 and of version 2.
+
+A limit of a group is also one of the groups inside of it. In a container /proc/self/cgroup can have the path
+of the host, which is not there: then the group at the mount point is that of the container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from .system_files import ROOT, number, text
+
+_MOUNT = Path("sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # version 1 has a number near the largest for no limit
+
+
+class MemoryLimit(NamedTuple):
+    """Bytes that a group may use and those that it does use, and the version of its hierarchy."""
+
+    limit: int
+    used: int
+    version: int
+
+    @property
+    def left(self) -> int:
+        """Bytes that are left."""
+        return max(0, self.limit - self.used)
+
+
+def processors(root: Path = ROOT) -> float | None:
+    """Count the processors whose time the groups allow; None without a limit."""
+    return min((quota for quota in _quotas(root) if quota is not None), default=None)
+
+
+def memory(root: Path = ROOT) -> MemoryLimit | None:
+    """Find the group with the least memory left; None without a limit."""
+    found = [limit for limit in _memory_limits(root) if limit is not None]
+    return min(found, key=lambda one: one.left, default=None)
+
+
+def _quotas(root: Path) -> Iterator[float | None]:
+    for folder in _folders(root, ""):
+        quota, _, period = (text(folder / "cpu.max") or "").partition(" ")
+        yield int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+    for folder in _folders(root, "cpu"):
+        allowed, period_us = (number(folder / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
+        yield allowed / period_us if allowed and allowed > 0 and period_us else None
+
+
+def _memory_limits(root: Path) -> Iterator[MemoryLimit | None]:
+    for version, controller, most, now in (
+        (2, "", "memory.max", "memory.current"),
+        (1, "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        for folder in _folders(root, controller):
+            limit = number(folder / most)
+            known = limit is not None and limit < _UNLIMITED
+            yield MemoryLimit(limit or 0, number(folder / now) or 0, version) if known else None
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the group of this process and of those around it; controller "" is version 2."""
+    path = _path(root, controller)
+    if path is None:
+        return
+    for base in (root / _MOUNT / controller,) if controller else (root / _MOUNT, root / _MOUNT / "unified"):
+        yield base
+        inner = base
+        for part in path.parts[1:]:
+            inner /= part
+            yield inner
+
+
+def _path(root: Path, controller: str) -> PurePosixPath | None:
+    """Path of the group of this process below the mount point of its hierarchy."""
+    for line in (text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if controller in names.split(","):
+            return PurePosixPath("/" if ".." in path else path)
+    return None

@@ -1,0 +1,177 @@
+"""Processors, memory and pages: of this machine, and of others from trees of files and numbers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pace
+import pytest
+
+from kvstore.observe.doctor import machine
+
+Tree = Callable[[Mapping[str, str]], Path]
+
+MEMINFO = "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608 kB\n"
+QUOTA = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000\n"}
+
+
+@pytest.fixture(autouse=True)
+def no_threads_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVSTORE_NUM_THREADS", "MXNET_KVSTORE_REDUCTION_NTHREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_quota_below_the_cores_is_a_warning(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = machine.processors(tree(QUOTA), cores=8, usable=8)
+    assert found.level == "warning"
+    assert "the time of 2.5" in found.text
+    assert "KVSTORE_NUM_THREADS=2" in found.cure
+    monkeypatch.setenv("KVSTORE_NUM_THREADS", "2")  # the cure
+    assert machine.processors(tree(QUOTA), cores=8, usable=8).level == "ok"
+
+
+@pytest.mark.parametrize(("cores", "usable", "level"), [(8, 1, "warning"), (1, 1, "ok"), (8, 4, "ok")])
+def test_one_core_of_several_is_a_warning(tree: Tree, cores: int, usable: int, level: str) -> None:
+    found = machine.processors(tree({}), cores, usable)
+    assert found.level == level
+    assert f"{usable} of {cores} cores" in found.text
+
+
+def test_processors_are_those_of_this_process(tree: Tree) -> None:
+    usable = len(os.sched_getaffinity(0))
+    assert f"{usable} of {os.cpu_count()} cores" in machine.processors(tree({})).text
+
+
+def limited(version: int, limit: int, used: int) -> dict[str, str]:
+    base = "sys/fs/cgroup/memory/memory" if version == 1 else "sys/fs/cgroup/memory"
+    most, now = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+    group = "4:memory:/\n" if version == 1 else "0::/\n"
+    files = {f"{base}.{most}": f"{limit}\n", f"{base}.{now}": f"{used}\n"}
+    return {"proc/meminfo": MEMINFO, "proc/self/cgroup": group, **files}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_little_memory_in_a_cgroup_is_a_warning(tree: Tree, version: int) -> None:
+    found = machine.memory(tree(limited(version, 2 << 30, (2 << 30) - (512 << 20))))
+    assert found.level == "warning"
+    assert f"(version {version}) has 512 MB of 2 GB left" in found.text
+    assert "--memory" in found.cure
+
+
+@pytest.mark.parametrize(("version", "level"), [(1, "warning"), (2, "ok")])
+def test_a_limit_of_version_1_is_a_warning_since_it_is_not_read(tree: Tree, version: int, level: str) -> None:
+    assert machine.memory(tree(limited(version, 4 << 30, 1 << 30))).level == level
+
+
+def test_memory_of_the_machine(tree: Tree) -> None:
+    found = machine.memory(tree({"proc/meminfo": MEMINFO}))
+    assert (found.level, found.text) == ("ok", "8 GB of 16 GB available")
+    little = MEMINFO.replace("8388608", "8192")
+    assert machine.memory(tree({"proc/meminfo": little})).level == "warning"
+
+
+def test_memory_of_this_machine() -> None:
+    assert " available" in machine.memory().text
+
+
+def test_memfd_works_here_and_leaves_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")
+    assert machine.memfd().level == "ok"
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_no_memfd_is_an_error() -> None:
+    def forbidden(name: str, flags: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    found = machine.memfd(forbidden)
+    assert found.level == "error"
+    assert os.strerror(errno.ENOSYS) in found.text
+    assert "memfd_create" in found.cure
+
+
+def test_a_memfd_that_cannot_be_sealed_is_an_error(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    found = machine.memfd(lambda name, flags: os.open(tmp_path / name, os.O_RDWR | os.O_CREAT))
+    assert found.level == "error"
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize(
+    ("total", "left", "level"),
+    [
+        (8 << 30, 8 << 30, "ok"),
+        (8 << 30, 1 << 20, "warning"),  # full
+        (64 << 20, 64 << 20, "warning"),  # a container's
+        (0, 0, "warning"),
+    ],
+)
+def test_room_in_the_shared_memory_folder(total: int, left: int, level: str) -> None:
+    found = machine.shared_memory_room(total, left)
+    assert found.level == level
+    assert ("--shm-size" in found.cure) is (level == "warning")
+
+
+def test_no_shared_memory_folder_is_a_warning(tmp_path: Path) -> None:
+    found = machine.shared_memory_folder(str(tmp_path / "none"))
+    assert found.level == "warning"
+    assert os.strerror(errno.ENOENT) in found.text
+
+
+FULL = """
+from kvstore.observe.doctor import machine
+found = machine.shared_memory_folder({folder!r})
+print(found.level, found.text)
+"""
+
+
+def test_a_full_file_system_is_a_warning(tmp_path: Path) -> None:
+    """In a namespace of its own, so that the mount is gone with the process."""
+    unshare = shutil.which("unshare")
+    namespace = [unshare or "", "--user", "--map-root-user", "--mount"]
+    if unshare is None or subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces for this user")
+    folder = str(tmp_path / "shm")
+    os.mkdir(folder)
+    python = f'{sys.executable} -c "$CODE"'
+    script = f"mount -t tmpfs -o size=1m none {folder} && head -c 1048576 /dev/zero > {folder}/full; {python}"
+    done = subprocess.run(
+        [*namespace, "sh", "-c", script],
+        env={**os.environ, "CODE": FULL.format(folder=folder)},
+        capture_output=True,
+        text=True,
+        timeout=pace.seconds(60),
+        check=True,
+    )
+    assert done.stdout.startswith("warning /dev/shm has 0 bytes of 1 MB left")
+
+
+HUGE = "sys/kernel/mm/transparent_hugepage"
+
+
+@pytest.mark.parametrize(
+    ("setting", "level"),
+    [
+        ("[always] madvise never", "ok"),
+        ("always [madvise] never", "ok"),
+        ("always madvise [never]", "warning"),
+    ],
+)
+def test_huge_pages(tree: Tree, setting: str, level: str) -> None:
+    root = tree(
+        {f"{HUGE}/enabled": setting, f"{HUGE}/shmem_enabled": "always within_size [advise] never deny"}
+    )
+    found = machine.huge_pages(root)
+    assert found.level == level
+    assert "advise for shared memory" in found.text
+    assert (f"{HUGE}/enabled" in found.cure) is (level == "warning")
+
+
+def test_a_kernel_without_huge_pages_is_a_warning(tree: Tree) -> None:
+    assert machine.huge_pages(tree({})).level == "warning"

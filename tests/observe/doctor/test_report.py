@@ -1,0 +1,182 @@
+"""The command as a whole: what it prints, its exit code, and what it does not tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pace
+import pytest
+from click.testing import CliRunner
+from launched import Job, until
+
+from kvstore.launch.cli import main
+from kvstore.observe.doctor import report
+from kvstore.observe.doctor.findings import Finding
+
+LEVELS = ("ok", "warning", "error")
+#: Subjects that depend on the machine or on what else is installed, and may be warnings on a healthy one.
+MAY_WARN = {
+    *("processors", "memory", "shared memory folder", "huge pages", "locked memory", "open files"),
+    *("address space", "ptrace", "reads between processes", "instruction set", "host name"),
+    *("MPI", "CUDA", "NCCL", "encryption", "variables", "extra cuda", "extra nccl", "kvstore"),
+}
+
+
+def test_a_healthy_machine(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvstore", "doctor"],
+        cwd=tmp_path,
+        env=job.environment,
+        capture_output=True,
+        text=True,
+        timeout=pace.seconds(200),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    *lines, empty, last = done.stdout.splitlines()
+    found = [re.match(r"(ok|warning|error) +(\S.*?)  +(\S.*)", line) for line in lines]
+    assert all(found), lines
+    levels = {match[2]: match[1] for match in found if match}
+    assert {subject for subject, level in levels.items() if level != "ok"} <= MAY_WARN, done.stdout
+    assert {f"test {name}" for name in ("local", "device", "shared", "dist_sync")} <= set(levels)
+    assert len({match.start(3) for match in found if match}) == 1, "the texts are aligned"
+    warnings = list(levels.values()).count("warning")
+    assert empty == ""
+    assert last.startswith(f"0 errors, {warnings} warning")
+    assert "\x1b" not in done.stdout
+    assert str(Path.home()) == "/" or str(Path.home()) + "/" not in done.stdout
+    until(lambda: not job.alive())
+
+
+def test_json_without_tests(doctor: Callable[..., Any]) -> None:
+    code, found = doctor("--no-tests")
+    assert code == 0
+    assert all(set(one) == {"subject", "level", "text", "cure"} for one in found.values())
+    assert all(
+        one["level"] in LEVELS and bool(one["cure"]) >= (one["level"] != "ok") for one in found.values()
+    )
+    assert not [subject for subject in found if subject.startswith(("test ", "speed "))]
+
+
+def invoke(
+    monkeypatch: pytest.MonkeyPatch, *checks: Callable[[], object], arguments: tuple[str, ...] = ()
+) -> Any:
+    monkeypatch.setattr(report, "CHECKS", checks)
+    return CliRunner().invoke(main, ["doctor", "--no-tests", *arguments])
+
+
+def fine() -> Finding:
+    return Finding("fine", "ok", "as it is")
+
+
+def slow() -> Finding:
+    return Finding("slow", "warning", "could be faster", "hurry")
+
+
+def broken() -> Finding:
+    raise OSError("nobody expected this")
+
+
+def test_a_broken_check_is_one_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = invoke(monkeypatch, fine, broken, slow)
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[:3]] == [
+        ["ok", "fine"],
+        ["error", "broken"],
+        ["warning", "slow"],
+    ]
+    assert "OSError: nobody expected this" in lines[1]
+    assert lines[2].endswith("could be faster. Cure: hurry")
+    assert lines[-1].startswith("1 error, 1 warning. ")
+
+
+def test_what_an_exception_tells_is_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def telling() -> Finding:
+        raise OSError("the secret-job in /home/me/keys")
+
+    monkeypatch.setenv("KVSTORE_JOB", "secret-job")
+    monkeypatch.setenv("HOME", "/home/me")
+    for where in (report.self_tests, report.speed):
+        monkeypatch.setattr(where, "reads_between_processes", telling, raising=False)
+        monkeypatch.setattr(where, "copies", telling, raising=False)
+    monkeypatch.setattr(report, "CHECKS", (telling,))
+    done = CliRunner().invoke(main, ["doctor", "--speed"])
+    assert done.stdout.count("the $KVSTORE_JOB in ~/keys") == 3
+    assert "secret-job" not in done.stdout
+
+
+def test_warnings_alone_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = invoke(monkeypatch, fine, slow, arguments=("--json",))
+    assert done.exit_code == 0
+    assert [one["level"] for one in json.loads(done.stdout)] == ["ok", "warning"]
+
+
+@pytest.mark.parametrize("which", ["store_tests", "reads_between_processes"])
+def test_broken_self_tests_do_not_break_the_command(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    monkeypatch.setattr(report, "CHECKS", (fine,))
+    monkeypatch.setattr(report.self_tests, "outcome", lambda test: fine())
+    monkeypatch.setattr(report.self_tests, which, broken)
+    done = CliRunner().invoke(main, ["doctor", "--json"])
+    assert done.exit_code == 1
+    found = {one["subject"]: one["text"] for one in json.loads(done.stdout)}
+    assert "OSError: nobody expected this" in found["self-tests"]
+
+
+def test_broken_speeds_do_not_break_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report.speed, "copies", broken)
+    done = invoke(monkeypatch, fine, arguments=("--speed", "--json"))
+    assert done.exit_code == 1
+    assert [one["subject"] for one in json.loads(done.stdout)] == ["fine", "speeds"]
+
+
+def test_values_of_variables_and_the_home_directory_are_hidden() -> None:
+    told = "the secret-job of /home/me/keys, not /home/medium, as worker"
+    variables = {"KVSTORE_JOB": "secret-job", "KVSTORE_ROLE": "worker", "KVSTORE_SIZE": "2", "OTHER": "as"}
+    found = report.redacted(Finding("one", "error", told, f"ask {told}"), variables, "/home/me")
+    clean = "the $KVSTORE_JOB of ~/keys, not /home/medium, as worker"
+    assert (found.text, found.cure) == (clean, f"ask {clean}")
+    assert report.redacted(Finding("one", "ok", "/dev/shm"), {}, "/").text == "/dev/shm"
+
+
+def test_no_secret_is_in_a_report_of_a_job_with_keys(tmp_path: Path) -> None:
+    secret = "a-text-that-nobody-may-read"
+    keys = tmp_path / secret
+    keys.write_text(secret)
+    keys.chmod(0o644)
+    variables = {
+        "KVSTORE_JOB": secret,
+        "KVSTORE_KEYS_FILE": str(keys),
+        "KVSTORE_SCHEDULER": f"tcp://{secret}.invalid:1",
+        "KVSTORE_HOST": secret,
+        "RANK": secret,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "kvstore", "doctor", "--no-tests"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=pace.seconds(200),
+        check=False,
+    )
+    assert done.returncode == 1  # of these variables
+    assert "KVSTORE_JOB" in done.stdout
+    assert secret not in done.stdout + done.stderr
+
+
+def test_the_width_is_that_of_the_longest_subject() -> None:
+    long = "reads between processes"
+    assert report.line(Finding(long, "ok", "text")).index("text") == report.line(fine()).index("as it is")
+
+
+def test_help_says_what_the_exit_code_means() -> None:
+    text = " ".join(CliRunner().invoke(main, ["doctor", "--help"]).output.split())
+    assert "exits with 0 if there is no error, and with 1 if there is one" in text

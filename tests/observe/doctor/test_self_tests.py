@@ -1,0 +1,145 @@
+"""Each store's test is passed here, and fails where sums are wrong, missing, or never come."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pace
+import pytest
+from launched import MARK, Job, until
+
+from kvstore.observe.doctor import children, self_tests, workers
+from kvstore.observe.doctor.self_tests import StoreTest, judged, outcome, store_tests
+
+RIGHT = workers.expected()
+
+
+@pytest.fixture
+def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """All that is started from now on is known by a variable."""
+    job = Job(tmp_path)
+    monkeypatch.setenv(MARK, job.environment[MARK])
+    return job
+
+
+@pytest.mark.parametrize("test", store_tests(pace.seconds(60)), ids=lambda test: test.store)
+def test_every_store_passes_and_leaves_nothing(test: StoreTest, marked: Job) -> None:
+    found = outcome(test, pace.seconds(60))
+    assert (found.level, found.subject) == ("ok", f"test {test.store}"), found
+    until(lambda: not marked.alive())
+
+
+def test_a_store_passes_inside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of that job are no business of the self-tests."""
+    for name, value in (("KVSTORE_RANK", "1"), ("KVSTORE_SIZE", "2"), ("KVSTORE_JOB", "x"), ("RANK", "7")):
+        monkeypatch.setenv(name, value)
+    local = store_tests(pace.seconds(60))[0]
+    assert outcome(local, pace.seconds(60)).level == "ok"
+
+
+def program(code: str, count: int = 1) -> StoreTest:
+    return StoreTest("fake", (sys.executable, "-c", code), count)
+
+
+def test_a_test_that_hangs_is_ended_and_an_error(marked: Job) -> None:
+    found = outcome(program("import time; time.sleep(600)"), 1.0)
+    assert found.level == "error"
+    assert "not finished after 1 s" in found.text
+    assert found.cure
+    assert marked.alive() == []
+
+
+HANGS = ("-m", "kvstore", "run", "-n", "2", "-s", "1", "--no-prefix", "sleep", "600")
+
+
+def test_a_job_that_hangs_is_ended_with_all_of_its_processes(
+    marked: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "_GRACE", pace.seconds(20))
+    found = outcome(StoreTest("fake", (sys.executable, *HANGS), 2), 3.0)
+    assert found.level == "error"
+    until(lambda: not marked.alive())
+
+
+def test_a_wrong_sum_is_an_error() -> None:
+    wrong = f"{int(RIGHT, 16) ^ 1:032x}"
+    found = outcome(program(f"print('sum', {wrong!r})"), pace.seconds(60))
+    assert found.level == "error"
+    assert "wrong" in found.text
+    assert outcome(program(f"print('sum', {RIGHT!r})"), pace.seconds(60)).level == "ok"
+
+
+def test_one_wrong_worker_is_enough() -> None:
+    pair = program("", count=2)
+    assert judged(pair, [RIGHT, RIGHT]).level == "ok"
+    assert judged(pair, [RIGHT, "0" * 32]).level == "error"
+    assert "1 of 2 workers" in judged(pair, [RIGHT]).text
+
+
+def test_a_crash_is_an_error_with_its_last_line() -> None:
+    found = outcome(program("raise ValueError('a plain reason')"), pace.seconds(60))
+    assert found.level == "error"
+    assert "exit code 1: ValueError: a plain reason" in found.text
+
+
+def test_a_line_is_written_at_once() -> None:
+    """Two workers write to one pipe: lines in pieces would mix."""
+    calls = "workers.tell('sum', 'digest'); workers.tell('seconds', 1, 2.5)"
+    code = f"from kvstore.observe.doctor import workers; {calls}"
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # it keeps writes apart
+    with here, there:
+        here.settimeout(pace.seconds(60))
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=there,
+            timeout=pace.seconds(60),
+            check=True,
+        )
+        assert [here.recv(100), here.recv(100)] == [b"sum digest\n", b"seconds 1 2.5\n"]
+
+
+def test_the_digest_depends_on_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = workers.part
+
+    def altered(key: str, turn: int, rank: int) -> np.ndarray:
+        array = part(key, turn, rank)
+        if (key, turn, rank) == ("large", 1, 1):
+            array[-1] = np.nextafter(array[-1] * 2, np.float32(np.inf))
+        return array
+
+    monkeypatch.setattr(workers, "part", altered)
+    assert workers.expected() != RIGHT
+
+
+def test_processes_with_one_parent_read_each_other_or_say_why(marked: Job) -> None:
+    found = self_tests.reads_between_processes(pace.seconds(60))
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if not scope.exists() or scope.read_text().strip() == "0":
+        assert found.level == "ok", found
+    else:
+        assert found.level in ("ok", "warning")
+    until(lambda: not marked.alive())
+
+
+@pytest.mark.parametrize(
+    ("ran", "level", "text"),
+    [
+        (children.Ran(0, "yes\n", ""), "ok", "works"),
+        (children.Ran(0, "Operation not permitted\n", ""), "warning", "(Operation not permitted)"),
+        (children.Ran(None, "", ""), "warning", "deadline"),
+    ],
+)
+def test_reads_that_are_refused_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, ran: children.Ran, level: str, text: str
+) -> None:
+    monkeypatch.setattr(children, "run", lambda command, deadline: ran)
+    found = self_tests.reads_between_processes()
+    assert found.level == level
+    assert text in found.text
+    assert ("SYS_PTRACE" in found.cure) is (level == "warning")
