@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from typing import TYPE_CHECKING, Any, overload
 
 from .base import KVStoreBase
 from .errors import ArgumentError, ConfigError, closest
-from .store import KVStore
+from .store import KVStore, whereabouts
 from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
     from .settings.launchers import Placement
+    from .stores.protocol import Backend
 
 
 @overload
@@ -98,6 +100,9 @@ def create(name: str = "local", **options: Any) -> KVStore:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
+    from .observe import log
+
+    log.start()
     literal = name.lower()
     custom = KVStoreBase.kv_registry.get(literal)
     if custom is not None:
@@ -122,7 +127,31 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     backend = getattr(module, kind.backend)(config)
     if config.processes != 1 and not kind.on_servers:  # whose numbers are those of the job
         warn_if_apart(literal, backend.num_workers)
-    return KVStore(literal, backend, config)
+    store = KVStore(literal, backend, config)
+    _tell_created(store, backend)
+    return store
+
+
+def _tell_created(store: KVStore, backend: Backend) -> None:
+    """Log a new store, and have it told of when somebody asks where this process is."""
+    import logging
+
+    from .kernels import cpu
+    from .observe import stacks
+    from .observe.log import introduce
+    from .settings.launchers import detect
+
+    introduce(f"worker {backend.rank}")
+    stacks.watch(store, whereabouts)
+    log = logging.getLogger(backend.logger)
+    if not log.isEnabledFor(logging.INFO):
+        return
+    with contextlib.suppress(ConfigError):
+        log.info(
+            "store %r created: worker %d of %d, launcher %s, %s, kernels %s, %d threads",
+            store.type, store.rank, store.num_workers, detect().launcher, backend.describe(),
+            cpu.level(), cpu.threads(),
+        )  # fmt: skip
 
 
 def _by_van(literal: str, kind: StoreKind) -> StoreKind:

@@ -6,6 +6,7 @@ import builtins
 import operator
 import os
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -78,6 +79,7 @@ class KVStore(KVStoreBase):
         self._engine = Engine(config.timeout)
         self._closed = False
         self._pushes = self._pulls = 0
+        self._created = time.monotonic()
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -297,6 +299,7 @@ class KVStore(KVStoreBase):
                 f"set_optimizer takes an Optimizer such as kv.optimizer.create('sgd'), not {optimizer!r}"
             )
         self._do_all(partial(self._backend.set_optimizer, optimizer))
+        self._tell("optimizer of store %r: %r", self._type, optimizer)
 
     def update_optimizer(self, **changes: Any) -> None:
         """Change settings of the optimizer. The change takes effect at the next push of each key.
@@ -313,6 +316,7 @@ class KVStore(KVStoreBase):
         """
         self._check_updater("update_optimizer")
         self._do_all(partial(self._backend.configure, changes))
+        self._tell("optimizer of store %r, changes: %r", self._type, changes)
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the learning rate. The change takes effect at the next push of each key.
@@ -340,6 +344,7 @@ class KVStore(KVStoreBase):
         if updater is not None and not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
         self._do_all(partial(self._backend.set_updater, updater))
+        self._tell("updater of store %r: %r", self._type, updater)
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
         """Compress gradients between devices or workers, from the next push of each key.
@@ -366,7 +371,9 @@ class KVStore(KVStoreBase):
             The parameters are not valid. Nothing has changed.
         """
         self._check_compresses()
-        self._do_all(partial(self._backend.set_compression, create_codec(compression_params)))
+        codec = create_codec(compression_params)
+        self._do_all(partial(self._backend.set_compression, codec))
+        self._tell("gradients of store %r are compressed by %s: %r", self._type, codec.name, codec.config())
 
     def save_residuals(self, fname: PathLike) -> None:
         """Write the residuals of gradient compression to a safetensors file, atomically.
@@ -681,6 +688,14 @@ class KVStore(KVStoreBase):
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
         self._backend.close()
+        seconds, done = time.monotonic() - self._created, (self._pushes, self._pulls)
+        self._tell("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
+
+    def _tell(self, text: str, *arguments: Any) -> None:
+        """Log something that changes the job."""
+        import logging
+
+        logging.getLogger(self._backend.logger).info(text, *arguments)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -853,6 +868,12 @@ def updater_of(store: Any) -> Any:
 def outlives_workers(store: KVStore) -> bool:
     """Whether the survivors of a lost worker go on."""
     return store._config.on_peer_loss == "continue"
+
+
+def whereabouts(store: KVStore) -> str:
+    """Name a store on the page of a process that hangs: without a lock, and without waiting."""
+    state = "closed" if store._closed else "open"
+    return f"store {store.type!r}: worker {store.rank} of {store.num_workers}, {state}"
 
 
 def _raise(error: Exception) -> None:

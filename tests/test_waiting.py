@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kvstore import waiting
 from kvstore.engine import Work
 from kvstore.errors import TimeoutError
+from kvstore.observe.stacks import warn_of_end
 from kvstore.stores.parameter_server.protocol.messages import Missing
 from kvstore.stores.parameter_server.worker.driver import MachineDriver
 from kvstore.waiting import WaitClock
@@ -83,8 +84,9 @@ class StoppedDriver(MachineDriver):
     def check_alive(self) -> None:
         pass
 
-    def _inquire(self, operation: Any) -> None:
+    def _inquire(self, operation: Any) -> str:
         self.inquired = True
+        return ""
 
     def _drive(self) -> None:
         self._clock.now += 60.0
@@ -141,3 +143,30 @@ def test_an_operation_that_completes_at_the_end_of_a_wait_is_complete() -> None:
     work._finished = LateEvent()
     work.wait()
     work.wait(0.0)
+
+
+def test_a_long_wait_says_once_where_the_process_is_before_it_ends(
+    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "before_end", warn_of_end)
+    with WaitClock(30.0).described_by("for {:.0f} s".format) as wait:
+        assert [one.description() for one in waiting.open_waits()] == ["for 0 s"]
+        for now in (119.0, 121.0, 123.0):
+            clock.now = now
+            wait.read()
+    assert waiting.open_waits() == []
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "a wait ends with an error in 9 s" in record.message
+    assert "thread MainThread: for 21 s" in record.message
+    assert "test_a_long_wait_says_once" in record.message
+
+
+def test_a_short_wait_does_not(
+    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "before_end", warn_of_end)
+    with WaitClock(20.0).described_by("for {:.0f} s".format) as wait:
+        clock.now += 19.0
+        wait.read()
+    assert caplog.records == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from kvstore.observe.stacks import catches
 
 from .output import Lines, Writes
 from .process import GRACE, stopped, tied_to, told, unstartable
@@ -61,6 +64,7 @@ class ChildProcess:
         self.seconds = 0.0
         self._started = time.monotonic()
         self._kill_at: float | None = None
+        self._errors, self._mark = sinks[1], mark
         self._process = _start(command, environment, descriptors)
         self.out = Lines(self._process.stdout, sinks[0], mark)
         self.err = Lines(self._process.stderr, sinks[1], mark, keep=TAIL)
@@ -69,6 +73,11 @@ class ChildProcess:
     def group(self) -> int:
         """Id of the process, and of its group."""
         return self._process.pid
+
+    @property
+    def place(self) -> str:
+        """Say where it runs."""
+        return f": process {self.group}"
 
     @property
     def how(self) -> str:
@@ -104,6 +113,15 @@ class ChildProcess:
         self._kill_at = self._kill_at or time.monotonic() + grace
         self._signal(number)
 
+    def write_stacks(self) -> None:
+        """Have the process, and what it has started, write where they are; see `kvstore.observe.stacks`.
+
+        Only those are asked that have a handler for the signal: it would end the others.
+        """
+        if not write_stacks(self.group) and self.code is None:
+            text = f"process {self.group} writes no stacks: it has no store yet, or is no program of Python\n"
+            self._errors.write(self._mark + text.encode())
+
     def gone(self) -> bool:
         """Whether nothing is left of the group; kills it when its time is over.
 
@@ -131,6 +149,25 @@ class ChildProcess:
                 pass
         except ChildProcessError:
             pass
+
+
+def write_stacks(leader: int) -> bool:
+    """Have the processes of a session write where they are, and return whether any of them can."""
+    able = [pid for pid in _session(leader) if catches(pid, signal.SIGUSR2)]
+    for pid in able:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR2)
+    return bool(able)
+
+
+def _session(leader: int) -> list[int]:
+    """List the processes of a session."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == leader:
+                found.append(pid)
+    return found
 
 
 def _start(

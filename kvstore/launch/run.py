@@ -11,6 +11,7 @@ which are asked to end still have whom to take leave of.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.observe.log import start as start_log
 
 from .causes import Causes
 from .child_process import ChildProcess, ProcessRole
@@ -29,7 +31,9 @@ from .orphan_reaper import OrphanReaper
 from .output_relay import OutputRelay
 from .process import DESERTED, adopt_orphans, exit_code, new_job, signal_name, variables
 from .service import Cast, Service
-from .signals import ENDING
+from .signals import ASKING, ENDING
+
+log = logging.getLogger("kvstore.launch")
 
 _LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
 _LOOK = 0.05  # seconds between two looks at groups that are about to end
@@ -40,6 +44,20 @@ _SERVICE_GRACE = 3.0  # seconds between asking them to end and killing them
 
 
 Running = ChildProcess | RemoteProcess
+
+
+class _RelayedLog:
+    """Our own lines, on their way between those of the processes."""
+
+    def __init__(self, relay: OutputRelay) -> None:
+        self._relay = relay
+
+    def write(self, text: str) -> None:
+        """Queue a line."""
+        self._relay.err.write(text.encode(errors="replace"))
+
+    def flush(self) -> None:
+        """Leave that to the relay."""
 
 
 class _Stage(Enum):
@@ -145,7 +163,7 @@ class _Job:
         self._asked = False  # servers and scheduler, to end
         self._stage = _Stage.REACHING
         self._first_word = 0.0  # when the scheduler must have said where it is
-        self._relay = OutputRelay((signal.SIGCHLD, *ENDING), self._on_signal)
+        self._relay = OutputRelay((signal.SIGCHLD, *ASKING, *ENDING), self._on_signal)
         self._remote = hosts is not None
         self._hosts: LocalHost | RemoteHosts = (
             RemoteHosts(hosts, self._relay, reaper, prefix)
@@ -156,6 +174,7 @@ class _Job:
     def run(self) -> int:
         with contextlib.closing(self._relay):
             try:
+                start_log("launcher", _RelayedLog(self._relay))
                 self._begin()
                 while self._left or not (self._ending or self._stage is _Stage.RUNNING):
                     self._turn()
@@ -201,6 +220,7 @@ class _Job:
         command = self._command if part.role == "worker" or not self._cast else self._cast.command(part)
         told = self._on_address if part.role == "scheduler" else None
         process = self._hosts.start(part, command, self._environment(part), keys, told)
+        log.info("%s started%s", part.name, process.place)
         self._running.append(process)
         self._left.append(process)
         if part.role == "scheduler":
@@ -247,6 +267,7 @@ class _Job:
         # On one that was started again nothing is laid: it may be looking for those that are gone.
         there = [process for process in running if not self._restarts.get(process.part)]
         for process in ended:
+            log.info("%s ended with code %d after %.1f s", process.part.name, process.code, process.seconds)
             if process.code or too_early:
                 self._causes.add(process, there)
         for process in self._causes.take():
@@ -306,6 +327,10 @@ class _Job:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             return  # it was only to wake us up
+        if number in ASKING:
+            for process in self._left:
+                process.write_stacks()
+            return
         again = self._signal is not None
         self._signal = number
         if again:

@@ -16,6 +16,8 @@ from itertools import pairwise
 from typing import NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: They ask a launcher for the stacks of all processes; the terminal sends SIGQUIT on Ctrl-\.
+ASKING = (signal.SIGUSR2, signal.SIGQUIT)
 _SHOW_CURSOR = b"\x1b[?25h"
 
 

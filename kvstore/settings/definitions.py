@@ -125,6 +125,9 @@ STORES: Final = (
         "folder with CUDA kernels that were compiled in advance"),
     SettingRow("cache", "XDG_CACHE_HOME", str, "~/.cache", (WORKER,),
         "parent of the folder in which compiled CUDA kernels are kept"),
+    SettingRow("log", "KVSTORE_LOG", str, "", (*_ROLES, LAUNCHER),
+        "`info` or `debug`: writes the log of the job to stderr; `debug:kvstore.ps,kvstore.shared` only that "
+        "of these loggers"),
 )  # fmt: skip
 
 SERVERS: Final = (

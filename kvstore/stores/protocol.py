@@ -50,6 +50,12 @@ class Backend(Protocol):
     #: Whether the store can update weights. If not, methods for optimizers raise `CapabilityError`, or define
     #: their meaning.
     runs_optimizer: bool = True
+    #: Name of the logger for what changes the store.
+    logger: str = "kvstore"
+
+    def describe(self) -> str:
+        """Say for the log of which parts the store consists, and how they exchange data."""
+        return "in this process"
 
     @property
     def feedback(self) -> Feedback | None:

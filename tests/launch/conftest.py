@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launched import Job, until
+from launched import Job, gone_after
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path)
-    try:
+    with gone_after(tmp_path) as made:
         yield made
-        until(lambda: not made.alive())
-    finally:
-        for pid in made.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pace
@@ -80,6 +82,19 @@ class Job:
         return [
             pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if wanted in _variables(pid)
         ]
+
+
+@contextlib.contextmanager
+def gone_after(folder: Path) -> Iterator[Job]:
+    """Make a job of which nothing may be left at the end."""
+    made = Job(folder)
+    try:
+        yield made
+        until(lambda: not made.alive())
+    finally:
+        for pid in made.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _variables(pid: int) -> list[bytes]:

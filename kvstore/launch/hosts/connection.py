@@ -52,6 +52,11 @@ class RemoteProcess:
         self._kill_at: float | None = None
 
     @property
+    def place(self) -> str:
+        """Say where it runs."""
+        return f" on {self.connection.name}"
+
+    @property
     def how(self) -> str:
         """Say who it is and how it ended."""
         host = self.connection.name
@@ -69,6 +74,10 @@ class RemoteProcess:
         """Have a signal sent to its group, which is killed if it is still there `grace` seconds later."""
         self._kill_at = self._kill_at or time.monotonic() + grace
         self.connection.send(m.EndProcess(self.number, number, grace))
+
+    def write_stacks(self) -> None:
+        """Have it write where it is; see `ChildProcess.write_stacks`."""
+        self.connection.send(m.WriteStacks(self.number))
 
     def gone(self) -> bool:
         """Whether nothing is left of the group, or nobody is left to say so."""

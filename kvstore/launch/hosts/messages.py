@@ -53,6 +53,12 @@ class EndProcess(_Message, tag="End"):
     grace: float
 
 
+class WriteStacks(_Message):
+    """Have a process write where it is to its stderr."""
+
+    number: int
+
+
 class Credit(_Message):
     """So many bytes of output were passed on."""
 
@@ -108,7 +114,7 @@ class AgentRefused(_Message, tag="Refused"):
     text: str
 
 
-To = JobStart | StartProcess | EndProcess | Credit | KeepAlive
+To = JobStart | StartProcess | EndProcess | WriteStacks | Credit | KeepAlive
 From = AgentHello | AgentReady | Output | Address | Ended | Gone | AgentRefused | KeepAlive
 
 _encoder = msgspec.msgpack.Encoder()

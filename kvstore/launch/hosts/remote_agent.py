@@ -142,6 +142,8 @@ class RemoteAgent:
                 self._start(message)
             case m.EndProcess(number, code, grace) if number in self._children:
                 self._children[number].end(code, grace)
+            case m.WriteStacks(number) if number in self._children:
+                self._children[number].write_stacks()
             case m.Credit(size):
                 self._channel.passed_on(size)
 

@@ -44,6 +44,7 @@ class LocalBackend(Backend):
     rank = 0
     local_rank = 0
     num_workers = 1
+    logger = "kvstore.local"
     can_bind = True
     feedback: Feedback | None = None
     updater: Updater | None = None

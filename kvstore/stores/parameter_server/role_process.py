@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+from ...observe import log
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
 from .scheduler import loop as scheduler_loop
@@ -27,12 +28,14 @@ def scheduler(
     watch: Callable[[Callable[[], bool]], None] | None = None,
 ) -> None:
     """Be the scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
+    log.start("scheduler")
     _collect_seldom()
     scheduler_loop.run(roles, config or ps_config(), report, watch)
 
 
 def server(roles: Roles, config: PsConfig | None = None) -> None:
     """Be a server."""
+    log.start("server")
     _collect_seldom()
     tune_malloc()  # the process is ours alone
     ServerLoop(roles, config or ps_config()).run()

@@ -46,6 +46,7 @@ class SharedBackend(Backend):
     waits_concurrently = True
     takes_turns = True
     can_compress = True
+    logger = "kvstore.shared"
     feedback: Feedback | None = None
 
     def __init__(self, config: StoreConfig) -> None:
@@ -75,6 +76,14 @@ class SharedBackend(Backend):
     def updater(self) -> Updater | None:
         """The optimizer with its states, if there is one."""
         return self._updater.updater
+
+    def describe(self) -> str:
+        """Say how the workers reach each other's arrays."""
+        reads = (
+            "read each other's memory" if self._job.can_read_peers() else "do not read each other's memory"
+        )
+        loss = self.config.on_peer_loss
+        return f"group {self.config.group!r}, workers {reads}, on_peer_loss={loss!r}"
 
     # ------------------------------------------------------------------------------------------ verbs
 

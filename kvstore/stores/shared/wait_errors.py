@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from ...arrays.grouping import Key
 from ...errors import FencedError, KVStoreError, PeerLostError, UpdaterError
+from ...observe.log import SLOW
 from .native import _shared as shm
 from .optimizer import JobUpdater
 
@@ -24,6 +25,7 @@ class WaitErrors:
 
     def __init__(self, job: shm.Job, updater: JobUpdater, rank: int) -> None:
         self._job, self._updater, self._rank = job, updater, rank
+        self._known_lost: set[str] = set()  # as the log has it
         self.loss_told = False  # this worker was told that a peer is lost
         self.told: dict[Key, int] = {}  # the last failed round that this worker was told of
 
@@ -36,26 +38,38 @@ class WaitErrors:
                 "not to end, look at its output; if it had no more batches, have it call join() first"
             )
 
-    def _absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
+    def absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
+        """Return the other workers for whom a wait is."""
         if missing is not None:
-            return list(missing())
-        return [] if handle is None else handle.missing(handle.complete + 1)
+            found = missing()
+        else:
+            found = [] if handle is None else handle.missing(handle.complete + 1)
+        return [w for w in found if w != self._rank]
 
     def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
         """Say on what this worker waits, and for whom."""
-        absent = [w for w in self._absent(handle, missing) if w != self._rank]
-        where = what or (
-            "a barrier" if handle is None else f"round {handle.complete + 1} of key {handle.key!r}"
-        )
+        absent = self.absent(handle, missing)
         seen = (
             ", ".join(f"worker {w} (heard of {self._job.silence(w):.1f} s ago)" for w in absent)
             or "its peers"
         )
-        return f"worker {self._rank} has waited {waited:.0f} s on {where} for {seen}"
+        return f"worker {self._rank} has waited {waited:.0f} s on {_name(handle, what)} for {seen}"
+
+    def tell_members(self) -> None:
+        """Log whom the job has lost, or has back, since the last call."""
+        lost = {f"worker {w}" for w in self._job.lost()}
+        for name in sorted(lost - self._known_lost):
+            log.info("%s of %d is lost", name, self._job.size)
+        for name in sorted(self._known_lost - lost):
+            log.info("%s of %d is back", name, self._job.size)
+        if lost != self._known_lost:
+            log.info("rounds wait for workers %s from now on", ", ".join(map(str, self._job.members())))
+        self._known_lost = lost
 
     def raise_outcome(self, outcome: int, handle: Handle | None) -> None:
         """Raise the error that an outcome stands for."""
         where = "" if handle is None else f" (key {handle.key!r}, round {handle.complete + 1})"
+        self.tell_members()
         if outcome == shm.PEER_LOST:
             self.loss_told = True
             raise self.peer_lost(
@@ -110,3 +124,31 @@ class WaitErrors:
             if time.monotonic() >= end:
                 return
             time.sleep(0.001)
+
+
+class SlowWait:
+    """Tells of a wait that was long, once it has ended: who came last, and by how much."""
+
+    def __init__(self, errors: WaitErrors, handle: Handle | None, missing: Missing | None, what: str) -> None:
+        self._errors, self._handle, self._missing = errors, handle, missing
+        self._name = _name(handle, what)
+        self._late: list[int] = []
+
+    def look(self, waited: float) -> None:
+        """Note for whom it is; called a few times in a second."""
+        self._errors.tell_members()
+        if waited > SLOW and log.isEnabledFor(logging.INFO):
+            self._late = self._errors.absent(self._handle, self._missing)
+
+    def end(self, waited: float) -> None:
+        """Tell of it, if it was long."""
+        self._errors.tell_members()
+        if self._late:
+            last = " or ".join(f"worker {w}" for w in self._late)
+            log.info("%s was slow: %s came last, %.1f s after this worker", self._name, last, waited)
+
+
+def _name(handle: Handle | None, what: str) -> str:
+    if what:
+        return what
+    return "a barrier" if handle is None else f"round {handle.complete + 1} of key {handle.key!r}"

@@ -15,7 +15,7 @@ from ...waiting import WaitClock
 from .native import _shared as shm
 from .optimizer import JobUpdater
 from .rows import SparseKeys
-from .wait_errors import Missing, WaitErrors
+from .wait_errors import Missing, SlowWait, WaitErrors
 
 log = logging.getLogger("kvstore.shared")
 
@@ -72,6 +72,7 @@ class RoundWaiter:
         self._job, self._keys, self._updater, self._rows = job, keys, updater, rows
         self._timeout, self._rank = timeout, rank
         self._errors = WaitErrors(job, updater, rank)
+        self._tells = log.isEnabledFor(logging.INFO)  # else no round asks who has come or gone
         # The last call with several keys, by key.
         self._calls: dict[Key, _Call] = {}
         self._preparing = threading.RLock()  # the updater works for one thread at a time
@@ -123,6 +124,8 @@ class RoundWaiter:
         outcome = call.advance()
         if outcome != shm.READY:
             self.wait(call.advance, handle, first=outcome)
+        if self._tells:
+            self._errors.tell_members()
         if failure := self._errors.failure(handle, call.round):
             errors.append(failure)
             return
@@ -289,16 +292,35 @@ class RoundWaiter:
         """Take steps until one is ready, within the deadline."""
         outcome = step() if first == shm.TICK else first
         clock = WaitClock(self._timeout)
-        while outcome != shm.READY:
-            if outcome in (shm.PLAN, shm.NEW_MODE):
-                self._prepare(outcome, handle)
-            elif outcome != shm.TICK:
-                self._errors.raise_outcome(outcome, handle)
-            waited = clock.read()
+        while outcome not in (shm.READY, shm.TICK):
+            self._take(outcome, handle)
+            clock.read()
             outcome = step()
-            if outcome != shm.TICK:
-                continue
-            if clock.over:
-                raise TimeoutError(self._errors.waiting(handle, missing, what, waited))
-            if clock.tells():
-                log.warning("%s", self._errors.waiting(handle, missing, what, waited))
+        if outcome == shm.TICK:
+            self._wait_long(step, handle, missing, what, clock)
+
+    def _take(self, outcome: int, handle: Handle | None) -> None:
+        """Do what a step has found to be done, or raise what it has found."""
+        if outcome in (shm.PLAN, shm.NEW_MODE):
+            self._prepare(outcome, handle)
+        elif outcome != shm.TICK:
+            self._errors.raise_outcome(outcome, handle)
+
+    def _wait_long(
+        self, step: Step, handle: Handle | None, missing: Missing | None, what: str, clock: WaitClock
+    ) -> None:
+        """Go on with a wait once it is worth telling of; it is then a tenth of a second old."""
+        outcome, slow = shm.TICK, SlowWait(self._errors, handle, missing, what)
+        with clock.described_by(partial(self._errors.waiting, handle, missing, what)):
+            while outcome != shm.READY:
+                self._take(outcome, handle)
+                waited = clock.read()
+                outcome = step()
+                if outcome != shm.TICK:
+                    continue
+                slow.look(waited)
+                if clock.over:
+                    raise TimeoutError(self._errors.waiting(handle, missing, what, waited))
+                if clock.tells():
+                    log.warning("%s", self._errors.waiting(handle, missing, what, waited))
+        slow.end(clock.read())

@@ -9,12 +9,15 @@ from typing import Any
 
 import msgspec
 
+from ....observe.membership import MembershipLog
+from ....observe.stacks import watch
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
 from ....waiting import NOTICE_AFTER
 from ..protocol import events
 from ..protocol.failures import raised
 from ..protocol.messages import Met, ReliableMessage
+from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
 from .machine import Scheduler, SchedulerOptions
 
@@ -67,6 +70,7 @@ class _Loop:
         self._ticked = self._pinged = self._started = time.monotonic()
         self._told = False
         self._ended: events.End | None = None
+        self._members = MembershipLog(log)
 
     def deserted(self) -> bool:
         """Whether no worker has ever come."""
@@ -74,13 +78,21 @@ class _Loop:
 
     def run(self) -> events.End:
         """Serve until the job is over."""
+        watch(self, _Loop.whereabouts)
+        log.info("scheduler started at %s", self._sockets.address)
         while self._ended is None:
             for peer, message in self._sockets.receive(_TICK):
                 self._step(events.Received(peer, message))
             for process in self._sockets.heartbeats.heard():
                 self._step(events.Heard(process))
             self._look_at_the_clock(time.monotonic())
+        log.info("the job is over after %.1f s", time.monotonic() - self._started)
         return self._ended
+
+    def whereabouts(self) -> str:
+        """Say whom the scheduler knows; see `kvstore.observe.stacks`."""
+        missing = self._machine.waits_for()
+        return f"the scheduler waits for {missing}" if missing else "the scheduler, with all processes there"
 
     def _look_at_the_clock(self, now: float) -> None:
         if now - self._pinged >= self._heartbeat:
@@ -97,6 +109,7 @@ class _Loop:
     def _step(self, event: events.Event) -> None:
         for action in self._machine.step(event, time.monotonic()):
             if isinstance(action, events.Send):
+                tell_message(self._members, action.message)
                 self._sockets.send(action.peer, self._addressed(action.message))
             elif isinstance(action, events.End):
                 self._ended = action

@@ -18,12 +18,17 @@ from typing import Any
 import msgspec
 
 from ....errors import CapabilityError, KVStoreError
+from ....kernels import cpu
+from ....observe.log import introduce
+from ....observe.membership import MembershipLog
+from ....observe.stacks import watch
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
+from ..protocol.view_log import tell_message
 from ..transport.frames import Limits
 from ..transport.heartbeats import HeartbeatResponder
 from ..transport.sockets import ServerSockets
@@ -43,8 +48,12 @@ class ServerLoop:
 
     def __init__(self, roles: Roles, config: PsConfig) -> None:
         self._config = config
+        introduce(f"server {roles.rank}" if roles.rank >= 0 else "server")
         self._storage = storage = ServerStorage(roles.rank, config)
+        self._members = MembershipLog(log)
         state = storage.restore() if roles.restart and config.snapshot else None
+        if state is not None:
+            log.info("snapshot read from %s: %d stores", config.snapshot, len(state["stores"]))
         incarnation = secrets.randbits(63)
         process = f"server/{roles.rank}/{os.getpid()}/{secrets.token_hex(8)}"
         self._sockets = ServerSockets(roles, incarnation, bool(config.streams))
@@ -62,7 +71,7 @@ class ServerLoop:
         self._heartbeats: HeartbeatResponder | None = None
         self._roles = roles
         self._process = process
-        self._ticked = self._saved = time.monotonic()
+        self._started = self._ticked = self._saved = time.monotonic()
         self._due = False  # a snapshot
         self._writing: threading.Thread | None = None
         self._unwritten: Failure | None = None  # why
@@ -90,6 +99,13 @@ class ServerLoop:
 
     def run(self) -> None:
         """Serve until the job is over; KVStoreError: it did not end well, or this server was refused."""
+        watch(self, ServerLoop.whereabouts)
+        log.info(
+            "server started: scheduler at %s, %s, kernels %s, %d threads, snapshots %s",
+            self._roles.scheduler,
+            "streams" if self._config.streams else "no streams (KVSTORE_STREAMS=0)",
+            cpu.level(), cpu.threads(), self._config.snapshot or "off",
+        )  # fmt: skip
         try:
             self._step(events.Start())
             while self._ended is None:
@@ -101,13 +117,21 @@ class ServerLoop:
                 self._heartbeats.close()
             self._sockets.close()
             self._storage.close()
+        log.info("server ended after %.1f s", time.monotonic() - self._started)
         if self._ended.error is not None:
             raise raised(self._ended.error)
 
+    def whereabouts(self) -> str:
+        """Name the server and its stores; see `kvstore.observe.stacks`."""
+        stores = ", ".join(map(str, self._machine.stores())) or "none"
+        return f"server {self._machine.rank} serves stores {stores}"
+
     def _serve_once(self) -> None:
         for peer, message in self._sockets.receive(_TICK):
+            tell_message(self._members, message)
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
+                log.debug("worker %d attaches to store %d", message.rank, message.store)
             segments = self._storage.reach(message) if isinstance(message, Batch) else {}
             self._step(events.Received(peer, message))
             if isinstance(message, Batch):
@@ -123,6 +147,9 @@ class ServerLoop:
         if self._writing is not None:
             if not self._writing.is_alive():
                 self._writing = None
+                if self._unwritten is None:
+                    took = time.monotonic() - self._saved
+                    log.info("snapshot written to %s in %.1f s", self._config.snapshot, took)
                 self._step(events.Saved(self._unwritten))
             return
         interval = self._config.snapshot_interval
@@ -204,6 +231,7 @@ class ServerLoop:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._storage.set_rank(welcome.rank)
+        introduce(f"server {welcome.rank}")
 
     def _wants_snapshot(self, action: events.Save) -> None:
         self._due = True

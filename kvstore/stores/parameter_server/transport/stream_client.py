@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import math
 import secrets
 import socket
@@ -25,6 +26,8 @@ from .streams import (
     open_stream,
     tune,
 )
+
+log = logging.getLogger("kvstore.ps")
 
 _AGAIN, _AGAIN_MOST = 0.05, 1.0  # seconds between two attempts to connect
 _MISTRUST = 30.0  # and after an encrypted stream that lasted no longer: somebody may alter what goes over it
@@ -101,6 +104,7 @@ class StreamClient:
             self._poller.unwatch(self._stream.fileno())
             self._stream.close()
             self._stream = None
+            log.debug("stream closed")
             if self._cipher is not None:
                 now = time.monotonic()
                 self._attempted, self._pause = now, _AGAIN if now - self._opened > _MISTRUST else _MISTRUST
@@ -142,6 +146,7 @@ class StreamClient:
             if self._cipher is None:
                 self._stream = open_stream(self._connecting, sender)
                 self._connecting = None
+                log.debug("stream opened to %s", self._offer.address)
             else:
                 self._answers, self._answer = True, b""
 
@@ -179,6 +184,7 @@ class StreamClient:
         connection.send(handshake.worker_proof())  # so few bytes go at once or not at all
         self._connecting, self._answers, self._opened = None, False, time.monotonic()
         self._stream = open_stream(connection, sender, handshake.worker_cipher())
+        log.debug("encrypted stream opened")
 
 
 def _connect(address: str) -> socket.socket | None:

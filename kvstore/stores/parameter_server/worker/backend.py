@@ -49,6 +49,7 @@ class DistBackend(Backend):
     begins_async = True
     waits_concurrently = True
     can_compress = True
+    logger = "kvstore.ps"
     quick_lists = has_quick_push_and_pull = True
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True
@@ -78,6 +79,10 @@ class DistBackend(Backend):
             cpu.set_threads(config.threads)
         elif self.num_workers > 1:
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // client.local_size))
+
+    def describe(self) -> str:
+        """Name servers and scheduler, and what can be read on the way to them."""
+        return self._client.describe()
 
     # ------------------------------------------------------------------------------------------------ verbs
 

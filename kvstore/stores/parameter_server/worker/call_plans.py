@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from ..transport.native._streams import Exchange
 from ..transport.shared_buffers import PeerBuffers
 from .client import Client
 from .key_directory import DistKey, KeyDirectory
+
+log = logging.getLogger("kvstore.ps")
 
 _LISTS = 16  # of keys, of which a plan is kept
 _ALIGNED = 64  # bytes: where the packed values of a key begin
@@ -146,6 +149,9 @@ class CallPlans:
             return None
         if sum(len(key.parts) for key in keys) > SPAN // 2:  # a push may be under way before it
             return None
+        log.debug(
+            "plan made for %s of %d keys, the first %r", self._kind.name.lower(), len(keys), keys[0].key
+        )
         ranks = [key.key if isinstance(key.key, int) else key.number for key in keys]
         order = sorted(range(len(keys)), key=ranks.__getitem__)
         return CallPlan(self._kind, [keys[at] for at in order], order, self._client)

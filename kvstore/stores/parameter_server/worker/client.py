@@ -90,6 +90,15 @@ class Client:
         self.local_rank, self.local_size = self._process.place(self.rank, self.size)
         self._process.opened(self)
 
+    def describe(self) -> str:
+        """Say for the log where the servers are."""
+        welcome, roles = self.member.welcome, self._process.roles
+        assert welcome is not None
+        secret = "encrypted" if roles.keys is not None else "not encrypted"
+        mode, loss = self._hello.options["mode"], self._hello.options["on_peer_loss"]
+        where = f"{len(welcome.servers)} servers, scheduler at {roles.scheduler}, {secret}"
+        return f"{where}, store {welcome.store}, {mode}, epoch {welcome.epoch}, on_peer_loss={loss!r}"
+
     # --------------------------------------------------------------------------------- requests to servers
 
     def submit(self, requests: Sequence[Request], priority: int = 0) -> PendingOperation:

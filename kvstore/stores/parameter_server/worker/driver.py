@@ -15,14 +15,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....errors import ClosedError, KVStoreError, TimeoutError
+from ....observe.log import SLOW
+from ....observe.membership import MembershipLog
 from ....waiting import WaitClock
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Failure
+from ..protocol.view_log import tell_view
 from ..transport.shared_buffers import PeerBuffers
 from ..transport.sockets import Message, WorkerSockets
 from .operations import OperationTable, PendingOperation
@@ -51,6 +55,17 @@ class ServerMemory:
     def open(self, server: Hashable, handle: str) -> None:
         """Open the memory that a server has told of, if it has."""
         self._buffers[server] = PeerBuffers.open(handle) if handle and self._enabled else None
+
+    def way(self, server: Hashable, message: m.Attached) -> str:
+        """Say for the log how data goes to a server, and why."""
+        if self._buffers[server] is not None:
+            why = "shared memory"
+        elif not self._enabled:
+            why = "no shared memory (switched off by same_host_shm)"
+        else:
+            why = "no shared memory (it is on another host, or reads none of this worker's)"
+        no_stream = "ZeroMQ (the server offers no stream: KVSTORE_STREAMS=0, or keys without a common cipher)"
+        return f"{why}; the rest through {'a stream' if message.stream else no_stream}"
 
     def get(self, server: int) -> PeerBuffers | None:
         """Return the memory of a server."""
@@ -98,12 +113,14 @@ class MachineDriver:
         self._ticked = 0.0
         self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
         self._standstill = StandstillDetector(process.config.dead_after)
+        self._members = MembershipLog(log, logging.WARNING)
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
             events.Connect: self._connect,
             m.Met: self._met,
             events.Failed: self._failed,
-            m.View: _tell_losses,
+            m.View: self._viewed,
+            m.Welcome: self._viewed,
             events.Shrunk: self._warn,
         }
 
@@ -130,23 +147,34 @@ class MachineDriver:
     def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
-        asked, last = False, None
+        clock.read()
+        if not self._driven(ready):
+            with clock.described_by(partial(self._described, what, operation)):
+                self._wait_on(ready, what, operation, clock)
+
+    def _wait_on(
+        self, ready: Callable[[], bool], what: str, operation: PendingOperation | None, clock: WaitClock
+    ) -> None:
+        """Go on with a wait that the first turn has not ended."""
+        asked, where, last = 0, "", None
         while True:
-            clock.read()
-            if self._driven(ready):
-                return
-            if clock.near_notice(_ANSWERED) and not asked:
-                asked = True
-                self._inquire(operation)
+            due = (clock.waited > SLOW) + clock.near_notice(_ANSWERED)
+            if due > asked:  # for who wants to know early, and again before it is told
+                asked, where = due, self._inquire(operation)
             if clock.tells():
-                log.warning("%s", self._waiting(what, clock.waited))
+                log.warning("%s", self._waiting(what + where, clock.waited))
             if clock.over:
                 last = last or WaitClock(_ANSWERED)  # a machine that stood still has still to hear for whom
                 last.read()
                 if self._machine.missing is not None or last.over:
-                    raise TimeoutError(self._waiting(what, clock.waited))
+                    raise TimeoutError(self._waiting(what + where, clock.waited))
             if self._waiters:
                 time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
+            clock.read()
+            if self._driven(ready):
+                if asked and clock.waited > SLOW:
+                    self._tell_slow(what + where, clock.waited)
+                return
 
     def begin(self, call: QuickCall) -> bool:
         """Begin a call, if nothing else is to be done; False: nothing has happened."""
@@ -338,6 +366,7 @@ class MachineDriver:
             if type(message) is m.Attached:
                 self._memory.open(peer, message.memory)
                 self._sockets.open_stream(peer, message.stream)  # type: ignore[arg-type]
+                log.info("data for server %s goes through %s", peer, self._memory.way(peer, message))
             now = time.monotonic()
             if (stopped := self._standstill.stopped_for(now)) is not None:
                 self._stood_still(stopped, now)
@@ -370,12 +399,16 @@ class MachineDriver:
         self._actions.extend(self._machine.step(retry, time.monotonic()))
 
     def _connect(self, action: events.Connect) -> None:
+        log.debug("server %d is at %s", action.server, action.address)
         self._memory.forget(action.server)
         self._sockets.connect(action.server, action.address)
 
     def _met(self, met: m.Met) -> None:
         self._process.met(met)
         self._sockets.connect_echo(met.echo)
+
+    def _viewed(self, view: m.View | m.Welcome) -> None:
+        tell_view(self._members, view)
 
     def _failed(self, action: events.Failed) -> None:
         self.failure = action.failure
@@ -391,9 +424,10 @@ class MachineDriver:
 
     # ------------------------------------------------------------------------------------- for whom one waits
 
-    def _inquire(self, operation: PendingOperation | None) -> None:
-        """Ask whom an operation waits for; the answer comes while it waits on."""
+    def _inquire(self, operation: PendingOperation | None) -> str:
+        """Ask whom an operation waits for, and return for what; the answer comes while it waits on."""
         with self._turn():
+            where = self._where(operation)
             names: list[Hashable] = self._operations.names(operation)[:1]
             waiting = [one for name in names for one in self._machine.pending(name)]
             if waiting:
@@ -402,15 +436,37 @@ class MachineDriver:
             else:
                 question = self._machine.who(None)
             self._carry_out([question])
+        return where
+
+    def _where(self, operation: PendingOperation | None) -> str:
+        """Name a round for which an operation waits."""
+        if operation is not None:
+            for name in self._operations.names(operation):
+                for _, record in self._machine.pending(name):
+                    return f" ({self.name_of(record.slice)}, round {record.round})"
+        return ""
+
+    def _missing(self) -> str:
+        """Name those for whom this worker waits, if it was told."""
+        missing = self._machine.missing
+        if missing is None:
+            return ""
+        roles = (("server", missing.servers), ("worker", missing.ranks))
+        return " and ".join(f"{role} {', '.join(map(str, ranks))}" for role, ranks in roles if ranks)
+
+    def _tell_slow(self, what: str, waited: float) -> None:
+        """Log a wait that was long, and has ended."""
+        if last := self._missing():
+            log.info("%s was slow: %s came last, %.1f s after this worker", what, last, waited)
+
+    def _described(self, what: str, operation: PendingOperation | None, waited: float) -> str:
+        """Say for what and whom this worker waits, from anywhere: what it looks at may change meanwhile."""
+        return self._waiting(what + self._where(operation), waited)
 
     def _waiting(self, what: str, waited: float) -> str:
         """Say for whom this worker waits."""
-        missing = self._machine.missing
-        names = []
-        if missing is not None:
-            roles = (("server", missing.servers), ("worker", missing.ranks))
-            names = [f"{role} {', '.join(map(str, ranks))}" for role, ranks in roles if ranks]
-        whom = f"; missing: {' and '.join(names)}" if names else ""
+        names = self._missing()
+        whom = f"; missing: {names}" if names else ""
         if not self._machine.met:
             whom = (
                 f"; no scheduler answers at {self._process.roles.scheduler}: start it, or check the address"
@@ -436,8 +492,3 @@ class StandstillDetector:
         stopped = still > self._dead_after / 2 and ran - self._ran[1] < still / 10
         self._ran = now, ran
         return still if stopped else None
-
-
-def _tell_losses(view: m.View) -> None:
-    for loss in view.losses:
-        log.warning("%s %d is lost; epoch %d", loss.role, loss.rank, view.epoch)

@@ -37,6 +37,7 @@ class JobMembership:
             placement.job if placement.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
         )  # nobody else is to come
         number = next(_numbers[job, config.group])
+        log.debug("worker %d of %d: store %d of group %r", self.rank, self.size, number, config.group)
         self._rendezvous = RegionRendezvous(job, config.group, number, placement.rank, placement.size)
         clock = WaitClock(config.timeout)
         try:
@@ -51,6 +52,8 @@ class JobMembership:
         """Give the rank up. A second call does nothing."""
         self._rendezvous.close()
         if hasattr(self, "job"):
+            if not self.job.closed:
+                log.debug("worker %d leaves the job%s", self.rank, " as one who is lost" if lost else "")
             self.job.leave(lost)
 
     def note_fork(self) -> None:
@@ -67,6 +70,9 @@ class JobMembership:
         elif fd is None:
             fd = self._rendezvous.wait(config.timeout)
         assert fd is not None
+        log.debug(
+            "worker %d %s the region %s", self.rank, "made" if creates else "found", self._rendezvous.name
+        )
         try:
             job = shm.Job(
                 fd,
@@ -89,6 +95,7 @@ class JobMembership:
         if not job.register():
             raise ConfigError(f"rank {self.rank} of this job is taken by process {job.pid(self.rank)}")
         if job.returned():
+            log.info("worker %d takes the place of one that was lost", self.rank)
             job.rejoin()
             return
         job.enlist()
@@ -96,6 +103,7 @@ class JobMembership:
         job.probe()
         number = job.arrive_at_barrier()
         self._await(lambda: job.wait_at_barrier(number), lambda: job.missing_at_barrier(number), clock)
+        log.debug("all workers are here: %s", ", ".join(f"{w} (process {job.pid(w)})" for w in job.members()))
 
     def _await(self, step: Callable[[], int], missing: Callable[[], list[int]], clock: WaitClock) -> None:
         while True:

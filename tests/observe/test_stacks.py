@@ -1,0 +1,150 @@
+"""SIGUSR2: a process of a job says where it is, and goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pace
+import pytest
+from launched import PATIENCE, Job, until
+
+SLOW = """
+import numpy as np
+import kvstore as kv
+store = kv.create(os.environ["STORE"])
+store.init("w", np.zeros(1000, np.float32))
+out = np.empty(1000, np.float32)
+for step in range(2):
+    if step and RANK:
+        wait_for("go", 9)
+    store.push("w", np.ones(1000, np.float32))
+    if step:
+        say("pushed")
+    store.pull("w", out=out)
+print(*set(out))
+"""
+
+
+def asked_until(process: int, number: int, file: Path, pattern: bytes) -> bytes:
+    """Send a signal, again and again, until what has been written matches."""
+    end = pace.deadline(PATIENCE)
+    while not re.search(pattern, file.read_bytes(), re.DOTALL):
+        assert time.monotonic() < end, file.read_bytes()
+        os.kill(process, number)
+        time.sleep(0.5)
+    return file.read_bytes()
+
+
+def started(job: Job, *arguments: str, text: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a job whose stderr goes to a file."""
+    path = job.folder / "stderr"
+    with path.open("wb") as file:
+        return job.run(*arguments, text=text, stderr=file), path
+
+
+def go_on(job: Job, launcher: subprocess.Popen[bytes], workers: int) -> None:
+    """Let the slow worker come, and see the job end as if nothing had been asked."""
+    (job.folder / "go-9").touch()
+    out, _ = launcher.communicate(timeout=pace.seconds(100))
+    assert launcher.returncode == 0
+    assert sorted(out.splitlines()) == [b"[%d] %.1f" % (rank, workers) for rank in range(workers)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "servers", "wait"),
+    [
+        ("shared", [], rb"has waited \d+ s on round 2 of key 'w' for worker 1 "),
+        (
+            "dist_sync",
+            ["-s", "1"],
+            rb"has waited \d+ s for a pull \(key 'w', round \d+\); missing: worker 1\n",
+        ),
+    ],
+)
+def test_a_worker_that_waits_names_method_key_round_and_who_is_missing(
+    job: Job, kind: str, servers: list[str], wait: bytes
+) -> None:
+    job.environment["STORE"] = kind
+    launcher, err = started(job, "-n", "2", *servers, text=SLOW)
+    until(lambda: job.said("pushed", 0))
+    page = asked_until(job.pid("pushed", 0), signal.SIGUSR2, err, rb"in pull of thread MainThread: .*" + wait)
+    assert f"[0] kvstore: worker 0, process {job.pid('pushed', 0)}\n".encode() in page
+    assert f"[0]   store {kind!r}: worker 0 of 2, open\n".encode() in page
+    assert re.search(rb'\[0\]   File ".*worker\.py", line \d+ in <module>', page)
+    go_on(job, launcher, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGQUIT])
+def test_the_launcher_has_all_processes_write_theirs(job: Job, number: int) -> None:
+    job.environment["STORE"] = "dist_sync"
+    launcher, err = started(job, "-n", "2", "-s", "1", text=SLOW)
+    until(lambda: job.said("pushed", 0))
+    marks = (b"[0] kvstore: worker 0,", b"[1] kvstore: worker 1,", b"[server 0] kvstore: server 0,")
+    all_of_them = [*marks, b"[scheduler] kvstore: scheduler,"]
+    for mark in all_of_them:
+        asked_until(launcher.pid, number, err, re.escape(mark))
+    page = err.read_bytes()
+    for mark in (b"0", b"1", b"server 0", b"scheduler"):
+        assert re.search(rb'\[%s\]   File ".*", line \d+ in ' % mark, page)
+    go_on(job, launcher, 2)
+
+
+def test_what_has_no_store_is_not_killed(job: Job) -> None:
+    launcher, err = started(job, "-n", "1", text="say('here'); wait_for('go', 9); print(1.0)")
+    until(lambda: job.said("here", 0))
+    asked_until(
+        launcher.pid, signal.SIGUSR2, err, rb"\[0\] process \d+ writes no stacks: it has no store yet"
+    )
+    go_on(job, launcher, 1)
+
+
+OWN = """
+import faulthandler, os, signal, sys, threading
+import kvstore as kv
+which = sys.argv[1]
+got = []
+if which == "before":
+    signal.signal(signal.SIGUSR2, lambda *_: got.append(1))
+elif which == "ignored":
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+elif which == "in C":
+    faulthandler.register(signal.SIGUSR2, file=1, all_threads=False)
+if which == "in a thread":
+    thread = threading.Thread(target=kv.create, args=("local",))
+    thread.start()
+    thread.join()
+else:
+    store = kv.create("local")
+if which == "after":
+    signal.signal(signal.SIGUSR2, lambda *_: got.append(1))
+os.kill(os.getpid(), signal.SIGUSR2)
+print("got", got)
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "out", "err"),
+    [
+        ("before", rb"got \[1\]\n", b""),
+        ("after", rb"got \[1\]\n", b""),
+        ("ignored", rb"got \[\]\n", b""),
+        ("in C", rb"(?:Stack|Current thread).*got \[\]\n", b""),
+        ("in a thread", rb"got \[\]\n", rb"Current thread .*"),
+        (
+            "ours",
+            rb"got \[\]\n",
+            rb"Current thread .*kvstore: worker 0, .*store 'local': worker 0 of 1, open\n",
+        ),
+    ],
+)
+def test_a_handler_of_the_application_stays(job: Job, which: str, out: bytes, err: bytes) -> None:
+    process = job.start("-c", OWN, which)
+    told, said = process.communicate(timeout=pace.seconds(100))
+    assert process.returncode == 0
+    assert re.fullmatch(out, told, re.DOTALL), told
+    assert re.fullmatch(err, said, re.DOTALL), said
