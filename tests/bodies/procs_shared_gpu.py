@@ -573,6 +573,7 @@ def pageable(after: int) -> list[str]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(lambda record: "store 'shared'" not in record.getMessage())  # made, set, and closed
     log = logging.getLogger("kvstore.shared")
     log.addHandler(handler)
     log.setLevel(logging.INFO)

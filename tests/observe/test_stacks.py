@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pace
@@ -79,6 +80,15 @@ def test_a_worker_that_waits_names_method_key_round_and_who_is_missing(
     go_on(job, launcher, 2)
 
 
+@pytest.fixture
+def in_foreground() -> Iterator[None]:
+    """What a shell starts in the background ignores SIGQUIT, and hands that down."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGQUIT, before)
+
+
+@pytest.mark.usefixtures("in_foreground")
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGQUIT])
 def test_the_launcher_has_all_processes_write_theirs(job: Job, number: int) -> None:
     job.environment["STORE"] = "dist_sync"
