@@ -10,7 +10,7 @@ import numpy as np
 import kvstore as kv
 from bench.cases import dist as dist_cases
 from bench.cases.dist import DistCase
-from bench.peers.base import Array
+from bench.peers.base import Array, all_of
 from bench.peers.dist.base import PAIR
 from bench.peers.dist.ours import Ours
 from kvstore import compression
@@ -35,7 +35,7 @@ class PackAndPull(Ours):
             for value, residual, packed in zip(data.values, residuals, words, strict=True):
                 codec.encode(value.reshape(-1), residual, packed)
 
-        self.variants = {PAIR: lambda: (pack(), pull())}
+        self.variants = {PAIR: all_of([pack, pull])}
         data.write(data.seeds())
         store.push(many, data.values if len(keys) > 1 else data.values[0])  # values as a push leaves them
         pack()

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from kvstore.launch.process import tied_to
 from kvstore.settings.definitions import LAUNCHERS, PLACE
 from kvstore.settings.variables import process_variables
 
-_PR_SET_PDEATHSIG = 1
 #: Seconds between asking a program to end and killing it: `kvstore run` ends its processes in the meantime.
 _GRACE = 6.0
 
+_PROGRAM = "kvstore.observe.doctor.job"
 #: What the job programs of this package are started with.
-JOB = (sys.executable, "-m", "kvstore.observe.doctor.job")
+JOB = (sys.executable, "-m", _PROGRAM)
+
+
+def with_a_server(workers: int) -> tuple[str, ...]:
+    """Return what starts a job program in so many workers, beside a server and a scheduler."""
+    launch = (sys.executable, "-m", "kvstore", "run", "-n", str(workers), "-s", "1", "--no-prefix")
+    return (*launch, "-m", _PROGRAM)
 
 
 class Ran(NamedTuple):
@@ -52,7 +58,7 @@ def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] 
         text=True,
         errors="replace",
         env=alone() if environment is None else environment,
-        preexec_fn=_tied(),
+        preexec_fn=tied_to(os.getpid()),
     )
     with process:
         try:
@@ -84,15 +90,3 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
         if pipe is not None:
             pipe.close()
     return "", ""
-
-
-def _tied() -> Callable[[], None]:
-    """Make a function by which the kernel kills the calling process when the thread that started it ends."""
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def tie() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return tie

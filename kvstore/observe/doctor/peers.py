@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+from .children import JOB
+
 _WORDS = b"memory of another process"
 
 
@@ -18,14 +20,13 @@ class _Piece(ctypes.Structure):
 
 def compare() -> None:
     """Start two processes, of which the second reads from the first; print what it has read."""
-    command = [sys.executable, "-m", "kvstore.observe.doctor.job"]
     with subprocess.Popen(
-        [*command, "offer-memory"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*JOB, "offer-memory"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as offering:
         if offering.stdout is None:
             raise OSError("the first process has no output")
         words = offering.stdout.readline().split()
-        subprocess.run([*command, "read-memory", *words], check=False)
+        subprocess.run([*JOB, "read-memory", *words], check=False)
         offering.communicate()
 
 

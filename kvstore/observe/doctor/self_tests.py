@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,12 +32,11 @@ class StoreTest:
 
 def store_tests(deadline: float = DEADLINE) -> list[StoreTest]:
     """List the tests: one process, two that share memory, and two with a server and a scheduler."""
-    launched = (sys.executable, "-m", "kvstore", "run", "-n", str(PARTS), "-s", "1", "--no-prefix", "-m")
     return [
         StoreTest("local", (*children.JOB, "sums", "local"), 1),
         StoreTest("device", (*children.JOB, "sums", "device"), 1),
         StoreTest("shared", (*children.JOB, "spawned-sums", "shared", f"{_PATIENCE * deadline}"), PARTS),
-        StoreTest("dist_sync", (*launched, "kvstore.observe.doctor.job", "sums", "dist_sync"), PARTS),
+        StoreTest("dist_sync", (*children.with_a_server(PARTS), "sums", "dist_sync"), PARTS),
     ]
 
 

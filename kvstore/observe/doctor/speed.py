@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 from . import children
 from .findings import Finding
+from .workers import COPIED
 
 _DEADLINE = 120.0
-_COPIED = 64 << 20  # bytes, as `workers.copies` has them
 _CURE = "see the self-tests; `kvstore doctor` without --speed does not need this"
 
 
@@ -20,7 +18,7 @@ def copies() -> list[Finding]:
     if len(found) != 3:
         return [Finding(subject, "error", ran.reason, _CURE)]
     copied, moved, threads = found
-    one = f"one thread copies 64 MB at {_COPIED / copied / 1e9:.1f} GB/s"
+    one = f"one thread copies 64 MB at {COPIED / copied / 1e9:.1f} GB/s"
     ratio = f"{2 * copied / moved:.2f} times that speed, with {threads:.0f} threads"
     both = f"a push and a pull of 64 MB take {moved * 1e3:.1f} ms: {ratio}"
     return [Finding(subject, "ok", one), Finding("speed of local", "ok", both)]
@@ -28,8 +26,7 @@ def copies() -> list[Finding]:
 
 def round_trip() -> Finding:
     """Measure a pushpull of 4 KB between a worker and a server on this machine."""
-    launched = [sys.executable, "-m", "kvstore", "run", "-n", "1", "-s", "1", "--no-prefix", "-m"]
-    ran = children.run([*launched, "kvstore.observe.doctor.job", "round-trip"], _DEADLINE)
+    ran = children.run([*children.with_a_server(1), "round-trip"], _DEADLINE)
     found = _numbers(ran)
     if len(found) != 1:
         return Finding("speed of dist_sync", "error", ran.reason, _CURE)

@@ -19,10 +19,12 @@ Array = npt.NDArray[np.float32]
 #: its bits do not depend on an order.
 PARTS = 2
 
+#: Bytes of the array that `copies` measures with.
+COPIED = 64 << 20
+
 #: Elements by key: one is small, the other is cut into slices, whose last one is not full.
 _SIZES = {"small": 1_000, "large": 700_001}
 _ROUNDS = 2
-_COPIED = 64 << 20
 _REPEATS = 7
 _CALLS = 400
 _WARM_UP = 50
@@ -61,7 +63,7 @@ def sums(name: str) -> None:
 
 def copies() -> None:
     """Print the seconds of a copy of 64 MB, those of a push and a pull of them, and the store's threads."""
-    value, out = np.ones(_COPIED // 4, np.float32), np.zeros(_COPIED // 4, np.float32)
+    value, out = np.ones(COPIED // 4, np.float32), np.zeros(COPIED // 4, np.float32)
     copied = _least(lambda: np.copyto(out, value))
     with kv.create("local") as store:
         store.init("w", value)
