@@ -23,6 +23,7 @@ FLAGS = [
 NATIVE = "kvstore/stores/shared/native"  # the C code of the shared store
 SERVERS = "kvstore/stores/parameter_server/native"  # and of the parameter server
 STREAMS = "kvstore/stores/parameter_server/transport/native"  # and of its connections
+OBSERVE = "kvstore/observe/native"  # and what they count and record
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
 
 ELSEWHERE = """kvstore runs on Linux only, and this is {platform}: its stores use memfd, futex and pidfd.
@@ -87,17 +88,30 @@ setup(
             "kvstore.stores.shared.native._shared",
             f"{NATIVE}/_shared.pyx",
             NATIVE,
+            OBSERVE,
             "kernels",
             macros=[("_GNU_SOURCE", None)],
         ),
         native(
-            "kvstore.stores.parameter_server.native._native", f"{SERVERS}/_native.pyx", SERVERS, "kernels"
+            "kvstore.observe.native._observe",
+            f"{OBSERVE}/_observe.pyx",
+            OBSERVE,
+            macros=[("_GNU_SOURCE", None)],
+        ),
+        native(
+            "kvstore.stores.parameter_server.native._native",
+            f"{SERVERS}/_native.pyx",
+            SERVERS,
+            OBSERVE,
+            "kernels",
+            macros=[("_GNU_SOURCE", None)],
         ),
         native(
             "kvstore.stores.parameter_server.transport.native._streams",
             f"{STREAMS}/_streams.pyx",
             STREAMS,
             SERVERS,
+            OBSERVE,
             "kernels",
             macros=[("_GNU_SOURCE", None)],
         ),

@@ -36,8 +36,7 @@ class Plan:
         """
         store = self._store
         store._do(self._groups, self._run)
-        store._pushes += 1
-        store._pulls += 1
+        store._count("pushpull")
 
     def refresh(self) -> None:
         """Read the addresses of the arrays again. Call it after the memory of an array was replaced.

@@ -31,6 +31,8 @@ from .errors import (
     TimeoutError,
 )
 from .files import name_of
+from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, waits_of
+from .observe.native._observe import Counters
 from .optimizer import Optimizer, Updater
 from .plan import Plan
 from .stores.protocol import Backend
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from .settings.options import StoreConfig
 
 PathLike = str | os.PathLike[str]
+
+_CALL = {verb: number for number, verb in enumerate(CALLS)}
 
 
 class Statistics(NamedTuple):
@@ -52,12 +56,28 @@ class Statistics(NamedTuple):
         Size of their values in bytes, without optimizer states.
     pushes, pulls : int
         Number of successful calls. A `pushpull` counts as one push and one pull.
+    rounds : int
+        Number of rounds of keys, or of parts of keys, that this worker has seen complete.
+    losses : int
+        Number of other workers and servers that were lost.
+    sent, received : Transferred
+        Bytes of values by the way they went and came.
+    seconds : Seconds
+        Time by what it was spent on, as far as it was measured.
+    waits : Waits
+        How long the waits were, as far as they were measured.
     """
 
     keys: int
     nbytes: int
     pushes: int
     pulls: int
+    rounds: int
+    losses: int
+    sent: Transferred
+    received: Transferred
+    seconds: Seconds
+    waits: Waits
 
 
 class KVStore(KVStoreBase):
@@ -78,7 +98,8 @@ class KVStore(KVStoreBase):
         self._config = config
         self._engine = Engine(config.timeout)
         self._closed = False
-        self._pushes = self._pulls = 0
+        self._counters = Counters(name, "", backend.rank, backend.num_workers)
+        backend.observe(self._counters)
         self._created = time.monotonic()
 
     # ------------------------------------------------------------------------------------------ verbs
@@ -618,10 +639,29 @@ class KVStore(KVStoreBase):
         return dict(self._do_all(self._backend.placement))
 
     def statistics(self) -> Statistics:
-        """Return the numbers of keys, bytes and calls."""
+        """Return counts of what this store has done so far.
+
+        Times are measured while ``KVSTORE_METRICS`` or ``KVSTORE_TIMELINE`` is set, or ``kvstore top``
+        looks on.
+        """
         places = self.placement()
         nbytes = sum(size for parts in places.values() for _, size in parts)
-        return Statistics(len(places), nbytes, self._pushes, self._pulls)
+        numbers = self._counters.read()
+        return Statistics(
+            len(places),
+            nbytes,
+            *self._pushes_and_pulls(),
+            numbers["rounds"],
+            numbers["losses"],
+            Transferred(*numbers["sent"]),
+            Transferred(*numbers["received"]),
+            seconds_of(numbers),
+            waits_of(numbers),
+        )
+
+    def _pushes_and_pulls(self) -> tuple[int, int]:
+        calls = dict(zip(CALLS, self._counters.read()["calls"], strict=True))
+        return calls["push"] + calls["pushpull"], calls["pull"] + calls["row_sparse_pull"] + calls["pushpull"]
 
     # ------------------------------------------------------------------------------------- lifetime
 
@@ -688,7 +728,7 @@ class KVStore(KVStoreBase):
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
         self._backend.close()
-        seconds, done = time.monotonic() - self._created, (self._pushes, self._pulls)
+        seconds, done = time.monotonic() - self._created, self._pushes_and_pulls()
         self._tell("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
 
     def _tell(self, text: str, *arguments: Any) -> None:
@@ -720,8 +760,7 @@ class KVStore(KVStoreBase):
 
     def _count(self, verb: str) -> None:
         """Count a call that has ended well."""
-        self._pushes += verb in ("push", "pushpull")
-        self._pulls += verb != "push"
+        self._counters.count(_CALL[verb])
 
     def _in_turn(self, keys: list[Key], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
         """Begin and end an operation in the turn of its keys; what `begin` returns ends it."""
@@ -781,8 +820,7 @@ class KVStore(KVStoreBase):
                 if not done:
                     return False
                 if done is True:
-                    self._pushes += verb != "pull"
-                    self._pulls += verb != "push"
+                    self._counters.count(_CALL[verb])
                     return True
                 if self._backend.takes_turns:
                     turns.take([key], 0)

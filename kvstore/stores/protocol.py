@@ -15,6 +15,8 @@ from ..optimizer import Optimizer, Updater
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ..observe.native._observe import Counters
+
 Kind = tuple[str, str, tuple[int, ...]]
 
 
@@ -56,6 +58,10 @@ class Backend(Protocol):
     def describe(self) -> str:
         """Say for the log of which parts the store consists, and how they exchange data."""
         return "in this process"
+
+    def observe(self, counters: Counters) -> None:
+        """Count in `counters` from now on; called once, before anything else."""
+        return
 
     @property
     def feedback(self) -> Feedback | None:

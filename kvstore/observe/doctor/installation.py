@@ -17,6 +17,7 @@ from .requirements import DISTRIBUTION, EXTRAS, Dependency, installed, version_o
 #: Without the one of the kernels kvstore cannot be imported, which says so.
 COMPILED = (
     "kvstore.stores.shared.native._shared",
+    "kvstore.observe.native._observe",
     "kvstore.stores.parameter_server.native._native",
     "kvstore.stores.parameter_server.transport.native._streams",
 )

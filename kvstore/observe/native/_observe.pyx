@@ -1,0 +1,342 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Counters and events of this process, and the counters of others.
+
+The C code of the stores writes both, through the capsules of `Counters.capsule` and `ring`.
+"""
+
+import mmap
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memset, strncpy
+
+cdef extern from "page.h" nogil:
+    enum:
+        KV_CALLS
+        KV_WAYS
+        KV_PHASES
+        KV_BUCKETS
+        KV_NAME
+        KV_NOBODY
+        KV_EVENT_KINDS
+        KV_PAGE_VERSION
+    const char *KV_PAGE_NAME
+    const char *KV_PAGE_MAGIC
+    ctypedef uint64_t kv_count "_Atomic uint64_t"
+    ctypedef int32_t kv_whom "_Atomic int32_t"
+    ctypedef struct kv_counters:
+        kv_count used, timed_until
+        char store[64]
+        char job[64]
+        int32_t rank, size
+        kv_count keys, nbytes
+        kv_count calls[6]
+        kv_count sent[4]
+        kv_count received[4]
+        kv_count rounds, losses
+        kv_count ns[5]
+        kv_count spans[5]
+        kv_count waits[128]
+        kv_count since, slice, round
+        kv_whom whom
+    ctypedef struct kv_event:
+        uint64_t begin, end, slice, round, nbytes
+        uint32_t thread
+        int32_t whom
+        uint16_t kind, store
+        uint32_t written
+    ctypedef struct kv_ring:
+        kv_count next
+        uint64_t size
+        kv_event *events
+    ctypedef struct kv_about:
+        uint64_t slice, round, nbytes
+        int32_t whom
+        uint16_t store
+    ctypedef enum kv_phase:
+        pass
+    ctypedef struct kv_page:
+        char magic[8]
+        uint32_t version, process
+        uint64_t place_bytes, places
+        kv_counters stores[32]
+    kv_page *kv_page_here
+    kv_ring kv_own_ring
+    kv_ring *kv_ring_here
+    int kv_open_page()
+    kv_counters *kv_take_place()
+    int kv_start_ring(uint64_t size)
+    uint64_t kv_copy_events(kv_event *to)
+    uint64_t kv_now()
+    void kv_add_to(kv_count *count, uint64_t more)
+    void kv_set_to(kv_count *count, uint64_t value)
+    int kv_is_timed(const kv_counters *c)
+    uint64_t kv_begin(const kv_counters *c)
+    void kv_end(kv_counters *c, kv_phase phase, uint64_t begin, kv_about about)
+    void kv_waits_for(kv_counters *c, uint64_t begin, kv_about about)
+    void kv_waits_no_more(kv_counters *c, uint64_t begin)
+    void kv_record(kv_event event)
+    unsigned kv_bucket(uint64_t ns)
+
+NOBODY = KV_NOBODY
+PAGE_NAME = KV_PAGE_NAME.decode()
+FOREVER = 0xFFFFFFFFFFFFFFFF
+BUCKETS = KV_BUCKETS
+
+if kv_open_page():
+    raise MemoryError("there is no memory for the counters of this process")
+kv_ring_here = &kv_own_ring
+ring = PyCapsule_New(&kv_own_ring, "kvstore.events", NULL)
+
+cdef uint16_t made = 0  # number of the next store
+
+
+cdef class Counters:
+    """What one store of this process, or its server, has done so far.
+
+    Parameters
+    ----------
+    store : str
+        Type of the store; ``"server"`` or ``"scheduler"``.
+    job : str
+        What all processes of the job have in common.
+    rank, size : int
+        Rank among the workers, or servers, and their number.
+    """
+
+    cdef kv_counters *c
+    cdef bint own
+    cdef uint32_t process
+    cdef readonly uint16_t number
+    cdef readonly object capsule
+
+    def __cinit__(self, str store, str job, int rank, int size):
+        global made
+        self.c = kv_take_place()
+        self.process = kv_page_here.process
+        if self.c == NULL:
+            self.own = True
+            self.c = <kv_counters *>calloc(1, sizeof(kv_counters))
+            if self.c == NULL:
+                raise MemoryError("there is no memory for the counters of a store")
+        self.number = made
+        made += 1
+        self.describe(store, job, rank, size)
+        self.capsule = PyCapsule_New(self.c, "kvstore.counters", NULL)
+
+    def __dealloc__(self):
+        if self.c != NULL and self.own:
+            free(self.c)
+        elif self.c != NULL and self.process == kv_page_here.process:
+            kv_set_to(&self.c.used, 0)
+
+    def describe(self, str store, str job, int rank, int size):
+        """Say anew what the parameters of the class say."""
+        strncpy(self.c.store, store.encode("utf-8", "replace"), KV_NAME - 1)
+        strncpy(self.c.job, job.encode("utf-8", "replace"), KV_NAME - 1)
+        self.c.rank, self.c.size = rank, size
+
+    def hold(self, uint64_t keys, uint64_t nbytes):
+        """Say how many keys there are, and the bytes of their values."""
+        kv_set_to(&self.c.keys, keys)
+        kv_set_to(&self.c.nbytes, nbytes)
+
+    cpdef void count(self, unsigned call) noexcept:
+        """Count a call; a number of `kvstore.observe.counters.CALLS`."""
+        if call < KV_CALLS:
+            kv_add_to(&self.c.calls[call], 1)
+
+    cpdef void move(self, unsigned way, uint64_t sent, uint64_t received) noexcept:
+        """Count bytes of values that went and came; a number of `kvstore.observe.counters.WAYS`."""
+        if way < KV_WAYS:
+            kv_add_to(&self.c.sent[way], sent)
+            kv_add_to(&self.c.received[way], received)
+
+    cpdef void end_rounds(self, uint64_t rounds) noexcept:
+        """Count rounds that are complete."""
+        kv_add_to(&self.c.rounds, rounds)
+
+    def lose(self, int whom):
+        """Count the loss of a process: the rank of a worker, of a server -1 - rank; and record it."""
+        kv_add_to(&self.c.losses, 1)
+        self.instant(KV_PHASES + 2, whom)
+
+    def instant(self, unsigned kind, int whom, uint64_t slice=0, uint64_t round=0, uint64_t nbytes=0):
+        """Record that something happened; a number of `kvstore.observe.events.KINDS`."""
+        cdef uint64_t now = kv_now()
+        self.record(kind, now, now, slice, round, nbytes, whom)
+
+    def record(
+        self, unsigned kind, uint64_t begin, uint64_t end, uint64_t slice=0, uint64_t round=0,
+        uint64_t nbytes=0, int whom=KV_NOBODY,
+    ):  # fmt: skip
+        """Record an event, in ns of the monotonic clock; nothing happens unless a timeline is recorded."""
+        if kind < KV_EVENT_KINDS:
+            kv_record(kv_event(begin, end, slice, round, nbytes, 0, whom, <uint16_t>kind, self.number, 0))
+
+    def take_times(self, uint64_t until=0xFFFFFFFFFFFFFFFF):
+        """Take times until the monotonic clock shows `until`, in ns; 0: none."""
+        kv_set_to(&self.c.timed_until, until)
+
+    @property
+    def timed(self):
+        """Whether times are taken."""
+        return bool(kv_is_timed(self.c))
+
+    cpdef uint64_t begin(self) noexcept:
+        """Begin a span of time: what `end` takes, 0 where nobody asks for it."""
+        return kv_begin(self.c)
+
+    cpdef void end(
+        self, unsigned phase, uint64_t begin, uint64_t slice=0, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
+    ) noexcept:
+        """End a span; a number of `kvstore.observe.counters.PHASES`."""
+        if begin and phase < KV_PHASES:
+            kv_end(self.c, <kv_phase>phase, begin, kv_about(slice, round, nbytes, whom, self.number))
+
+    cpdef void wait_for(self, uint64_t begin, uint64_t slice=0, uint64_t round=0, int whom=KV_NOBODY) noexcept:
+        """Tell who looks on of a wait that began; `waited` ends it."""
+        kv_waits_for(self.c, begin, kv_about(slice, round, 0, whom, self.number))
+
+    cpdef void waited(self, uint64_t begin, uint64_t slice=0, uint64_t round=0, int whom=KV_NOBODY) noexcept:
+        """End a wait."""
+        kv_waits_no_more(self.c, begin)
+        self.end(0, begin, slice, round, 0, whom)
+
+    def read(self):
+        """Return the numbers as `read_page` does."""
+        return numbers(self.c)
+
+
+def now():
+    """Return the time of the monotonic clock in ns."""
+    return kv_now()
+
+
+def record_events(uint64_t size):
+    """Record the last `size` events of this process from now on; `size` is a power of two.
+
+    Raises
+    ------
+    MemoryError
+    """
+    if not size or size & (size - 1):
+        raise ValueError(f"the number of events must be a power of two, got {size}")
+    if kv_start_ring(size):
+        raise MemoryError(f"there is no memory for {size} events of {sizeof(kv_event)} bytes")
+
+
+def recorded():
+    """Return how many events there were since `record_events`; the ring may have fewer."""
+    return kv_own_ring.next
+
+
+def events():
+    """Return the events that the ring has, the oldest first.
+
+    Returns
+    -------
+    list of tuple
+        (kind, store, thread, begin, end, slice, round, nbytes, whom) each.
+    """
+    cdef uint64_t n, i
+    cdef kv_event *copy
+    if not kv_own_ring.size:
+        return []
+    copy = <kv_event *>calloc(kv_own_ring.size, sizeof(kv_event))
+    if copy == NULL:
+        raise MemoryError("there is no memory to copy the events of this process")
+    try:
+        with nogil:
+            n = kv_copy_events(copy)
+        return [
+            (
+                copy[i].kind, copy[i].store, copy[i].thread, copy[i].begin, copy[i].end, copy[i].slice,
+                copy[i].round, copy[i].nbytes, copy[i].whom,
+            )
+            for i in range(n)
+        ]  # fmt: skip
+    finally:
+        free(copy)
+
+
+def read_page(int fd):
+    """Read the counters of another process of this user.
+
+    Parameters
+    ----------
+    fd : int
+        Its page, opened for reading.
+
+    Returns
+    -------
+    list of dict
+        One for each of its stores; empty where it is no such page, or that of another version.
+    """
+    cdef const uint8_t[::1] data
+    cdef kv_page *page
+    cdef int i
+    with mmap.mmap(fd, sizeof(kv_page), prot=mmap.PROT_READ) as mapped:
+        data = mapped
+        try:
+            page = <kv_page *>&data[0]
+            if not is_page(page):
+                return []
+            return [numbers(&page.stores[i]) for i in range(<int>page.places) if page.stores[i].used]
+        finally:
+            data = None
+
+
+def ask_for_times(int fd, uint64_t until):
+    """Have another process of this user take times until the monotonic clock shows `until`, in ns.
+
+    `fd` is its page, opened for reading and writing. Where it takes times for longer, nothing changes.
+    """
+    cdef uint8_t[::1] data
+    cdef kv_page *page
+    cdef int i
+    with mmap.mmap(fd, sizeof(kv_page)) as mapped:
+        data = mapped
+        try:
+            page = <kv_page *>&data[0]
+            if is_page(page):
+                for i in range(<int>page.places):
+                    if page.stores[i].used and page.stores[i].timed_until < until:
+                        kv_set_to(&page.stores[i].timed_until, until)
+        finally:
+            data = None
+
+
+def bucket_of(uint64_t ns):
+    """Return the bucket of a wait of so many ns."""
+    return kv_bucket(ns)
+
+
+cdef bint is_page(kv_page *page) noexcept:
+    same = not memcmp(page.magic, KV_PAGE_MAGIC, 8) and page.version == KV_PAGE_VERSION
+    return same and page.place_bytes == sizeof(kv_counters) and page.places == 32
+
+
+cdef dict numbers(kv_counters *c):
+    cdef int i
+    return {
+        "store": c.store.decode("utf-8", "replace"),
+        "job": c.job.decode("utf-8", "replace"),
+        "rank": c.rank,
+        "size": c.size,
+        "keys": c.keys,
+        "nbytes": c.nbytes,
+        "calls": [c.calls[i] for i in range(KV_CALLS)],
+        "sent": [c.sent[i] for i in range(KV_WAYS)],
+        "received": [c.received[i] for i in range(KV_WAYS)],
+        "rounds": c.rounds,
+        "losses": c.losses,
+        "ns": [c.ns[i] for i in range(KV_PHASES)],
+        "spans": [c.spans[i] for i in range(KV_PHASES)],
+        "waits": [c.waits[i] for i in range(KV_BUCKETS)],
+        "waiting_since": c.since,
+        "slice": c.slice,
+        "round": c.round,
+        "whom": c.whom,
+    }

@@ -1,0 +1,69 @@
+#ifndef KV_COUNTERS_H
+#define KV_COUNTERS_H
+
+/* What a store, or a server, has done so far, in numbers that others may read while it goes on.
+ *
+ * Counts are always kept. Times are taken while somebody asks for them: see kv_is_timed. All numbers are written with
+ * relaxed atomics, by any thread; a reader may see some that are newer than others. */
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* The order of these is known to kvstore/observe/counters.py. */
+typedef enum { KV_CALL_INIT, KV_CALL_PUSH, KV_CALL_PULL, KV_CALL_PUSHPULL, KV_CALL_ROWS, KV_CALL_BARRIER, KV_CALLS } kv_call;
+typedef enum { KV_BY_MEMORY, KV_BY_SHARED, KV_BY_STREAM, KV_BY_FRAME, KV_WAYS } kv_way;
+typedef enum { KV_WAITING, KV_MOVING, KV_SUMMING, KV_UPDATING, KV_CONVERTING, KV_PHASES } kv_phase;
+
+enum { KV_BUCKETS = 128, KV_NAME = 64 };
+
+#define KV_NOBODY INT32_MAX /* it is not known whom a wait is for */
+
+typedef _Atomic uint64_t kv_count;
+
+typedef struct {
+    kv_count used;         /* 0: this place is free */
+    kv_count timed_until;  /* ns of CLOCK_MONOTONIC; 0: no times are taken */
+    char store[KV_NAME];   /* type of the store, or "server", "scheduler" */
+    char job[KV_NAME];     /* what all processes of a job have in common */
+    int32_t rank, size;    /* among workers, or among servers */
+    kv_count keys, nbytes; /* of the values */
+    kv_count calls[KV_CALLS];
+    kv_count sent[KV_WAYS], received[KV_WAYS]; /* bytes of values */
+    kv_count rounds;       /* that were complete here */
+    kv_count losses;       /* of other processes of the job */
+    kv_count ns[KV_PHASES];
+    kv_count spans[KV_PHASES];
+    kv_count waits[KV_BUCKETS]; /* number of waits by length, see kv_bucket */
+    /* The wait that began last, as long as it lasts: `since` 0 is none. */
+    kv_count since, slice, round;
+    _Atomic int32_t whom;  /* rank, or KV_NOBODY; a server s is -1 - s */
+} kv_counters;
+
+static inline void kv_add_to(kv_count *count, uint64_t more)
+{
+    atomic_fetch_add_explicit(count, more, memory_order_relaxed);
+}
+
+static inline void kv_set_to(kv_count *count, uint64_t value)
+{
+    atomic_store_explicit(count, value, memory_order_relaxed);
+}
+
+/* Whether somebody asks for times. */
+static inline int kv_is_timed(const kv_counters *c)
+{
+    return c && atomic_load_explicit(&c->timed_until, memory_order_relaxed) != 0;
+}
+
+/* Four buckets for each power of two, from 256 ns on; the last one has no end (about 9 minutes). */
+static inline unsigned kv_bucket(uint64_t ns)
+{
+    uint64_t v = ns >> 8;
+    if (v < 4)
+        return (unsigned)v;
+    unsigned power = 63 - (unsigned)__builtin_clzll(v);
+    unsigned bucket = (power - 1) * 4 + (unsigned)(v >> (power - 2) & 3);
+    return bucket < KV_BUCKETS ? bucket : KV_BUCKETS - 1;
+}
+
+#endif
