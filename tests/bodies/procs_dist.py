@@ -134,17 +134,18 @@ def memory_of_arrays(rounds: int) -> None:
 # --------------------------------------------------------------------------------------------------- threads
 
 
-def threads_in_opposite_order() -> None:
+def threads_in_opposite_order(size: int, credit: int) -> None:
     """Two threads of each worker wait for rounds that the other worker begins the other way round."""
-    with create(timeout=30) as store:
+    with create(timeout=30, credit_bytes=credit) as store:
         names = ["a", "b"][:: 1 if store.rank else -1]
-        store.init(names, [np.zeros(4, F)] * 2)
+        store.init(names, [np.zeros(size, F)] * 2)
         sums: dict[str, float] = {}
 
         def train(name: str) -> None:
             for _ in range(20):
-                out = np.full(4, store.rank + 1, F)
+                out = np.full(size, store.rank + 1, F)
                 store.pushpull(name, out)
+                assert (out == out[0]).all()
                 sums[name] = sums.get(name, 0) + float(out[0])
 
         first, second = (threading.Thread(target=train, args=(name,)) for name in names)
@@ -154,6 +155,20 @@ def threads_in_opposite_order() -> None:
         first.join()
         second.join()
         assert sums == dict.fromkeys(names, 20 * sum(range(1, store.num_workers + 1)))
+
+
+def an_update_of_the_whole_key(size: int, credit: int) -> None:
+    """LAMB needs all parts of a key before it answers one; they are more than the credit."""
+    with create(timeout=30, credit_bytes=credit) as store, kv.create("local", processes=1) as alone:
+        ours, wanted = np.empty(size, F), np.empty(size, F)
+        for one in (store, alone):
+            one.init("a", np.linspace(-1, 1, size, dtype=F))
+            one.set_optimizer(kv.optimizer.create("lamb", learning_rate=0.1))
+        for step in range(4):
+            parts = [np.full(size, rank + step, F) for rank in range(store.num_workers)]
+            store.pushpull("a", parts[store.rank], out=ours)
+            alone.pushpull("a", parts, out=[wanted] * len(parts))
+            assert (ours == wanted).all()
 
 
 def after_a_deadline(size: int) -> None:

@@ -110,7 +110,25 @@ def test_recorded_optimizers_of_mxnet(served: Served) -> None:
 
 
 def test_threads_wait_side_by_side(served: Served) -> None:
-    run(served(2, 1, **SYNC), OWN, "threads_in_opposite_order")
+    run(served(2, 1, **SYNC), OWN, "threads_in_opposite_order", 4, 1 << 20)
+
+
+#: Nothing is asked for again within a test.
+ONCE = {**BY_FRAME, "KVSTORE_RESEND": "600"}
+
+
+@pytest.mark.parametrize(("size", "credit"), [(40_000, 65_536), (1_000_000, 1 << 20)])
+def test_threads_do_not_hold_up_each_other_by_the_credit(served: Served, size: int, credit: int) -> None:
+    """The server tells what has come also where no round of it is complete."""
+    run(served(2, 1, **ONCE), OWN, "threads_in_opposite_order", size, credit)
+
+
+@pytest.mark.parametrize(("size", "credit"), [(300_000, 1 << 17), (3_000_000, 4 << 20)])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_an_update_that_needs_more_than_the_credit(
+    served: Served, size: int, credit: int, servers: int
+) -> None:
+    run(served(2, servers, **ONCE), OWN, "an_update_of_the_whole_key", size, credit)
 
 
 @pytest.mark.parametrize("variables", [SYNC, BY_FRAME], ids=["memory", "frames"])

@@ -452,6 +452,8 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     """As far as the worker knows it has not begun; see `View.late`."""
     memory: str = ""
     """Where this process's shared memory is, if it offers any; see `transport.shared_buffers`."""
+    report: int = 1 << 20
+    """Bytes of requests after which it is told that they have come, if no answer tells it."""
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):

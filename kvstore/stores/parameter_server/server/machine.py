@@ -32,7 +32,8 @@ class ServerOptions:
     resend_after: float = 1.0
     #: After twice as many seconds without a word of the scheduler it is lost, and the server ends.
     dead_after: float = DEFAULTS["dead_after"]
-    #: Bytes of requests after which a worker is told that they have come, if no answer tells it.
+    #: Bytes of requests after which a worker is told that they have come, if no answer tells it; it may want
+    #: to be told earlier.
     report: int = 1 << 20
     #: Whether snapshots are kept: the first value of a key is then answered once it is in one.
     saves: bool = False

@@ -17,6 +17,7 @@ class WorkerSession(Session):
     def __init__(self, store: int, rank: int, incarnation: int, peer: Hashable) -> None:
         self.peer = peer
         self.failures: dict[int, Failure] = {}
+        self.report_after = 1 << 20  # bytes of its requests, of which it is told if no answer does
         self.replayed = 0  # requests up to here may have come before the server was restarted
 
     def restore(self, low: int, above: Iterable[int]) -> None:
@@ -71,6 +72,7 @@ class StoreSessions:
                 Attachment(self._store, attach.rank, attach.incarnation, attach.memory)
             )
         session.peer = peer
+        session.report_after = max(1, attach.report)
         session.epoch = max(session.epoch, attach.epoch)
         return session
 

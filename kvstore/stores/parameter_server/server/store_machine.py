@@ -21,7 +21,8 @@ _FRAME = PayloadLocation.FRAME
 class StoreMachine:
     """What the machine of a server knows of one store.
 
-    After `report` bytes of requests a worker is told that they have come, if no answer tells it.
+    After `report` bytes of requests, or fewer if it says so, a worker is told that they have come, if no
+    answer tells it.
     """
 
     def __init__(self, number: int, hello: m.Hello, report: int, effects: StepEffects) -> None:
@@ -106,7 +107,7 @@ class StoreMachine:
         members, slices = self.members.of_rounds, self.requests.slices
         for record in take_usual(self._effects, members, session, slices, batch):
             self._take(session, record, batch.frames)
-        if session.received - session.reported >= self._report:
+        if session.received - session.reported >= min(self._report, session.report_after):
             self._effects.report(session)
 
     def _take(self, session: WorkerSession, record: Record, frames: Frames) -> None:
@@ -129,7 +130,8 @@ class StoreMachine:
         if session is None:
             return None
         members, slices = self.members.of_rounds, self.requests.slices
-        return Link(self._effects, members, session, slices, sums, self._report, m.PROTOCOL, job)
+        report = min(self._report, session.report_after)
+        return Link(self._effects, members, session, slices, sums, report, m.PROTOCOL, job)
 
     # ---------------------------------------------------------------------------------------------- snapshots
 

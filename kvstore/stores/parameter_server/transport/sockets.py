@@ -184,11 +184,12 @@ class WorkerSockets(_Sockets):
         sizes: list[int],
         batch_bytes: int,
         credit: int,
+        report: int,
         kind: int,
     ) -> Exchange:
         """Make what exchanges arrays with a server over a stream; `who`: store, rank and incarnation."""
         head = (PROTOCOL, self._codec.job, *who)
-        return Exchange(head, parts, sizes, batch_bytes, self._codec.limits.frame, credit, kind)
+        return Exchange(head, parts, sizes, batch_bytes, self._codec.limits.frame, credit, report, kind)
 
     def stream(self, server: int) -> Stream | None:
         """Return the stream to a server, if there is one, and nothing unusual is under way."""

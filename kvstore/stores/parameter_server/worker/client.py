@@ -59,7 +59,7 @@ class Client:
         }
         self._hello = hello = self._process.hello(config.group, options)
         patience = self._process.worker_options(config.credit_bytes, slice_bytes)
-        self._batch_bytes, self._credit = patience.batch_bytes, patience.credit
+        self._patience = patience
         self._machine = WorkerMachine(
             hello,
             patience,
@@ -176,7 +176,9 @@ class Client:
         member = self.member.welcome
         assert member is not None
         who = member.store, member.rank, self._hello.incarnation
-        return self._sockets.exchange(who, parts, sizes, self._batch_bytes, self._credit, kind)
+        patience = self._patience
+        limits = patience.batch_bytes, patience.credit, patience.report
+        return self._sockets.exchange(who, parts, sizes, *limits, kind)
 
     def settle(self) -> None:
         """Wait until all operations that were let go are answered; raise what became of them."""

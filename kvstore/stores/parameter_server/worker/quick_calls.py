@@ -107,11 +107,12 @@ class QuickCalls:
 class _Way:
     """What goes to one server, and has no answer yet."""
 
-    __slots__ = ("first", "plan", "pushed", "stream")
+    __slots__ = ("base", "first", "plan", "pushed", "stream")
 
     def __init__(self, plan: ServerPlan, stream: Stream) -> None:
         self.plan, self.stream = plan, stream
         self.first = 0  # sequence of the first slice
+        self.base = 0  # bytes of requests before
         self.pushed: list[int] = []  # rounds of the slices, as the server counts
 
 
@@ -179,7 +180,8 @@ class QuickCall:
         if self._pushes:
             self._pack(ways)
         for way in ways:
-            way.first, way.pushed = machine.begin_exchange(way.plan.server, way.plan.slices, self._pushes)
+            slices = way.plan.slices
+            way.first, way.base, way.pushed = machine.begin_exchange(way.plan.server, slices, self._pushes)
             self._ways.append(way)
         if self._pushes:
             self._count()
@@ -246,7 +248,8 @@ class QuickCall:
         for way in self._ways:
             exchange = way.plan.exchange
             exchange.follow(None if self._before is None else self._before.exchange_with(way.plan.server))
-            if not way.stream.begin(exchange, way.pushed, clocks, way.first, epoch, self._version):
+            numbers = way.first, way.base, epoch, self._version
+            if not way.stream.begin(exchange, way.pushed, clocks, *numbers):
                 self.sent = False
             self.let_go = self.let_go and exchange.sent == len(way.plan.slices)
 

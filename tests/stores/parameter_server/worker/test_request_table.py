@@ -15,6 +15,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PayloadLocation,
     Record,
 )
+from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 from kvstore.stores.parameter_server.worker.state_machine.request_table import (
     OperationProgress,
     RequestInFlight,
@@ -25,7 +26,7 @@ BIG = 100_000
 
 
 def table(credit: int = 1 << 30, batch: int = 1 << 30) -> RequestTable:
-    return RequestTable(credit, batch, resend=1.0)
+    return RequestTable(WorkerOptions(credit, batch, resend=1.0))
 
 
 def add(
@@ -302,7 +303,7 @@ def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) ->
             usual.add(pushpull(usual, slice_), 0)
         wanted = pump(usual)
         assert quick.is_empty
-        first, rounds = quick.begin_exchange(SLICES)
+        first, _, rounds = quick.begin_exchange(SLICES)
         assert [(first + at, rounds[at]) for at in range(3)] == [(one.sequence, one.round) for one in wanted]
 
         done = sorted(answered) if sent else []
@@ -325,7 +326,7 @@ def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) ->
 
 def test_what_an_exchange_has_not_seen_answered_is_asked_for() -> None:
     requests = table()
-    assert requests.begin_exchange(SLICES) == (1, [1, 1, 1])
+    assert requests.begin_exchange(SLICES) == (1, 0, [1, 1, 1])
     requests.adopt([pushpull(requests, 11, 2)], 4, 10.0)
     assert requests.overdue(10.5) == []
     [(records, _)] = requests.probes(requests.overdue(11.0))
@@ -340,4 +341,4 @@ def test_an_exchange_begins_only_where_nothing_is_under_way() -> None:
     pump(requests)
     assert not requests.is_empty
     requests.answered(reply(1), 0.0)
-    assert requests.is_empty and requests.begin_exchange(SLICES) == (2, [1, 1, 1])
+    assert requests.is_empty and requests.begin_exchange(SLICES) == (2, 0, [1, 1, 1])

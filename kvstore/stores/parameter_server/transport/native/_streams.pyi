@@ -27,6 +27,7 @@ class Exchange:
         batch_bytes: int,
         frame_limit: int,
         credit: int,
+        report: int,
         kind: int = ...,
     ) -> None: ...
     def map(self, segments: Iterable[tuple[int, Any]]) -> None: ...
@@ -73,6 +74,7 @@ class Stream:
         rounds: list[int],
         clocks: list[int],
         first: int,
+        base: int,
         epoch: int,
         version: int,
     ) -> bool: ...

@@ -375,17 +375,17 @@ cdef class Stream:
 
     def begin(
         self, Exchange exchange not None, list rounds not None, list clocks not None, uint64_t first,
-        uint64_t epoch, uint32_t version,
+        uint64_t base, uint64_t epoch, uint32_t version,
     ):
         """Send the requests of an exchange that is set, without waiting; as `send` otherwise.
 
-        `rounds` are those of the parts, `clocks` those of the arrays, `first` is the first sequence; the others are as
-        in `Record`. Of what is more than the credit, the rest is sent by `await_replies`.
+        `rounds` are those of the parts, `clocks` those of the arrays, `first` is the first sequence, `base` the bytes of all
+        requests before, as the server counts them; the others are as in `Record`. Of what is more than the credit, the rest is sent by `await_replies`.
         """
         release_dropped()
         if self.closed or self.s.end not in (KP_OPEN, KP_BLOCKED):
             return False
-        return exchange.begin(&self.s, rounds, clocks, first, epoch, version)
+        return exchange.begin(&self.s, rounds, clocks, first, base, epoch, version)
 
     @property
     def sent(self):

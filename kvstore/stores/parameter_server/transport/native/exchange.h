@@ -23,8 +23,11 @@ enum {
     KP_PACKED_ALIGNED = 64,
     KP_MOST_OF_BATCH = 4096, /* records of a request */
     KP_SMALL_BYTES = 512 * 1024, /* of an exchange whose answer comes soon */
-    KP_LOOKS = 400,             /* before a wait for it sleeps: some 0.3 ms */
-    KP_WINDOW_BYTES = 4 << 20,  /* on the way at most: parts that wait for others should stay in a cache */
+    KP_LOOKS = 400,             /* before a wait for it sleeps, at most: some 0.3 ms */
+    KP_FEW_LOOKS = 4,           /* and at least */
+    KP_SOON_NS = 300000,        /* a sleep that was shorter should have been looks */
+    KP_WINDOW_BYTES = 4 << 20,  /* without an answer: parts that wait for others should stay in a cache */
+    KP_WIDER_NS = 2000000,      /* without a word until more may go: an update may need all parts of a key at once */
     KP_PAGE = 4096           /* bytes to which a seqlock belongs, as shared_buffers has it */
 };
 
@@ -56,6 +59,10 @@ typedef struct kp_exchange {
     kp_head head;
     uint8_t kind; /* KP_PUSHPULL, KP_PUSH or KP_PULL */
     uint64_t batch_bytes, frame_limit, credit;
+    uint64_t report; /* bytes that the server may have taken in without a word of it */
+    uint64_t window; /* bytes without an answer, there or back */
+    int is_held;     /* no answer had come when all was sent, beyond the usual window */
+    unsigned looks;  /* before a wait sleeps */
     uint32_t n;
     kp_part *parts;
     kp_mapped *segments;
@@ -71,8 +78,10 @@ typedef struct kp_exchange {
     uint32_t next;         /* part that is sent next */
     uint64_t flying;       /* as kp_traffic, of what was sent and is not answered */
     uint32_t left, replies;
-    uint64_t received; /* as the server counts bytes */
-    kp_buffer *owner;  /* of all values */
+    uint64_t gone, back;      /* bytes of requests that were sent, and of those that are answered */
+    uint64_t base;            /* bytes that were sent before, as the server counts them */
+    uint64_t received;        /* as the server counts bytes */
+    kp_buffer *owner;         /* of all values */
 } kp_exchange;
 
 /* ------------------------------------------------------------------------------------------------ what goes */
@@ -259,19 +268,34 @@ static int kp_send_parts(kp_stream *s, kp_exchange *x, uint32_t end)
     return failed ? -1 : 0;
 }
 
-/* Send as much as the credit allows. 0; -1: the stream is at its end, or there is no memory. */
+/* Bytes of requests that may be on their way to the server still. */
+static uint64_t kp_outstanding(const kp_exchange *x)
+{
+    const kp_exchange *before = x->before;
+    uint64_t gone = x->gone + (before ? before->gone : 0), back = x->back + (before ? before->back : 0);
+    uint64_t base = before ? before->base : x->base, told = x->received > base ? x->received - base : 0;
+    uint64_t there = told > back ? told : back;
+    return gone > there ? gone - there : 0;
+}
+
+/* Send as much as credit and window allow. 0; -1: the stream is at its end, or there is no memory. */
 static int kp_send_allowed(kp_stream *s, kp_exchange *x)
 {
     uint32_t end = x->next;
-    uint64_t flying = x->flying + (x->before ? x->before->flying : 0);
+    uint64_t flying = x->flying + (x->before ? x->before->flying : 0), out = kp_outstanding(x), gone = x->gone;
     while (end < x->n) {
         uint32_t to = kp_batch_end(x, end);
-        uint64_t nbytes = 0;
-        for (uint32_t i = end; i < to; i++)
+        uint64_t nbytes = 0, carried = 0;
+        for (uint32_t i = end; i < to; i++) {
             nbytes += kp_traffic(x, &x->parts[i]);
-        if (flying && (flying + nbytes > x->credit || flying + nbytes > KP_WINDOW_BYTES))
+            carried += x->parts[i].carried;
+        }
+        int goes = end > x->next || out >= x->report; /* fewer bytes may all have come without a word */
+        if ((flying && flying + nbytes > x->window) || (goes && out + carried > x->credit))
             break;
         flying += nbytes;
+        out += carried;
+        gone += carried;
         end = to;
     }
     if (end == x->next)
@@ -279,7 +303,24 @@ static int kp_send_allowed(kp_stream *s, kp_exchange *x)
     if (kp_send_parts(s, x, end))
         return -1;
     x->flying = flying - (x->before ? x->before->flying : 0);
+    x->gone = gone;
+    x->is_held = end == x->n && x->left == x->n && x->window > KP_WINDOW_BYTES;
     return 0;
+}
+
+static int kp_is_held_back(const kp_exchange *x)
+{
+    return x->next < x->n;
+}
+
+/* Let more go, since nothing comes. 0; -1: as above. */
+static int kp_send_wider(kp_stream *s, kp_exchange *x)
+{
+    if (!kp_is_held_back(x))
+        return 0;
+    if (x->window <= UINT64_MAX / 4)
+        x->window *= 2;
+    return kp_send_allowed(s, x);
 }
 
 /* ------------------------------------------------------------------------------------------------ what comes */
@@ -464,6 +505,7 @@ static int kp_take_reply(kp_exchange *x, const kp_message *message)
         part->answered = 1;
         kp_exchange *asked = kp_asked(x, &record);
         asked->flying -= kp_traffic(asked, part);
+        asked->back += part->carried;
         asked->left--;
     }
     x->received = r.head->received > x->received ? r.head->received : x->received;
@@ -558,12 +600,18 @@ static int kp_receive_replies(kp_way *way)
     return goes_on;
 }
 
-static int kp_ms_until(double end)
+static int64_t kp_clock_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    double left = (end - (double)now.tv_sec) * 1e3 - (double)now.tv_nsec * 1e-6;
-    return left > 0 ? (int)fmin(ceil(left), 1e6) : 0;
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Milliseconds from `now` to `end`, no less than it takes. */
+static int kp_ms_until(int64_t end, int64_t now)
+{
+    int64_t left = (end - now + 999999) / 1000000;
+    return left <= 0 ? 0 : left < 1000000 ? (int)left : 1000000;
 }
 
 /* Whether its answer comes so soon that it costs more to sleep, and be woken, than to look again. */
@@ -575,16 +623,25 @@ static int kp_is_small(const kp_exchange *x)
     return nbytes <= KP_SMALL_BYTES;
 }
 
-/* As poll; before it sleeps it looks `soon` some more times, and lets others have the processor in between. */
-static int kp_poll(struct pollfd *waits, nfds_t n, double end, int soon)
+/* As poll; before it sleeps it looks some more times, and lets others have the processor in between.
+ *
+ * `looks` becomes what would have been of use: more where the sleep was short, fewer where it was long, as it is where more
+ * processes wait than there are cores. NULL: none. */
+static int kp_poll(struct pollfd *waits, nfds_t n, int64_t end, unsigned *looks)
 {
-    for (int i = 0; soon && i < KP_LOOKS; i++) {
+    for (unsigned i = 0; looks && i < *looks; i++) {
         int got = poll(waits, n, 0);
         if (got)
             return got;
         sched_yield();
     }
-    return poll(waits, n, kp_ms_until(end));
+    int64_t slept = kp_clock_ns();
+    int got = poll(waits, n, kp_ms_until(end, slept));
+    if (looks) {
+        unsigned wanted = kp_clock_ns() - slept < KP_SOON_NS ? 2 * *looks : *looks / 2;
+        *looks = wanted > KP_LOOKS ? KP_LOOKS : wanted < KP_FEW_LOOKS ? KP_FEW_LOOKS : wanted;
+    }
+    return got;
 }
 
 static uint32_t kp_all_left(const kp_way *ways, size_t n)
@@ -593,6 +650,28 @@ static uint32_t kp_all_left(const kp_way *ways, size_t n)
     for (size_t i = 0; i < n; i++)
         left += kp_left(ways[i].exchange);
     return left;
+}
+
+static int kp_any_held_back(const kp_way *ways, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (kp_is_held_back(ways[i].exchange))
+            return 1;
+    return 0;
+}
+
+/* Wait once. 1: something has come; 0: go on; -1: the end, or something failed. */
+static int kp_await_some(kp_way *ways, size_t n_ways, struct pollfd *waits, nfds_t n, int64_t end, unsigned *looks)
+{
+    int64_t wider = kp_any_held_back(ways, n_ways) ? kp_clock_ns() + KP_WIDER_NS : end;
+    int64_t until = wider < end ? wider : end;
+    int got = kp_poll(waits, n, until, looks);
+    if (got || until == end)
+        return got > 0 ? 1 : -1;
+    for (size_t i = 0; i < n_ways; i++)
+        if (kp_send_wider(ways[i].stream, ways[i].exchange))
+            return -1;
+    return 0;
 }
 
 /* Wait for replies until all have come, something else has, `end` is over, or a signal or another descriptor ends it.
@@ -605,8 +684,14 @@ static void kp_await_replies(kp_way *ways, size_t n_ways, struct pollfd *waits, 
         ways[i].stream->place = kp_place;
         ways[i].stream->placer = ways[i].exchange;
     }
-    int soon = n_ways == 1 && kp_is_small(ways[0].exchange);
-    while (goes_on && kp_all_left(ways, n_ways) && kp_poll(waits, n, end, soon) > 0) {
+    unsigned *looks = n_ways == 1 && kp_is_small(ways[0].exchange) ? &ways[0].exchange->looks : NULL;
+    int64_t end_ns = end < 9e9 ? (int64_t)(end * 1e9) : INT64_MAX;
+    while (goes_on && kp_all_left(ways, n_ways)) {
+        int some = kp_await_some(ways, n_ways, waits, n, end_ns, looks);
+        if (some < 0)
+            break;
+        if (!some)
+            continue;
         goes_on = 0;
         for (size_t i = 0; i < n_ways; i++)
             if (waits[i].revents) {

@@ -9,6 +9,8 @@ from .....kernels import cpu
 cdef extern from "exchange.h" nogil:
     int kp_unplace(kp_stream *s)
     enum:
+        KP_LOOKS
+        KP_WINDOW_BYTES
         KP_DATA
         KP_PAGE
         KP_PUSH
@@ -47,7 +49,9 @@ cdef extern from "exchange.h" nogil:
     ctypedef struct kp_exchange:
         kp_head head
         uint8_t kind
-        uint64_t batch_bytes, frame_limit, credit
+        uint64_t batch_bytes, frame_limit, credit, report, window
+        int is_held
+        unsigned looks
         uint32_t n
         kp_part *parts
         kp_mapped *segments
@@ -62,7 +66,7 @@ cdef extern from "exchange.h" nogil:
         uint32_t next
         uint64_t flying
         uint32_t left, replies
-        uint64_t received
+        uint64_t gone, back, base, received
         kp_buffer *owner
     ctypedef struct kp_way:
         kp_exchange *exchange
@@ -97,7 +101,9 @@ cdef class Exchange:
     frame_limit : int
         Bytes of the largest payload that is received.
     credit : int
-        Bytes that may be on the way, if it is more than one message.
+        Bytes of requests that may be on the way, if it is more than one message.
+    report : int
+        Bytes that the server may have taken in without telling.
     kind : int
         `KP_PUSHPULL`, `KP_PUSH` or `KP_PULL`.
     """
@@ -110,7 +116,7 @@ cdef class Exchange:
 
     def __cinit__(
         self, tuple head, list parts, list sizes, uint64_t batch_bytes, uint64_t frame_limit, uint64_t credit,
-        int kind=KP_PUSHPULL,
+        uint64_t report, int kind=KP_PUSHPULL,
     ):
         cdef uint32_t at
         cdef kp_part *part
@@ -123,6 +129,7 @@ cdef class Exchange:
         (self.x.head.version, self.x.head.job, self.x.head.store, self.x.head.rank,
          self.x.head.incarnation) = head
         self.x.batch_bytes, self.x.frame_limit, self.x.credit = batch_bytes, frame_limit, credit
+        self.x.report, self.x.window, self.x.looks = max(report, 1), KP_WINDOW_BYTES, KP_LOOKS
         self.x.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
         self.x.threads = <const int *>PyCapsule_GetPointer(cpu.threads_pointer(), "kvstore.threads")
         self.sizes, self.mapped = sizes, []
@@ -203,6 +210,10 @@ cdef class Exchange:
                 part.into = <char *>into[part.key] + part.start
             part.is_shared = part.in_place = part.answered = 0
         self.x.next, self.x.left, self.x.received = 0, self.x.n, 0
+        self.x.gone = self.x.back = 0
+        if not self.x.is_held:
+            self.x.window = KP_WINDOW_BYTES
+        self.x.is_held = 0
         self.x.coding, self.x.threshold = KV_PLAIN, 0
         self.arrays = arrays
         return True
@@ -302,7 +313,7 @@ cdef class Exchange:
         return [self.x.parts[at].complete if self.x.parts[at].answered else None for at in range(self.x.n)]
 
     cdef bint begin(
-        self, kp_stream *s, list rounds, list clocks, uint64_t first, uint64_t epoch, uint32_t version
+        self, kp_stream *s, list rounds, list clocks, uint64_t first, uint64_t base, uint64_t epoch, uint32_t version
     ) except -1:
         cdef uint32_t at
         cdef kp_part *part
@@ -314,7 +325,7 @@ cdef class Exchange:
             part.pushed, part.complete, part.seen = rounds[at], 0, 0
             part.clock = clocks[part.key]
         self.x.head.epoch, self.x.version, self.x.first = epoch, version, first
-        self.x.flying = 0
+        self.x.flying, self.x.base = 0, base
         self.x.replies = 0 if self.before is None else self.x.before.replies
         if self.x.owner == NULL:
             self.x.owner = kp_buffer_of(<void *>self.arrays)

@@ -117,11 +117,11 @@ class WorkerMachine:
         usual = not view.broken and view.epoch == member.epoch
         return usual and all(map(self._servers.is_idle, servers))
 
-    def begin_exchange(self, server: int, slices: Sequence[int], pushes: bool) -> tuple[int, list[int]]:
+    def begin_exchange(self, server: int, slices: Sequence[int], pushes: bool) -> tuple[int, int, list[int]]:
         """Count one request for each slice of a server, after `allows_exchange`; the caller sends them.
 
-        Returns the first sequence; and rounds, as the server counts. Before any event `end_exchange` must be
-        told of what was answered, and `adopt` of what was not.
+        Returns the first sequence; bytes that were sent before; and rounds, as the server counts. Before any
+        event `end_exchange` must be told of what was answered, and `adopt` of what was not.
         """
         return self._servers[server].requests.begin_exchange(slices, pushes)
 

@@ -25,3 +25,8 @@ class WorkerOptions:
     start: float = 0.0
     #: Whether `ECHO` can be reached before the scheduler has said where: another store knows it.
     echoes: bool = False
+
+    @property
+    def report(self) -> int:
+        """Bytes of requests after which a server is to tell that it has them, if no answer tells it."""
+        return max(1, min(1 << 20, self.credit // 2))

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...protocol import messages as m
 from ...protocol.messages import FLAGS, KIND, NBYTES, PLACE, ROUND, SEQUENCE, SLICE, SPAN, Batch, Kind, Record
+from .options import WorkerOptions
 
 _MANY = 4096  # records of a batch
 _PUSHED = 32  # pushes into a slice that are on the way; a server takes some more ahead of the rounds
@@ -66,10 +67,10 @@ class RequestInFlight:
 class RequestTable:
     """Requests to one server."""
 
-    def __init__(self, credit: int, batch_bytes: int, resend: float) -> None:
-        self.credit = credit
-        self.batch_bytes = batch_bytes
-        self.resend = resend
+    def __init__(self, options: WorkerOptions) -> None:
+        self.credit, self.report = options.credit, options.report
+        self.batch_bytes = options.batch_bytes
+        self.resend = options.resend
         #: By slice, the round before this worker's first; its own rounds are counted from there.
         self.first_rounds: dict[int, int] = {}
         #: How many pushes into each slice there are.
@@ -121,7 +122,8 @@ class RequestTable:
         records: list[Record] = []
         frames: list[Any] = []
         size = 0
-        free = self.credit - self.outstanding()
+        out = self.outstanding()
+        free = self.credit - out
         queue = self._queue
         while queue:
             request = queue[0][2]
@@ -130,7 +132,9 @@ class RequestTable:
                 self._held.setdefault(slice_, []).append(heapq.heappop(queue))
                 continue
             bytes_ = request.size
-            if (bytes_ > free and free < self.credit) or not self._numbered(request):
+            # Fewer than `report` bytes may all have come without a word of the server.
+            full = bytes_ > free and (out >= self.report or free < self.credit - out)
+            if full or not self._numbered(request):
                 break
             heapq.heappop(queue)
             if records and (size + bytes_ > self.batch_bytes or len(records) == _MANY):
@@ -148,11 +152,11 @@ class RequestTable:
             batches.append((records, frames))
         return batches
 
-    def begin_exchange(self, slices: Sequence[int], pushes: bool = True) -> tuple[int, list[int]]:
+    def begin_exchange(self, slices: Sequence[int], pushes: bool = True) -> tuple[int, int, list[int]]:
         """Count one request for each slice, which go out another way, as all do that are under way.
 
-        Returns the first sequence; and rounds, as the server counts. There are at most `SPAN` slices.
-        `end_exchange` is told of those that are answered, `adopt` gets the others.
+        Returns the first sequence; bytes that were sent before; and rounds, as the server counts. There are
+        at most `SPAN` slices. `end_exchange` is told of those that are answered, `adopt` gets the others.
         """
         counts, rounds = self.pushes, []
         for slice_ in slices:
@@ -162,7 +166,7 @@ class RequestTable:
             rounds.append(count + self.first_rounds.get(slice_, 0))
         first = self._oldest = self._next
         self._next += len(slices)
-        return first, rounds
+        return first, self._sent, rounds
 
     def end_exchange(
         self,

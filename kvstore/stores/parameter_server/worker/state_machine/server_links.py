@@ -212,9 +212,7 @@ class ServerLinks:
         for member in servers:
             link = self._links.get(member.rank)
             if link is None:
-                o = self._options
-                requests = RequestTable(o.credit, o.batch_bytes, o.resend)
-                link = self._links[member.rank] = ServerLink(requests)
+                link = self._links[member.rank] = ServerLink(RequestTable(self._options))
             if link.incarnation != member.incarnation:
                 link.incarnation = member.incarnation
                 link.attached = False
@@ -235,9 +233,8 @@ class ServerLinks:
             known = {} if link.attached else dict(member.first_rounds) | link.requests.accepted
             who = (member.welcome.store, member.welcome.rank, self._hello.incarnation, member.epoch)
             met = link.met and link.join_epoch >= member.join_epoch
-            attach = m.Attach(
-                *who, self._hello.job, tuple(known.items()), met, member.rejoining, self._memory
-            )
+            how = met, member.rejoining, self._memory, self._options.report
+            attach = m.Attach(*who, self._hello.job, tuple(known.items()), *how)
             actions.append(Send(server, attach))
 
     def attached(self, server: int, message: m.Attached, now: float, actions: list[Action]) -> None:

@@ -7,6 +7,7 @@ import random
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from kvstore.stores.parameter_server.transport.native._streams import (
     Stream,
     await_replies,
 )
+from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 from kvstore.stores.parameter_server.worker.state_machine.request_table import (
     OperationProgress,
     RequestInFlight,
@@ -73,7 +75,9 @@ class Pair:
         head = (PROTOCOL, CODEC.job, STORE, RANK, INCARNATION)
         parts = [(slice_, 0, start, size) for slice_, start, size in self.parts]
         self.kind = kind
-        self.exchange = Exchange(head, parts, [sum(sizes)], batch_bytes, Limits().frame, credit, kind)
+        self.exchange = Exchange(
+            head, parts, [sum(sizes)], batch_bytes, Limits().frame, credit, min(1 << 20, credit // 2), kind
+        )
         self.value: Bytes = np.frombuffer(os.urandom(sum(sizes)), np.uint8).copy()
         self.memory = np.full(sum(sizes) + 2 * GUARD, 0xEE, np.uint8)
         self.out = self.memory[GUARD:-GUARD]
@@ -86,7 +90,7 @@ class Pair:
         self.first = first
         assert self.set(self.value, self.out)
         rounds = [at + 4 for at in range(len(self.parts))]
-        numbers = ([CLOCK], first, EPOCH, VERSION) if self.kind != Kind.PULL else ([0], first, EPOCH, 0)
+        numbers = ([CLOCK], first, 0, EPOCH, VERSION) if self.kind != Kind.PULL else ([0], first, 0, EPOCH, 0)
         assert self.stream.begin(self.exchange, rounds, *numbers)
 
     def set(self, value: Bytes, out: Bytes) -> bool:
@@ -104,6 +108,17 @@ class Pair:
         while self.exchange.left:
             assert time.monotonic() < end
             assert self.wait() == []
+
+    def answer_all(self, wanted: Sequence[bytes]) -> None:
+        """Answer in one message, once all parts have come; the values must be there."""
+        reader = threading.Thread(target=read, args=(self.server, sum(map(len, wanted))))
+        writer = threading.Thread(target=self.server.sendall, args=(self.reply(range(len(wanted)), wanted),))
+        for thread in (reader, writer):
+            thread.start()
+        self.all_came()
+        for thread in (reader, writer):
+            thread.join()
+        assert self.out.tobytes() == b"".join(wanted)
 
     def reply(self, answers: Sequence[int], payloads: Sequence[bytes]) -> bytes:
         """Write a reply as a server does."""
@@ -159,7 +174,7 @@ def written(batch: Batch) -> bytes:
 
 def usual(pair: Pair, batch_bytes: int) -> bytes:
     """Write the requests as the state machine, the sockets and the codec do."""
-    table = RequestTable(1 << 30, batch_bytes, 1.0)
+    table = RequestTable(WorkerOptions(1 << 30, batch_bytes, 1.0))
     operation = OperationProgress("op", len(pair.parts))
     for at, (slice_, start, size) in enumerate(pair.parts):
         record = Record(
@@ -207,7 +222,7 @@ def test_packed_values_are_pushed_as_in_the_usual_way(
     assert one.set(one.value, one.out)
     one.exchange.pack(code, 0.5, address(words), words)
     rounds = [at + 4 for at in range(len(sizes))]
-    assert one.stream.begin(one.exchange, rounds, [CLOCK], 1, EPOCH, VERSION)
+    assert one.stream.begin(one.exchange, rounds, [CLOCK], 1, 0, EPOCH, VERSION)
     bits, found, at = cpu.coding_bits(code), [], 0
     while at < len(sizes):
         batch = batch_of(CODEC.decode(receive(one.server)))
@@ -292,7 +307,7 @@ def test_answers_to_the_exchange_before(pair: Callable[..., Pair], order: list[i
     pull.exchange.follow(push.exchange)
     with pytest.raises(ValueError, match="follows one"):
         pair([1]).exchange.follow(pull.exchange)
-    assert push.stream.begin(pull.exchange, [1, 1], [0], 3, EPOCH, 0)
+    assert push.stream.begin(pull.exchange, [1, 1], [0], 3, 0, EPOCH, 0)
     values = {2: os.urandom(70_000), 3: os.urandom(10)}
     for some in [order] if together else [[at] for at in order]:
         payloads = tuple(values[at] for at in some if at > 1)
@@ -326,7 +341,7 @@ def test_what_an_exchange_does_not_take(pair: Callable[..., Pair]) -> None:
         with pytest.raises(ValueError, match="no values, and a push no outs"):
             one.exchange.set(values, outs, None)
     with pytest.raises(ValueError, match="an exchange pushes"):
-        Exchange((PROTOCOL, CODEC.job, 0, 0, 0), [], [], 1, 1, 1, Kind.INIT)
+        Exchange((PROTOCOL, CODEC.job, 0, 0, 0), [], [], 1, 1, 1, 1, Kind.INIT)
     assert pull.set(pull.value, pull.out) and push.set(push.value, push.out)
     for exchange, code in ((pull.exchange, 1), (push.exchange, 0), (push.exchange, 99)):
         with pytest.raises(ValueError, match="no codec"):
@@ -481,7 +496,7 @@ def test_a_stream_that_breaks_in_a_reply(pair: Callable[..., Pair]) -> None:
     assert one.exchange.left == 1
     with pytest.raises(ConnectionError, match="closed"):
         one.stream.receive()
-    assert not one.stream.begin(one.exchange, [5], [0], 2, 0, 0)
+    assert not one.stream.begin(one.exchange, [5], [0], 2, 0, 0, 0)
 
 
 def test_another_descriptor_ends_a_wait(pair: Callable[..., Pair]) -> None:
@@ -514,7 +529,7 @@ def test_arrays_of_which_parts_overlap_are_not_taken(pair: Callable[..., Pair]) 
     with pytest.raises(ValueError, match="an address for each"):
         one.exchange.set(address(both, both), address(both), both)
     with pytest.raises(ValueError, match="no arrays"):
-        one.stream.begin(one.exchange, [5], [0], 2, 0, 0)
+        one.stream.begin(one.exchange, [5], [0], 2, 0, 0, 0)
 
 
 @given(st.data())
@@ -528,7 +543,7 @@ def test_many_arrays_are_apart_or_not(data: st.DataObject) -> None:
         starts = [(8 * at, 8 * at) if draw % 2 else (8 * at, 35) for at, (draw, _) in enumerate(starts)]
     values = [memory[a : a + n] for (a, _), n in zip(starts, sizes, strict=True)]
     outs = [memory[b : b + n] for (_, b), n in zip(starts, sizes, strict=True)]
-    exchange = Exchange((PROTOCOL, CODEC.job, 0, 0, 0), [], sizes, 1, 1, 1)
+    exchange = Exchange((PROTOCOL, CODEC.job, 0, 0, 0), [], sizes, 1, 1, 1, 1)
 
     def meet(one: Bytes, other: Bytes) -> bool:
         return bool(np.shares_memory(one, other))
@@ -556,6 +571,33 @@ def test_no_more_is_sent_than_the_credit_until_answers_come(pair: Callable[..., 
     read(one.server, sum([50_000] * 10))
 
 
+def test_what_the_server_has_does_not_count_against_the_credit(pair: Callable[..., Pair]) -> None:
+    """It answers nothing before it has all parts, and only tells what has come."""
+    one = pair([50_000] * 10, batch_bytes=50_000, credit=120_000)
+    one.begin()
+    came = 100_000
+    while one.exchange.sent < 10:
+        told = one.exchange.sent
+        one.server.sendall(written(Batch(*HEAD, [], (), came)))
+        assert one.wait(0.2) == []
+        assert one.exchange.sent == min(told + 2, 10)
+        came += 100_000
+    wanted = [os.urandom(50_000) for _ in range(10)]
+    one.answer_all(wanted)
+
+
+def test_more_goes_where_nothing_comes(pair: Callable[..., Pair]) -> None:
+    """Within the credit all parts go to a server that is silent until it has them; at once the next time."""
+    sizes = [1 << 20] * 12
+    one = pair(sizes, batch_bytes=1 << 20)
+    for first, at_once in ((1, 4), (13, 12)):
+        one.begin(first)
+        assert one.exchange.sent == at_once
+        assert one.wait(0.5) == [] and one.exchange.sent == 12
+        wanted = [os.urandom(size) for size in sizes]
+        one.answer_all(wanted)
+
+
 def test_arrays_over_two_streams(sender: Sender) -> None:
     """Parts of the same two arrays go to two servers; each replies when it likes."""
     one, two = Pair(sender, [1]), Pair(sender, [1])
@@ -563,12 +605,12 @@ def test_arrays_over_two_streams(sender: Sender) -> None:
     outs = [np.zeros(40_000, np.uint8), np.zeros(10, np.uint8)]
     head, sizes = (PROTOCOL, CODEC.job, STORE, RANK, INCARNATION), [40_000, 10]
     cut = ([(1, 0, 0, 30_000)], [(2, 0, 30_000, 10_000), (3, 1, 0, 10)])
-    made = [Exchange(head, parts, sizes, 1 << 20, Limits().frame, 1 << 30) for parts in cut]
+    made = [Exchange(head, parts, sizes, 1 << 20, Limits().frame, 1 << 30, 1 << 20) for parts in cut]
     ways = [(made[0], one.stream), (made[1], two.stream)]
     for exchange, stream in ways:
         assert exchange.set(address(*values), address(*outs), (values, outs))
         rounds = [1] * exchange_parts(exchange)
-        assert stream.begin(exchange, rounds, [1, 2], 1, EPOCH, VERSION)
+        assert stream.begin(exchange, rounds, [1, 2], 1, 0, EPOCH, VERSION)
     new = [os.urandom(40_000), os.urandom(10)]
     records = [
         Record(Kind.VALUE, 2, 1, 9, place=FRAME, nbytes=10_000),
@@ -654,7 +696,7 @@ def test_values_that_are_pushed_in_shared_memory(pair: Callable[..., Pair]) -> N
     one = pair([20_000], same=True)
     assert one.set(one.value, one.out)
     one.exchange.share({0: (5, 640, True)})
-    assert one.stream.begin(one.exchange, [4], [CLOCK], 1, EPOCH, VERSION)
+    assert one.stream.begin(one.exchange, [4], [CLOCK], 1, 0, EPOCH, VERSION)
     record = Record(
         Kind.PUSHPULL, 100, 1, 4, VERSION, CLOCK, place=PayloadLocation.SHARED, frame=5, offset=640,
         nbytes=20_000, flags=3,
