@@ -41,6 +41,17 @@ _insecure = click.option(
     "--insecure", is_flag=True, help="Run without keys, even if other machines can connect."
 )
 
+_hostfile = click.option(
+    "--hostfile", metavar="FILE", help="File with one host per line, optionally followed by `slots=4`."
+)
+_ssh_command = click.option(
+    "--ssh-command",
+    metavar="COMMAND",
+    help="Command to use instead of ssh; host and remote command are appended.  [KVSTORE_SSH]",
+)
+_python = click.option(
+    "--python", metavar="PATH", help="Path of Python on the hosts.  [default: that of this Python]"
+)
 
 #: Options of scheduler and server, and the variables that have the same meaning.
 _VARIABLES = {
@@ -165,15 +176,9 @@ def demo(workers: int, servers: int | None, replicas: int | None, **options: Any
     help="Number of failed servers that are started again from their snapshot.  [default: 0]",
 )
 @click.option("--hosts", metavar="A:4,B:4", help="Hosts to use over ssh, with the number of workers on each.")
-@click.option(
-    "--hostfile", metavar="FILE", help="File with one host per line, optionally followed by `slots=4`."
-)
-@click.option(
-    "--ssh-command",
-    metavar="COMMAND",
-    help="Command to use instead of ssh; host and remote command are appended.  [KVSTORE_SSH]",
-)
-@click.option("--python", metavar="PATH", help="Path of Python on the hosts.  [default: that of this Python]")
+@_hostfile
+@_ssh_command
+@_python
 @click.option(
     "--export",
     "exports",
@@ -353,22 +358,42 @@ def env(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list, with an object for each line.")
 @click.option("--no-tests", is_flag=True, help="Omit the self-tests, which start processes.")
 @click.option("--speed", is_flag=True, help="Also measure speeds: memory, `local`, `dist_sync`.")
-def doctor(as_json: bool, no_tests: bool, speed: bool) -> None:
+@click.option("--hosts", metavar="A,B", help="Also check these hosts, reached by ssh, and their links.")
+@_hostfile
+@_ssh_command
+@_python
+def doctor(
+    as_json: bool,
+    no_tests: bool,
+    speed: bool,
+    hosts: str | None,
+    hostfile: str | None,
+    ssh_command: str | None,
+    python: str | None,
+) -> None:
     """Check all that decides whether and how fast kvstore runs on this machine.
 
     Each line has a level (ok, warning, error), what was found, and what to do about it. The self-tests sum
     random arrays with each store that can run here, and compare the bits. The report has no keys, addresses
     or values of variables.
 
+    --hosts compares versions and clocks of other hosts with those of this machine, lists the warnings and
+    errors of their own checks, and measures latency and bandwidth from each host to the next.
+
     The command exits with 0 if there is no error, and with 1 if there is one. Warnings do not count.
     """
+    import itertools
     import json
 
+    from kvstore.launch.hosts import remote_hosts
+    from kvstore.observe.doctor import hosts as far_hosts
     from kvstore.observe.doctor import report
 
+    there = remote_hosts.wanted(None, 0, hosts, hostfile, ssh_command, python, ())
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     found = []
-    for one in report.findings(not no_tests, speed):
+    far = () if there is None else map(report.redacted, far_hosts.findings(there))
+    for one in itertools.chain(report.findings(not no_tests, speed), far):
         found.append(one)
         if not as_json:
             level, rest = report.line(one)[:7], report.line(one)[7:]

@@ -126,7 +126,7 @@ class RemoteHosts:
 
 
 def wanted(
-    workers: int,
+    workers: int | None,
     servers: int,
     listed: str | None,
     file: str | None,
@@ -135,6 +135,8 @@ def wanted(
     exports: Sequence[str],
 ) -> Hosts | None:
     """Make of options of `kvstore run` what they say about hosts; None where they name none.
+
+    Without a number of workers every host is used.
 
     Raises
     ------
@@ -150,7 +152,7 @@ def wanted(
         raise ConfigError("--hosts and --hostfile contradict each other: give one of them")
     hosts: tuple[Host, ...] = of_list(listed) if listed is not None else of_file(file or "")
     return Hosts(
-        Layout(hosts, workers, servers),
+        Layout(hosts, sum(host.slots or 1 for host in hosts) if workers is None else workers, servers),
         ssh_command(ssh),
         python or sys.executable,
         carried(process_variables(), exports),

@@ -118,7 +118,7 @@ def last_line(found: Sequence[Finding]) -> str:
     )
     return (
         f"{errors}, {warnings}. To report a bug, paste all of these lines into the issue: "
-        "they have no keys, no addresses and no values of variables"
+        "they have no keys, no values of variables, and no addresses but those of --hosts"
     )
 
 
