@@ -20,6 +20,8 @@ def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["sums", name]:
             workers.sums(name)
+        case ["sums-of-all", name]:
+            workers.sums_of_all(name)
         case ["spawned-sums", name, timeout]:
             kv.spawn(workers.sums, workers.PARTS, (name,), float(timeout))
         case ["copies"]:

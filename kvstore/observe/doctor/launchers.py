@@ -85,6 +85,20 @@ def mpi() -> Finding:
     return fitting_mpi(library.out, children.run([command, "--version"], _DEADLINE).out)
 
 
+def mpi_launcher() -> tuple[str, ...]:
+    """Return what starts processes of MPI on this machine; empty where mpi4py or mpiexec is missing.
+
+    Open MPI wants to be told that there may be more processes than cores, and that root is meant.
+    """
+    command = _mpiexec()
+    if command is None or importlib.util.find_spec("mpi4py") is None:
+        return ()
+    if brand(children.run([command, "--version"], _DEADLINE).out) != "Open MPI":
+        return (command,)
+    root = ("OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1") if os.geteuid() == 0 else ()
+    return ("env", *root, command, "--oversubscribe")
+
+
 def _mpiexec() -> str | None:
     """Find mpiexec as a shell does, or else beside Python, where a wheel of an MPI puts it."""
     path = process_variables().get("PATH", os.defpath)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import children
+from . import children, launchers
 from .findings import Finding
 from .workers import PARTS, expected
 
@@ -31,12 +31,18 @@ class StoreTest:
 
 
 def store_tests(deadline: float = DEADLINE) -> list[StoreTest]:
-    """List the tests: one process, two that share memory, and two with a server and a scheduler."""
+    """List the tests: one process, two that share memory, two with a server and a scheduler, two of MPI."""
+    mpi = launchers.mpi_launcher()
     return [
         StoreTest("local", (*children.JOB, "sums", "local"), 1),
         StoreTest("device", (*children.JOB, "sums", "device"), 1),
         StoreTest("shared", (*children.JOB, "spawned-sums", "shared", f"{_PATIENCE * deadline}"), PARTS),
         StoreTest("dist_sync", (*children.with_a_server(PARTS), "sums", "dist_sync"), PARTS),
+        *(
+            [StoreTest("mpi", (*mpi, "-n", str(PARTS), *children.JOB, "sums-of-all", "mpi"), PARTS)]
+            if mpi
+            else []
+        ),
     ]
 
 
