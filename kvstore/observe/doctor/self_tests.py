@@ -38,12 +38,7 @@ def store_tests(deadline: float = DEADLINE) -> list[StoreTest]:
         StoreTest("device", (*children.JOB, "sums", "device"), 1),
         StoreTest("shared", (*children.JOB, "spawned-sums", "shared", f"{_PATIENCE * deadline}"), PARTS),
         StoreTest("dist_sync", (*children.with_a_server(PARTS), "sums", "dist_sync"), PARTS),
-        *(
-            [StoreTest("mpi", (*mpi, "-n", str(PARTS), *children.JOB, "sums-of-all", "mpi"), PARTS)]
-            if mpi
-            else []
-        ),
-    ]
+    ] + [StoreTest("mpi", (*mpi, "-n", f"{PARTS}", *children.JOB, "sums-of-all", "mpi"), PARTS)] * bool(mpi)
 
 
 def outcome(test: StoreTest, deadline: float = DEADLINE) -> Finding:

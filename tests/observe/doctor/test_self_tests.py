@@ -42,6 +42,19 @@ def test_a_store_passes_inside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None
     assert outcome(local, pace.seconds(60)).level == "ok"
 
 
+def test_an_mpiexec_that_is_of_another_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts processes that do not know of each other."""
+    pytest.importorskip("mpi4py")
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nshift 2\n"$@" && "$@"\n')
+    mpiexec.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    [test] = [one for one in store_tests(pace.seconds(60)) if one.store == "mpi"]
+    found = outcome(test, pace.seconds(60))
+    assert found.level == "error"
+    assert "each process is a job of its own: this is worker 0 of 1" in found.text
+
+
 def program(code: str, count: int = 1) -> StoreTest:
     return StoreTest("fake", (sys.executable, "-c", code), count)
 
