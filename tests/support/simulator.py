@@ -882,13 +882,16 @@ class Store:
     # ------------------------------------------------------------------------------------------- checks
 
     def _acknowledge(self, server: int, batch: m.Batch) -> None:
-        """Note which pushes are answered now."""
+        """Note which pushes are answered now, and which are refused."""
         requests = self.machine._servers[server].requests
         for record in batch.records:
             request = requests._open.get(record.sequence)
-            done = record.kind in (m.Kind.DONE, m.Kind.VALUE)
-            if done and request is not None and isinstance(request.payload, Payload):
+            if request is None or not isinstance(request.payload, Payload):
+                continue
+            if record.kind in (m.Kind.DONE, m.Kind.VALUE):
                 self.job.acknowledged[request.payload] = self.job.now
+            elif record.kind == m.Kind.FAILED:  # also because of a loss of which this worker has not heard
+                self.job.failed.add(request.payload)
 
     def _check_shrunk(self, action: e.Shrunk) -> None:
         """Who is missing has left on its own, without a word, after the round that is named."""
