@@ -124,11 +124,11 @@ class ServerStorage:
     def _shared(self, store: int, rank: int, record: Record) -> Any:
         buffers = self._worker_buffers.get((store, rank))
         if buffers is None:
-            return ProtocolError(f"worker {rank} speaks of memory that this server cannot read")
+            return ProtocolError(f"worker {rank} speaks of memory that server {self._server} cannot read")
         try:
             return buffers.view(record.frame, record.offset, record.nbytes)
         except ProtocolError as error:
-            return error
+            return ProtocolError(f"server {self._server}, memory of worker {rank}: {error}")
 
     # ------------------------------------------------------------------------------------------- values
 

@@ -7,6 +7,7 @@ is; who reads opens it by /proc, which lets in the same user on the same machine
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 from collections import defaultdict
@@ -219,7 +220,8 @@ class PeerBuffers:
         try:
             memory = self._segments[number] = self._file.segment(number)
         except (OSError, ValueError) as error:
-            raise ProtocolError(f"shared segment {number} of a peer cannot be read: {error}") from error
+            cure = "; raise the limit (ulimit -n)" if getattr(error, "errno", 0) == errno.EMFILE else ""
+            raise ProtocolError(f"shared segment {number} of a peer cannot be read: {error}{cure}") from error
         return memory
 
     def copy(self, segment: int, offset: int, nbytes: int, seqlock: int, out: npt.NDArray[Any]) -> bool:

@@ -22,6 +22,7 @@ from .context import Context
 from .frames import Codec, pack
 from .heartbeats import Echo, HeartbeatMonitor
 from .native._streams import Exchange, ExpectedRows, Sender, Stream, await_replies
+from .process_limits import check_open_files
 from .refusals import Refusals
 from .server_streams import ServerStreams
 from .stream_client import StreamClient
@@ -41,6 +42,7 @@ class _Sockets:
     """What the sockets of all roles have in common."""
 
     def __init__(self, roles: Roles, job: str) -> None:
+        check_open_files(roles)
         self._context = Context(roles.keys, job=job)
         self._poller = Poller()
         self.closed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import ipaddress
@@ -70,6 +71,7 @@ class StreamListener:
             self.address = addresses.tcp(roles.host, self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
+        self._spare = _spare()
         self._encrypted = roles.keys is not None
         self._hello_bytes = ENCRYPTED_HELLO_BYTES if self._encrypted else HELLO_BYTES
         self._peers: dict[bytes, Hashable] = {}  # by token
@@ -111,7 +113,7 @@ class StreamListener:
                 return accepted
             except OSError as error:
                 if error.errno not in (errno.ECONNABORTED, errno.EPROTO):
-                    _refusals.note("a connection", f"it could not be accepted: {error.strerror}")
+                    self._refuse_next(error)
                     return accepted
                 continue
             if len(self._strangers) >= _STRANGERS or not _is_own_user(connection):
@@ -125,6 +127,18 @@ class StreamListener:
                 continue
             self._strangers[connection] = time.monotonic(), b""
             accepted.append(connection)
+
+    def _refuse_next(self, error: OSError) -> None:
+        """Close a connection that cannot be accepted: its worker uses ZeroMQ then, and does not wait."""
+        why = f"it could not be accepted: {error.strerror}"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            why += ". Its worker goes on over ZeroMQ, which is slower; raise the limit (ulimit -n)"
+            if self._spare >= 0:
+                os.close(self._spare)
+            with contextlib.suppress(OSError):
+                self._socket.accept()[0].close()
+            self._spare = _spare()
+        _refusals.note("a connection", why)
 
     def greet(self, connection: socket.socket) -> tuple[bool, Hashable, Cipher | None]:
         """Read what a new connection says: whether that is all, whose it is (None: nobody's), and its cipher.
@@ -217,6 +231,17 @@ class StreamListener:
         self._strangers.clear()
         self._unproven.clear()
         self._socket.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+
+def _spare() -> int:
+    """Open a descriptor to be closed where there is no other left; -1: there is none."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def _is_own_user(connection: socket.socket) -> bool:

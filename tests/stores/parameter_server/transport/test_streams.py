@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,6 +118,38 @@ def test_a_stream_that_breaks_is_opened_again(
     until(lambda: len(server.came) == 2, server)
     assert server.came[1] == (PEER, b"two")
     assert server.streams.send(PEER, [b"down"])
+
+
+def test_a_server_without_descriptors_refuses_streams_and_takes_them_later(
+    server: End, worker: End, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody may wait at a door that stays shut: data goes over ZeroMQ meanwhile.
+    monkeypatch.setattr(stream_listener, "_refusals", Refusals())
+    stream = opened(worker, server.streams.offer(PEER))
+
+    def refused() -> bool:
+        with no_descriptors():
+            server.turn(0.005)
+            worker.turn(0.005)
+        return stream._connecting is None and stream._stream is None
+
+    until(refused)
+    assert "could not be accepted: Too many open files. Its worker goes on over ZeroMQ" in caplog.text
+    until(lambda: stream.send([b"up"]), server, worker)
+    until(lambda: server.came, server)
+    assert server.came[-1] == (PEER, b"up")
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_new_stream_takes_the_place_of_the_old_one(server: End, worker: End) -> None:

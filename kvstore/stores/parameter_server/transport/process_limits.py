@@ -1,0 +1,63 @@
+"""Whether the limits of this process leave enough for its part in a job.
+
+Without descriptors a server would refuse workers, which would wait until their deadline. So whoever needs
+them looks first, and says what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from ....errors import ConfigError
+from ....settings import addresses
+from ....settings.roles import Roles
+
+# Counted on Linux with libzmq 4.3: what a role needs for itself, and for each of the others.
+_OWN = {"scheduler": 21, "server": 32, "worker": 20}
+_EACH = {"scheduler": 3, "server": 2, "worker": 3}
+_SHARED = 2  # and for the memory of each of them on this machine: its first page, and one segment
+_USUAL = 1024
+
+
+def check_open_files(roles: Roles) -> None:
+    """Raise ConfigError where this process may open too few files for its role."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there, wanted = _open_files(), _wanted_files(roles)
+    if limit == resource.RLIM_INFINITY or there + wanted <= limit:
+        return
+    raise ConfigError(
+        f"{_name(roles)} may have {limit} open files and has {there}; it needs at least {wanted} more, for "
+        f"{_others(roles)}. Raise the limit where the job is started: ulimit -n "
+        f"{max(_USUAL, 2 * (there + wanted))} (the hard limit is {most} here)"
+    )
+
+
+def _wanted_files(roles: Roles) -> int:
+    """Count the descriptors that a role certainly needs."""
+    each = _EACH[roles.role]
+    if roles.role != "scheduler" and (roles.ipc or addresses.is_loopback(roles.host)):
+        each += _SHARED
+    return _OWN[roles.role] + each * sum(_counts(roles).values())
+
+
+def _counts(roles: Roles) -> dict[str, int]:
+    """Count the processes that this one is connected to; one of a role, where nobody has said how many."""
+    found = {"worker": max(1, roles.num_workers), "server": max(1, roles.num_servers)}
+    return {role: count for role, count in found.items() if role != roles.role}
+
+
+def _others(roles: Roles) -> str:
+    return " and ".join(f"{count} {role}{'s'[: count != 1]}" for role, count in _counts(roles).items())
+
+
+def _name(roles: Roles) -> str:
+    known = roles.rank >= 0 and roles.role != "scheduler"
+    return f"{roles.role} {roles.rank}" if known else f"the {roles.role}"
+
+
+def _open_files() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1  # but for the one that lists them
+    except OSError:  # there is not one left
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,52 @@
+"""Limits of processes that leave too little for a part of a job: said at the start, by whom they stop."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pace
+import pytest
+from launched import Job, gone_after
+
+WORKER = """
+import numpy as np
+import kvstore as kv
+held = [os.dup(0) for _ in range({held})]
+with kv.create("dist_sync") as store:
+    store.init("w", np.zeros(3, np.float32))
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with gone_after(tmp_path) as made:
+        yield made
+
+
+def failure(job: Job, files: int, held: int = 0) -> str:
+    """Run a job of two workers and two servers that may open so many files; return what it says."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    job.environment["KVSTORE_TIMEOUT"] = pace.variable(200)
+    text = WORKER.format(held=held)
+    process = job.run("-n", "2", "-s", "2", text=text, preexec_fn=limit)
+    _, err = process.communicate(timeout=pace.seconds(60))
+    assert process.returncode == 1
+    return err.decode()
+
+
+def test_servers_and_scheduler_say_how_many_files_they_need(job: Job) -> None:
+    told = failure(job, 40).splitlines()[-1]
+    assert told.startswith(("Error: server 0 may have 40 open files", "Error: server 1 may have 40 open"))
+    assert "more, for 2 workers. Raise the limit where the job is started: ulimit -n 1024" in told
+    assert "Error: the scheduler may have 24 open files" in failure(job, 24)
+
+
+def test_a_worker_counts_what_it_has_open(job: Job) -> None:
+    told = failure(job, 300, held=270).splitlines()[-1]
+    assert "ConfigError: worker " in told
+    assert "more, for 2 servers" in told
