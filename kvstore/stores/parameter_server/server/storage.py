@@ -70,7 +70,7 @@ class ServerStorage:
             if error is not None or job.slice not in shard.rounds.written:
                 self._in_place.pop((action.store, job.slice), None)
         done = [
-            (job.slice, None if error is None else _failure(error))
+            (job.slice, None if error is None else self._failure(error))
             for job, error in zip(ready, errors, strict=True)
         ]
         return events.Applied(action.store, done) if done else None
@@ -143,7 +143,7 @@ class ServerStorage:
             else:
                 shard.write(action.slice, payload, record.kind == Kind.INIT)
         except (KVStoreError, MemoryError) as error:
-            failure = _failure(error)
+            failure = self._failure(error)
         return events.Applied(action.store, [(action.slice, failure)])
 
     def read(
@@ -200,6 +200,14 @@ class ServerStorage:
             return record, [as_bytes(ids), found]
         return _rows_found(*shard.rows(request.slice, ids))
 
+    def _failure(self, error: Exception) -> Failure:
+        """Say what workers are told of an error."""
+        if isinstance(error, MemoryError):
+            text = f"server {self._server} has too little memory: {str(error) or type(error).__name__}"
+            return Failure("KVStoreError", f"{text}; start more servers (-s), or raise its limit (ulimit -v)")
+        name = type(error).__name__ if isinstance(error, KVStoreError) else "KVStoreError"
+        return Failure(name, str(error) or type(error).__name__)
+
     # --------------------------------------------------------------------------------------------- rest
 
     def set_rank(self, rank: int) -> None:
@@ -237,7 +245,7 @@ class ServerStorage:
         try:
             self.shard(install.store).install(install.version, install.kind, install.text)
         except KVStoreError as error:
-            return _failure(error)
+            return self._failure(error)
         return None
 
     def attach(self, action: events.Attachment) -> str:
@@ -295,11 +303,6 @@ class ServerStorage:
         self._shards.clear()
         self._values.clear()
         self._worker_buffers.clear()
-
-
-def _failure(error: BaseException) -> Failure:
-    name = type(error).__name__ if isinstance(error, KVStoreError) else "KVStoreError"
-    return Failure(name, str(error) or type(error).__name__)
 
 
 def _ids(request: Record, frames: Sequence[Any]) -> Any:

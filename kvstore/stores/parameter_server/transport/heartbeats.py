@@ -21,8 +21,10 @@ from .channel import NotSentError, Router
 from .context import Context
 from .frames import Limits
 from .options import set_options
+from .process_limits import check_threads
 
 _LIMITS = Limits(frame=64, control=64, records=0)
+_THREADS = 3  # ZeroMQ's two, and the one that answers
 
 
 class HeartbeatResponder:
@@ -34,6 +36,7 @@ class HeartbeatResponder:
 
     def __init__(self, address: str, process: str, keys: Keys | None = None, job: str = "") -> None:
         self._pid = os.getpid()
+        check_threads(_THREADS)
         self._context = zmq.Context(1)
         self._socket = self._context.socket(zmq.DEALER)
         try:

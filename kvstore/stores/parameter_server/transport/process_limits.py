@@ -1,13 +1,14 @@
 """Whether the limits of this process leave enough for its part in a job.
 
-Without descriptors a server would refuse workers, which would wait until their deadline. So whoever needs
-them looks first, and says what is missing.
+Without descriptors a server would refuse workers, which would wait until their deadline; without threads
+ZeroMQ would abort the process. So whoever needs them looks first, and says what is missing.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import threading
 
 from ....errors import ConfigError
 from ....settings import addresses
@@ -61,3 +62,24 @@ def _open_files() -> int:
         return len(os.listdir("/proc/self/fd")) - 1  # but for the one that lists them
     except OSError:  # there is not one left
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def check_threads(wanted: int) -> None:
+    """Raise ConfigError where this process cannot start so many more threads."""
+    done = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(wanted):
+            thread = threading.Thread(target=done.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except (RuntimeError, MemoryError):
+        raise ConfigError(
+            f"this process can start {len(started)} of the {wanted} threads that its connections need: raise "
+            "the limit on addresses (ulimit -v), on processes (ulimit -u), or that of the container (memory, "
+            "pids), where the job is started"
+        ) from None
+    finally:
+        done.set()
+        for thread in started:
+            thread.join()

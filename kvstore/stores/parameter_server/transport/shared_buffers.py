@@ -28,6 +28,10 @@ _FIRST_BYTES = 4 * 1024 * 1024
 _GROWTH = 4  # a new segment has at least a fourth of what there is
 # A seqlock says what it says only where reads and writes are seen in their order.
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
+_CURES = {
+    errno.EMFILE: "; raise the limit of open files (ulimit -n)",
+    errno.ENOMEM: "; raise the limit of addresses (ulimit -v), or give the machine more memory",
+}
 
 
 class Block(NamedTuple):
@@ -220,7 +224,7 @@ class PeerBuffers:
         try:
             memory = self._segments[number] = self._file.segment(number)
         except (OSError, ValueError) as error:
-            cure = "; raise the limit (ulimit -n)" if getattr(error, "errno", 0) == errno.EMFILE else ""
+            cure = _CURES.get(getattr(error, "errno", 0), "")
             raise ProtocolError(f"shared segment {number} of a peer cannot be read: {error}{cure}") from error
         return memory
 

@@ -22,7 +22,7 @@ from .context import Context
 from .frames import Codec, pack
 from .heartbeats import Echo, HeartbeatMonitor
 from .native._streams import Exchange, ExpectedRows, Sender, Stream, await_replies
-from .process_limits import check_open_files
+from .process_limits import check_open_files, check_threads
 from .refusals import Refusals
 from .server_streams import ServerStreams
 from .stream_client import StreamClient
@@ -34,6 +34,7 @@ SCHEDULER = "scheduler"
 _FRAME = PayloadLocation.FRAME
 _AT_ONCE = 64  # messages of one channel before the others have their turn
 _LINGER = 0.5  # seconds for the last words of a process
+_THREADS = 4  # ZeroMQ's two, the doorkeeper's, and that of the scheduler's echo
 
 Message = Control | Batch
 
@@ -43,6 +44,7 @@ class _Sockets:
 
     def __init__(self, roles: Roles, job: str) -> None:
         check_open_files(roles)
+        check_threads(_THREADS)
         self._context = Context(roles.keys, job=job)
         self._poller = Poller()
         self.closed = False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,15 @@ import kvstore as kv
 held = [os.dup(0) for _ in range({held})]
 with kv.create("dist_sync") as store:
     store.init("w", np.zeros(3, np.float32))
+"""
+THREADS = """
+import resource
+from pathlib import Path
+from kvstore.stores.parameter_server.transport.process_limits import check_threads
+check_threads(4)
+used, more = int(Path("/proc/self/statm").read_text().split()[0]) * 4096, 1 << 20
+resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
+check_threads(400)
 """
 
 
@@ -50,3 +62,15 @@ def test_a_worker_counts_what_it_has_open(job: Job) -> None:
     told = failure(job, 300, held=270).splitlines()[-1]
     assert "ConfigError: worker " in told
     assert "more, for 2 servers" in told
+
+
+def test_who_can_start_no_threads_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=pace.seconds(60),
+        check=False,
+    )
+    assert "of the 400 threads that its connections need" in done.stderr.splitlines()[-1], done.stderr
