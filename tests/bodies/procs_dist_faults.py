@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import re
 import resource
 import select
 import signal
@@ -764,7 +765,7 @@ def interrupted(where: str, goes_on: bool) -> float:
         try:  # it can go on if what it pushed lies in shared memory, and else says that it cannot
             store.pull("large", out=load.outs["large"])
         except kv.KVStoreError as error:
-            assert "gave up" in str(error), error
+            check_why(error)
             goes_on = False
     if where in ("pull", "barrier") or (where == "pushpull" and goes_on):
         value = np.ones(size, F)
@@ -774,10 +775,20 @@ def interrupted(where: str, goes_on: bool) -> float:
         store.pushpull("large", value)
         assert (value == 3).all()
     else:
-        with pytest.raises(kv.KVStoreError, match="gave up"):
+        with pytest.raises(kv.KVStoreError) as caught:
             store.pull("large", out=out)
+        check_why(caught.value)
     store.close()
     return at
+
+
+def check_why(error: Exception) -> None:
+    """A worker that has left the job says where, why, and what is to be done."""
+    assert re.fullmatch(
+        r"worker 0 gave up in a push\S* \(key 'large', round \d+\) while its arrays were being sent, and has "
+        r"left the job: close the store, and start the job again\. The cause: KeyboardInterrupt",
+        str(error),
+    ), error
 
 
 def interrupted_at_the_start() -> float:

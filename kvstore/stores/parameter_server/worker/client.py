@@ -125,7 +125,7 @@ class Client:
             self.driver.wait(lambda: operation.done, what, operation)
         except BaseException as error:
             if not operation.done:
-                self._give_up(operation, self._gave_up(what, error))
+                self._give_up(operation, what, error)
             raise
         if operation.error is not None:
             self._hear_of(operation.error)
@@ -137,16 +137,10 @@ class Client:
             operation = self.driver.end(call)
         except BaseException as error:
             if call.operation is not None and not call.operation.done:
-                self._give_up(call.operation, self._gave_up(call.what, error))
+                self._give_up(call.operation, call.what, error)
             raise
         if operation is not None:
             self.finish(operation, call.what)
-
-    def _gave_up(self, what: str, error: BaseException) -> str:
-        return (
-            f"worker {self.rank} gave up in {what} while its arrays were being sent, and has left the job: "
-            f"close the store, and start the job again ({error})"
-        )
 
     def _hear_of(self, failure: Failure) -> None:
         """Wait for the scheduler's word of a loss of which a server has told: then there are reads again."""
@@ -154,10 +148,16 @@ class Client:
             with contextlib.suppress(KVStoreError):
                 self.driver.wait(lambda: self.member.broken or self.failed, "the scheduler's word of a loss")
 
-    def _give_up(self, operation: PendingOperation, text: str) -> None:
+    def _give_up(self, operation: PendingOperation, what: str, error: BaseException) -> None:
         """Write to none of the caller's arrays any more, and read none."""
+        what += self.driver.where(operation)
         if not self.driver.forget(operation):
             self._say(partial(m.Leave, lost=True))
+            cause = type(error).__name__ + (f": {error}" if str(error) else "")
+            text = (
+                f"worker {self.rank} gave up in {what} while its arrays were being sent, and has left the "
+                f"job: close the store, and start the job again. The cause: {cause}"
+            )
             self.driver.fail(Failure("KVStoreError", text))
 
     def perform(self, requests: Sequence[Request], what: str) -> None:

@@ -427,7 +427,7 @@ class MachineDriver:
     def _inquire(self, operation: PendingOperation | None) -> str:
         """Ask whom an operation waits for, and return for what; the answer comes while it waits on."""
         with self._turn():
-            where = self._where(operation)
+            where = self.where(operation)
             names: list[Hashable] = self._operations.names(operation)[:1]
             waiting = [one for name in names for one in self._machine.pending(name)]
             if waiting:
@@ -438,7 +438,7 @@ class MachineDriver:
             self._carry_out([question])
         return where
 
-    def _where(self, operation: PendingOperation | None) -> str:
+    def where(self, operation: PendingOperation | None) -> str:
         """Name a round for which an operation waits."""
         if operation is not None:
             for name in self._operations.names(operation):
@@ -461,7 +461,7 @@ class MachineDriver:
 
     def _described(self, what: str, operation: PendingOperation | None, waited: float) -> str:
         """Say for what and whom this worker waits, from anywhere: what it looks at may change meanwhile."""
-        return self._waiting(what + self._where(operation), waited)
+        return self._waiting(what + self.where(operation), waited)
 
     def _waiting(self, what: str, waited: float) -> str:
         """Say for whom this worker waits."""
