@@ -86,7 +86,7 @@ def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | N
     Raises
     ------
     ArrayError
-        Not an array, on a device, or read-only.
+        Not an array, on a device, read-only, or one with several elements at one place.
     DTypeError
         An element type outside of `DTYPES`.
     """
@@ -96,7 +96,22 @@ def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | N
     if cpu.is_plain(view):
         return view, None
     buffer = np.empty(view.shape, _native(view.dtype, what))
+    if _overlaps_itself(view):
+        raise ArrayError(
+            f"{what} has several elements at one place in memory (strides {view.strides}): {_describe(obj)}; "
+            "pass an array with room for all of them, such as a copy"
+        )
     return buffer, lambda: np.copyto(view, buffer)
+
+
+def _overlaps_itself(view: Array) -> bool:
+    """Whether a step along one axis is shorter than what lies along the finer ones, as no slice has it."""
+    reach = view.itemsize
+    for stride, count in sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1):
+        if stride < reach:
+            return view.size > 0
+        reach += stride * (count - 1)
+    return False
 
 
 def direct(obj: Any, write: bool = False) -> Array | None:

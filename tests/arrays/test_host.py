@@ -243,6 +243,33 @@ def test_read_only_arrays_are_values_and_no_outs(store: kv.KVStore, kind: Callab
     np.testing.assert_array_equal(content(value), sample())
 
 
+@pytest.mark.parametrize("strides", [(0, 4), (24, 0), (0, 0), (4, 4), (20, 4), (-4, 4), (24, -2)])
+def test_outs_that_overlap_themselves_are_refused(store: kv.KVStore, strides: tuple[int, int]) -> None:
+    store.init("a", sample())
+    memory = np.full(200, 7, np.float32)
+    out = np.lib.stride_tricks.as_strided(memory[100:], (4, 6), strides)
+    for call in (lambda: store.pull("a", out=out), lambda: store.pushpull("a", 2 * sample(), out=out)):
+        with pytest.raises(kv.ArrayError, match=r"out of key 'a' has several elements at one place"):
+            call()
+    with pytest.raises(kv.ArrayError, match="several elements at one place"):
+        store.pushpull("a", out)
+    assert (memory == 7).all()
+    store.pull("a", out=memory[:24].reshape(4, 6))
+    np.testing.assert_array_equal(memory[:24].reshape(4, 6), sample())
+
+
+@pytest.mark.parametrize(
+    "cut", [np.s_[::2, ::3], np.s_[::-1, ::-2], np.s_[:, :1], np.s_[2:2], np.s_[:0, ::2]]
+)
+def test_outs_that_are_slices(store: kv.KVStore, cut: tuple[slice, slice]) -> None:
+    for number, whole in enumerate((np.zeros((4, 6), np.float32), np.zeros((6, 4), np.float32).T)):
+        value = sample()[cut]
+        store.init(number, value)
+        store.pull(number, out=whole[cut])
+        np.testing.assert_array_equal(whole[cut], value)
+        assert np.count_nonzero(whole) == np.count_nonzero(value)
+
+
 def test_zero_dimensions(store: kv.KVStore) -> None:
     store.init("a", np.array(3, np.float32))
     out = np.array(0, np.float32)
