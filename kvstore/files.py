@@ -17,17 +17,23 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-class _Unwritable(StateFileError, OSError):
-    """The system refused to write a file: what a caller without this library would catch."""
+def _refused(kind: type[OSError]) -> type[StateFileError]:
+    """Make the class for what the system refused: also what a caller without this library would catch."""
+    shown = {"__module__": StateFileError.__module__, "__doc__": StateFileError.__doc__}
+    return type(StateFileError.__name__, (StateFileError, kind), shown)
 
 
-class _MissingFolder(_Unwritable, FileNotFoundError):
-    """There is no folder for it."""
+def unreadable(path: str | os.PathLike[str], error: OSError) -> StateFileError:
+    """Make the error for a file that the system does not let us read; it is the system's error, too."""
+    reason = error.strerror or str(error)
+    return _as_system(path, error, f"{os.fsdecode(path)} cannot be read: {reason}. Nothing has changed")
 
 
-for _kind in (_Unwritable, _MissingFolder):  # shown as what callers know
-    _kind.__name__ = _kind.__qualname__ = StateFileError.__name__
-    _kind.__module__ = StateFileError.__module__
+def _as_system(path: str | os.PathLike[str], error: OSError, text: str) -> StateFileError:
+    kind = type(error)
+    told: Any = _refused(kind if kind.__module__ == OSError.__module__ else OSError)(text)
+    told.errno, told.strerror, told.filename = error.errno, error.strerror, os.fsdecode(path)
+    return told  # type: ignore[no-any-return]
 
 
 def name_of(path: Any) -> str:
@@ -75,16 +81,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise _unwritable(os.fsdecode(path), error) from error
 
 
-def _unwritable(path: str, error: OSError) -> _Unwritable:
+def _unwritable(path: str, error: OSError) -> StateFileError:
     reason, folder = error.strerror or str(error), os.path.dirname(path) or "."
-    kind = _MissingFolder if isinstance(error, FileNotFoundError) else _Unwritable
     if not os.path.isdir(folder):
         reason = f"there is no folder {folder!r}; create it first"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         reason += "; free space, or use another path"
-    told = kind(f"{path} cannot be written: {reason}. An existing file is unchanged")
-    told.errno, told.strerror, told.filename = error.errno, error.strerror, path
-    return told
+    return _as_system(path, error, f"{path} cannot be written: {reason}. An existing file is unchanged")
 
 
 @contextmanager

@@ -420,8 +420,8 @@ class KVStore(KVStoreBase):
         Raises
         ------
         StateFileError
-            The file is damaged, has another format or codec, or a key is unknown or has another shape. The
-            present residuals do not change.
+            The file cannot be read (also an OSError), is damaged, has another format or codec, or a key is
+            unknown or has another shape. The present residuals do not change.
         CapabilityError
             This type of store does not compress.
         ConfigError
@@ -469,8 +469,8 @@ class KVStore(KVStoreBase):
         Raises
         ------
         StateFileError
-            The file is damaged, has another format, or is a pickle of MXNet. The present states do not
-            change.
+            The file cannot be read (also an OSError), is damaged, has another format, or is a pickle of
+            MXNet. The present states do not change.
         ConfigError
             No optimizer is set.
         """
@@ -495,8 +495,8 @@ class KVStore(KVStoreBase):
         Raises
         ------
         StateFileError
-            The file is damaged or has another format, or a key has another shape, element type or storage.
-            Nothing has changed.
+            The file cannot be read (also an OSError), is damaged or has another format, or a key has another
+            shape, element type or storage. Nothing has changed.
         """
         from . import checkpoint
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import KeyKindError, KVStoreError, MissingBackendError, StateFileError
-from .files import checksum, replacing
+from .files import checksum, replacing, unreadable
 
 Array = npt.NDArray[Any]
 Content = TypeVar("Content")
@@ -72,7 +72,8 @@ def read(
     Raises
     ------
     StateFileError
-        Damaged, foreign, of another format, or nothing that `parse` understands.
+        Damaged, foreign, of another format, or nothing that `parse` understands. What cannot be read is the
+        system's OSError, too.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -93,7 +94,10 @@ def read(
 
 
 def _refuse_what_is_no_file_of_ours(path: str) -> None:
-    with open(path, "rb") as file:  # a missing file says so itself
-        head = file.read(9)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(9)
+    except OSError as error:
+        raise unreadable(path, error) from error
     if head[8:] != b"{":
         raise StateFileError(f"{path} is not a safetensors file (damaged, empty, or another format)")

@@ -102,12 +102,16 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for path in ("f", Path("f"), tmp_path / "ä b"):
             store.save(path)
             store.load(path)
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError) as missing:
             store.load("nowhere")
+        assert isinstance(missing.value, kv.StateFileError)
+        assert str(missing.value).startswith("nowhere cannot be read: No such file or directory. Nothing")
+        assert (missing.value.errno, missing.value.filename) == (errno.ENOENT, "nowhere")
         with pytest.raises(FileNotFoundError, match=r"no/such/folder"):
             store.save("no/such/folder/f")
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(IsADirectoryError) as folder:
             store.load(tmp_path)
+        assert isinstance(folder.value, kv.StateFileError)
         (tmp_path / "link").symlink_to("target")
         store.save("link")
         assert (tmp_path / "link").is_symlink()

@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 from ..arrays import pages
 from ..arrays.host import bfloat16
 from ..errors import ConfigError, KVStoreError, StateFileError
-from ..files import checksum, replacing
+from ..files import checksum, replacing, unreadable
 from .optimizer import Array, Index, Optimizer, State
 
 _FORMAT = "kvstore.optimizer_states"
@@ -207,7 +207,11 @@ def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
 def read(path: str | os.PathLike[str]) -> Content:
     """Read a file that holds what `pack` returned; errors name the file."""
     try:
-        return unpack(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:
+        return unpack(data)
     except StateFileError as error:
         raise StateFileError(f"{os.fspath(path)}: {error}") from error.__cause__
 

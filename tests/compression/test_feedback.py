@@ -311,3 +311,6 @@ def test_residuals_that_cannot_be_written(store: kv.KVStore, tmp_path: Path) -> 
     ) as caught:
         store.save_residuals(tmp_path / "none" / "f")
     assert isinstance(caught.value, FileNotFoundError)
+    with pytest.raises(kv.StateFileError, match="/none cannot be read: No such file") as caught:
+        store.load_residuals(tmp_path / "none")
+    assert isinstance(caught.value, FileNotFoundError)

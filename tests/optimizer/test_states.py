@@ -339,8 +339,9 @@ def test_errors_name_the_file(tmp_path):
     path.write_bytes(pickle.dumps({}))
     with pytest.raises(StateFileError, match=r"old\.states: this is a pickle"):
         opt.get_updater(opt.SGD()).load(path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StateFileError, match="/none cannot be read: No such file or directory") as caught:
         opt.get_updater(opt.SGD()).load(tmp_path / "none")
+    assert isinstance(caught.value, FileNotFoundError)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
