@@ -293,6 +293,20 @@ def test_the_launcher_s_servers_are_gone_when_it_is_killed(job: Job, script: str
     until(lambda: not job.alive())
 
 
+@pytest.mark.parametrize("folder", ["file", "file/shots", "/proc/nothing"])
+def test_a_folder_for_snapshots_that_cannot_be_written_ends_the_job_at_its_start(
+    job: Job, script: str, folder: str
+) -> None:
+    (job.folder / "file").touch()
+    code, out, err = finish(job.run("-n", "1", "-s", "1", "--snapshot", folder, script))
+    told = err.decode().splitlines()
+    assert (code, out) == (1, b"")
+    assert "kvstore run: server 0 failed with exit code 1" in told[-2]
+    text = rf"Error: server 0 cannot write snapshots to \S*{folder}/server-0: (Not|No) .*--snapshot"
+    assert re.match(text, told[-1])
+    assert b"Traceback" not in err
+
+
 def test_a_server_that_is_killed_starts_again_and_the_job_goes_on(job: Job) -> None:
     text = """
 import time

@@ -51,6 +51,8 @@ class ServerLoop:
         introduce(f"server {roles.rank}" if roles.rank >= 0 else "server")
         self._storage = storage = ServerStorage(roles.rank, config)
         self._members = MembershipLog(log)
+        if not roles.restart:  # one that comes back has its last snapshot, also if it can write no other
+            storage.check_snapshots()
         state = storage.restore() if roles.restart and config.snapshot else None
         if state is not None:
             log.info("snapshot read from %s: %d stores", config.snapshot, len(state["stores"]))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ....errors import KVStoreError, ProtocolError
+from ....errors import KVStoreError, ProtocolError, StateFileError
 from ....kernels import cpu
 from ....settings.parameter_server import PsConfig
 from ..native._native import SliceValue
@@ -260,6 +261,22 @@ class ServerStorage:
         self._worker_buffers[key] = buffers
         self.shard(action.store)
         return self._values[action.store].handle()
+
+    def check_snapshots(self) -> None:
+        """Raise StateFileError if snapshots are wanted, and nothing can be written to their folder."""
+        if not self._config.snapshot:
+            return
+        folder = self._root if self._server >= 0 else Path(self._config.snapshot)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            who = f"server {self._server}" if self._server >= 0 else "this server"
+            raise StateFileError(
+                f"{who} cannot write snapshots to {folder}: {error.strerror or error}. Give it a folder to "
+                "which it may write (--snapshot, KVSTORE_SNAPSHOT)"
+            ) from error
 
     def save(self, machine: dict[str, Any]) -> Callable[[], None]:
         """Note each shard as it is, with what the machine knows of the store; return what writes it all."""
