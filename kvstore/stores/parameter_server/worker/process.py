@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from .... import engine
-from ....errors import ConfigError
+from ....errors import ConfigError, KVStoreError
 from ....settings import launchers, roles
 from ....settings.parameter_server import ps_config
 from ....settings.roles import Roles
@@ -79,6 +79,14 @@ class WorkerProcess:
         if self._heartbeats is None:
             self._heartbeats = HeartbeatResponder(met.pulse, self.name, self.roles.keys, self.roles.job)
 
+    def check_fork(self) -> None:
+        """Raise in a fork of this process, which has this one's rank and so no place in the job."""
+        if self._heartbeats is not None and self.roles.rank >= 0:
+            raise KVStoreError(
+                f"this process is a fork of worker {self.roles.rank} (process {self.pid}), and a rank is for "
+                "one process: create stores in that process only, or start more workers with `kvstore run -n`"
+            )
+
     def opened(self, client: Client) -> None:
         """Note a store that has its place in the job."""
         self._open.append(client)
@@ -128,6 +136,8 @@ def this_process(found: Roles) -> WorkerProcess:
     """Return what stands for this process in its job."""
     key = (found.job, found.scheduler)
     known = _processes.get(key)
+    if known is not None and known.pid == os.getppid():
+        known.check_fork()
     if known is None or known.pid != os.getpid():
         known = _processes[key] = WorkerProcess(found)
     return known
