@@ -543,7 +543,13 @@ def test_row_sparse_keys_keep_the_union_of_rows(store: kv.KVStore) -> None:
 def test_row_sparse_pull_sorts_drops_repetitions_and_cuts_fractions(store: kv.KVStore) -> None:
     store.init("t", kv.RowSparseArray(np.arange(12, dtype=np.float32).reshape(6, 2), list(range(6)), (6, 2)))
     out = rows([5], 9)
-    for ids in ([4, 1, 4, 0], np.array([[4, 1], [4, 0]]), np.array([4.9, 1.1, 0.5]), (4, 1, 0)):
+    for ids in (
+        [4, 1, 4, 0],
+        np.array([[4, 1], [4, 0]]),
+        np.array([4.9, 1.1, 0.5]),
+        np.array([4, 1, 0], np.float16),
+        (4, 1, 0),
+    ):
         store.row_sparse_pull("t", out=out, row_ids=ids)
         assert out.indices.tolist() == [0, 1, 4]
         assert out.data.tolist() == [[0, 1], [2, 3], [8, 9]]

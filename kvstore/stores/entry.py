@@ -228,6 +228,8 @@ def _whole_numbers(ids: Any, what: str) -> Array:
         raise ShapeError(f"{what} are not a list of numbers: {error}") from error
     if given.size and given.dtype.kind not in "iuf":
         raise DTypeError(f"{what} must be numbers that fit 64 bits, not {given.dtype}")
+    if given.dtype.kind == "f" and given.itemsize < 8:
+        given = given.astype(np.float64)  # 2**63 is beyond 16 bits
     if given.dtype.kind == "f" and not (np.abs(given) < 2.0**63).all():
         raise RowIndexError(f"{what} are not all finite, or beyond any table")
     if given.dtype.kind == "u" and given.size and given.max() >= 2**63:
