@@ -35,6 +35,7 @@ from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
 from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
 from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
+from kvstore.stores.parameter_server.worker.state_machine.server_links import failure_of
 
 TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
 TOGETHER = 8.0  # seconds for slices to come to one round
@@ -890,8 +891,8 @@ class Store:
                 continue
             if record.kind in (m.Kind.DONE, m.Kind.VALUE):
                 self.job.acknowledged[request.payload] = self.job.now
-            elif record.kind == m.Kind.FAILED:  # also because of a loss of which this worker has not heard
-                self.job.failed.add(request.payload)
+            elif record.kind == m.Kind.FAILED and failure_of(record, batch).error == "PeerLostError":
+                self.job.failed.add(request.payload)  # this worker may not have heard of the loss
 
     def _check_shrunk(self, action: e.Shrunk) -> None:
         """Who is missing has left on its own, without a word, after the round that is named."""

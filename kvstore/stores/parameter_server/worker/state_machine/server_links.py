@@ -147,7 +147,7 @@ class ServerLinks:
             if record[KIND] == _VALUE:
                 actions.append(SliceReceived(operation.name, request.index, record, batch.frames))
             elif record[KIND] == _FAILED and operation.error is None:
-                operation.error = _failure(record, batch)
+                operation.error = failure_of(record, batch)
             if not operation.left:
                 del self._operations[operation.name]
                 actions.append(Done(operation.name, operation.error))
@@ -285,7 +285,7 @@ class ServerLinks:
         actions.extend(Done(one.name, one.error or failure) for one in known)
 
 
-def _failure(record: Record, batch: Batch) -> Failure:
+def failure_of(record: Record, batch: Batch) -> Failure:
     """Read why a request failed."""
     try:
         data = memoryview(batch.frames[record.frame])[record.offset : record.offset + record.nbytes]
