@@ -93,12 +93,14 @@ class KVStore(KVStoreBase):
     """
 
     def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
+        from .settings.jobs import job_name
+
         self._type = name
         self._backend = backend
         self._config = config
         self._engine = Engine(config.timeout)
         self._closed = False
-        self._counters = Counters(name, "", backend.rank, backend.num_workers)
+        self._counters = Counters(name, job_name(), backend.rank, backend.num_workers)
         backend.observe(self._counters)
         self._created = time.monotonic()
 
@@ -724,10 +726,13 @@ class KVStore(KVStoreBase):
     # --------------------------------------------------------------------------------------- plumbing
 
     def _shut(self, patiently: bool) -> None:
+        from .observe import metrics
+
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
         self._backend.close()
+        metrics.update()
         seconds, done = time.monotonic() - self._created, self._pushes_and_pulls()
         self._tell("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
 

@@ -27,6 +27,7 @@ LOGGERS = (
     "kvstore.horovod",
     "kvstore.launch",
     "kvstore.local",
+    "kvstore.metrics",
     "kvstore.mpi",
     "kvstore.mxnet",
     "kvstore.nccl",

@@ -128,6 +128,9 @@ STORES: Final = (
     SettingRow("log", "KVSTORE_LOG", str, "", (*_ROLES, LAUNCHER),
         "`info` or `debug`: writes the log of the job to stderr; `debug:kvstore.ps,kvstore.shared` only that "
         "of these loggers"),
+    SettingRow("metrics", "KVSTORE_METRICS", str, "", _ROLES,
+        "metrics for Prometheus: `[HOST]:PORT` (`:9400`), the first free port from there on, at 127.0.0.1 if "
+        "no host is named; or a folder, or a file whose name ends with `.prom`, for node_exporter"),
 )  # fmt: skip
 
 SERVERS: Final = (
@@ -221,6 +224,7 @@ _OUTSIDE: Final = {
     "KVSTORE_TEST_HOROVOD": "a Python that has Horovod",
     "KVSTORE_TEST_HOROVOD_CORE": "folder of a Horovod that was built for tests",
     "KVSTORE_TEST_CACHE": "folder in which tests keep what they build",
+    "KVSTORE_TEST_PROMETHEUS": "folder of prometheus and promtool, if they are not on PATH",
     "KVSTORE_TEST_SSHD": "path of an sshd, if it is not on PATH",
     "KVSTORE_BENCH_MXNET": "a Python that has MXNet 1.9.1",
     "KVSTORE_BENCH_TORCH": "a Python that has PyTorch",

@@ -149,6 +149,17 @@ def signs(environment: Mapping[str, str] | None = None) -> list[str]:
     return [f"{name}={env[name]}" for name in SIGNS if env.get(name)]
 
 
+def job_of(env: Mapping[str, str]) -> str:
+    """Name the job with servers that these variables are of.
+
+    Raises
+    ------
+    ConfigError
+        The address of the scheduler is missing or not valid.
+    """
+    return _job(env, _scheduler(env))
+
+
 def _role(env: Mapping[str, str]) -> str:
     name, role = _agreed(env, _ROLE) or ("", DEFAULTS["role"])
     if role not in ROLES:

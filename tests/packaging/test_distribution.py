@@ -59,8 +59,8 @@ def imported() -> set[str]:
 
 
 def test_extras_for_users_list_what_is_imported() -> None:
-    names = {"scikit-learn": "sklearn"}
-    for extra in ("cli", "demo", "bfloat16", "mpi"):
+    names = {"scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
+    for extra in ("cli", "metrics", "demo", "bfloat16", "mpi"):
         for wanted in EXTRAS[extra]:
             name = re.split(r"[<>=\[;]", wanted)[0]
             assert names.get(name, name) in imported(), f"{extra}: nothing imports {name}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 DISTRIBUTION = "kvstore-train"
 
 #: Extras for users; the others are for developers.
-EXTRAS = ("demo", "cli", "bfloat16", "cuda", "mpi", "nccl")
+EXTRAS = ("demo", "cli", "metrics", "bfloat16", "cuda", "mpi", "nccl")
 
 _LINE = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)['\"]")

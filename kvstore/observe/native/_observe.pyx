@@ -21,6 +21,7 @@ cdef extern from "page.h" nogil:
         KV_NOBODY
         KV_EVENT_KINDS
         KV_PAGE_VERSION
+        KV_PLACES
     const char *KV_PAGE_NAME
     const char *KV_PAGE_MAGIC
     ctypedef uint64_t kv_count "_Atomic uint64_t"
@@ -81,6 +82,8 @@ cdef extern from "page.h" nogil:
 
 NOBODY = KV_NOBODY
 PAGE_NAME = KV_PAGE_NAME.decode()
+PAGE_MAGIC = KV_PAGE_MAGIC
+PAGE_VERSION = KV_PAGE_VERSION
 FOREVER = 0xFFFFFFFFFFFFFFFF
 BUCKETS = KV_BUCKETS
 
@@ -90,6 +93,7 @@ kv_ring_here = &kv_own_ring
 ring = PyCapsule_New(&kv_own_ring, "kvstore.events", NULL)
 
 cdef uint16_t made = 0  # number of the next store
+cdef uint64_t timed_at_first = 0  # until when new stores take times
 
 
 cdef class Counters:
@@ -122,6 +126,7 @@ cdef class Counters:
                 raise MemoryError("there is no memory for the counters of a store")
         self.number = made
         made += 1
+        kv_set_to(&self.c.timed_until, timed_at_first)
         self.describe(store, job, rank, size)
         self.capsule = PyCapsule_New(self.c, "kvstore.counters", NULL)
 
@@ -134,7 +139,7 @@ cdef class Counters:
     def describe(self, str store, str job, int rank, int size):
         """Say anew what the parameters of the class say."""
         strncpy(self.c.store, store.encode("utf-8", "replace"), KV_NAME - 1)
-        strncpy(self.c.job, job.encode("utf-8", "replace"), KV_NAME - 1)
+        strncpy(self.c.job, job_id(job).encode(), KV_NAME - 1)
         self.c.rank, self.c.size = rank, size
 
     def hold(self, uint64_t keys, uint64_t nbytes):
@@ -209,6 +214,13 @@ cdef class Counters:
         return numbers(self.c)
 
 
+def job_id(str job):
+    """Return what is told of the name of a job, which is a secret in jobs without keys; of none, nothing."""
+    import hashlib
+
+    return hashlib.sha256(job.encode("utf-8", "replace")).hexdigest()[:12] if job else ""
+
+
 def now():
     """Return the time of the monotonic clock in ns."""
     return kv_now()
@@ -261,6 +273,21 @@ def events():
         free(copy)
 
 
+def take_times(uint64_t until=0xFFFFFFFFFFFFFFFF):
+    """Take times in all stores of this process, and in those to come, until the monotonic clock shows `until`."""
+    global timed_at_first
+    cdef int i
+    timed_at_first = until
+    for i in range(KV_PLACES):
+        if kv_page_here.stores[i].used:
+            kv_set_to(&kv_page_here.stores[i].timed_until, until)
+
+
+def read_own():
+    """Read the counters of this process, as `read_page` does."""
+    return counted(kv_page_here)
+
+
 def read_page(int fd):
     """Read the counters of another process of this user.
 
@@ -272,18 +299,18 @@ def read_page(int fd):
     Returns
     -------
     list of dict
-        One for each of its stores; empty where it is no such page, or that of another version.
+        One for each of its stores, with its place in the page; empty where it is no such page, or that of another
+        version.
     """
     cdef const uint8_t[::1] data
     cdef kv_page *page
-    cdef int i
     with mmap.mmap(fd, sizeof(kv_page), prot=mmap.PROT_READ) as mapped:
         data = mapped
         try:
             page = <kv_page *>&data[0]
             if not is_page(page):
                 return []
-            return [numbers(&page.stores[i]) for i in range(<int>page.places) if page.stores[i].used]
+            return counted(page)
         finally:
             data = None
 
@@ -315,7 +342,12 @@ def bucket_of(uint64_t ns):
 
 cdef bint is_page(kv_page *page) noexcept:
     same = not memcmp(page.magic, KV_PAGE_MAGIC, 8) and page.version == KV_PAGE_VERSION
-    return same and page.place_bytes == sizeof(kv_counters) and page.places == 32
+    return same and page.place_bytes == sizeof(kv_counters) and page.places == KV_PLACES
+
+
+cdef list counted(kv_page *page):
+    cdef int i
+    return [{"place": i, **numbers(&page.stores[i])} for i in range(KV_PLACES) if page.stores[i].used]
 
 
 cdef dict numbers(kv_counters *c):

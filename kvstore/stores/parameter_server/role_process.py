@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-from ...observe import log
+from ...observe import log, metrics
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
 from .scheduler import loop as scheduler_loop
@@ -29,6 +29,7 @@ def scheduler(
 ) -> None:
     """Be the scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
     log.start("scheduler")
+    metrics.start()
     _collect_seldom()
     scheduler_loop.run(roles, config or ps_config(), report, watch)
 
@@ -36,6 +37,7 @@ def scheduler(
 def server(roles: Roles, config: PsConfig | None = None) -> None:
     """Be a server."""
     log.start("server")
+    metrics.start()
     _collect_seldom()
     tune_malloc()  # the process is ours alone
     ServerLoop(roles, config or ps_config()).run()

@@ -1,0 +1,120 @@
+"""The counters of this process as families of metrics, with the names and units that Prometheus asks for.
+
+It needs prometheus_client, the extra `metrics`; only `kvstore.observe.metrics` imports it.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from .counters import CALLS, PHASES, WAITING, WAYS, end_of, role_of
+from .native._observe import BUCKETS, now, read_own
+
+__all__ = ["StoreCollector", "generate_latest", "registry", "start_http_server"]
+
+#: Which store it is. `number` tells stores of one process apart. Not `job`: Prometheus gives that one itself.
+LABELS = ("role", "rank", "store", "number", "kvstore_job")
+
+_PER_POWER = 4  # buckets of waits for each power of two, of which the last one's end is told
+
+
+class Family(NamedTuple):
+    """One family: its name and unit, and of which of the numbers of a store it consists.
+
+    `label` has a value for each of several numbers; `factor` converts them to the unit.
+    """
+
+    name: str
+    text: str
+    field: str
+    unit: str = ""
+    label: str = ""
+    values: Sequence[str] = ("",)
+    factor: float = 1
+
+
+COUNTERS = (
+    Family("kvstore_calls", "Calls that ended well, by method.", "calls", "", "verb", CALLS),
+    Family("kvstore_rounds", "Rounds of keys, or of parts of keys, that are complete.", "rounds"),
+    Family("kvstore_losses", "Workers and servers that were lost.", "losses"),
+    Family("kvstore_sent_bytes", "Values sent, by the way they went.", "sent", "bytes", "way", WAYS),
+    Family(
+        "kvstore_received_bytes", "Values received, by the way they came.", "received", "bytes", "way", WAYS
+    ),
+    Family("kvstore_phase_seconds", "Time by what it was spent on.", "ns", "seconds", "phase", PHASES, 1e-9),
+)
+GAUGES = (
+    Family("kvstore_keys", "Keys, or parts of keys, that are here.", "keys"),
+    Family("kvstore_values_bytes", "Size of their values.", "nbytes", "bytes"),
+    Family(
+        "kvstore_waiting_seconds", "Length of the present wait; 0: none.", "waiting", "seconds", factor=1e-9
+    ),
+)
+
+
+class StoreCollector(Collector):
+    """Reads the counters of all stores of this process at each scrape."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Make all families."""
+        stores = read_own()
+        for one in stores:
+            one["waiting"] = max(0, now() - one["waiting_since"]) if one["waiting_since"] else 0
+        for family in COUNTERS:
+            yield _filled(CounterMetricFamily, family, stores)
+        for family in GAUGES:
+            yield _filled(GaugeMetricFamily, family, stores)
+        yield _waits(stores)
+        versions = {"version": metadata.version("kvstore-train"), "python": platform.python_version()}
+        yield InfoMetricFamily("kvstore_build", "Version of kvstore.", value=versions)
+
+
+def registry() -> CollectorRegistry:
+    """Make a registry of these metrics alone."""
+    made = CollectorRegistry(auto_describe=False)
+    made.register(StoreCollector())
+    return made
+
+
+def _filled(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], family: Family, stores: Iterable[dict[str, Any]]
+) -> Metric:
+    own = (family.label,) if family.label else ()
+    made = kind(family.name, family.text, labels=(*LABELS, *own), unit=family.unit)
+    for one in stores:
+        numbers = one[family.field] if own else [one[family.field]]
+        for value, number in zip(family.values, numbers, strict=True):
+            made.add_metric([*_labels(one), *([value] if own else [])], number * family.factor)
+    return made
+
+
+def _waits(stores: Iterable[dict[str, Any]]) -> Metric:
+    text = "Lengths of waits for other processes."
+    made = HistogramMetricFamily("kvstore_wait_seconds", text, labels=LABELS, unit="seconds")
+    for one in stores:
+        made.add_metric(_labels(one), _cumulated(one["waits"]), one["ns"][WAITING] * 1e-9)
+    return made
+
+
+def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return how many waits were no longer than the end of each power of two; the last bucket has no end."""
+    ends = range(_PER_POWER, BUCKETS, _PER_POWER)
+    found = [(str(end_of(end - 1)), float(sum(counts[:end]))) for end in ends]
+    return [*found, ("+Inf", float(sum(counts)))]
+
+
+def _labels(one: dict[str, Any]) -> list[str]:
+    return [role_of(one), str(one["rank"]), one["store"], str(one["place"]), one["job"]]
