@@ -400,3 +400,33 @@ def doctor(
             click.echo(click.style(level, fg=colours[one.level]) + rest)
     click.echo(json.dumps(report.as_objects(found), indent=2) if as_json else f"\n{report.last_line(found)}")
     raise SystemExit(0 if report.is_sound(found) else 1)
+
+
+@main.command()
+@click.argument("job", required=False)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.05),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks.",
+)
+@click.option("--once", is_flag=True, help="Look twice, print what happened in between, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, in one line.")
+def top(job: str | None, interval: float, once: bool, as_json: bool) -> None:
+    """Show what the jobs of this user do on this machine, and for whom their processes wait.
+
+    There is one row for each store of a process: rounds and bytes by the second, memory, processors, the
+    processes that it has lost, the part of the time in which it waits, and for whom it waits now. A terminal
+    of 120 columns has room for more. Ctrl-C ends the command.
+
+    JOB is the name of a job, the beginning of the name that this command prints, or the number of one of its
+    processes or of `kvstore run`. Without it all jobs are shown. The jobs go on as before, except that they
+    measure times while this command looks on.
+
+    The command exits with 1 if there is no such job.
+    """
+    from kvstore.observe.top.run import run
+
+    run(job, interval, once, as_json, click.echo)

@@ -27,7 +27,7 @@ _FLOORS = (
     "stores.parameter_server stores.shared stores.collectives",
     "backends base factory store store_kinds plan checkpoint roles",
     "kvstore",  # kvstore/__init__.py
-    "averaging launch observe.doctor trainer torch jax mxnet ray __main__",  # the doctor's tests start jobs
+    "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.top",  # with its tools
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
 
@@ -90,12 +90,16 @@ def test_imports_point_down_only() -> None:
     assert up == [], "\n".join(up)
 
 
+# What only the command imports.
+TOOLS = (["observe", "doctor"], ["observe", "top"])
+
+
 def test_only_the_command_imports_its_tools() -> None:
     using = {
         str(path)
         for path in sources()
         for _, target in imported(path)
-        if target[:2] == ["observe", "doctor"] and module(path)[:2] != ["observe", "doctor"]
+        if target[:2] in TOOLS and module(path)[:2] != target[:2]
     }
     assert using == {"kvstore/launch/cli.py"}
 

@@ -1,0 +1,126 @@
+"""What the stores of a process did between two looks at their counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kvstore.observe.counters import PHASES, role_of
+from kvstore.observe.native._observe import NOBODY
+
+from .proc import ProcessFacts
+
+
+class Look(NamedTuple):
+    """A process at one moment, in ns of the monotonic clock."""
+
+    at: int
+    facts: ProcessFacts
+    stores: dict[int, dict[str, Any]]  # by place
+
+
+@dataclass(frozen=True)
+class PresentWait:
+    """The wait of a store that lasts: for whom, and for how long already."""
+
+    whom: str
+    seconds: float
+    round: int
+
+
+@dataclass(frozen=True)
+class StoreRow:
+    """One store of a process, or what a server has of it.
+
+    What is counted by the second is None at the first look; `cpu` is 1 for one core. `phases` are parts of
+    the time, which add up over threads.
+    """
+
+    process: int
+    parent: int
+    job: str
+    role: str
+    rank: int
+    size: int
+    store: str
+    number: int
+    keys: int
+    values_bytes: int
+    losses: int
+    memory_bytes: int
+    shared_memory_bytes: int
+    waiting: PresentWait | None
+    cpu: float | None = None
+    calls_per_second: float | None = None
+    rounds_per_second: float | None = None
+    sent_bytes_per_second: float | None = None
+    received_bytes_per_second: float | None = None
+    phases: dict[str, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """Role and rank; the scheduler has none."""
+        return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+
+
+def rows(process: int, before: Look | None, after: Look) -> list[StoreRow]:
+    """Make one row for each store that a process has."""
+    return [_row(process, place, before, after) for place in sorted(after.stores)]
+
+
+def _row(process: int, place: int, before: Look | None, after: Look) -> StoreRow:
+    one, facts = after.stores[place], after.facts
+    return StoreRow(
+        process,
+        facts.parent,
+        one["job"],
+        role_of(one),
+        one["rank"],
+        one["size"],
+        one["store"],
+        place,
+        one["keys"],
+        one["nbytes"],
+        one["losses"],
+        facts.memory,
+        facts.shared_memory,
+        _waiting(one, after.at),
+        **_by_the_second(place, before, after),
+    )
+
+
+def _by_the_second(place: int, before: Look | None, after: Look) -> dict[str, Any]:
+    """Return what changes with time; nothing at the first look at a store."""
+    if before is None or after.at <= before.at:
+        return {}
+    seconds = (after.at - before.at) * 1e-9
+    cpu = {"cpu": (after.facts.cpu - before.facts.cpu) / seconds}
+    then, now = before.stores.get(place), after.stores[place]
+    if then is None or sum(now["calls"]) < sum(then["calls"]) or now["store"] != then["store"]:
+        return cpu  # another store has this place
+    grown = _differences(then["ns"], now["ns"])
+    return cpu | {
+        "calls_per_second": sum(_differences(then["calls"], now["calls"])) / seconds,
+        "rounds_per_second": max(0, now["rounds"] - then["rounds"]) / seconds,
+        "sent_bytes_per_second": sum(_differences(then["sent"], now["sent"])) / seconds,
+        "received_bytes_per_second": sum(_differences(then["received"], now["received"])) / seconds,
+        "phases": {phase: ns * 1e-9 / seconds for phase, ns in zip(PHASES, grown, strict=True)},
+    }
+
+
+def _differences(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    return [max(0, now - then) for then, now in zip(before, after, strict=True)]
+
+
+def _waiting(one: dict[str, Any], at: int) -> PresentWait | None:
+    if not one["waiting_since"]:
+        return None
+    return PresentWait(_who(one["whom"]), max(0, at - one["waiting_since"]) * 1e-9, one["round"])
+
+
+def _who(whom: int) -> str:
+    """Name a process as counters do: the rank of a worker, or -1 - the rank of a server."""
+    if whom == NOBODY:
+        return "others"
+    return f"worker {whom}" if whom >= 0 else f"server {-1 - whom}"

@@ -1,0 +1,146 @@
+"""Looks at all jobs again and again, and finds what is new between two looks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from kvstore.errors import ConfigError
+from kvstore.observe.native._observe import job_id, now
+
+from .pages import CounterPage, CounterPages
+from .proc import command
+from .rates import Look, StoreRow, rows
+
+_NEWS = 5  # that are kept
+_LEAST_AHEAD = 5.0  # seconds for which times are taken from a look on
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The processes of one job that are on this machine.
+
+    Attributes
+    ----------
+    job : str
+        What is told of its name; empty if it has none, and then they have one parent.
+    command : str
+        Command line of its first worker.
+    """
+
+    job: str
+    command: str
+    stores: Sequence[StoreRow]
+
+
+@dataclass(frozen=True)
+class MachineView:
+    """All that one look has found.
+
+    Attributes
+    ----------
+    news : sequence of str
+        Ends of processes and losses since the first look, the newest last.
+    unreadable : sequence of int
+        Processes with a kvstore of another version.
+    """
+
+    jobs: Sequence[JobView]
+    news: Sequence[str]
+    unreadable: Sequence[int]
+
+
+class Watch:
+    """Looks at one job, or at all.
+
+    Parameters
+    ----------
+    job : str, optional
+        The beginning of what is told of its name, the name itself, or the number of one of its processes or
+        of their parent.
+    interval : float
+        Seconds between two looks.
+    """
+
+    def __init__(self, job: str | None, interval: float) -> None:
+        self._job = job
+        self._ahead = max(_LEAST_AHEAD, 3 * interval)
+        self._pages = CounterPages()
+        self._looks: dict[int, Look] = {}
+        self._rows: dict[tuple[int, int], StoreRow] = {}
+        self._news: list[str] = []
+        self._found = False
+
+    def look(self) -> MachineView:
+        """Look at the machine.
+
+        Raises
+        ------
+        ConfigError
+            It is the first look, and there is no such job.
+        """
+        pages = self._pages.look()
+        found = [row for page in pages for row in self._read(page)]
+        shown = [row for row in found if self._is_wanted(row)]
+        if not shown and not self._found:
+            raise ConfigError(self._nothing(found))
+        self._found = True
+        self._compare({(row.process, row.number): row for row in shown})
+        self._looks = {
+            page.process: self._looks[page.process] for page in pages if page.process in self._looks
+        }
+        unreadable = [page.process for page in pages if not page.is_readable]
+        return MachineView(list(_jobs(shown)), list(self._news), unreadable)
+
+    def close(self) -> None:
+        """Let go of all pages."""
+        self._pages.close()
+
+    def _read(self, page: CounterPage) -> list[StoreRow]:
+        page.ask_for_times(self._ahead)
+        facts, stores = page.facts(), page.stores()
+        if facts is None:
+            return []
+        before = self._looks.get(page.process)
+        after = self._looks[page.process] = Look(now(), facts, {one["place"]: one for one in stores})
+        return rows(page.process, before, after)
+
+    def _is_wanted(self, row: StoreRow) -> bool:
+        wanted = self._job
+        if wanted is None or (row.job and (row.job.startswith(wanted) or row.job == job_id(wanted))):
+            return True
+        return wanted in (str(row.process), str(row.parent))
+
+    def _nothing(self, found: Sequence[StoreRow]) -> str:
+        if self._job is None:
+            return "no process of this user has a store of kvstore on this machine"
+        names = sorted({row.job or str(row.parent) for row in found})
+        return f"there is no job {self._job!r} on this machine; there are: {', '.join(names) or 'none'}"
+
+    def _compare(self, shown: dict[tuple[int, int], StoreRow]) -> None:
+        """Add to the news what has changed since the last look."""
+        processes = {process for process, _ in shown}
+        gone = {row.process: row for row in self._rows.values() if row.process not in processes}
+        told = [f"{row.name} (process {row.process}) is gone" for row in gone.values()]
+        for place, row in shown.items():
+            more = row.losses - self._rows[place].losses if place in self._rows else 0
+            if more > 0:
+                told.append(f"{row.name} (process {row.process}) has lost {more} of the others")
+        clock = time.strftime("%H:%M:%S")
+        self._news = [*self._news, *(f"{clock} {one}" for one in told)][-_NEWS:]
+        self._rows = shown
+
+
+def _jobs(shown: Sequence[StoreRow]) -> Iterator[JobView]:
+    """Put the processes of each job together: workers, then servers, then the scheduler."""
+
+    def job(row: StoreRow) -> tuple[str, int]:
+        return row.job, 0 if row.job else row.parent
+
+    order = {"worker": 0, "server": 1, "scheduler": 2}
+    ordered = sorted(shown, key=lambda row: (*job(row), order[row.role], row.rank, row.process, row.number))
+    for (name, _), of_job in groupby(ordered, key=job):
+        members = list(of_job)
+        yield JobView(name, command(members[0].process), members)
