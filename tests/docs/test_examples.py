@@ -6,6 +6,7 @@ comment before it, ``<!-- not run: why -->``; of its commands at least the optio
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -76,6 +77,39 @@ def test_examples_run_alone_and_without_a_warning(page: Path, tmp_path: Path) ->
 def test_the_first_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     (code,), (printed,) = fences(ROOT / "README.md", "python"), fences(ROOT / "README.md", "text")
     assert execute(code, tmp_path) == printed
+
+
+WRITE = """
+with kv.create("local") as store:
+    store.init("w", np.zeros(4, np.float32))
+    statistics = StatisticsWriter(store, write, every=10)
+    for batch in range(20):
+        store.pushpull("w", np.ones(4, np.float32))
+        statistics()
+writer.close()
+"""
+
+
+def test_tensorboard_gets_the_statistics_of_a_store(tmp_path: Path) -> None:
+    """With a writer of theirs, which may warn of anything."""
+    has = {name for name in ("torch", "tensorboard", "tensorboardX") if importlib.util.find_spec(name)}
+    if not ({"torch", "tensorboard"} <= has or "tensorboardX" in has):
+        pytest.skip("needs tensorboardX, or PyTorch and TensorBoard")
+    recipe, writer, _ = (
+        block.code for block in blocks(ROOT / "docs/how-to/metrics.md") if block.language == "python"
+    )
+    (tmp_path / "train.py").write_text(recipe + writer + WRITE)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (events,) = (tmp_path / "runs/first").glob("events*")
+    assert events.read_bytes().count(b"kvstore/pushes_per_second") == 2
 
 
 @pytest.mark.parametrize("command", fences(ROOT / "docs/quick-start.md", "bash"), ids=str.strip)

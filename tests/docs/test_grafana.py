@@ -1,4 +1,4 @@
-"""The dashboard fits Grafana's classic model, and asks for metrics that there are."""
+"""The dashboard fits Grafana's classic model; it and the page of metrics have the metrics that there are."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import jsonschema
 
 from kvstore.observe.openmetrics import COUNTERS, GAUGES, LABELS
 
-DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/observability/grafana.json").read_text())
+DOCS = Path(__file__).parents[2] / "docs"
+DASHBOARD = json.loads((DOCS / "observability/grafana.json").read_text())
 PANELS = DASHBOARD["panels"]
+PAGE = (DOCS / "how-to/metrics.md").read_text()
 
 TEXT, FLAG = {"type": "string", "minLength": 1}, {"type": "boolean"}
 
@@ -156,3 +158,18 @@ def test_labels_of_legends_are_those_of_the_series() -> None:
 def test_every_metric_of_the_exporter_has_a_panel() -> None:
     told = " ".join(expressions())
     assert [one.name for one in (*COUNTERS, *GAUGES) if one.name not in told] == []
+
+
+def test_the_page_lists_every_metric_with_its_type_unit_and_label() -> None:
+    table = re.findall(r"^\| `(kvstore_\w+)` \| (\w+) \| (\S+) \| (\S+) \|", PAGE, re.MULTILINE)
+    told = {name: (kind, unit, label.strip("`")) for name, kind, unit, label in table}
+    ours = {f"{one.name}_total": ("counter", one) for one in COUNTERS} | {
+        one.name: ("gauge", one) for one in GAUGES
+    }
+    for name, (kind, one) in ours.items():
+        assert told[name][0] == kind
+        assert not one.unit or told[name][1] == one.unit
+        assert told[name][2] == (one.label or "-")
+    assert set(told) - set(ours) == {"kvstore_wait_seconds"}
+    for label in LABELS:
+        assert f"`{label}`" in PAGE

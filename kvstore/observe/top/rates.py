@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvstore.observe.counters import PHASES, role_of
+from kvstore.observe.counters import PHASES, WAITING, role_of
 from kvstore.observe.native._observe import NOBODY
 
 from .proc import ProcessFacts
@@ -99,7 +99,7 @@ def _by_the_second(place: int, before: Look | None, after: Look) -> dict[str, An
     then, now = before.stores.get(place), after.stores[place]
     if then is None or sum(now["calls"]) < sum(then["calls"]) or now["store"] != then["store"]:
         return cpu  # another store has this place
-    grown = _differences(then["ns"], now["ns"])
+    grown = _differences(_spent(then, before.at), _spent(now, after.at))
     return cpu | {
         "calls_per_second": sum(_differences(then["calls"], now["calls"])) / seconds,
         "rounds_per_second": max(0, now["rounds"] - then["rounds"]) / seconds,
@@ -107,6 +107,14 @@ def _by_the_second(place: int, before: Look | None, after: Look) -> dict[str, An
         "received_bytes_per_second": sum(_differences(then["received"], now["received"])) / seconds,
         "phases": {phase: ns * 1e-9 / seconds for phase, ns in zip(PHASES, grown, strict=True)},
     }
+
+
+def _spent(one: dict[str, Any], at: int) -> list[int]:
+    """Return the ns of each phase, with the wait that lasts."""
+    since = one["waiting_since"]
+    spent: list[int] = list(one["ns"])
+    spent[WAITING] += max(0, at - since) if since else 0
+    return spent
 
 
 def _differences(before: Sequence[int], after: Sequence[int]) -> list[int]:

@@ -46,6 +46,17 @@ def test_what_is_counted_is_divided_by_the_time_between_the_looks() -> None:
     assert (found.phases["waiting"], found.phases["summing"], found.phases["moving"]) == (0.5, 0.25, 0)
 
 
+def test_a_wait_that_lasts_counts_as_waiting() -> None:
+    before = look(10, waiting_since=9 * SECOND, ns=[SECOND, 0, 0, 0, 0])
+    for after in (
+        look(12, waiting_since=9 * SECOND, ns=[SECOND, 0, 0, 0, 0]),
+        look(12, waiting_since=int(11.5 * SECOND), ns=[int(3.5 * SECOND), 0, 0, 0, 0]),
+    ):
+        phases = row(before, after).phases
+        assert phases is not None
+        assert phases["waiting"] == 1
+
+
 def test_there_are_no_rates_at_the_first_look_or_of_another_store_in_the_same_place() -> None:
     assert row(None, look(12)).cpu is None
     for before in (look(10, calls=[9] * 6), look(10, store="local")):
