@@ -27,7 +27,8 @@ _FLOORS = (
     "stores.parameter_server stores.shared stores.collectives",
     "backends base factory store store_kinds plan checkpoint roles",
     "kvstore",  # kvstore/__init__.py
-    "averaging launch observe.doctor trainer torch jax mxnet ray __main__",  # the doctor's tests start jobs
+    # What the doctor and the bench do starts jobs.
+    "averaging launch observe.doctor observe.bench trainer torch jax mxnet ray __main__",
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
 
@@ -90,14 +91,24 @@ def test_imports_point_down_only() -> None:
     assert up == [], "\n".join(up)
 
 
+# What the command alone imports; the bench shares what the doctor knows of the machine.
+TOOLS = (["observe", "doctor"], ["observe", "bench"])
+
+
 def test_only_the_command_imports_its_tools() -> None:
     using = {
         str(path)
         for path in sources()
         for _, target in imported(path)
-        if target[:2] == ["observe", "doctor"] and module(path)[:2] != ["observe", "doctor"]
+        if target[:2] in TOOLS and module(path)[:2] not in TOOLS
     }
     assert using == {"kvstore/launch/cli.py"}
+
+
+def test_nothing_imports_the_benches_of_developers() -> None:
+    """They are not installed."""
+    text = re.compile(r"^\s*(from|import) bench\b", re.MULTILINE)
+    assert [str(path) for path in sources() if text.search((ROOT / path).read_text())] == []
 
 
 def within(dotted: list[str], rooms: set[str]) -> set[str]:
