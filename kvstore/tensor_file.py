@@ -93,6 +93,25 @@ def read(
         raise StateFileError(f"{path} is damaged or no file of {format_}: {error}") from error
 
 
+def read_header(path: str) -> list[tuple[str, list[int], str]]:
+    """List name, shape and element type of the tensors in any safetensors file, without their values.
+
+    Raises
+    ------
+    StateFileError
+        Damaged, or no safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    _refuse_what_is_no_file_of_ours(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
+            return [(name, list(one.get_shape()), str(one.get_dtype())) for name, one in slices]
+    except (SafetensorError, *_DAMAGE) as error:
+        raise StateFileError(f"{path} is damaged or no safetensors file: {error}") from error
+
+
 def _refuse_what_is_no_file_of_ours(path: str) -> None:
     try:
         with open(path, "rb") as file:

@@ -430,3 +430,68 @@ def top(job: str | None, interval: float, once: bool, as_json: bool) -> None:
     from kvstore.observe.top.run import run
 
     run(job, interval, once, as_json, click.echo)
+
+
+@main.command()
+@click.option("--store", default="shared", show_default=True, help="Name for kvstore.create.")
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(1, 64),
+    help="Number of processes.  [default: 2, or 1 for a store of one process]",
+)
+@click.option(
+    "-s",
+    "--servers",
+    type=click.IntRange(1, 64),
+    help="Number of parameter servers, for `dist` stores.  [default: 1]",
+)
+@click.option(
+    "--keys",
+    metavar="NAME|FILE",
+    default="resnet50",
+    show_default=True,
+    help="resnet50, llama-1b-shapes, or a file: safetensors, of which only names, shapes and types are read; "
+    'JSON, {"name": [64, 3, 7, 7]}; or lines, `name 64,3,7,7 float32`.',
+)
+@click.option("--dtype", help="Element type of all keys.  [default: that of the file, or float32]")
+@click.option("--compression", metavar="TYPE[=THRESHOLD]", help="Gradient compression, such as 2bit=0.5.")
+@click.option("--optimizer", help="Name of an optimizer, which the store runs.  [default: none]")
+@click.option(
+    "--method",
+    type=click.Choice(["pushpull", "push-pull"]),
+    default="pushpull",
+    show_default=True,
+    help="One call, or a push and then a pull.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 10_000),
+    default=10,
+    show_default=True,
+    help="Rounds; in each, every peer has one turn.",
+)
+@click.option(
+    "--peers",
+    metavar="auto|none|NAMES",
+    default="auto",
+    show_default=True,
+    help="What is measured beside: gloo (needs torch), mpi (needs mpi4py), both as gloo,mpi. auto: what is "
+    "installed.",
+)
+@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - prints it instead.")
+@click.option(
+    "--plot", "picture", metavar="FILE", help="Draw the times, such as bench.png; needs matplotlib."
+)
+def bench(
+    keys: str, dtype: str | None, peers: str, json_file: str | None, picture: str | None, **options: Any
+) -> None:
+    """Measure a store with your keys, beside other libraries on this machine.
+
+    Each worker has one gradient for each key; a call sums all of them over the workers. The processes of the
+    store and those of each peer take turns. All sums are compared with those of NumPy before anything is
+    timed.
+    """
+    from kvstore.observe.bench import command
+
+    raise SystemExit(command.run(options, keys, dtype, peers, json_file, picture))

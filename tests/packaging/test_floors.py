@@ -27,7 +27,8 @@ _FLOORS = (
     "stores.parameter_server stores.shared stores.collectives",
     "backends base factory store store_kinds plan checkpoint roles",
     "kvstore",  # kvstore/__init__.py
-    "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.top",  # with its tools
+    # With the tools of the command, some of which start jobs.
+    "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top",
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
 
@@ -90,8 +91,8 @@ def test_imports_point_down_only() -> None:
     assert up == [], "\n".join(up)
 
 
-# What only the command imports.
-TOOLS = (["observe", "doctor"], ["observe", "top"])
+# What the command alone imports; the bench shares what the doctor knows of the machine.
+TOOLS = (["observe", "doctor"], ["observe", "bench"], ["observe", "top"])
 
 
 def test_only_the_command_imports_its_tools() -> None:
@@ -99,9 +100,15 @@ def test_only_the_command_imports_its_tools() -> None:
         str(path)
         for path in sources()
         for _, target in imported(path)
-        if target[:2] in TOOLS and module(path)[:2] != target[:2]
+        if target[:2] in TOOLS and module(path)[:2] not in TOOLS
     }
     assert using == {"kvstore/launch/cli.py"}
+
+
+def test_nothing_imports_the_benches_of_developers() -> None:
+    """They are not installed."""
+    text = re.compile(r"^\s*(from|import) bench\b", re.MULTILINE)
+    assert [str(path) for path in sources() if text.search((ROOT / path).read_text())] == []
 
 
 def within(dotted: list[str], rooms: set[str]) -> set[str]:
