@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import waiting
 from .errors import ArgumentError, ClosedError, KVStoreError, TimeoutError
+from .observe.timeline import threads
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ class Engine:
     def _ensure_thread(self, what: str) -> None:
         if self._thread is not None and self._thread.is_alive():
             return
-        thread = threading.Thread(target=self._loop, name="kvstore-engine", daemon=True)
+        thread = threading.Thread(target=self._loop, name=threads.ENGINE, daemon=True)
         self._thread = thread
         try:
             thread.start()
@@ -263,6 +264,7 @@ class Engine:
             ) from error
 
     def _loop(self) -> None:
+        threads.remember()
         while (task := self._take()) is not None:
             error = _error_of(task.run)
             if self._thread is not threading.current_thread():

@@ -38,6 +38,7 @@ from .plan import Plan
 from .stores.protocol import Backend
 
 if TYPE_CHECKING:
+    from .observe.timeline.sources import StoreRecord
     from .settings.options import StoreConfig
 
 PathLike = str | os.PathLike[str]
@@ -103,6 +104,9 @@ class KVStore(KVStoreBase):
         self._counters = Counters(name, job_name(), backend.rank, backend.num_workers)
         backend.observe(self._counters)
         self._created = time.monotonic()
+        from .observe.timeline import recording
+
+        recording.follow(self, self._counters, _record)
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -731,8 +735,12 @@ class KVStore(KVStoreBase):
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
+        from .observe.timeline import recording
+
+        recording.finish(self)
         self._backend.close()
         metrics.update()
+        recording.write_if_last()
         seconds, done = time.monotonic() - self._created, self._pushes_and_pulls()
         self._tell("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
 
@@ -911,6 +919,21 @@ def updater_of(store: Any) -> Any:
 def outlives_workers(store: KVStore) -> bool:
     """Whether the survivors of a lost worker go on."""
     return store._config.on_peer_loss == "continue"
+
+
+def counters_of(store: Any) -> Counters | None:
+    """Return what counts a store's work; None for a registered class that is no `KVStore`."""
+    return getattr(store, "_counters", None)
+
+
+def _record(store: KVStore) -> StoreRecord:
+    """Describe a store for a timeline; as `whereabouts`."""
+    from .observe.timeline.sources import StoreRecord
+
+    numbers, names = store._counters.read(), store._backend.slice_names()
+    return StoreRecord(
+        store._counters.number, numbers["store"], numbers["job"], numbers["rank"], numbers["size"], names
+    )
 
 
 def whereabouts(store: KVStore) -> str:

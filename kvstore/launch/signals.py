@@ -65,7 +65,15 @@ def deferred() -> Iterator[None]:
             signal.raise_signal(came)
 
 
+def write_timeline() -> None:
+    """Before the end of a process that is not orderly: write what it has recorded, if anything."""
+    recording = sys.modules.get("kvstore.observe.timeline.recording")
+    if recording is not None:
+        recording.write()
+
+
 def _exit(number: int, frame: object) -> NoReturn:
+    write_timeline()
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR)  # which progress bars hide
     os._exit(128 + number)

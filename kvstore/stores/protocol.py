@@ -63,6 +63,13 @@ class Backend(Protocol):
         """Count in `counters` from now on; called once, before anything else."""
         return
 
+    def slice_names(self) -> dict[int, str]:
+        """Name the key of each number that counters and events have for a key, or for a part of one.
+
+        It takes no lock and waits for nothing: a signal may ask.
+        """
+        return {}
+
     @property
     def feedback(self) -> Feedback | None:
         """Codec and residuals, if gradients are compressed."""

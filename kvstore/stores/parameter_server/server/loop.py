@@ -29,9 +29,10 @@ from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
 from ..protocol.view_log import tell_message
+from ..transport.clock_comparison import ClockComparison
 from ..transport.frames import Limits
 from ..transport.heartbeats import HeartbeatResponder
-from ..transport.sockets import ServerSockets
+from ..transport.sockets import SCHEDULER, ServerSockets
 from .machine import Server, ServerOptions
 from .storage import ServerStorage
 
@@ -39,6 +40,7 @@ log = logging.getLogger("kvstore.ps")
 
 _COMPLAINT = 60.0  # seconds until the same trouble is logged again
 _TICK = 0.1  # seconds between two looks at the clock
+_COMPARISONS = 10  # of clocks, one in each tick; then one in a hundred ticks
 _FRAME_BYTES = Limits().frame
 _REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
 
@@ -74,6 +76,8 @@ class ServerLoop:
         self._roles = roles
         self._process = process
         self._started = self._ticked = self._saved = time.monotonic()
+        self._clocks = ClockComparison()
+        self._ticks = 0
         self._due = False  # a snapshot
         self._writing: threading.Thread | None = None
         self._unwritten: Failure | None = None  # why
@@ -131,6 +135,7 @@ class ServerLoop:
     def _serve_once(self) -> None:
         for peer, message in self._sockets.receive(_TICK):
             tell_message(self._members, message)
+            self._clocks.hear(message)
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
                 log.debug("worker %d attaches to store %d", message.rank, message.store)
@@ -142,7 +147,16 @@ class ServerLoop:
         if now - self._ticked >= _TICK:
             self._ticked = now
             self._step(events.Tick())
+            self._compare_clocks()
         self._look_after_snapshots(now)
+
+    def _compare_clocks(self) -> None:
+        """Ask the scheduler for its time, if a timeline is recorded."""
+        if not self._clocks.wanted or self._heartbeats is None:
+            return
+        if self._ticks < _COMPARISONS or self._ticks % 100 == 0:
+            self._sockets.send(SCHEDULER, self._clocks.question())
+        self._ticks += 1
 
     def _look_after_snapshots(self, now: float) -> None:
         """Write one when it is time, in a thread of its own; say so when it is on disk."""

@@ -89,6 +89,7 @@ class Client:
         self.rank, self.size = welcome.rank, welcome.size
         self.local_rank, self.local_size = self._process.place(self.rank, self.size)
         self._process.opened(self)
+        self.driver.compare_clocks()
 
     def describe(self) -> str:
         """Say for the log where the servers are."""
@@ -313,6 +314,8 @@ class Client:
                     self.settle()
                 except KVStoreError as error:
                     log.error("worker %d, as its store is closed: %s", self.rank, error)
+            with contextlib.suppress(KVStoreError):
+                self.driver.compare_clocks()
             self._say(partial(m.Leave, lost=lost))
         self.driver.closed = True
         if not self._process.keeps(self):
