@@ -37,6 +37,7 @@ class Work:
         self._timeout = timeout
         self._finished = threading.Event()
         self._error: BaseException | None = None
+        self._ended = 0
         self._seen = False
 
     def wait(self, timeout: float | None = None) -> None:
@@ -83,6 +84,7 @@ class Work:
 
     def _finish(self, error: BaseException | None) -> None:
         self._error = error
+        self._ended = time.monotonic_ns()
         self._finished.set()
 
     def _disown(self) -> None:
@@ -100,6 +102,11 @@ class Work:
 
     def __repr__(self) -> str:
         return f"<Work {self._what}: {'done' if self.done() else 'pending'}>"
+
+
+def ended_at(work: Work) -> int:
+    """Return when an operation has ended, in ns of the monotonic clock; 0 if it has not."""
+    return work._ended
 
 
 class _Task:

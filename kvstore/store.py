@@ -923,7 +923,7 @@ def outlives_workers(store: KVStore) -> bool:
 
 def counters_of(store: Any) -> Counters | None:
     """Return what counts a store's work; None for a registered class that is no `KVStore`."""
-    return getattr(store, "_counters", None)
+    return store._counters if isinstance(store, KVStore) else None
 
 
 def _record(store: KVStore) -> StoreRecord:

@@ -165,6 +165,7 @@ def _begin() -> _Recorder | None:
             log.warning("no timeline is recorded: %s", error)
             return None
         _recorder = _Recorder(folder)
+        threads.want()
         atexit.register(write)
         os.register_at_fork(after_in_child=_after_fork)
     return _recorder

@@ -7,13 +7,19 @@ import threading
 #: What the thread of the engine is called, which runs operations in the background.
 ENGINE = "kvstore-engine"
 
+_wanted = threading.Event()
 _ended: dict[int, str] = {}
+
+
+def want() -> None:
+    """Keep names from now on."""
+    _wanted.set()
 
 
 def remember() -> None:
     """Keep the name of the calling thread, which may end before the process does."""
     thread = threading.current_thread()
-    if thread.native_id is not None:
+    if _wanted.is_set() and thread.native_id is not None:
         _ended[thread.native_id] = thread.name
 
 
