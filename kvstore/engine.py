@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from . import waiting
 from .errors import ArgumentError, ClosedError, KVStoreError, TimeoutError
 from .observe.timeline import threads
+from .observe.timeline.marks import NO_MARKS, Marks
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ class Work:
     The buffers of the operation belong to the store until `wait` returns or `done` returns True.
     """
 
-    def __init__(self, what: str, timeout: float) -> None:
+    def __init__(self, what: str, timeout: float, marks: Marks = NO_MARKS) -> None:
         self._what = what
+        self._marks = marks
         self._timeout = timeout
         self._finished = threading.Event()
         self._error: BaseException | None = None
@@ -74,6 +76,15 @@ class Work:
         return self._error
 
     def _wait_loudly(self, limit: float) -> bool:
+        if self._finished.is_set():
+            return True
+        begin = self._marks.begin()
+        try:
+            return self._wait_on(limit)
+        finally:
+            self._marks.wait(begin)
+
+    def _wait_on(self, limit: float) -> bool:
         finished = self._finished
         if finished.wait(min(limit, waiting.NOTICE_AFTER)) or finished.is_set():
             return True
@@ -126,8 +137,9 @@ class Engine:
     #: Of operations that wait for other processes outside of the lock.
     turns: Turns
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, marks: Marks = NO_MARKS) -> None:
         self.timeout = timeout
+        self._marks = marks
         self._closed = False
         self._reset()
         _engines.add(self)
@@ -172,7 +184,7 @@ class Engine:
 
     def submit(self, keys: Iterable[Hashable], run: Callable[[], Any], priority: int, what: str) -> Work:
         """Queue `run` behind the unfinished tasks of `keys` and return its handle."""
-        work = Work(what, self.timeout)
+        work = Work(what, self.timeout, self._marks)
         task = _Task(frozenset(keys), run, priority, work)
         with self._lock:
             self._check_open(what)
@@ -213,7 +225,7 @@ class Engine:
 
     def run_now(self, run: Callable[[], Any], what: str) -> Work:
         """Run at once, ahead of everything that is queued; for calls from inside an operation."""
-        work = Work(what, self.timeout)
+        work = Work(what, self.timeout, self._marks)
         work._finish(_error_of(run))
         return work
 

@@ -104,6 +104,11 @@ def create(name: str = "local", **options: Any) -> KVStore:
 
     log.start()
     metrics.start()
+    from .observe import log
+    from .observe.timeline import recording
+
+    log.start()
+    recording.start()
     literal = name.lower()
     custom = KVStoreBase.kv_registry.get(literal)
     if custom is not None:

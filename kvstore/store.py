@@ -33,6 +33,7 @@ from .errors import (
 from .files import name_of
 from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, waits_of
 from .observe.native._observe import Counters
+from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .plan import Plan
 from .stores.protocol import Backend
@@ -102,6 +103,9 @@ class KVStore(KVStoreBase):
         self._engine = Engine(config.timeout)
         self._closed = False
         self._counters = Counters(name, job_name(), backend.rank, backend.num_workers)
+        self._counters = Counters(name, "", backend.rank, backend.num_workers)
+        self._engine = Engine(config.timeout, Marks(self._counters))
+        self._closed = False
         backend.observe(self._counters)
         self._created = time.monotonic()
         from .observe.timeline import recording
@@ -930,7 +934,7 @@ def _record(store: KVStore) -> StoreRecord:
     """Describe a store for a timeline; as `whereabouts`."""
     from .observe.timeline.sources import StoreRecord
 
-    numbers, names = store._counters.read(), store._backend.slice_names()
+    numbers, names = store._counters.read(), store._backend.names()
     return StoreRecord(
         store._counters.number, numbers["store"], numbers["job"], numbers["rank"], numbers["size"], names
     )

@@ -63,11 +63,8 @@ class Backend(Protocol):
         """Count in `counters` from now on; called once, before anything else."""
         return
 
-    def slice_names(self) -> dict[int, str]:
-        """Name the key of each number that counters and events have for a key, or for a part of one.
-
-        It takes no lock and waits for nothing: a signal may ask.
-        """
+    def names(self) -> dict[int, str]:
+        """Return the keys by the numbers that events and counters have as their `slice`."""
         return {}
 
     @property

@@ -41,7 +41,7 @@ def file(rows: list[Row], role: str = "worker", rank: int = 0, **changes: Any) -
     facts: dict[str, Any] = {
         "version": VERSION, "role": role, "rank": rank, "size": 2, "job": "job", "host": "a", "pid": 100,
         "clock": "a", "monotonic": 0, "realtime": 0, "scheduler": [], "stores": [store(rank, kind=kind)],
-        "threads": {100: "MainThread"}, "overwritten": 0, "events": packed(rows),
+        "labels": ["w", "b"], "threads": {100: "MainThread"}, "overwritten": 0, "events": packed(rows),
     }  # fmt: skip
     return ProcessFile(**(facts | changes))
 

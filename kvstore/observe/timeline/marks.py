@@ -1,8 +1,9 @@
-"""Steps and buckets of a trainer or a hook, for a timeline."""
+"""Steps and buckets of a trainer or a hook, and waits for operations, for a timeline."""
 
 from __future__ import annotations
 
-from ..events import BUCKET, STEP
+from ..counters import CALLS
+from ..events import BUCKET, CALL, STEP
 from ..native._observe import Counters, now
 
 
@@ -32,7 +33,16 @@ class Marks:
             self._steps += 1
             self._counters.record(STEP, begin, now(), 0, self._steps)
 
+    def wait(self, begin: int) -> None:
+        """Record that the caller has waited since `begin` for what the store does in the background."""
+        if begin and self._counters is not None:
+            self._counters.record(CALL, begin, now(), len(CALLS))
+
     def bucket(self, begin: int, end: int, nbytes: int) -> None:
         """Record that gradients were on their way between two times, for the next step."""
         if begin and end and self._counters is not None:
             self._counters.record(BUCKET, begin, end, 0, self._steps + 1, nbytes)
+
+
+#: Of what has no counters.
+NO_MARKS = Marks(None)

@@ -38,6 +38,8 @@ class ProcessFile(msgspec.Struct, frozen=True, tag=FORMAT, tag_field="format"):
         Comparisons with the scheduler's clock, the oldest first.
     stores : list of StoreRecord
         Its stores.
+    labels : list of str
+        Keys of calls, to which their events refer by a number; that of number 1 first.
     threads : dict
         Names of threads, by the system's number.
     overwritten : int
@@ -58,6 +60,7 @@ class ProcessFile(msgspec.Struct, frozen=True, tag=FORMAT, tag_field="format"):
     realtime: int
     scheduler: list[ClockSample]
     stores: list[StoreRecord]
+    labels: list[str]
     threads: dict[int, str]
     overwritten: int
     events: bytes

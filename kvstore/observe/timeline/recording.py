@@ -23,7 +23,7 @@ from ...settings.launchers import Placement, detect
 from ...settings.variables import text_of
 from ..native._observe import Counters, packed_events, record_events, recorded
 from ..stacks import catches
-from . import threads
+from . import labels, threads
 from .clocks import SchedulerClock, both_clocks, name_of_clock
 from .sources import WORKER, Sources, StoreRecord, chief
 
@@ -98,12 +98,18 @@ class _Recorder:
             job=jobs[0] if jobs else place.job if place else "",
             host=socket.gethostname(), pid=os.getpid(),
             clock=name_of_clock(), monotonic=monotonic, realtime=realtime, scheduler=self.clock.samples,
-            stores=records, threads=threads.names(), overwritten=max(0, events - kept), events=packed,
+            stores=records, labels=labels.texts(), threads=threads.names(),
+            overwritten=max(0, events - kept), events=packed,
         )  # fmt: skip
 
 
 _recorder: _Recorder | None = None
 _begun = False
+
+
+def start() -> None:
+    """Do what the variable says, at the first call of a process: before it makes a store, or serves."""
+    _begin()
 
 
 def follow(source: _T, counters: Counters, describe: Callable[[_T], StoreRecord]) -> None:

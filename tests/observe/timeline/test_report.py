@@ -19,6 +19,7 @@ from kvstore.observe.timeline.job.steps import steps_of
 from kvstore.observe.timeline.threads import ENGINE
 
 PUSH, PULL, PUSHPULL = (CALLS.index(name) for name in ("push", "pull", "pushpull"))
+WAIT = len(CALLS)
 
 
 def steps(count: int, waiting: float, whom: int, **about: object) -> list[Row]:
@@ -27,7 +28,7 @@ def steps(count: int, waiting: float, whom: int, **about: object) -> list[Row]:
     for at in range(count):
         begin, end = 10.0 * at + 8 - waiting, 10.0 * at + 10
         rows += [
-            row(CALL, begin, end, slice=PUSHPULL, **about),
+            row(CALL, begin, end, slice=PUSHPULL, round=1, **about),
             row(MOVING, begin, begin + 0.5, slice=0, round=at, nbytes=100, **about),
             row(WAITING, begin + 0.5, begin + 0.5 + waiting, slice=0, round=at, whom=whom, **about),
             row(SUMMING, begin + 0.5 + waiting, end - 0.5, slice=0, round=at, **about),
@@ -58,10 +59,9 @@ def test_one_call_makes_no_step() -> None:
 
 
 def test_the_key_that_is_called_most_makes_the_steps() -> None:
-    rows = [row(CALL, at, at + 1, slice=PULL) for at in range(0, 100, 25)]
-    rows += [row(MOVING, at + 0.1, at + 0.2, slice=1) for at in range(0, 100, 25)]
-    rows += [row(CALL, at + 3, at + 4, slice=PUSH) for at in range(0, 100, 5)]
-    rows += [row(MOVING, at + 3.1, at + 3.2, slice=0) for at in range(0, 100, 5)]
+    rows = [row(CALL, at, at + 1, slice=PULL, round=2) for at in range(0, 100, 25)]
+    rows += [row(CALL, at + 3, at + 4, slice=PUSH, round=1) for at in range(0, 100, 5)]
+    rows += [row(CALL, at, at + 1, slice=WAIT) for at in range(50)]
     found = steps_of(job_of([file(rows)]).processes[0])
     assert found is not None and found.source == "push of w" and found.median == pytest.approx(0.005)
 

@@ -17,11 +17,14 @@ from kvstore.observe.timeline import process_file
 from kvstore.observe.timeline.job import chrome
 from kvstore.observe.timeline.job.model import NO_SLICE, job_of, read_job
 from kvstore.observe.timeline.process_file import ProcessFile
+from kvstore.observe.timeline.threads import ENGINE
 
 PUSHPULL = CALLS.index("pushpull")
 
 WORKER = [
-    row(CALL, 1, 5, slice=PUSHPULL, nbytes=12),
+    row(CALL, 1, 5, slice=PUSHPULL, round=1, nbytes=12),
+    row(CALL, 0.75, 6.5, slice=PUSHPULL, round=2, thread=102),
+    row(CALL, 0.8, 7, slice=PUSHPULL, round=3, thread=102),
     row(MOVING, 1.5, 2, slice=0, round=1, nbytes=12),
     row(WAITING, 2, 4.5, slice=0, round=1, whom=1),
     row(WAITING, 4.5, 4.75, slice=1, round=1, whom=-1),
@@ -30,6 +33,7 @@ WORKER = [
     row(BUCKET, 0.5, 2, nbytes=100),
     row(BUCKET, 1, 3, nbytes=200),
 ]
+THREADS = {100: "MainThread", 102: ENGINE}
 SERVER = [
     row(ARRIVED, 2, 2, slice=0, round=1, whom=0, nbytes=12),
     row(ARRIVED, 3, 3, slice=0, round=1, whom=1, nbytes=12),
@@ -45,7 +49,7 @@ def written(folder: Path, *files: ProcessFile) -> Path:
 
 
 def test_a_trace_has_calls_with_key_and_bytes_phases_and_whom_they_are_for(tmp_path: Path) -> None:
-    base = loaded(written(tmp_path, file(WORKER), file(SERVER, role="server")))
+    base = loaded(written(tmp_path, file(WORKER, threads=THREADS), file(SERVER, role="server")))
     assert broken(base) == {}
     found = base.execute(
         "SELECT p.name, t.name, e.name, cat, ts / 1000, dur / 1000, key, bytes, round, whom FROM event e "
@@ -53,7 +57,9 @@ def test_a_trace_has_calls_with_key_and_bytes_phases_and_whom_they_are_for(tmp_p
     ).fetchall()
     assert found == [
         ("worker 0", "buckets", "bucket", "bucket", 0, 1500, None, 100, None, None),
-        ("worker 0", "MainThread", "pushpull", "call", 500, 4000, "w, b", 12, None, None),
+        ("worker 0", "operations", "pushpull", "call", 250, 5750, "b", None, None, None),
+        ("worker 0", "operations (2)", "pushpull", "call", 300, 6200, None, None, None, None),
+        ("worker 0", "MainThread", "pushpull", "call", 500, 4000, "w", 12, None, None),
         ("worker 0", "steps", "step", "step", 500, 4000, None, None, None, None),
         ("worker 0", "buckets (2)", "bucket", "bucket", 500, 2000, None, 200, None, None),
         ("worker 0", "MainThread", "moving", "moving", 1000, 500, "w", 12, 1, None),

@@ -17,12 +17,12 @@ import msgspec
 from ....files import replacing
 from ...counters import PHASES
 from ...events import ARRIVED, BUCKET, CALL, KINDS, LOST, STEP
+from ..threads import ENGINE
 from .model import INSTANTS, Event, Job, Process, name_of, name_of_call
-from .nesting import Span, by_thread, keys_of_calls, lanes
+from .nesting import Span, by_thread, lanes
 
 _FIRST_SERVER, _FIRST_SCHEDULER = 10_000, 20_000  # in the order of processes
 _AT_ONCE = 4096  # events that are written together
-_NAMED = 3  # keys of a call that are named; of more, their number is
 
 
 def write(job: Job, path: Path) -> int:
@@ -74,12 +74,16 @@ class _Tracks:
 
     def _by_track(self) -> Iterator[tuple[str, list[Event]]]:
         file = self._process.file
-        threads = by_thread(self._process.spans())
+        engine = {thread for thread, name in file.threads.items() if name == ENGINE}
+        operations: list[Event] = []  # they are under way for longer than the engine's thread works on them
+        others: list[Event] = []
+        for event in self._process.spans():
+            (operations if event.kind == CALL and event.thread in engine else others).append(event)
+        threads = by_thread(others)
         for thread in sorted(threads, key=lambda one: (one != file.pid, one)):  # the main thread first
-            yield (
-                file.threads.get(thread, "main" if thread == file.pid else f"thread {thread}"),
-                threads[thread],
-            )
+            name = "main" if thread == file.pid else f"thread {thread}"
+            yield file.threads.get(thread, name), threads[thread]
+        yield "operations", operations
         for name, kind in (("steps", STEP), ("buckets", BUCKET)):
             yield name, self._process.spans(frozenset((kind,)))
 
@@ -112,13 +116,12 @@ class _Tracks:
         return heapq.merge(*found, map(self._instant, self._instants), key=lambda event: event["ts"])
 
     def _spans(self, tid: int, lane: list[Span]) -> Iterator[dict[str, Any]]:
-        keys = keys_of_calls(self._process, lane)
         for span in lane:
             event = span.event
             yield {
                 "ph": "X", "pid": self._pid, "tid": tid, "name": _name(event), "cat": KINDS[event.kind],
                 "ts": event.begin / 1000, "dur": event.ns / 1000,
-                "args": self._about(event, keys.get(span, [])),
+                "args": self._about(event),
             }  # fmt: skip
 
     def _instant(self, one: tuple[int, Event]) -> dict[str, Any]:
@@ -126,13 +129,16 @@ class _Tracks:
         return {
             "ph": "i", "pid": self._pid, "tid": tid, "name": _name(event), "cat": KINDS[event.kind],
             "ts": event.begin / 1000, "s": "t" if event.kind == ARRIVED else "g",
-            "args": self._about(event, []),
+            "args": self._about(event),
         }  # fmt: skip
 
-    def _about(self, event: Event, keys: list[str]) -> dict[str, Any]:
-        key = self._process.key_of(event) or (", ".join(keys) if len(keys) <= _NAMED else f"{len(keys)} keys")
-        whom = name_of(event.whom)
-        facts = {"key": key, "bytes": event.nbytes, "round": event.round, "whom": whom}
+    def _about(self, event: Event) -> dict[str, Any]:
+        facts = {
+            "key": self._process.key_of(event),
+            "bytes": event.nbytes,
+            "round": 0 if event.kind == CALL else event.round,
+            "whom": name_of(event.whom),
+        }
         return {name: value for name, value in facts.items() if value}
 
 

@@ -70,7 +70,9 @@ class Process:
 
     def key_of(self, event: Event) -> str:
         """Name the key that an event is about; empty if it is about several, or none."""
-        if event.slice == NO_SLICE or event.kind in (CALL, LOST, BACK, STEP, BUCKET):
+        if event.kind == CALL:
+            return self.file.labels[event.round - 1] if 0 < event.round <= len(self.file.labels) else ""
+        if event.slice == NO_SLICE or event.kind in (LOST, BACK, STEP, BUCKET):
             return ""
         store = self.stores.get(event.store)
         name = store.slices.get(event.slice) if store is not None else None
@@ -162,4 +164,4 @@ def name_of(whom: int) -> str:
 
 def name_of_call(event: Event) -> str:
     """Name the verb of a call."""
-    return CALLS[event.slice] if event.slice < len(CALLS) else "call"
+    return (*CALLS, "wait")[event.slice] if event.slice <= len(CALLS) else "call"

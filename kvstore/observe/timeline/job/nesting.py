@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...events import CALL
-from .model import Event, Process
+from .model import Event
 
 
 @dataclass(eq=False)
@@ -58,18 +57,6 @@ def lanes(events: Iterable[Event]) -> list[list[Span]]:
             found.append(Lane([], []))
             found[-1].take(event)
     return [lane.spans for lane in found]
-
-
-def keys_of_calls(process: Process, lane: Sequence[Span]) -> dict[Span, list[str]]:
-    """Return for each call of a lane the keys of what is done in it."""
-    found: dict[Span, dict[str, None]] = {span: {} for span in lane if span.event.kind == CALL}
-    for span in lane:
-        key, call = process.key_of(span.event), span.parent
-        while call is not None and call.event.kind != CALL:
-            call = call.parent
-        if key and call is not None:
-            found[call][key] = None
-    return {call: list(keys) for call, keys in found.items()}
 
 
 def by_thread(events: Sequence[Event]) -> dict[int, list[Event]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from ...events import BUCKET, STEP
+from ...counters import CALLS
+from ...events import BUCKET, CALL, STEP
 from .activity import common, union
 from .model import Event, Process, name_of_call
-from .nesting import by_thread, keys_of_calls, lanes
 
 
 class Steps(NamedTuple):
@@ -64,25 +64,17 @@ def _between(marks: list[int]) -> list[tuple[int, int]]:
 
 def _by_calls(process: Process) -> Steps | None:
     """Take the call, with its key, that is made most often; from one to the next is a step."""
-    calls = [
-        (name_of_call(event), event.store, key, event.begin)
-        for event, keys in calls_with_keys(process)
-        for key in keys or [""]
-    ]
-    counts = Counter(call[:3] for call in calls)
-    if not counts:
+    calls: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for event in process.spans(frozenset((CALL,))):
+        if event.slice < len(CALLS):
+            calls[event.slice, event.store, event.round].append(event.begin)
+    if not calls:
         return None
-    best = max(counts, key=lambda one: (counts[one], bool(one[2])))
-    times = _between([call[3] for call in calls if call[:3] == best])
-    return Steps(times, f"{best[0]} of {best[2]}" if best[2] else best[0]) if times else None
-
-
-def calls_with_keys(process: Process) -> Iterable[tuple[Event, list[str]]]:
-    """Yield each call with the keys of what is done in it."""
-    for events in by_thread(process.spans()).values():
-        for lane in lanes(events):
-            for span, keys in keys_of_calls(process, lane).items():
-                yield span.event, keys
+    verb, store, label = best = max(calls, key=lambda one: (len(calls[one]), one[2]))
+    times = _between(calls[best])
+    one = Event(0, 0, verb, label, 0, 0, 0, CALL, store)
+    key = process.key_of(one)
+    return Steps(times, name_of_call(one) + (f" of {key}" if key else "")) if times else None
 
 
 class Overlap(NamedTuple):
