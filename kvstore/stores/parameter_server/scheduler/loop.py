@@ -50,7 +50,6 @@ def run(
         if report is not None:
             report(sockets.address)
         end = loop.run()
-        recording.finish(loop)
     finally:
         sockets.close()
         recording.write()

@@ -21,7 +21,10 @@ from ....errors import CapabilityError, KVStoreError
 from ....kernels import cpu
 from ....observe.log import introduce
 from ....observe.membership import MembershipLog
+from ....observe.native._observe import Counters
 from ....observe.stacks import watch
+from ....observe.timeline import recording
+from ....observe.timeline.sources import StoreRecord
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
 from ..protocol import events
@@ -78,6 +81,8 @@ class ServerLoop:
         self._started = self._ticked = self._saved = time.monotonic()
         self._clocks = ClockComparison()
         self._ticks = 0
+        self._counters = Counters("server", roles.job, roles.rank, roles.num_servers)
+        self._names: dict[int, str] = {}  # keys of slices, also of stores that are gone
         self._due = False  # a snapshot
         self._writing: threading.Thread | None = None
         self._unwritten: Failure | None = None  # why
@@ -93,7 +98,7 @@ class ServerLoop:
             events.Send: self._send,
             events.Write: storage.write,
             m.Install: self._configure,
-            events.Define: storage.define,
+            events.Define: self._define,
             events.Forget: self._forget,
             events.Attachment: self._attach,
             m.Met: self._met,
@@ -106,6 +111,7 @@ class ServerLoop:
     def run(self) -> None:
         """Serve until the job is over; KVStoreError: it did not end well, or this server was refused."""
         watch(self, ServerLoop.whereabouts)
+        recording.follow(self, self._counters, ServerLoop.record)
         log.info(
             "server started: scheduler at %s, %s, kernels %s, %d threads, snapshots %s",
             self._roles.scheduler,
@@ -123,6 +129,8 @@ class ServerLoop:
                 self._heartbeats.close()
             self._sockets.close()
             self._storage.close()
+            recording.finish(self)
+            recording.write_if_last()
         log.info("server ended after %.1f s", time.monotonic() - self._started)
         if self._ended.error is not None:
             raise raised(self._ended.error)
@@ -131,6 +139,13 @@ class ServerLoop:
         """Name the server and its stores; see `kvstore.observe.stacks`."""
         stores = ", ".join(map(str, self._machine.stores())) or "none"
         return f"server {self._machine.rank} serves stores {stores}"
+
+    def record(self) -> StoreRecord:
+        """Describe the server for a timeline."""
+        about = self._counters.read()
+        return StoreRecord(
+            self._counters.number, "server", about["job"], about["rank"], about["size"], self._names.copy()
+        )
 
     def _serve_once(self) -> None:
         for peer, message in self._sockets.receive(_TICK):
@@ -228,6 +243,11 @@ class ServerLoop:
     def _attach(self, action: events.Attachment) -> None:
         self._memory[action.store, action.rank] = self._storage.attach(action)
 
+    def _define(self, action: events.Define) -> None:
+        self._storage.define(action)
+        for entry in action.keys:
+            self._names.update((part.id, str(entry.spec.key)) for part in entry.slices)
+
     def _forget(self, action: events.Forget) -> None:
         self._storage.forget(action)
         if action.slices is None:
@@ -247,6 +267,7 @@ class ServerLoop:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._storage.set_rank(welcome.rank)
+        self._counters.describe("server", self._roles.job, welcome.rank, welcome.size)
         introduce(f"server {welcome.rank}")
 
     def _wants_snapshot(self, action: events.Save) -> None:

@@ -84,6 +84,10 @@ class DistBackend(Backend):
         """Name servers and scheduler, and what can be read on the way to them."""
         return self._client.describe()
 
+    def names(self) -> dict[int, str]:
+        """Keys by their slices."""
+        return {part: str(key.key) for part, key in self._keys.homes().items()}
+
     # ------------------------------------------------------------------------------------------------ verbs
 
     def init(self, groups: list[Group]) -> None:
