@@ -16,8 +16,13 @@ from itertools import pairwise
 from typing import NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: They ask a launcher for the stacks of all processes; the terminal sends SIGQUIT on Ctrl-\.
-ASKING = (signal.SIGUSR2, signal.SIGQUIT)
+#: What asks a launcher for the stacks of all processes, or for their timelines, and which signal asks each
+#: process; the terminal sends SIGQUIT on Ctrl-\.
+ASKING = {
+    signal.SIGUSR2: signal.SIGUSR2,
+    signal.SIGQUIT: signal.SIGUSR2,
+    signal.SIGUSR1: signal.SIGUSR1,
+}
 _SHOW_CURSOR = b"\x1b[?25h"
 
 

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 # From the ground up: a room may import what stands on its own floor and below. A module stands where
@@ -29,6 +31,8 @@ _FLOORS = (
     "kvstore",  # kvstore/__init__.py
     # With the tools of the command, some of which start jobs.
     "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top",
+    # The doctor's tests start jobs.
+    "averaging launch observe.doctor observe.timeline.job trainer torch jax mxnet ray __main__",
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
 
@@ -96,11 +100,14 @@ TOOLS = (["observe", "doctor"], ["observe", "bench"], ["observe", "top"])
 
 
 def test_only_the_command_imports_its_tools() -> None:
+@pytest.mark.parametrize("tool", ["observe.doctor", "observe.timeline.job"])
+def test_only_the_command_imports_its_tools(tool: str) -> None:
     using = {
         str(path)
         for path in sources()
         for _, target in imported(path)
         if target[:2] in TOOLS and module(path)[:2] not in TOOLS
+        if within(target, {tool}) and not within(module(path), {tool})
     }
     assert using == {"kvstore/launch/cli.py"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pace
 import pytest
 from click.testing import CliRunner, Result
 from launched import Job, until
-from trace_rules import broken, loaded
+from timelines.trace_rules import broken, loaded
 
 from kvstore.launch.cli import main
 from kvstore.observe.timeline.process_file import ProcessFile, read
@@ -133,14 +132,12 @@ def test_a_trace_that_cannot_be_written_is_one_clean_line(job: Job, folder: Path
     assert "there is no folder" in result.output
 
 
-def test_sigusr1_has_servers_write_too(job: Job, folder: Path) -> None:
+def test_sigusr1_of_the_launcher_has_all_write(job: Job, folder: Path) -> None:
     job.environment["STORE"] = "dist_sync"
     launcher = job.run("-n", "1", "-s", "1", text=TRAIN + "say('here'); wait_for('go', 9)")
     until(lambda: job.said("here", 0))
-    for pid in job.alive():
-        if pid not in (launcher.pid, os.getpid()) and b"server" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGUSR1)
-    until(lambda: list(folder.glob("server-*.json")))
+    launcher.send_signal(signal.SIGUSR1)
+    until(lambda: len(list(folder.glob("*-*.json"))) == 3)
     (job.folder / "go-9").touch()
     launcher.communicate(timeout=pace.seconds(100))
     assert launcher.returncode == 0

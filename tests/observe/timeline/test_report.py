@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_timeline import MS, Row, file, row, store
+from timelines.made import MS, Row, file, row, store
 
 from kvstore.observe.counters import CALLS, MOVING, SUMMING, WAITING
 from kvstore.observe.events import ARRIVED, BUCKET, CALL, KINDS, NOBODY, STEP
