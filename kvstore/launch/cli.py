@@ -496,6 +496,7 @@ def bench(
 
     raise SystemExit(command.run(options, keys, dtype, peers, json_file, picture))
 @click.argument("folder", type=click.Path(exists=True, file_okay=False))
+@click.argument("folder", type=click.Path(file_okay=False))
 @click.option("-o", "--output", metavar="FILE", help="Write a trace that Perfetto opens.")
 @click.option("--report", is_flag=True, help="Print the report, also with -o.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")

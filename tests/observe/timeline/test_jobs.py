@@ -122,7 +122,7 @@ def test_a_folder_without_timelines_is_one_clean_line(tmp_path: Path) -> None:
     result = timeline(tmp_path)
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: {tmp_path} has no timeline of any process: run the job with")
-    assert timeline(tmp_path / "missing").exit_code == 2
+    assert timeline(tmp_path / "missing").exit_code == 1
 
 
 def test_a_trace_that_cannot_be_written_is_one_clean_line(job: Job, folder: Path, tmp_path: Path) -> None:

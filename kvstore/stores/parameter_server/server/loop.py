@@ -82,7 +82,8 @@ class ServerLoop:
         self._clocks = ClockComparison()
         self._ticks = 0
         self._counters = Counters("server", roles.job, roles.rank, roles.num_servers)
-        self._names: dict[int, str] = {}  # keys of slices, also of stores that are gone
+        #: Keys of slices, which counters and events number with their store; also of stores that are gone.
+        self._names: dict[int, str] = {}
         self._due = False  # a snapshot
         self._writing: threading.Thread | None = None
         self._unwritten: Failure | None = None  # why
@@ -246,7 +247,7 @@ class ServerLoop:
     def _define(self, action: events.Define) -> None:
         self._storage.define(action)
         for entry in action.keys:
-            self._names.update((part.id, str(entry.spec.key)) for part in entry.slices)
+            self._names |= {action.store << 32 | part.id: str(entry.spec.key) for part in entry.slices}
 
     def _forget(self, action: events.Forget) -> None:
         self._storage.forget(action)
