@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from kvstore.observe.counters import MOVING, WAITING
 from kvstore.observe.events import CALL
 from kvstore.observe.timeline.job.activity import common, segments, union
-from kvstore.observe.timeline.job.model import Event
+from kvstore.observe.timeline.job.model import JobEvent
 from kvstore.observe.timeline.job.nesting import lanes
 
 _TIMES = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: (min(pair), max(pair)))
 
 
-def span(begin: int, end: int, kind: int = WAITING) -> Event:
-    return Event(begin, end, 0, 0, 0, 1, 0, kind, 0)
+def span(begin: int, end: int, kind: int = WAITING) -> JobEvent:
+    return JobEvent(begin, end, 0, 0, 0, 1, 0, kind, 0)
 
 
-def sorted_spans(times: list[tuple[int, int]]) -> list[Event]:
+def sorted_spans(times: list[tuple[int, int]]) -> list[JobEvent]:
     return sorted((span(*one) for one in times), key=lambda one: (one.begin, -one.end))
 
 
-def are_nested(one: Event, other: Event) -> bool:
+def are_nested(one: JobEvent, other: JobEvent) -> bool:
     beside = one.end <= other.begin or other.end <= one.begin
     within = (one.begin <= other.begin and other.end <= one.end) or (
         other.begin <= one.begin and one.end <= other.end

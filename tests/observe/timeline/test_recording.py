@@ -14,7 +14,7 @@ from launched import Job, until
 
 from kvstore.observe.counters import WAITING
 from kvstore.observe.events import BUCKET, CALL, STEP
-from kvstore.observe.timeline.job.model import Event, job_of, read_job
+from kvstore.observe.timeline.job.model import JobEvent, job_of, read_job
 from kvstore.observe.timeline.process_file import ProcessFile, read
 
 BEGIN = """
@@ -55,7 +55,7 @@ def files(job: Job) -> list[ProcessFile]:
     return [read(path) for path in sorted(Path(job.environment["KVSTORE_TIMELINE"]).glob("*.json"))]
 
 
-def waits(file: ProcessFile) -> list[Event]:
+def waits(file: ProcessFile) -> list[JobEvent]:
     return job_of([file]).processes[0].spans(frozenset((WAITING,)))
 
 

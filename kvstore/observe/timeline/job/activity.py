@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...counters import PHASES
 from ...events import CALL, STEP
 from ..threads import ENGINE
-from .model import OF_THREADS, Event, Process
+from .model import OF_THREADS, JobEvent, JobProcess
 
 #: Where the time of a worker goes: together they are all of it. `calls`: the rest of the calls of the store.
 SHARES = ("computing", *PHASES, "calls")
@@ -21,21 +21,21 @@ class Segment(NamedTuple):
 
     begin: int
     end: int
-    event: Event
+    event: JobEvent
 
 
-def segments(spans: Iterable[Event]) -> Iterator[Segment]:
+def segments(spans: Iterable[JobEvent]) -> Iterator[Segment]:
     """Cut spans into what they are in themselves: at each time the one that began last.
 
     Parameters
     ----------
-    spans : iterable of Event
+    spans : iterable of JobEvent
         By their begin; of those that begin together, the longest first.
     """
     edges = [(span.begin, 1, at, span) for at, span in enumerate(spans) if span.ns]
     edges += [(span.end, 0, at, span) for _, _, at, span in edges]
     edges.sort(key=lambda edge: edge[:3])
-    active: dict[int, Event] = {}
+    active: dict[int, JobEvent] = {}
     before = 0
     for time, begins, at, span in edges:
         if active and time > before:
@@ -47,7 +47,7 @@ def segments(spans: Iterable[Event]) -> Iterator[Segment]:
             del active[at]
 
 
-def shares(process: Process, begin: int, end: int) -> dict[str, int]:
+def shares(process: JobProcess, begin: int, end: int) -> dict[str, int]:
     """Return for each of SHARES the ns between two times; together they are all of it.
 
     What threads of the user wait for, while the store works for them in the background, counts as what it
@@ -69,7 +69,7 @@ def shares(process: Process, begin: int, end: int) -> dict[str, int]:
     return found
 
 
-def calling_threads(process: Process) -> set[int]:
+def calling_threads(process: JobProcess) -> set[int]:
     """Return the threads of the user: all that call the store, without those of its engine."""
     names = process.file.threads
     calling = {event.thread for event in process.events if event.kind in (CALL, STEP)}

@@ -18,14 +18,14 @@ from ....files import replacing
 from ...counters import PHASES
 from ...events import ARRIVED, BUCKET, CALL, KINDS, LOST, STEP
 from ..threads import ENGINE
-from .model import INSTANTS, Event, Job, Process, name_of, name_of_call
+from .model import INSTANTS, JobEvent, JobProcess, JobTimeline, name_of, name_of_call
 from .nesting import Span, by_thread, lanes
 
 _FIRST_SERVER, _FIRST_SCHEDULER = 10_000, 20_000  # in the order of processes
 _AT_ONCE = 4096  # events that are written together
 
 
-def write(job: Job, path: Path) -> int:
+def write(job: JobTimeline, path: Path) -> int:
     """Write the trace of a job, and return the number of its events.
 
     Raises
@@ -45,7 +45,7 @@ def write(job: Job, path: Path) -> int:
     return count
 
 
-def events(job: Job) -> Iterator[dict[str, Any]]:
+def events(job: JobTimeline) -> Iterator[dict[str, Any]]:
     """Yield the events of the trace: those that name processes and tracks first, the others by their time."""
     tracks = [_Tracks(number, process) for number, process in enumerate(job.processes, 1)]
     for one in tracks:
@@ -53,7 +53,7 @@ def events(job: Job) -> Iterator[dict[str, Any]]:
     yield from heapq.merge(*(one.events() for one in tracks), key=lambda event: event["ts"])
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def _facts(job: JobTimeline) -> dict[str, Any]:
     first = job.processes[0].file
     return {"job": first.job, "notes": job.notes}
 
@@ -61,22 +61,24 @@ def _facts(job: Job) -> dict[str, Any]:
 class _Tracks:
     """One process, and its tracks."""
 
-    def __init__(self, number: int, process: Process) -> None:
+    def __init__(self, number: int, process: JobProcess) -> None:
         self._process, self._pid = process, number
         self._names: list[str] = []
         self._lanes: list[list[Span]] = []
-        self._instants: list[tuple[int, Event]] = []
+        self._instants: list[tuple[int, JobEvent]] = []
         for name, found in self._by_track():
             for nth, lane in enumerate(lanes(found), 1):
                 self._names.append(name if nth == 1 else f"{name} ({nth})")
                 self._lanes.append(lane)
         self._add_instants()
 
-    def _by_track(self) -> Iterator[tuple[str, list[Event]]]:
+    def _by_track(self) -> Iterator[tuple[str, list[JobEvent]]]:
         file = self._process.file
         engine = {thread for thread, name in file.threads.items() if name == ENGINE}
-        operations: list[Event] = []  # they are under way for longer than the engine's thread works on them
-        others: list[Event] = []
+        operations: list[
+            JobEvent
+        ] = []  # they are under way for longer than the engine's thread works on them
+        others: list[JobEvent] = []
         for event in self._process.spans():
             (operations if event.kind == CALL and event.thread in engine else others).append(event)
         threads = by_thread(others)
@@ -124,7 +126,7 @@ class _Tracks:
                 "args": self._about(event),
             }  # fmt: skip
 
-    def _instant(self, one: tuple[int, Event]) -> dict[str, Any]:
+    def _instant(self, one: tuple[int, JobEvent]) -> dict[str, Any]:
         tid, event = one
         return {
             "ph": "i", "pid": self._pid, "tid": tid, "name": _name(event), "cat": KINDS[event.kind],
@@ -132,7 +134,7 @@ class _Tracks:
             "args": self._about(event),
         }  # fmt: skip
 
-    def _about(self, event: Event) -> dict[str, Any]:
+    def _about(self, event: JobEvent) -> dict[str, Any]:
         facts = {
             "key": self._process.key_of(event),
             "bytes": event.nbytes,
@@ -142,7 +144,7 @@ class _Tracks:
         return {name: value for name, value in facts.items() if value}
 
 
-def _name(event: Event) -> str:
+def _name(event: JobEvent) -> str:
     """Name a span or an instant: with few names, so that a viewer can add them up."""
     whom = name_of(event.whom)
     if event.kind == CALL:

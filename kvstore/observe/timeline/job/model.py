@@ -25,7 +25,7 @@ OF_THREADS = frozenset((*range(len(PHASES)), CALL))
 _DTYPE = np.dtype(list(LAYOUT))
 
 
-class Event(NamedTuple):
+class JobEvent(NamedTuple):
     """As `kvstore.observe.events.Event`; `begin` and `end` are ns since the first event of the job."""
 
     begin: int
@@ -45,14 +45,14 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Process:
+class JobProcess:
     """A process of a job.
 
     Attributes
     ----------
     file : ProcessFile
     alignment : Alignment
-    events : list of Event
+    events : list of JobEvent
         By their begin; of those that begin together, the longest first.
     stores : dict
         Its stores, by number.
@@ -60,7 +60,7 @@ class Process:
 
     file: ProcessFile
     alignment: Alignment
-    events: list[Event]
+    events: list[JobEvent]
     stores: dict[int, StoreRecord] = field(default_factory=dict)
 
     @property
@@ -68,7 +68,7 @@ class Process:
         """As sentences say it."""
         return self.file.role if self.file.role == "scheduler" else f"{self.file.role} {self.file.rank}"
 
-    def key_of(self, event: Event) -> str:
+    def key_of(self, event: JobEvent) -> str:
         """Name the key that an event is about; empty if it is about several, or none."""
         if event.kind == CALL:
             return self.file.labels[event.round - 1] if 0 < event.round <= len(self.file.labels) else ""
@@ -78,27 +78,27 @@ class Process:
         name = store.slices.get(event.slice) if store is not None else None
         return f"slice {event.slice}" if name is None else name
 
-    def spans(self, kinds: frozenset[int] = OF_THREADS) -> list[Event]:
+    def spans(self, kinds: frozenset[int] = OF_THREADS) -> list[JobEvent]:
         """Return the events of these kinds."""
         return [event for event in self.events if event.kind in kinds]
 
 
 @dataclass(frozen=True)
-class Job:
+class JobTimeline:
     """All processes of a job of which there is a file.
 
     Attributes
     ----------
-    processes : list of Process
+    processes : list of JobProcess
         Workers first, each role by rank.
     notes : list of str
         What is missing, and what else is to be known.
     """
 
-    processes: list[Process]
+    processes: list[JobProcess]
     notes: list[str]
 
-    def of_role(self, role: str) -> list[Process]:
+    def of_role(self, role: str) -> list[JobProcess]:
         """Return the processes of a role."""
         return [process for process in self.processes if process.file.role == role]
 
@@ -108,7 +108,7 @@ class Job:
         return max((event.end for process in self.processes for event in process.events), default=0)
 
 
-def read_job(folder: Path) -> Job:
+def read_job(folder: Path) -> JobTimeline:
     """Read the job of a folder.
 
     Raises
@@ -120,12 +120,12 @@ def read_job(folder: Path) -> Job:
     return job_of(files, notes)
 
 
-def job_of(files: Sequence[ProcessFile], notes: Sequence[str] = ()) -> Job:
+def job_of(files: Sequence[ProcessFile], notes: Sequence[str] = ()) -> JobTimeline:
     """Put the processes of a job together."""
     tables = [_Table(file, alignment) for file, alignment in zip(files, align(files), strict=True)]
     origin = min((int(table.begin.min()) for table in tables if table.begin.size), default=0)
     processes = [table.process(origin) for table in tables]
-    return Job(processes, [*notes, *_of_clocks(processes)])
+    return JobTimeline(processes, [*notes, *_of_clocks(processes)])
 
 
 class _Table:
@@ -138,18 +138,18 @@ class _Table:
         self.rows = rows[(rows["kind"] < len(KINDS)) & (rows["begin"] <= rows["end"])]
         self.begin, self.end = alignment.apply(self.rows["begin"]), alignment.apply(self.rows["end"])
 
-    def process(self, origin: int) -> Process:
+    def process(self, origin: int) -> JobProcess:
         """Make the process, with times since `origin`."""
-        columns = [self.rows[name].tolist() for name in Event._fields[2:]]
+        columns = [self.rows[name].tolist() for name in JobEvent._fields[2:]]
         times = (self.begin - origin).tolist(), (self.end - origin).tolist()
-        found = [Event(*row) for row in zip(*times, *columns, strict=True)]
+        found = [JobEvent(*row) for row in zip(*times, *columns, strict=True)]
         found.reverse()  # of equal spans the outer one has ended last
         found.sort(key=lambda event: (event.begin, -event.end))
         stores = {store.number: store for store in self.file.stores}
-        return Process(self.file, self.alignment, found, stores)
+        return JobProcess(self.file, self.alignment, found, stores)
 
 
-def _of_clocks(processes: list[Process]) -> list[str]:
+def _of_clocks(processes: list[JobProcess]) -> list[str]:
     """Say whose times are only as good as the time of day of their host."""
     vague = [process.name for process in processes if process.alignment.uncertainty is None]
     return [f"no clock was compared with that of {name}: by the time of day of its host" for name in vague]
@@ -162,6 +162,6 @@ def name_of(whom: int) -> str:
     return f"worker {whom}" if whom >= 0 else f"server {-1 - whom}"
 
 
-def name_of_call(event: Event) -> str:
+def name_of_call(event: JobEvent) -> str:
     """Name the verb of a call."""
     return (*CALLS, "wait")[event.slice] if event.slice <= len(CALLS) else "call"

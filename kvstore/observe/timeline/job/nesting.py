@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .model import Event
+from .model import JobEvent
 
 
 @dataclass(eq=False)
@@ -16,7 +16,7 @@ class Span:
     `own` are the ns that are not those of an inner span.
     """
 
-    event: Event
+    event: JobEvent
     parent: Span | None
     own: int
 
@@ -28,7 +28,7 @@ class Lane:
     spans: list[Span]
     open: list[Span]
 
-    def take(self, event: Event) -> bool:
+    def take(self, event: JobEvent) -> bool:
         """Add the next span, if it lies within the one that is open, or beside all."""
         while self.open and self.open[-1].event.end <= event.begin:
             self.open.pop()
@@ -43,12 +43,12 @@ class Lane:
         return True
 
 
-def lanes(events: Iterable[Event]) -> list[list[Span]]:
+def lanes(events: Iterable[JobEvent]) -> list[list[Span]]:
     """Distribute spans to as few lanes as possible, in each of which they are nested.
 
     Parameters
     ----------
-    events : iterable of Event
+    events : iterable of JobEvent
         By their begin; of those that begin together, the longest first.
     """
     found: list[Lane] = []
@@ -59,9 +59,9 @@ def lanes(events: Iterable[Event]) -> list[list[Span]]:
     return [lane.spans for lane in found]
 
 
-def by_thread(events: Sequence[Event]) -> dict[int, list[Event]]:
+def by_thread(events: Sequence[JobEvent]) -> dict[int, list[JobEvent]]:
     """Return the events of each thread."""
-    found: dict[int, list[Event]] = defaultdict(list)
+    found: dict[int, list[JobEvent]] = defaultdict(list)
     for event in events:
         found[event.thread].append(event)
     return dict(found)

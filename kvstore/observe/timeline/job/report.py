@@ -8,7 +8,7 @@ from typing import Any
 
 from ...counters import PHASES
 from .activity import segments, shares
-from .model import Job, Process
+from .model import JobProcess, JobTimeline
 from .nesting import by_thread
 from .steps import Overlap, overlap_of, steps_of
 from .straggler import Last, ranking
@@ -103,7 +103,7 @@ class Report:
         return found
 
 
-def report(job: Job) -> Report:
+def report(job: JobTimeline) -> Report:
     """Make the report of a job."""
     workers = [(process, _worker(process)) for process in job.of_role("worker")]
     notes = [
@@ -123,7 +123,7 @@ def report(job: Job) -> Report:
     )
 
 
-def _worker(process: Process) -> WorkerReport | None:
+def _worker(process: JobProcess) -> WorkerReport | None:
     steps = steps_of(process)
     if steps is None:
         return None
@@ -133,7 +133,7 @@ def _worker(process: Process) -> WorkerReport | None:
     return WorkerReport(rank, pid, len(steps.times), steps.source, steps.median, whole * 1e-9, parts, overlap)
 
 
-def _server(process: Process) -> ServerReport:
+def _server(process: JobProcess) -> ServerReport:
     spans = process.spans()
     begin, end = (spans[0].begin, max(span.end for span in spans)) if spans else (0, 0)
     found = dict.fromkeys(PHASES, 0)
@@ -145,7 +145,7 @@ def _server(process: Process) -> ServerReport:
     return ServerReport(process.file.rank, process.file.pid, (end - begin) * 1e-9, parts)
 
 
-def _keys(job: Job) -> list[KeyReport]:
+def _keys(job: JobTimeline) -> list[KeyReport]:
     ns: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(PHASES, 0))
     moved: dict[str, int] = defaultdict(int)
     for process in job.of_role("worker"):

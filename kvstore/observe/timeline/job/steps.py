@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...counters import CALLS
 from ...events import BUCKET, CALL, STEP
 from .activity import common, union
-from .model import Event, Process, name_of_call
+from .model import JobEvent, JobProcess, name_of_call
 
 
 class Steps(NamedTuple):
@@ -44,7 +44,7 @@ class Steps(NamedTuple):
         return median(end - begin for begin, end in self.times) * 1e-9
 
 
-def steps_of(process: Process) -> Steps | None:
+def steps_of(process: JobProcess) -> Steps | None:
     """Find the steps of a worker: from one mark of a trainer or a hook to the next, else by its calls.
 
     None: there are too few events to tell.
@@ -62,7 +62,7 @@ def _between(marks: list[int]) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in pairwise(sorted(marks)) if end > begin]
 
 
-def _by_calls(process: Process) -> Steps | None:
+def _by_calls(process: JobProcess) -> Steps | None:
     """Take the call, with its key, that is made most often; from one to the next is a step."""
     calls: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for event in process.spans(frozenset((CALL,))):
@@ -72,7 +72,7 @@ def _by_calls(process: Process) -> Steps | None:
         return None
     verb, store, label = best = max(calls, key=lambda one: (len(calls[one]), one[2]))
     times = _between(calls[best])
-    one = Event(0, 0, verb, label, 0, 0, 0, CALL, store)
+    one = JobEvent(0, 0, verb, label, 0, 0, 0, CALL, store)
     key = process.key_of(one)
     return Steps(times, name_of_call(one) + (f" of {key}" if key else "")) if times else None
 
@@ -92,7 +92,7 @@ class Overlap(NamedTuple):
     exposed: float
 
 
-def overlap_of(process: Process, steps: Steps) -> Overlap | None:
+def overlap_of(process: JobProcess, steps: Steps) -> Overlap | None:
     """Compare buckets with the ends of the steps; None: there are no buckets."""
     buckets = process.spans(frozenset((BUCKET,)))
     ends = union((event.begin, event.end) for event in process.spans(frozenset((STEP,))))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...counters import WAITING
 from ...events import ARRIVED, NOBODY
-from .model import NO_SLICE, Job, Process
+from .model import NO_SLICE, JobProcess, JobTimeline
 
 Round = tuple[object, ...]
 
@@ -34,7 +34,7 @@ class Last(NamedTuple):
     lead: float
 
 
-def ranking(job: Job) -> list[Last]:
+def ranking(job: JobTimeline) -> list[Last]:
     """Return the workers that came last in any round, the one that did so most often first."""
     leads: dict[int, list[int]] = defaultdict(list)
     for rank, lead in _by_arrivals(job) or _by_waits(job):
@@ -44,7 +44,7 @@ def ranking(job: Job) -> list[Last]:
     return sorted(found, key=lambda one: (-one.rounds, one.rank))
 
 
-def _by_arrivals(job: Job) -> list[tuple[int, int]]:
+def _by_arrivals(job: JobTimeline) -> list[tuple[int, int]]:
     """Who was last in each round, and by how many ns, as servers or the workers themselves have seen it."""
     rounds: dict[Round, dict[int, int]] = defaultdict(dict)
     for process in job.processes:
@@ -61,7 +61,7 @@ def _by_arrivals(job: Job) -> list[tuple[int, int]]:
     return found
 
 
-def _store(process: Process, number: int) -> Round:
+def _store(process: JobProcess, number: int) -> Round:
     """Name a store so that processes which share its rounds give it the same name."""
     if process.file.role != "worker":
         return process.file.role, process.file.rank, process.file.pid, number
@@ -70,7 +70,7 @@ def _store(process: Process, number: int) -> Round:
     return process.file.role, kind, alike.index(number) if number in alike else number
 
 
-def _by_waits(job: Job) -> Iterator[tuple[int, int]]:
+def _by_waits(job: JobTimeline) -> Iterator[tuple[int, int]]:
     """As `_by_arrivals`, by whom the others waited for; whoever waited least had come before it."""
     rounds: dict[Round, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for process in job.of_role("worker"):
