@@ -70,7 +70,7 @@ def _by_calls(process: JobProcess) -> Steps | None:
             calls[event.slice, event.store, event.round].append(event.begin)
     if not calls:
         return None
-    verb, store, label = best = max(calls, key=lambda one: (len(calls[one]), one[2]))
+    verb, store, label = best = max(calls, key=lambda one: len(calls[one]))
     times = _between(calls[best])
     one = JobEvent(0, 0, verb, label, 0, 0, 0, CALL, store)
     key = process.key_of(one)
