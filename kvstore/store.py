@@ -95,22 +95,18 @@ class KVStore(KVStoreBase):
     """
 
     def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
+        from .observe.timeline import recording
         from .settings.jobs import job_name
 
         self._type = name
         self._backend = backend
         self._config = config
-        self._engine = Engine(config.timeout)
-        self._closed = False
         self._counters = Counters(name, job_name(), backend.rank, backend.num_workers)
-        self._counters = Counters(name, "", backend.rank, backend.num_workers)
         self._engine = Engine(config.timeout, Marks(self._counters))
         self._closed = False
         backend.observe(self._counters)
         self._created = time.monotonic()
-        from .observe.timeline import recording
-
-        recording.follow(self, self._counters, _record)
+        recording.follow(self, _record)
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -735,12 +731,11 @@ class KVStore(KVStoreBase):
 
     def _shut(self, patiently: bool) -> None:
         from .observe import metrics
+        from .observe.timeline import recording
 
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
-        from .observe.timeline import recording
-
         recording.finish(self)
         self._backend.close()
         metrics.update()

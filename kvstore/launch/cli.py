@@ -495,7 +495,9 @@ def bench(
     from kvstore.observe.bench import command
 
     raise SystemExit(command.run(options, keys, dtype, peers, json_file, picture))
-@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+
+
+@main.command()
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option("-o", "--output", metavar="FILE", help="Write a trace that Perfetto opens.")
 @click.option("--report", is_flag=True, help="Print the report, also with -o.")

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 # From the ground up: a room may import what stands on its own floor and below. A module stands where
@@ -30,9 +28,8 @@ _FLOORS = (
     "backends base factory store store_kinds plan checkpoint roles",
     "kvstore",  # kvstore/__init__.py
     # With the tools of the command, some of which start jobs.
-    "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top",
-    # The doctor's tests start jobs.
-    "averaging launch observe.doctor observe.timeline.job trainer torch jax mxnet ray __main__",
+    "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top "
+    "observe.timeline.job",
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
 
@@ -96,18 +93,15 @@ def test_imports_point_down_only() -> None:
 
 
 # What the command alone imports; the bench shares what the doctor knows of the machine.
-TOOLS = (["observe", "doctor"], ["observe", "bench"], ["observe", "top"])
+TOOLS = {"observe.doctor", "observe.bench", "observe.top", "observe.timeline.job"}
 
 
 def test_only_the_command_imports_its_tools() -> None:
-@pytest.mark.parametrize("tool", ["observe.doctor", "observe.timeline.job"])
-def test_only_the_command_imports_its_tools(tool: str) -> None:
     using = {
         str(path)
         for path in sources()
         for _, target in imported(path)
-        if target[:2] in TOOLS and module(path)[:2] not in TOOLS
-        if within(target, {tool}) and not within(module(path), {tool})
+        if within(target, TOOLS) and not within(module(path), TOOLS)
     }
     assert using == {"kvstore/launch/cli.py"}
 

@@ -287,6 +287,8 @@ def take_times(uint64_t until=0xFFFFFFFFFFFFFFFF):
 def read_own():
     """Read the counters of this process, as `read_page` does."""
     return counted(kv_page_here)
+
+
 def packed_events():
     """Return the events that the ring has, the oldest first, as `kvstore.observe.events.LAYOUT` has them.
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from ...errors import ConfigError, KVStoreError
 from ...settings.launchers import Placement, detect
 from ...settings.variables import text_of
-from ..native._observe import Counters, packed_events, record_events, recorded
+from ..native._observe import packed_events, record_events, recorded, take_times
 from ..stacks import catches
 from . import labels, threads
 from .clocks import SchedulerClock, both_clocks, name_of_clock
@@ -112,8 +112,8 @@ def start() -> None:
     _begin()
 
 
-def follow(source: _T, counters: Counters, describe: Callable[[_T], StoreRecord]) -> None:
-    """Take times of a store, and have it in the timeline of this process, if there is one.
+def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
+    """Have a store, or a server, in the timeline of this process, if there is one.
 
     Call it where a store is made, or a process begins to serve; again once it knows its rank.
 
@@ -121,14 +121,11 @@ def follow(source: _T, counters: Counters, describe: Callable[[_T], StoreRecord]
     ----------
     source : object
         It is held weakly.
-    counters : Counters
-        Its counters.
     describe : callable
         Describes `source`. It takes no lock and waits for nothing: the signal may come at any line.
     """
     recorder = _begin()
     if recorder is not None:
-        counters.take_times()
         recorder.sources.add(source, describe)
         _catch_signal()
 
@@ -167,6 +164,7 @@ def _begin() -> _Recorder | None:
     if folder:
         try:
             record_events(_EVENTS)
+            take_times()
         except MemoryError as error:
             log.warning("no timeline is recorded: %s", error)
             return None

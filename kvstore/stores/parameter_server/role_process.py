@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable
 
 from ...observe import log, metrics
-from ...observe import log
 from ...observe.timeline import recording
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles

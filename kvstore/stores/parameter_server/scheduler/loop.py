@@ -44,7 +44,7 @@ def run(
     roles = roles.bound(sockets.port)
     try:
         loop = _Loop(roles, config, sockets)
-        recording.follow(loop, loop.counters, _Loop.record)
+        recording.follow(loop, _Loop.record)
         if watch is not None:
             watch(loop.deserted)
         if report is not None:

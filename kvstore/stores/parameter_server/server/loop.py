@@ -112,7 +112,7 @@ class ServerLoop:
     def run(self) -> None:
         """Serve until the job is over; KVStoreError: it did not end well, or this server was refused."""
         watch(self, ServerLoop.whereabouts)
-        recording.follow(self, self._counters, ServerLoop.record)
+        recording.follow(self, ServerLoop.record)
         log.info(
             "server started: scheduler at %s, %s, kernels %s, %d threads, snapshots %s",
             self._roles.scheduler,
