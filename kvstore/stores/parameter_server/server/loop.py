@@ -81,7 +81,7 @@ class ServerLoop:
         self._started = self._ticked = self._saved = time.monotonic()
         self._clocks = ClockComparison()
         self._ticks = 0
-        self._counters = Counters("server", roles.job, roles.rank, roles.num_servers)
+        self.counters = Counters("server", roles.job, roles.rank, roles.num_servers)
         #: Keys of slices, which counters and events number with their store; also of stores that are gone.
         self._names: dict[int, str] = {}
         self._due = False  # a snapshot
@@ -143,9 +143,9 @@ class ServerLoop:
 
     def record(self) -> StoreRecord:
         """Describe the server for a timeline."""
-        about = self._counters.read()
+        about = self.counters.read()
         return StoreRecord(
-            self._counters.number, "server", about["job"], about["rank"], about["size"], self._names.copy()
+            self.counters.number, "server", about["job"], about["rank"], about["size"], self._names.copy()
         )
 
     def _serve_once(self) -> None:
@@ -268,7 +268,7 @@ class ServerLoop:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._storage.set_rank(welcome.rank)
-        self._counters.describe("server", self._roles.job, welcome.rank, welcome.size)
+        self.counters.describe("server", self._roles.job, welcome.rank, welcome.size)
         introduce(f"server {welcome.rank}")
 
     def _wants_snapshot(self, action: events.Save) -> None:

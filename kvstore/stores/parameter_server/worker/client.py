@@ -89,7 +89,6 @@ class Client:
         self.rank, self.size = welcome.rank, welcome.size
         self.local_rank, self.local_size = self._process.place(self.rank, self.size)
         self._process.opened(self)
-        self.driver.compare_clocks()
 
     def describe(self) -> str:
         """Say for the log where the servers are."""
