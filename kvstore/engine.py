@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import waiting
 from .errors import ArgumentError, ClosedError, KVStoreError, TimeoutError
+from .observe.timeline import threads
+from .observe.timeline.marks import NO_MARKS, Marks
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -31,11 +33,13 @@ class Work:
     The buffers of the operation belong to the store until `wait` returns or `done` returns True.
     """
 
-    def __init__(self, what: str, timeout: float) -> None:
+    def __init__(self, what: str, timeout: float, marks: Marks = NO_MARKS) -> None:
         self._what = what
+        self._marks = marks
         self._timeout = timeout
         self._finished = threading.Event()
         self._error: BaseException | None = None
+        self._ended = 0
         self._seen = False
 
     def wait(self, timeout: float | None = None) -> None:
@@ -72,6 +76,15 @@ class Work:
         return self._error
 
     def _wait_loudly(self, limit: float) -> bool:
+        if self._finished.is_set():
+            return True
+        begin = self._marks.begin()
+        try:
+            return self._wait_on(limit)
+        finally:
+            self._marks.wait(begin)
+
+    def _wait_on(self, limit: float) -> bool:
         finished = self._finished
         if finished.wait(min(limit, waiting.NOTICE_AFTER)) or finished.is_set():
             return True
@@ -82,6 +95,7 @@ class Work:
 
     def _finish(self, error: BaseException | None) -> None:
         self._error = error
+        self._ended = time.monotonic_ns()
         self._finished.set()
 
     def _disown(self) -> None:
@@ -101,6 +115,11 @@ class Work:
         return f"<Work {self._what}: {'done' if self.done() else 'pending'}>"
 
 
+def ended_at(work: Work) -> int:
+    """Return when an operation has ended, in ns of the monotonic clock; 0 if it has not."""
+    return work._ended
+
+
 class _Task:
     __slots__ = ("followers", "keys", "priority", "run", "waits_for", "work")
 
@@ -118,8 +137,9 @@ class Engine:
     #: Of operations that wait for other processes outside of the lock.
     turns: Turns
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, marks: Marks = NO_MARKS) -> None:
         self.timeout = timeout
+        self._marks = marks
         self._closed = False
         self._reset()
         _engines.add(self)
@@ -164,7 +184,7 @@ class Engine:
 
     def submit(self, keys: Iterable[Hashable], run: Callable[[], Any], priority: int, what: str) -> Work:
         """Queue `run` behind the unfinished tasks of `keys` and return its handle."""
-        work = Work(what, self.timeout)
+        work = Work(what, self.timeout, self._marks)
         task = _Task(frozenset(keys), run, priority, work)
         with self._lock:
             self._check_open(what)
@@ -205,7 +225,7 @@ class Engine:
 
     def run_now(self, run: Callable[[], Any], what: str) -> Work:
         """Run at once, ahead of everything that is queued; for calls from inside an operation."""
-        work = Work(what, self.timeout)
+        work = Work(what, self.timeout, self._marks)
         work._finish(_error_of(run))
         return work
 
@@ -251,7 +271,7 @@ class Engine:
     def _ensure_thread(self, what: str) -> None:
         if self._thread is not None and self._thread.is_alive():
             return
-        thread = threading.Thread(target=self._loop, name="kvstore-engine", daemon=True)
+        thread = threading.Thread(target=self._loop, name=threads.ENGINE, daemon=True)
         self._thread = thread
         try:
             thread.start()
@@ -263,6 +283,7 @@ class Engine:
             ) from error
 
     def _loop(self) -> None:
+        threads.remember()
         while (task := self._take()) is not None:
             error = _error_of(task.run)
             if self._thread is not threading.current_thread():

@@ -101,9 +101,11 @@ def create(name: str = "local", **options: Any) -> KVStore:
     if not isinstance(name, str):
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
     from .observe import log, metrics
+    from .observe.timeline import recording
 
     log.start()
     metrics.start()
+    recording.start()
     literal = name.lower()
     custom = KVStoreBase.kv_registry.get(literal)
     if custom is not None:

@@ -33,11 +33,13 @@ from .errors import (
 from .files import name_of
 from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, waits_of
 from .observe.native._observe import Counters
+from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .plan import Plan
 from .stores.protocol import Backend
 
 if TYPE_CHECKING:
+    from .observe.timeline.sources import StoreRecord
     from .settings.options import StoreConfig
 
 PathLike = str | os.PathLike[str]
@@ -93,16 +95,18 @@ class KVStore(KVStoreBase):
     """
 
     def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
+        from .observe.timeline import recording
         from .settings.jobs import job_name
 
         self._type = name
         self._backend = backend
         self._config = config
-        self._engine = Engine(config.timeout)
-        self._closed = False
         self._counters = Counters(name, job_name(), backend.rank, backend.num_workers)
+        self._engine = Engine(config.timeout, Marks(self._counters))
+        self._closed = False
         backend.observe(self._counters)
         self._created = time.monotonic()
+        recording.follow(self, _record)
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -727,12 +731,15 @@ class KVStore(KVStoreBase):
 
     def _shut(self, patiently: bool) -> None:
         from .observe import metrics
+        from .observe.timeline import recording
 
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
+        recording.finish(self)
         self._backend.close()
         metrics.update()
+        recording.write_if_last()
         seconds, done = time.monotonic() - self._created, self._pushes_and_pulls()
         self._tell("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
 
@@ -911,6 +918,21 @@ def updater_of(store: Any) -> Any:
 def outlives_workers(store: KVStore) -> bool:
     """Whether the survivors of a lost worker go on."""
     return store._config.on_peer_loss == "continue"
+
+
+def counters_of(store: Any) -> Counters | None:
+    """Return what counts a store's work; None for a registered class that is no `KVStore`."""
+    return store._counters if isinstance(store, KVStore) else None
+
+
+def _record(store: KVStore) -> StoreRecord:
+    """Describe a store for a timeline; as `whereabouts`."""
+    from .observe.timeline.sources import StoreRecord
+
+    numbers, names = store._counters.read(), store._backend.names()
+    return StoreRecord(
+        store._counters.number, numbers["store"], numbers["job"], numbers["rank"], numbers["size"], names
+    )
 
 
 def whereabouts(store: KVStore) -> str:

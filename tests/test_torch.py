@@ -173,6 +173,16 @@ def check_parts(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["shared", SERVED])
+@pytest.mark.parametrize("how", ["hook", "optimizer", "store"])
+def test_steps_and_buckets_are_in_a_timeline(
+    how: str, name: str, same: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = same("recorded", how, name, str(tmp_path))
+    assert [number for number, _ in found] == [1, 2, 3, 4]
+    assert all(buckets >= 1 for _, buckets in found)
+
+
+@pytest.mark.parametrize("name", ["shared", SERVED])
 def test_a_parameter_that_nobody_uses_stays_as_it_is(name: str, same: Callable[..., Any]) -> None:
     """Weight decay would move it, if it had a gradient of zeros."""
     check_parts(same("parts_of_a_model", name))

@@ -113,13 +113,18 @@ class ChildProcess:
         self._kill_at = self._kill_at or time.monotonic() + grace
         self._signal(number)
 
-    def write_stacks(self) -> None:
-        """Have the process, and what it has started, write where they are; see `kvstore.observe.stacks`.
+    def ask(self, number: int) -> None:
+        """Have the process, and what it has started, write where they are, or their timelines.
 
-        Only those are asked that have a handler for the signal: it would end the others.
+        `number` is SIGUSR2 (see `kvstore.observe.stacks`) or SIGUSR1 (see `kvstore.observe.timeline`). Only
+        those are asked that have a handler for the signal: it would end the others.
         """
-        if not write_stacks(self.group) and self.code is None:
-            text = f"process {self.group} writes no stacks: it has no store yet, or is no program of Python\n"
+        if not ask(self.group, number) and self.code is None:
+            why = "it has no store yet, or is no program of Python"
+            if number == signal.SIGUSR1:
+                text = f"process {self.group} writes no timeline: KVSTORE_TIMELINE is not set, {why}\n"
+            else:
+                text = f"process {self.group} writes no stacks: {why}\n"
             self._errors.write(self._mark + text.encode())
 
     def gone(self) -> bool:
@@ -151,12 +156,12 @@ class ChildProcess:
             pass
 
 
-def write_stacks(leader: int) -> bool:
-    """Have the processes of a session write where they are, and return whether any of them can."""
-    able = [pid for pid in _session(leader) if catches(pid, signal.SIGUSR2)]
+def ask(leader: int, number: int) -> bool:
+    """Do as `ChildProcess.ask` for the processes of a session, and return whether any of them can."""
+    able = [pid for pid in _session(leader) if catches(pid, number)]
     for pid in able:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGUSR2)
+            os.kill(pid, number)
     return bool(able)
 
 

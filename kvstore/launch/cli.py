@@ -495,3 +495,31 @@ def bench(
     from kvstore.observe.bench import command
 
     raise SystemExit(command.run(options, keys, dtype, peers, json_file, picture))
+
+
+@main.command()
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("-o", "--output", metavar="FILE", help="Write a trace that Perfetto opens.")
+@click.option("--report", is_flag=True, help="Print the report, also with -o.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def timeline(folder: str, output: str | None, report: bool, as_json: bool) -> None:
+    """Put the timelines of a job's processes together.
+
+    FOLDER is what KVSTORE_TIMELINE was set to in the job. Without -o, the command prints a report: for each
+    worker the time of a step, and where it goes; for whom the others wait; which keys cost most.
+
+    The trace (-o) can be opened at https://ui.perfetto.dev.
+    """
+    import json
+    from pathlib import Path
+
+    from kvstore.observe.timeline.job import chrome, model, text
+    from kvstore.observe.timeline.job.report import report as report_of
+
+    job = model.read_job(Path(folder))
+    if output is not None:
+        count = chrome.write(job, Path(output))
+        click.echo(f"{count} events of {len(job.processes)} processes are in {output}", err=True)
+    if report or as_json or output is None:
+        found = report_of(job)
+        click.echo(json.dumps(found.as_object(), indent=2) if as_json else "\n".join(text.lines(found)))

@@ -21,7 +21,7 @@ from kvstore.settings.launchers import Placement
 from kvstore.settings.variables import process_variables
 
 from .causes import misses, patience
-from .child_process import ChildProcess, ProcessRole, write_stacks
+from .child_process import ChildProcess, ProcessRole, ask
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
 from .output_relay import OutputRelay
@@ -133,7 +133,7 @@ class _Rank:
         self._parent = os.getppid()
         self._patience = patience()
         self._cleared: Callable[[], None] | None = None  # what we have made for all ranks
-        self._relay = OutputRelay((signal.SIGCHLD, signal.SIGUSR2, *ENDING), self._on_signal)
+        self._relay = OutputRelay((signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, *ENDING), self._on_signal)
         self._local_host = LocalHost(self._relay, reaper, prefix=True)
 
     def run(self) -> int:
@@ -227,17 +227,17 @@ class _Rank:
             self._end(exit_code(code))
 
     def _on_signal(self, number: int) -> None:
-        if number == signal.SIGUSR2:
-            self._write_stacks()
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._ask(number)
         elif number != signal.SIGCHLD:
             self._end(128 + number, number)
 
-    def _write_stacks(self) -> None:
-        """Have the program and what runs beside it write where they are."""
+    def _ask(self, number: int) -> None:
+        """Have the program and what runs beside it write where they are, or their timelines."""
         for child in self._left:
-            child.write_stacks()
+            child.ask(number)
         if self._works() and self._worker is not None:
-            write_stacks(self._worker.pid)
+            ask(self._worker.pid, number)
 
     def _end(self, code: int, number: int = signal.SIGTERM) -> None:
         """End the program, and then what runs beside it; the rank exits with `code`."""

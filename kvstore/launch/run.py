@@ -329,7 +329,7 @@ class _Job:
             return  # it was only to wake us up
         if number in ASKING:
             for process in self._left:
-                process.write_stacks()
+                process.ask(ASKING[signal.Signals(number)])
             return
         again = self._signal is not None
         self._signal = number

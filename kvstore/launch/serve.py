@@ -14,6 +14,7 @@ from kvstore.settings import addresses, roles
 from kvstore.settings.parameter_server import ps_config
 
 from .process import DESERTED
+from .signals import write_timeline
 
 _ALL = ("0.0.0.0", "::")
 #: Variables in the place of which an option stands.
@@ -65,6 +66,7 @@ def scheduler(environment: Mapping[str, str], report: Callable[[str], None], lau
 
 def _tell_if_deserted(deserted: Callable[[], bool]) -> None:
     def end(number: int, frame: object) -> NoReturn:
+        write_timeline()
         os._exit(DESERTED if deserted() else 128 + number)
 
     signal.signal(signal.SIGTERM, end)

@@ -16,8 +16,13 @@ from itertools import pairwise
 from typing import NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: They ask a launcher for the stacks of all processes; the terminal sends SIGQUIT on Ctrl-\.
-ASKING = (signal.SIGUSR2, signal.SIGQUIT)
+#: What asks a launcher for the stacks of all processes, or for their timelines, and which signal asks each
+#: process; the terminal sends SIGQUIT on Ctrl-\.
+ASKING = {
+    signal.SIGUSR2: signal.SIGUSR2,
+    signal.SIGQUIT: signal.SIGUSR2,
+    signal.SIGUSR1: signal.SIGUSR1,
+}
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -65,7 +70,15 @@ def deferred() -> Iterator[None]:
             signal.raise_signal(came)
 
 
+def write_timeline() -> None:
+    """Before the end of a process that is not orderly: write what it has recorded, if anything."""
+    recording = sys.modules.get("kvstore.observe.timeline.recording")
+    if recording is not None:
+        recording.write()
+
+
 def _exit(number: int, frame: object) -> NoReturn:
+    write_timeline()
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR)  # which progress bars hide
     os._exit(128 + number)

@@ -13,6 +13,21 @@ KINDS = (*PHASES, "call", "arrived", "lost", "back", "step", "bucket")
 CALL, ARRIVED, LOST, BACK, STEP, BUCKET = range(len(PHASES), len(KINDS))
 
 
+#: The fields of an event in memory, with NumPy's names of their types: `kv_event` of native/events.h.
+LAYOUT = (
+    ("begin", "<u8"),
+    ("end", "<u8"),
+    ("slice", "<u8"),
+    ("round", "<u8"),
+    ("nbytes", "<u8"),
+    ("thread", "<u4"),
+    ("whom", "<i4"),
+    ("kind", "<u2"),
+    ("store", "<u2"),
+    ("written", "<u4"),
+)
+
+
 class Event(NamedTuple):
     """One event; times are in ns of the monotonic clock of its machine.
 

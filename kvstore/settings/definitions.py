@@ -131,6 +131,9 @@ STORES: Final = (
     SettingRow("metrics", "KVSTORE_METRICS", str, "", _ROLES,
         "metrics for Prometheus: `[HOST]:PORT` (`:9400`), the first free port from there on, at 127.0.0.1 if "
         "no host is named; or a folder, or a file whose name ends with `.prom`, for node_exporter"),
+    SettingRow("timeline", "KVSTORE_TIMELINE", str, "", _ROLES,
+        "folder to which each process writes a timeline of its last 262,144 events when it ends, and on "
+        "SIGUSR1; `kvstore timeline` reads it"),
 )  # fmt: skip
 
 SERVERS: Final = (

@@ -63,6 +63,10 @@ class Backend(Protocol):
         """Count in `counters` from now on; called once, before anything else."""
         return
 
+    def names(self) -> dict[int, str]:
+        """Return the keys by the numbers that events and counters have as their `slice`."""
+        return {}
+
     @property
     def feedback(self) -> Feedback | None:
         """Codec and residuals, if gradients are compressed."""

@@ -9,9 +9,10 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 
 from ..averaging import check_size, check_store, check_sums
-from ..engine import Work
+from ..engine import Work, ended_at
 from ..errors import ArgumentError
-from ..store import KVStore
+from ..observe.timeline.marks import Marks
+from ..store import KVStore, counters_of
 from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
 
 
@@ -55,6 +56,7 @@ class HookState:
         self._keys: dict[Tensor, str] = {}
         self._pending: list[tuple[Callable[[], Tensor], Any]] = []
         self._at_once = False
+        self._marks = Marks(counters_of(store))
 
     def start(self, bucket: Any) -> Any:
         """Start to average a bucket, and return the future of its gradients.
@@ -87,8 +89,11 @@ class HookState:
 
     def _finish(self) -> None:
         pending, self._pending = self._pending, []
+        begin = self._marks.begin()
         for finish, future in pending:
             future.set_result(finish())
+        if not self._at_once:
+            self._marks.step(begin)
 
     def _check_new(self, parameters: list[Tensor]) -> None:
         new = [parameter for parameter in parameters if parameter not in self._keys]
@@ -102,8 +107,15 @@ class HookState:
         parts = buffer.split([parameter.numel() for parameter in parameters])
         arrays = [array(part.detach()) for part in parts]
         keys = self._keys_of(parameters, arrays)
+        begin = self._marks.begin()
         work = self.store.pushpull(keys, arrays, priority=bucket.index(), async_op=True)
-        return partial(_complete, work, buffer)
+        return partial(self._complete, work, buffer, begin)
+
+    def _complete(self, work: Work | None, buffer: Tensor, begin: int) -> Tensor:
+        _wait(work)
+        if begin and work is not None:
+            self._marks.bucket(begin, ended_at(work), buffer.numel() * buffer.element_size())
+        return buffer
 
     def _start_rows(self, bucket: Any, gradient: Tensor) -> Callable[[], Tensor]:
         (parameter,) = bucket.parameters()
@@ -178,11 +190,6 @@ def allreduce_hook(state: HookState, bucket: Any) -> Any:
 
 
 allreduce_hook.__annotations__.clear()  # DistributedDataParallel compares them with types; they are texts
-
-
-def _complete(work: Work | None, buffer: Tensor) -> Tensor:
-    _wait(work)
-    return buffer
 
 
 def _wait(work: Work | None) -> None:

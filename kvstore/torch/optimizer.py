@@ -12,9 +12,11 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 
 from ..averaging import check_not_late, check_store
+from ..engine import Work, ended_at
 from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
+from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
-from ..store import KVStore
+from ..store import KVStore, counters_of
 from .exchange import Gradients, OnStore, Weights
 from .slots import Slot, agree, slots
 from .tensors import Tensor, check_prefix, kind
@@ -95,9 +97,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         check_store(store, sums=not update_on_kvstore)
         check_prefix(prefix)
         self.store, self._closed = store, False
+        self._marks = Marks(counters_of(store))
         self._passes, self._overlap, self._full = backward_passes_per_step, overlap, bucket_bytes
         self._batch: list[Slot] = []  # complete, and pushed next
         self._bytes = 0
+        self._pushed: list[tuple[int, set[Work], int]] = []  # in this step, for a timeline
         self._synchronized = False
         self._slots = slots(named_parameters, prefix, sparse)
         self._optimizer: Any = optimizer
@@ -158,15 +162,24 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self._synchronized:
             return
         self._hook()
+        begin = self._marks.begin()
         taking_part = [slot for slot in self._slots if self._takes_part(slot)]
         for slot in self._turns or reversed(self._slots):
             if self._takes_part(slot) and not slot.queued:
                 self._queue(slot)
         self._push()
         self._exchange.finish(taking_part)
+        self._mark(begin)
         for slot in self._slots:
             slot.reset()
         self._synchronized = True
+
+    def _mark(self, begin: int) -> None:
+        """Record a step that ends, and what it has pushed."""
+        for pushed, works, nbytes in self._pushed:
+            self._marks.bucket(pushed, max(map(ended_at, works), default=0), nbytes)
+        self._pushed.clear()
+        self._marks.step(begin)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients, or set them to zero.
@@ -304,9 +317,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._push()
 
     def _push(self) -> None:
-        batch, self._batch, self._bytes = self._batch, [], 0
+        batch, nbytes = self._batch, self._bytes
+        self._batch, self._bytes = [], 0
         if not batch:
             return
+        begin = self._marks.begin()
         try:
             self._exchange.start(batch)
         except Exception as error:
@@ -314,6 +329,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 if slot.work is None:
                     slot.error = error
             raise
+        if begin:
+            self._pushed.append((begin, {slot.work for slot in batch if slot.work is not None}, nbytes))
 
 
 #: Optimizers that are not closed: a gradient of two of them would be averaged twice.

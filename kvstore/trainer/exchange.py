@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays.sparse import RowSparseArray
+from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer, Updater, states
-from ..store import KVStore, updater_of
+from ..store import KVStore, counters_of, updater_of
 from .choice import Choice
 from .gradients import StepGradients
 
@@ -20,6 +21,7 @@ class StoreExchange:
 
     def __init__(self, choice: Choice, optimizer: Optimizer) -> None:
         self._store, self._updates = choice.store, choice.updates
+        self._marks = Marks(counters_of(choice.store))
         #: One of ours takes all keys in one call; others get one call for each, as Gluon makes them.
         self._together = isinstance(choice.store, KVStore)
         #: Settings of the optimizer as the store has them; None unless it works with a copy.
@@ -48,6 +50,7 @@ class StoreExchange:
         """Sum gradients over replicas and workers: in place, or into the weights where the store updates."""
         if self._store is None:
             return
+        begin = self._marks.begin()
         self._send_settings(optimizer)
         dense = [one for one in gradients if not one.is_sparse()]
         if self._together:
@@ -60,6 +63,7 @@ class StoreExchange:
         if self._sent is not None:
             for one in gradients:
                 optimizer._update_count(one.key)
+        self._marks.step(begin)
 
     def _send_settings(self, optimizer: Optimizer) -> None:
         if self._sent is None:

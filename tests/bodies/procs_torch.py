@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import kvstore as kv
+from kvstore.observe import events as timeline_events
 from kvstore.settings.launchers import detect
 from kvstore.torch import DistributedOptimizer, HookState, allreduce_hook, broadcast
 
@@ -106,6 +107,28 @@ def _trained(how: str, store_name: str) -> Iterator[tuple[nn.Module, nn.Module, 
             there = how == "store"
             rule = kv.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM) if there else sgd
             yield own, own, DistributedOptimizer(rule, own.named_parameters(), store, update_on_kvstore=there)
+
+
+def recorded(how: str, store_name: str, folder: str) -> list[list[int]]:
+    """Train with a timeline, and return what it has: of each step its number, and its buckets."""
+    os.environ["KVSTORE_TIMELINE"] = f"{folder}/timeline"
+    place()
+    with gloo(folder) if how == "hook" else contextlib.nullcontext():
+        _train_on_noise(how, store_name)
+    events = timeline_events.recorded()
+    steps = [one for one in events if one.kind == timeline_events.STEP]
+    buckets = [one for one in events if one.kind == timeline_events.BUCKET]
+    assert all(one.begin < one.end and one.nbytes for one in buckets)
+    assert os.listdir(f"{folder}/timeline")
+    return [[one.round, sum(bucket.round == one.round for bucket in buckets)] for one in steps]
+
+
+def _train_on_noise(how: str, store_name: str) -> None:
+    with _trained(how, store_name) as (model, _, optimizer):
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(BATCH, 64)).sum().backward()
+            optimizer.step()
 
 
 # --------------------------------------------------------------------------------------- parts of a step

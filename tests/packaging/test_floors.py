@@ -28,7 +28,8 @@ _FLOORS = (
     "backends base factory store store_kinds plan checkpoint roles",
     "kvstore",  # kvstore/__init__.py
     # With the tools of the command, some of which start jobs.
-    "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top",
+    "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top "
+    "observe.timeline.job",
 )
 FLOORS = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms.split()}
 
@@ -92,7 +93,7 @@ def test_imports_point_down_only() -> None:
 
 
 # What the command alone imports; the bench shares what the doctor knows of the machine.
-TOOLS = (["observe", "doctor"], ["observe", "bench"], ["observe", "top"])
+TOOLS = {"observe.doctor", "observe.bench", "observe.top", "observe.timeline.job"}
 
 
 def test_only_the_command_imports_its_tools() -> None:
@@ -100,7 +101,7 @@ def test_only_the_command_imports_its_tools() -> None:
         str(path)
         for path in sources()
         for _, target in imported(path)
-        if target[:2] in TOOLS and module(path)[:2] not in TOOLS
+        if within(target, TOOLS) and not within(module(path), TOOLS)
     }
     assert using == {"kvstore/launch/cli.py"}
 

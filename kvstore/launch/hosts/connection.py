@@ -75,9 +75,9 @@ class RemoteProcess:
         self._kill_at = self._kill_at or time.monotonic() + grace
         self.connection.send(m.EndProcess(self.number, number, grace))
 
-    def write_stacks(self) -> None:
-        """Have it write where it is; see `ChildProcess.write_stacks`."""
-        self.connection.send(m.WriteStacks(self.number))
+    def ask(self, number: int) -> None:
+        """Have it write something; see `ChildProcess.ask`."""
+        self.connection.send(m.AskProcess(self.number, number))
 
     def gone(self) -> bool:
         """Whether nothing is left of the group, or nobody is left to say so."""

@@ -53,10 +53,11 @@ class EndProcess(_Message, tag="End"):
     grace: float
 
 
-class WriteStacks(_Message):
-    """Have a process write where it is to its stderr."""
+class AskProcess(_Message, tag="Ask"):
+    """Have a process write where it is to its stderr, or its timeline to a file: by this signal."""
 
     number: int
+    signal: int
 
 
 class Credit(_Message):
@@ -114,7 +115,7 @@ class AgentRefused(_Message, tag="Refused"):
     text: str
 
 
-To = JobStart | StartProcess | EndProcess | WriteStacks | Credit | KeepAlive
+To = JobStart | StartProcess | EndProcess | AskProcess | Credit | KeepAlive
 From = AgentHello | AgentReady | Output | Address | Ended | Gone | AgentRefused | KeepAlive
 
 _encoder = msgspec.msgpack.Encoder()

@@ -142,8 +142,8 @@ class RemoteAgent:
                 self._start(message)
             case m.EndProcess(number, code, grace) if number in self._children:
                 self._children[number].end(code, grace)
-            case m.WriteStacks(number) if number in self._children:
-                self._children[number].write_stacks()
+            case m.AskProcess(number, code) if number in self._children:
+                self._children[number].ask(code)
             case m.Credit(size):
                 self._channel.passed_on(size)
 

@@ -6,6 +6,7 @@ The C code of the stores writes both, through the capsules of `Counters.capsule`
 
 import mmap
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -286,6 +287,29 @@ def take_times(uint64_t until=0xFFFFFFFFFFFFFFFF):
 def read_own():
     """Read the counters of this process, as `read_page` does."""
     return counted(kv_page_here)
+
+
+def packed_events():
+    """Return the events that the ring has, the oldest first, as `kvstore.observe.events.LAYOUT` has them.
+
+    Returns
+    -------
+    bytes
+        Little-endian; a timeline of all events is made in milliseconds this way.
+    """
+    cdef uint64_t n
+    cdef kv_event *copy
+    if not kv_own_ring.size:
+        return b""
+    copy = <kv_event *>calloc(kv_own_ring.size, sizeof(kv_event))
+    if copy == NULL:
+        raise MemoryError("there is no memory to copy the events of this process")
+    try:
+        with nogil:
+            n = kv_copy_events(copy)
+        return PyBytes_FromStringAndSize(<char *>copy, n * sizeof(kv_event))
+    finally:
+        free(copy)
 
 
 def read_page(int fd):

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 
 from ...observe import log, metrics
+from ...observe.timeline import recording
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
 from .scheduler import loop as scheduler_loop
@@ -30,6 +31,7 @@ def scheduler(
     """Be the scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
     log.start("scheduler")
     metrics.start()
+    recording.start()
     _collect_seldom()
     scheduler_loop.run(roles, config or ps_config(), report, watch)
 
@@ -38,6 +40,7 @@ def server(roles: Roles, config: PsConfig | None = None) -> None:
     """Be a server."""
     log.start("server")
     metrics.start()
+    recording.start()
     _collect_seldom()
     tune_malloc()  # the process is ours alone
     ServerLoop(roles, config or ps_config()).run()

@@ -323,6 +323,7 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     """Are you there? Either way."""
 
     number: int
+    """The answer repeats it: 0, or of who compares clocks its own time in ns."""
 
 
 # ------------------------------------------------------------------------------------ scheduler -> anyone
@@ -421,6 +422,8 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     """Yes."""
 
     number: int
+    time: int = 0
+    """The scheduler's: what its clock shows, in ns."""
 
 
 class Over(msgspec.Struct, frozen=True, tag=True):

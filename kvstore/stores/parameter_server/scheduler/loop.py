@@ -10,13 +10,16 @@ from typing import Any
 import msgspec
 
 from ....observe.membership import MembershipLog
+from ....observe.native._observe import Counters
 from ....observe.stacks import watch
+from ....observe.timeline import recording
+from ....observe.timeline.sources import StoreRecord
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
 from ....waiting import NOTICE_AFTER
 from ..protocol import events
 from ..protocol.failures import raised
-from ..protocol.messages import Met, ReliableMessage
+from ..protocol.messages import Met, Pong, ReliableMessage
 from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
 from .machine import Scheduler, SchedulerOptions
@@ -41,6 +44,7 @@ def run(
     roles = roles.bound(sockets.port)
     try:
         loop = _Loop(roles, config, sockets)
+        recording.follow(loop, _Loop.record)
         if watch is not None:
             watch(loop.deserted)
         if report is not None:
@@ -48,6 +52,7 @@ def run(
         end = loop.run()
     finally:
         sockets.close()
+        recording.write()
     if end.error is not None:
         raise raised(end.error)
 
@@ -71,6 +76,7 @@ class _Loop:
         self._told = False
         self._ended: events.End | None = None
         self._members = MembershipLog(log)
+        self.counters = Counters("scheduler", roles.job, 0, 1)
 
     def deserted(self) -> bool:
         """Whether no worker has ever come."""
@@ -94,6 +100,10 @@ class _Loop:
         missing = self._machine.waits_for()
         return f"the scheduler waits for {missing}" if missing else "the scheduler, with all processes there"
 
+    def record(self) -> StoreRecord:
+        """Describe the scheduler for a timeline, which takes the times of others by its clock."""
+        return StoreRecord(self.counters.number, "scheduler", self.counters.read()["job"], 0, 1, {})
+
     def _look_at_the_clock(self, now: float) -> None:
         if now - self._pinged >= self._heartbeat:
             self._pinged = now
@@ -115,8 +125,14 @@ class _Loop:
                 self._ended = action
 
     def _addressed(self, message: Any) -> Any:
-        """Tell others where signs of life are wanted, and given."""
-        if type(message) is ReliableMessage and type(message.body) is Met:
-            met = Met(self._sockets.heartbeats.address, self._sockets.echo)
-            return msgspec.structs.replace(message, body=met)
-        return message
+        """Tell others where signs of life are wanted, and given; and what time it is."""
+        if type(message) is not ReliableMessage:
+            return message
+        body: Met | Pong
+        if type(message.body) is Met:
+            body = Met(self._sockets.heartbeats.address, self._sockets.echo)
+        elif type(message.body) is Pong:
+            body = Pong(message.body.number, time.monotonic_ns())
+        else:
+            return message
+        return msgspec.structs.replace(message, body=body)

@@ -21,7 +21,10 @@ from ....errors import CapabilityError, KVStoreError
 from ....kernels import cpu
 from ....observe.log import introduce
 from ....observe.membership import MembershipLog
+from ....observe.native._observe import Counters
 from ....observe.stacks import watch
+from ....observe.timeline import recording
+from ....observe.timeline.sources import StoreRecord
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
 from ..protocol import events
@@ -29,9 +32,10 @@ from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
 from ..protocol.view_log import tell_message
+from ..transport.clock_comparison import ClockComparison
 from ..transport.frames import Limits
 from ..transport.heartbeats import HeartbeatResponder
-from ..transport.sockets import ServerSockets
+from ..transport.sockets import SCHEDULER, ServerSockets
 from .machine import Server, ServerOptions
 from .storage import ServerStorage
 
@@ -39,6 +43,7 @@ log = logging.getLogger("kvstore.ps")
 
 _COMPLAINT = 60.0  # seconds until the same trouble is logged again
 _TICK = 0.1  # seconds between two looks at the clock
+_COMPARISONS = 10  # of clocks, one in each tick; then one in a hundred ticks
 _FRAME_BYTES = Limits().frame
 _REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
 
@@ -74,6 +79,11 @@ class ServerLoop:
         self._roles = roles
         self._process = process
         self._started = self._ticked = self._saved = time.monotonic()
+        self._clocks = ClockComparison()
+        self._ticks = 0
+        self.counters = Counters("server", roles.job, roles.rank, roles.num_servers)
+        #: Keys of slices, which counters and events number with their store; also of stores that are gone.
+        self._names: dict[int, str] = {}
         self._due = False  # a snapshot
         self._writing: threading.Thread | None = None
         self._unwritten: Failure | None = None  # why
@@ -89,7 +99,7 @@ class ServerLoop:
             events.Send: self._send,
             events.Write: storage.write,
             m.Install: self._configure,
-            events.Define: storage.define,
+            events.Define: self._define,
             events.Forget: self._forget,
             events.Attachment: self._attach,
             m.Met: self._met,
@@ -102,6 +112,7 @@ class ServerLoop:
     def run(self) -> None:
         """Serve until the job is over; KVStoreError: it did not end well, or this server was refused."""
         watch(self, ServerLoop.whereabouts)
+        recording.follow(self, ServerLoop.record)
         log.info(
             "server started: scheduler at %s, %s, kernels %s, %d threads, snapshots %s",
             self._roles.scheduler,
@@ -119,6 +130,8 @@ class ServerLoop:
                 self._heartbeats.close()
             self._sockets.close()
             self._storage.close()
+            recording.finish(self)
+            recording.write_if_last()
         log.info("server ended after %.1f s", time.monotonic() - self._started)
         if self._ended.error is not None:
             raise raised(self._ended.error)
@@ -128,9 +141,17 @@ class ServerLoop:
         stores = ", ".join(map(str, self._machine.stores())) or "none"
         return f"server {self._machine.rank} serves stores {stores}"
 
+    def record(self) -> StoreRecord:
+        """Describe the server for a timeline."""
+        about = self.counters.read()
+        return StoreRecord(
+            self.counters.number, "server", about["job"], about["rank"], about["size"], self._names.copy()
+        )
+
     def _serve_once(self) -> None:
         for peer, message in self._sockets.receive(_TICK):
             tell_message(self._members, message)
+            self._clocks.hear(message)
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
                 log.debug("worker %d attaches to store %d", message.rank, message.store)
@@ -142,7 +163,16 @@ class ServerLoop:
         if now - self._ticked >= _TICK:
             self._ticked = now
             self._step(events.Tick())
+            self._compare_clocks()
         self._look_after_snapshots(now)
+
+    def _compare_clocks(self) -> None:
+        """Ask the scheduler for its time, if a timeline is recorded."""
+        if not self._clocks.wanted or self._heartbeats is None:
+            return
+        if self._ticks < _COMPARISONS or self._ticks % 100 == 0:
+            self._sockets.send(SCHEDULER, self._clocks.question())
+        self._ticks += 1
 
     def _look_after_snapshots(self, now: float) -> None:
         """Write one when it is time, in a thread of its own; say so when it is on disk."""
@@ -214,6 +244,11 @@ class ServerLoop:
     def _attach(self, action: events.Attachment) -> None:
         self._memory[action.store, action.rank] = self._storage.attach(action)
 
+    def _define(self, action: events.Define) -> None:
+        self._storage.define(action)
+        for entry in action.keys:
+            self._names |= {action.store << 32 | part.id: str(entry.spec.key) for part in entry.slices}
+
     def _forget(self, action: events.Forget) -> None:
         self._storage.forget(action)
         if action.slices is None:
@@ -233,6 +268,7 @@ class ServerLoop:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._storage.set_rank(welcome.rank)
+        self.counters.describe("server", self._roles.job, welcome.rank, welcome.size)
         introduce(f"server {welcome.rank}")
 
     def _wants_snapshot(self, action: events.Save) -> None:

@@ -18,6 +18,7 @@ from ....arrays.sparse import RowSparseArray
 from ....compression import Codec, Feedback
 from ....errors import ArrayError, CapabilityError, ConfigError
 from ....kernels import cpu
+from ....observe.native._observe import Counters
 from ....optimizer import Optimizer, Updater
 from ....settings.definitions import USUAL_SLICE_BYTES
 from ....settings.options import StoreConfig, slice_threshold
@@ -83,6 +84,14 @@ class DistBackend(Backend):
     def describe(self) -> str:
         """Name servers and scheduler, and what can be read on the way to them."""
         return self._client.describe()
+
+    def observe(self, counters: Counters) -> None:
+        """Bring the times of a timeline together with those of other hosts."""
+        self._client.driver.compare_clocks()
+
+    def names(self) -> dict[int, str]:
+        """Keys by their slices."""
+        return {part: str(key.key) for part, key in self._keys.homes().items()}
 
     # ------------------------------------------------------------------------------------------------ verbs
 

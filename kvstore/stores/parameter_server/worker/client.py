@@ -313,6 +313,8 @@ class Client:
                     self.settle()
                 except KVStoreError as error:
                     log.error("worker %d, as its store is closed: %s", self.rank, error)
+            with contextlib.suppress(KVStoreError):
+                self.driver.compare_clocks()
             self._say(partial(m.Leave, lost=lost))
         self.driver.closed = True
         if not self._process.keeps(self):

@@ -27,8 +27,9 @@ from ..protocol import messages as m
 from ..protocol.failures import raised
 from ..protocol.messages import Failure
 from ..protocol.view_log import tell_view
+from ..transport.clock_comparison import ClockComparison
 from ..transport.shared_buffers import PeerBuffers
-from ..transport.sockets import Message, WorkerSockets
+from ..transport.sockets import SCHEDULER, Message, WorkerSockets
 from .operations import OperationTable, PendingOperation
 from .process import WorkerProcess
 from .state_machine.machine import WorkerMachine
@@ -42,6 +43,8 @@ log = logging.getLogger("kvstore.ps")
 _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
 _QUICK = 1.0  # seconds that a quick call may take; then it goes on as a usual one
+_COMPARISONS = 8  # of clocks
+_COMPARING = 0.5  # seconds that they may take
 _SOON = 0.001  # seconds for the answer to a push that nobody waits for, when the next one comes
 
 
@@ -114,6 +117,7 @@ class MachineDriver:
         self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
         self._standstill = StandstillDetector(process.config.dead_after)
         self._members = MembershipLog(log, logging.WARNING)
+        self._clocks = ClockComparison()
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
             events.Connect: self._connect,
@@ -253,6 +257,16 @@ class MachineDriver:
                 del self._operations.open[name]
             return all(self._machine.keep(name) for name in names)
 
+    def compare_clocks(self) -> None:
+        """Compare the clock of this process with the scheduler's, if a timeline is recorded; in some ms."""
+        if not self._clocks.wanted or self.closed or self.failure is not None:
+            return
+        end, compared = time.monotonic() + _COMPARING, self._clocks.answers + _COMPARISONS
+        while (before := self._clocks.answers) < compared and time.monotonic() < end:
+            with self._turn():
+                self._sockets.send(SCHEDULER, self._clocks.question())
+            self.wait(lambda: self._clocks.answers > before or time.monotonic() > end, "the scheduler's time")
+
     def expect(self, rows: Iterable[tuple[int, ExpectedRows]]) -> list[tuple[Stream, ExpectedRows]]:
         """Receive rows from servers where they belong; return what `expect_no_more` takes."""
         self.check_alive()
@@ -363,6 +377,7 @@ class MachineDriver:
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):
+            self._clocks.hear(message)
             if type(message) is m.Attached:
                 self._memory.open(peer, message.memory)
                 self._sockets.open_stream(peer, message.stream)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The files of all processes of a job together: the trace, and the report."""

@@ -1,0 +1,101 @@
+"""The file that one process writes for a timeline."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from ...files import replacing
+from .clocks import ClockSample
+from .sources import StoreRecord
+
+FORMAT, VERSION = "kvstore-timeline", 1
+
+
+class ProcessFile(msgspec.Struct, frozen=True, tag=FORMAT, tag_field="format"):
+    """What a process has recorded.
+
+    Attributes
+    ----------
+    version : int
+        Of this format.
+    role : str
+        ``"worker"``, ``"server"`` or ``"scheduler"``.
+    rank, size : int
+        Of the process, among those of its role.
+    job : str
+        The same in all processes of a job.
+    host, pid
+        Where it ran.
+    clock : str
+        Names the clock that events are in; processes with the same clock have the same text. It can be empty.
+    monotonic, realtime : int
+        That clock and the time of day, in ns, at the same moment.
+    scheduler : list of ClockSample
+        Comparisons with the scheduler's clock, the oldest first.
+    stores : list of StoreRecord
+        Its stores.
+    labels : list of str
+        Keys of calls, to which their events refer by a number; that of number 1 first.
+    threads : dict
+        Names of threads, by the system's number.
+    overwritten : int
+        Number of events that were too many for the ring: the oldest ones.
+    events : bytes
+        As `kvstore.observe.native.packed_events` returns them; base64 in the file.
+    """
+
+    version: int
+    role: str
+    rank: int
+    size: int
+    job: str
+    host: str
+    pid: int
+    clock: str
+    monotonic: int
+    realtime: int
+    scheduler: list[ClockSample]
+    stores: list[StoreRecord]
+    labels: list[str]
+    threads: dict[int, str]
+    overwritten: int
+    events: bytes
+
+    @property
+    def name(self) -> str:
+        """What its file is called."""
+        host = re.sub(r"[^A-Za-z0-9_.]", "_", self.host)[:64]
+        return f"{self.role}-{self.rank}-{host}-{self.pid}.json"
+
+
+def write(content: ProcessFile, folder: Path) -> Path:
+    """Write a file into `folder`, which is made if it is missing, and return its path.
+
+    Raises
+    ------
+    OSError
+        The system refuses it. An older file of the process is unchanged.
+    """
+    os.makedirs(folder, exist_ok=True)
+    path = folder / content.name
+    with replacing(path) as beside:
+        beside.write_bytes(msgspec.json.encode(content))
+    return path
+
+
+def read(path: Path) -> ProcessFile:
+    """Read a file.
+
+    Raises
+    ------
+    OSError, ValueError
+        It cannot be read; it is no such file, or one of another version.
+    """
+    content: ProcessFile = msgspec.json.decode(path.read_bytes(), type=ProcessFile)
+    if content.version != VERSION:
+        raise ValueError(f"it has version {content.version} of the format, and this kvstore reads {VERSION}")
+    return content

@@ -1,0 +1,207 @@
+"""KVSTORE_TIMELINE: this process records its events, and writes them to a file of that folder.
+
+It writes when its last store is closed, when it ends, and on SIGUSR1. What a process kept until then is all
+that there is: nothing is written of one that is killed.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from ...errors import ConfigError, KVStoreError
+from ...settings.launchers import Placement, detect
+from ...settings.variables import text_of
+from ..native._observe import packed_events, record_events, recorded, take_times
+from ..stacks import catches
+from . import labels, threads
+from .clocks import SchedulerClock, both_clocks, name_of_clock
+from .sources import WORKER, Sources, StoreRecord, chief
+
+_EVENTS = 1 << 18  # of 56 bytes; of the memory only as much is touched as there are events
+_SIGNAL = signal.SIGUSR1
+_PATIENCE = 30.0  # seconds until another thread must have written its file
+
+_T = TypeVar("_T")
+
+log = logging.getLogger("kvstore")
+
+
+class _Recorder:
+    """Of one process."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder).absolute()  # the program may change its directory
+        self.sources = Sources()
+        self.clock = SchedulerClock()
+        self._writing = threading.RLock()
+        self._written = -1
+        self._inside = False
+
+    def write(self, again: bool = True) -> None:
+        """Write what there is; `again`: also where nothing has come since the last time."""
+        if not self._writing.acquire(timeout=_PATIENCE):
+            return
+        try:
+            if self._inside:  # a signal that ends the process has come while this thread writes
+                return
+            self._inside = True
+            try:
+                self._write_new(again)
+            finally:
+                self._inside = False
+        finally:
+            self._writing.release()
+
+    def _write_new(self, again: bool) -> None:
+        records, events = self.sources.records(), recorded()
+        if records and (again or events != self._written):
+            self._written = events
+            self._write(records, events)
+
+    def _write(self, records: list[StoreRecord], events: int) -> None:
+        from . import process_file
+
+        began = time.monotonic()
+        try:
+            path = process_file.write(self._content(records, events), self.folder)
+        except (OSError, KVStoreError, MemoryError) as error:
+            log.warning("the timeline of this process is not written to %s: %s", self.folder, error)
+            return
+        log.info("timeline: %d events written to %s in %.2f s", events, path, time.monotonic() - began)
+
+    def _content(self, records: list[StoreRecord], events: int) -> Any:
+        import socket
+
+        from ..events import LAYOUT
+        from .process_file import VERSION, ProcessFile
+
+        who, place, packed = chief(records), _place(), packed_events()
+        assert who is not None
+        rank, size = who.rank, who.size
+        if who.role == WORKER and place is not None and place.size > size:
+            rank, size = place.rank, place.size  # `local` stores side by side
+        jobs = [record.job for record in records if record.job]
+        kept = len(packed) // sum(int(kind[2:]) for _, kind in LAYOUT)
+        monotonic, realtime = both_clocks()
+        return ProcessFile(
+            version=VERSION, role=who.role, rank=rank, size=size,
+            job=jobs[0] if jobs else place.job if place else "",
+            host=socket.gethostname(), pid=os.getpid(),
+            clock=name_of_clock(), monotonic=monotonic, realtime=realtime, scheduler=self.clock.samples,
+            stores=records, labels=labels.texts(), threads=threads.names(),
+            overwritten=max(0, events - kept), events=packed,
+        )  # fmt: skip
+
+
+_recorder: _Recorder | None = None
+_begun = False
+
+
+def start() -> None:
+    """Do what the variable says, at the first call of a process: before it makes a store, or serves."""
+    _begin()
+
+
+def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
+    """Have a store, or a server, in the timeline of this process, if there is one.
+
+    Call it where a store is made, or a process begins to serve; again once it knows its rank.
+
+    Parameters
+    ----------
+    source : object
+        It is held weakly.
+    describe : callable
+        Describes `source`. It takes no lock and waits for nothing: the signal may come at any line.
+    """
+    recorder = _begin()
+    if recorder is not None:
+        recorder.sources.add(source, describe)
+        _catch_signal()
+
+
+def finish(source: Any) -> None:
+    """Keep what is known of a store that is about to be closed."""
+    if _recorder is not None:
+        _recorder.sources.close(source)
+
+
+def write_if_last() -> None:
+    """Write, if no store is open any more."""
+    if _recorder is not None and _recorder.sources.is_empty:
+        _recorder.write()
+
+
+def write() -> None:
+    """Write now, if there is anything new: this process ends."""
+    if _recorder is not None:
+        _recorder.write(again=False)
+
+
+def clock() -> SchedulerClock | None:
+    """Return what compares the clock of this process with the scheduler's; None: nothing is recorded."""
+    recorder = _begin()
+    return recorder.clock if recorder is not None else None
+
+
+def _begin() -> _Recorder | None:
+    """Do what the variable says, at the first call of a process."""
+    global _recorder, _begun
+    if _begun:
+        return _recorder
+    _begun = True
+    folder = text_of("timeline")
+    if folder:
+        try:
+            record_events(_EVENTS)
+            take_times()
+        except MemoryError as error:
+            log.warning("no timeline is recorded: %s", error)
+            return None
+        _recorder = _Recorder(folder)
+        threads.want()
+        atexit.register(write)
+        os.register_at_fork(after_in_child=_after_fork)
+    return _recorder
+
+
+def _after_fork() -> None:
+    """Begin anew: stores, and a lock that may be held for ever, are the parent's."""
+    global _recorder
+    if _recorder is not None:
+        _recorder = _Recorder(str(_recorder.folder))
+
+
+def _catch_signal() -> None:
+    """Write on SIGUSR1 too, unless the application has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(_SIGNAL) is signal.SIG_DFL and not catches(os.getpid(), _SIGNAL):
+        signal.signal(_SIGNAL, _on_signal)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    # In a thread: the signal may have come while this one holds a lock, of a logger or of a stream.
+    _thread.start_new_thread(_write_now, ())
+
+
+def _write_now() -> None:
+    if _recorder is not None:
+        _recorder.write()
+
+
+def _place() -> Placement | None:
+    try:
+        return detect()
+    except ConfigError:  # code that needs the job reports what is missing
+        return None

@@ -1,0 +1,83 @@
+"""Spans of one thread are nested in a trace, whatever they are."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.observe.counters import MOVING, WAITING
+from kvstore.observe.events import CALL
+from kvstore.observe.timeline.job.activity import common, segments, union
+from kvstore.observe.timeline.job.model import JobEvent
+from kvstore.observe.timeline.job.nesting import lanes
+
+_TIMES = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: (min(pair), max(pair)))
+
+
+def span(begin: int, end: int, kind: int = WAITING) -> JobEvent:
+    return JobEvent(begin, end, 0, 0, 0, 1, 0, kind, 0)
+
+
+def sorted_spans(times: list[tuple[int, int]]) -> list[JobEvent]:
+    return sorted((span(*one) for one in times), key=lambda one: (one.begin, -one.end))
+
+
+def are_nested(one: JobEvent, other: JobEvent) -> bool:
+    beside = one.end <= other.begin or other.end <= one.begin
+    within = (one.begin <= other.begin and other.end <= one.end) or (
+        other.begin <= one.begin and one.end <= other.end
+    )
+    return beside or within
+
+
+@given(st.lists(_TIMES, max_size=30))
+def test_each_span_of_a_lane_lies_within_another_or_beside_it(times: list[tuple[int, int]]) -> None:
+    spans = sorted_spans(times)
+    found = lanes(spans)
+    assert sorted(one.event for lane in found for one in lane) == sorted(spans)
+    for lane in found:
+        assert all(are_nested(one.event, other.event) for one, other in combinations(lane, 2))
+        for one in lane:
+            within = sum(other.event.ns for other in lane if other.parent is one)
+            assert one.own == one.event.ns - within >= 0
+
+
+@given(st.lists(_TIMES, max_size=30))
+def test_nested_spans_need_one_lane(times: list[tuple[int, int]]) -> None:
+    kept: list[tuple[int, int]] = []
+    for one in times:
+        if all(are_nested(span(*one), span(*other)) for other in kept):
+            kept.append(one)
+    assert len(lanes(sorted_spans(kept))) == bool(kept)
+
+
+@given(st.lists(_TIMES, max_size=20))
+def test_segments_are_disjoint_and_cover_all_spans(times: list[tuple[int, int]]) -> None:
+    spans = sorted_spans(times)
+    found = list(segments(spans))
+    for one, other in pairwise(found):
+        assert one.begin < one.end <= other.begin
+    whole = union((one.begin, one.end) for one in spans)
+    assert sum(one.end - one.begin for one in found) == sum(end - begin for begin, end in whole)
+    for one in found:
+        assert one.event.begin <= one.begin and one.end <= one.event.end
+        later = [other for other in spans if other.begin > one.event.begin and other.ns]
+        assert not any(other.begin < one.end and one.begin < other.end for other in later)
+
+
+@given(st.lists(_TIMES, max_size=10), st.lists(_TIMES, max_size=10))
+def test_common_time(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    def moments(times: list[tuple[int, int]]) -> set[int]:
+        return {at for begin, end in times for at in range(begin, end)}
+
+    assert common(union(one), union(other)) == len(moments(one) & moments(other))
+
+
+def test_own_time_is_that_of_no_inner_span() -> None:
+    (lane,) = lanes(
+        [span(0, 10, CALL), span(1, 4, MOVING), span(4, 9, WAITING), span(5, 6, MOVING), span(12, 13, CALL)]
+    )
+    assert [one.own for one in lane] == [2, 3, 4, 1, 1]
+    assert [one.parent and one.parent.event.begin for one in lane] == [None, 0, 0, 4, None]
