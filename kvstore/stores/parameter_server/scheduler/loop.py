@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ....observe.membership import MembershipLog
+from ....observe.native._observe import Counters
 from ....observe.stacks import watch
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
@@ -71,6 +72,7 @@ class _Loop:
         self._told = False
         self._ended: events.End | None = None
         self._members = MembershipLog(log)
+        self.counters = self._members.counters = Counters("scheduler", roles.job, 0, 1)
 
     def deserted(self) -> bool:
         """Whether no worker has ever come."""

@@ -19,8 +19,10 @@ import msgspec
 
 from ....errors import CapabilityError, KVStoreError
 from ....kernels import cpu
+from ....observe.counters import MOVING, SHARED, SUMMING, UPDATING
 from ....observe.log import introduce
 from ....observe.membership import MembershipLog
+from ....observe.native._observe import NO_SLICE, Counters
 from ....observe.stacks import watch
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
@@ -32,6 +34,7 @@ from ..protocol.view_log import tell_message
 from ..transport.frames import Limits
 from ..transport.heartbeats import HeartbeatResponder
 from ..transport.sockets import ServerSockets
+from .held_slices import HeldSlices
 from .machine import Server, ServerOptions
 from .storage import ServerStorage
 
@@ -70,6 +73,9 @@ class ServerLoop:
             where=roles.scheduler,
         )
         self._machine = Server(hello, options, state)
+        self._held = HeldSlices()
+        self.counters = self._members.counters = Counters("server", roles.job, roles.rank, roles.num_servers)
+        self._sockets.observe(self.counters, self._machine.observe(self.counters))
         self._heartbeats: HeartbeatResponder | None = None
         self._roles = roles
         self._process = process
@@ -89,7 +95,7 @@ class ServerLoop:
             events.Send: self._send,
             events.Write: storage.write,
             m.Install: self._configure,
-            events.Define: storage.define,
+            events.Define: self._define,
             events.Forget: self._forget,
             events.Attachment: self._attach,
             m.Met: self._met,
@@ -200,8 +206,19 @@ class ServerLoop:
         for number, memory in segments.items():
             link.map(number, memory)
 
+    def names(self) -> dict[int, str]:
+        """Name the key of each slice, by the number that its events have."""
+        return self._held.names()
+
+    def _define(self, action: events.Define) -> None:
+        self._storage.define(action)
+        self._held.define(self._machine.rank, action.store, action.keys)
+        self.counters.hold(self._held.keys, self._held.nbytes)
+
     def _apply(self, action: events.Apply) -> events.Applied | None:
-        applied = self._storage.apply(action)
+        phase = UPDATING if any(job.version for job in action.jobs) else SUMMING
+        with self.counters.during(phase):
+            applied = self._storage.apply(action)
         for job in action.jobs:
             value = self._storage.dense(action.store, job.slice)
             if value is not None:
@@ -216,6 +233,8 @@ class ServerLoop:
 
     def _forget(self, action: events.Forget) -> None:
         self._storage.forget(action)
+        self._held.forget(action.store, action.slices)
+        self.counters.hold(self._held.keys, self._held.nbytes)
         if action.slices is None:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
             for worker in {key for key in self._attaching.values() if key[0] == action.store}:
@@ -233,6 +252,7 @@ class ServerLoop:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._storage.set_rank(welcome.rank)
+        self.counters.describe("server", self._roles.job, welcome.rank, self._roles.num_servers)
         introduce(f"server {welcome.rank}")
 
     def _wants_snapshot(self, action: events.Save) -> None:
@@ -252,6 +272,10 @@ class ServerLoop:
 
     def _reply(self, action: events.Reply) -> None:
         """Answer one worker; what is large goes in several messages."""
+        with self.counters.during(MOVING, NO_SLICE, 0, 0, action.batch.rank):
+            self._send_answers(action)
+
+    def _send_answers(self, action: events.Reply) -> None:
         records: list[Record] = []
         frames: list[Any] = []
         size = 0
@@ -286,6 +310,8 @@ class ServerLoop:
             found, buffers = self._storage.read(store, rank, request, detail, steady, past)
             self._check_size(store, found, request.slice, buffers)
             round = request.round if past else round
+            if found.flags == m.IN_PLACE and found.place == PayloadLocation.NONE:
+                self.counters.move(SHARED, request.nbytes, 0)
         except KVStoreError as error:
             return _failed(record, Failure(type(error).__name__, str(error)))
         return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers
