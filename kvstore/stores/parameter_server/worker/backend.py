@@ -18,6 +18,7 @@ from ....arrays.sparse import RowSparseArray
 from ....compression import Codec, Feedback
 from ....errors import ArrayError, CapabilityError, ConfigError
 from ....kernels import cpu
+from ....observe.native._observe import Counters
 from ....optimizer import Optimizer, Updater
 from ....settings.definitions import USUAL_SLICE_BYTES
 from ....settings.options import StoreConfig, slice_threshold
@@ -79,6 +80,15 @@ class DistBackend(Backend):
             cpu.set_threads(config.threads)
         elif self.num_workers > 1:
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // client.local_size))
+
+    def observe(self, counters: Counters) -> None:
+        """Count what goes and comes."""
+        self._client.observe(counters)
+        self._quick.counters = counters
+
+    def names(self) -> dict[int, str]:
+        """Name the key of each slice, with its part where a key is cut."""
+        return self._keys.names()
 
     def describe(self) -> str:
         """Name servers and scheduler, and what can be read on the way to them."""
@@ -155,7 +165,7 @@ class DistBackend(Backend):
         later.keep_apart(wanted)
         fills = [(key, values, self._pulls.fill(key, values, outs)) for key, values, outs in wanted]
         operation = self._client.submit(self._pushes.pushpull_requests(fills), priority)
-        return delivering(partial(self._client.finish, operation, "a pushpull"), later)
+        return delivering(partial(self._client.finish, operation, "a pushpull"), later, self._client)
 
     # ---------------------------------------------------------------------------------------------- updates
 
