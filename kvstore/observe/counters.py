@@ -13,6 +13,7 @@ WAYS = ("memory", "shared", "stream", "frame")
 PHASES = ("waiting", "moving", "summing", "updating", "converting")
 
 WAITING, MOVING, SUMMING, UPDATING, CONVERTING = range(len(PHASES))
+MEMORY, SHARED, STREAM, FRAME = range(len(WAYS))
 
 
 class Seconds(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .counters import PHASES
+from .native._observe import NO_SLICE as NO_SLICE
 from .native._observe import NOBODY as NOBODY
 from .native._observe import events
 
@@ -32,8 +33,8 @@ class Event(NamedTuple):
     """One event; times are in ns of the monotonic clock of its machine.
 
     `store` is the number of the store in its process, `thread` the system's; `slice` is the store's own
-    number of a key or of a part of it, and of a call its place in `counters.CALLS`. `whom` is the rank of a
-    worker, or -1 - the rank of a server.
+    number of a key or of a part of it, NO_SLICE of several keys or of none, and of a call its place in
+    `counters.CALLS`. `whom` is the rank of a worker, or -1 - the rank of a server.
     """
 
     kind: int

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from .events import BACK
+
+if TYPE_CHECKING:
+    from .native._observe import Counters
 
 
 class MembershipLog:
@@ -18,9 +24,12 @@ class MembershipLog:
 
     def __init__(self, log: logging.Logger, loss: int = logging.INFO) -> None:
         self._log, self._loss = log, loss
+        #: Counts losses, if it is set: each process once, whatever the stores that it was in.
+        self.counters: Counters | None = None
         self._epochs: dict[int, int] = {}
         self._lost: dict[int, set[str]] = {}
         self._members: dict[int, dict[str, int]] = {}
+        self._back: set[tuple[str, int]] = set()
 
     def saw(self, store: int, epoch: int, members: Mapping[str, int], lost: Iterable[str]) -> None:
         """Tell what is new in an epoch of a store; an old one has nothing new.
@@ -30,6 +39,7 @@ class MembershipLog:
         if epoch <= self._epochs.get(store, 0):
             return
         self._epochs[store] = epoch
+        everywhere = set().union(*self._lost.values())
         before, now = self._lost.get(store, set()), set(lost)
         self._lost[store] = now
         known = self._members.setdefault(store, {})
@@ -40,5 +50,21 @@ class MembershipLog:
             self._log.log(self._loss, "%s is lost; epoch %d", name, epoch)
         for name in sorted(back):
             self._log.info("%s is back; epoch %d", name, epoch)
+        self._count(now - everywhere, {(name, members[name]) for name in back})
         names = ", ".join(sorted(members)) or "nobody"
         self._log.info("store %d is in epoch %d, with %s", store, epoch, names)
+
+    def _count(self, lost: Iterable[str], back: set[tuple[str, int]]) -> None:
+        """Count losses and returns that no other store has told of before."""
+        if self.counters is not None:
+            for name in lost:
+                self.counters.lose(_whom(name))
+            for name, _ in back - self._back:
+                self.counters.instant(BACK, _whom(name))
+        self._back |= back
+
+
+def _whom(name: str) -> int:
+    """Return the number by which events know a process: the rank of a worker, of a server -1 - rank."""
+    role, _, rank = name.partition(" ")
+    return -1 - int(rank) if role == "server" else int(rank)

@@ -6,6 +6,7 @@ The C code of the stores writes both, through the capsules of `Counters.capsule`
 
 import mmap
 
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -25,6 +26,7 @@ cdef extern from "page.h" nogil:
         KV_PLACES
     const char *KV_PAGE_NAME
     const char *KV_PAGE_MAGIC
+    uint64_t KV_NO_SLICE
     ctypedef uint64_t kv_count "_Atomic uint64_t"
     ctypedef int32_t kv_whom "_Atomic int32_t"
     ctypedef struct kv_counters:
@@ -63,6 +65,8 @@ cdef extern from "page.h" nogil:
         uint32_t version, process
         uint64_t place_bytes, places
         kv_counters stores[32]
+    ctypedef struct kv_activity:
+        uint64_t begin
     kv_page *kv_page_here
     kv_ring kv_own_ring
     kv_ring *kv_ring_here
@@ -79,9 +83,14 @@ cdef extern from "page.h" nogil:
     void kv_waits_for(kv_counters *c, uint64_t begin, kv_about about)
     void kv_waits_no_more(kv_counters *c, uint64_t begin)
     void kv_record(kv_event event)
+    void kv_enter(kv_counters *c, kv_phase phase, kv_about about)
+    void kv_leave()
+    void kv_end_activity(kv_activity *a, uint64_t end)
+    kv_activity *kv_this_activity()
     unsigned kv_bucket(uint64_t ns)
 
 NOBODY = KV_NOBODY
+NO_SLICE = KV_NO_SLICE
 PAGE_NAME = KV_PAGE_NAME.decode()
 PAGE_MAGIC = KV_PAGE_MAGIC
 PAGE_VERSION = KV_PAGE_VERSION
@@ -108,26 +117,33 @@ cdef class Counters:
         What all processes of the job have in common.
     rank, size : int
         Rank among the workers, or servers, and their number.
+    shown : bool
+        False: in memory that no other process sees.
+
+    Attributes
+    ----------
+    number : int
+        Of the store in its process; -1 if not shown.
     """
 
     cdef kv_counters *c
     cdef bint own
     cdef uint32_t process
-    cdef readonly uint16_t number
+    cdef readonly int number
     cdef readonly object capsule
 
-    def __cinit__(self, str store, str job, int rank, int size):
+    def __cinit__(self, str store, str job, int rank, int size, bint shown=True):
         global made
-        self.c = kv_take_place()
+        self.c = kv_take_place() if shown else NULL
         self.process = kv_page_here.process
         if self.c == NULL:
             self.own = True
             self.c = <kv_counters *>calloc(1, sizeof(kv_counters))
             if self.c == NULL:
                 raise MemoryError("there is no memory for the counters of a store")
-        self.number = made
-        made += 1
-        kv_set_to(&self.c.timed_until, timed_at_first)
+        self.number = made if shown else -1
+        made += shown
+        kv_set_to(&self.c.timed_until, timed_at_first if shown else 0)
         self.describe(store, job, rank, size)
         self.capsule = PyCapsule_New(self.c, "kvstore.counters", NULL)
 
@@ -179,7 +195,7 @@ cdef class Counters:
     ):  # fmt: skip
         """Record an event, in ns of the monotonic clock; nothing happens unless a timeline is recorded."""
         if kind < KV_EVENT_KINDS:
-            kv_record(kv_event(begin, end, slice, round, nbytes, 0, whom, <uint16_t>kind, self.number, 0))
+            kv_record(kv_event(begin, end, slice, round, nbytes, 0, whom, <uint16_t>kind, <uint16_t>self.number, 0))
 
     def take_times(self, uint64_t until=0xFFFFFFFFFFFFFFFF):
         """Take times until the monotonic clock shows `until`, in ns; 0: none."""
@@ -199,16 +215,43 @@ cdef class Counters:
     ) noexcept:
         """End a span; a number of `kvstore.observe.counters.PHASES`."""
         if begin and phase < KV_PHASES:
-            kv_end(self.c, <kv_phase>phase, begin, kv_about(slice, round, nbytes, whom, self.number))
+            kv_end(self.c, <kv_phase>phase, begin, kv_about(slice, round, nbytes, whom, <uint16_t>self.number))
 
     cpdef void wait_for(self, uint64_t begin, uint64_t slice=0, uint64_t round=0, int whom=KV_NOBODY) noexcept:
         """Tell who looks on of a wait that began; `waited` ends it."""
-        kv_waits_for(self.c, begin, kv_about(slice, round, 0, whom, self.number))
+        kv_waits_for(self.c, begin, kv_about(slice, round, 0, whom, <uint16_t>self.number))
 
     cpdef void waited(self, uint64_t begin, uint64_t slice=0, uint64_t round=0, int whom=KV_NOBODY) noexcept:
         """End a wait."""
         kv_waits_no_more(self.c, begin)
         self.end(0, begin, slice, round, 0, whom)
+
+    cpdef void enter(
+        self, unsigned phase, uint64_t slice=KV_NO_SLICE, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
+    ) noexcept:
+        """Enter a phase, which ends the one that this thread is in; nothing happens unless somebody asks for times.
+
+        To enter `WAITING` again goes on with it. `leave` follows, or another phase.
+        """
+        if phase < KV_PHASES:
+            kv_enter(self.c, <kv_phase>phase, kv_about(slice, round, nbytes, whom, <uint16_t>self.number))
+
+    def during(
+        self, unsigned phase, uint64_t slice=KV_NO_SLICE, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
+    ):
+        """Return a context: what is done in it is of a phase; see `enter`."""
+        cdef Phase made = Phase.__new__(Phase)
+        made.counters, made.phase = self, phase
+        made.about = kv_about(slice, round, nbytes, whom, <uint16_t>self.number)
+        return made
+
+    cpdef void leave(self, uint64_t at=0) noexcept:
+        """End the phase that this thread is in, if it is in one; at a time that has been, or now."""
+        cdef kv_activity *here = kv_this_activity()
+        if here.begin and at >= here.begin:
+            kv_end_activity(here, at)
+        else:
+            kv_leave()
 
     def read(self):
         """Return the numbers as `read_page` does."""
@@ -220,6 +263,22 @@ def job_id(str job):
     import hashlib
 
     return hashlib.sha256(job.encode("utf-8", "replace")).hexdigest()[:12] if job else ""
+
+
+@cython.final
+cdef class Phase:
+    """A phase that a thread is in, as a context."""
+
+    cdef Counters counters
+    cdef unsigned phase
+    cdef kv_about about
+
+    def __enter__(self):
+        if self.phase < KV_PHASES:
+            kv_enter(self.counters.c, <kv_phase>self.phase, self.about)
+
+    def __exit__(self, *_):
+        kv_leave()
 
 
 def now():

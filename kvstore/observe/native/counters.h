@@ -17,6 +17,7 @@ typedef enum { KV_WAITING, KV_MOVING, KV_SUMMING, KV_UPDATING, KV_CONVERTING, KV
 enum { KV_BUCKETS = 128, KV_NAME = 64 };
 
 #define KV_NOBODY INT32_MAX /* it is not known whom a wait is for */
+#define KV_NO_SLICE UINT64_MAX /* of several keys, or of none */
 
 typedef _Atomic uint64_t kv_count;
 

@@ -29,12 +29,15 @@ typedef struct {
     uint32_t written;    /* the low bits of 1 + its place in the order; else it is being written */
 } kv_event;
 
+typedef struct kv_activity kv_activity; /* see activity.h */
+
 typedef struct {
     kv_count next; /* number of events there were */
     uint64_t size; /* a power of two; 0: nothing is recorded */
     kv_event *events;
     uint64_t (*now)(void);   /* ns of CLOCK_MONOTONIC */
     uint32_t (*thread)(void);
+    kv_activity *(*activity)(void); /* of this thread */
 } kv_ring;
 
 static kv_ring kv_no_ring; /* nothing is timed or recorded before a module was given another one */
@@ -67,9 +70,9 @@ typedef struct {
     uint16_t store;
 } kv_about;
 
-static void kv_end_timed(kv_counters *c, kv_phase phase, uint64_t begin, kv_about about)
+static void kv_end_at(kv_counters *c, kv_phase phase, uint64_t begin, uint64_t end, kv_about about)
 {
-    uint64_t end = kv_ring_here->now(), ns = end - begin;
+    uint64_t ns = end - begin;
     kv_add_to(&c->ns[phase], ns);
     kv_add_to(&c->spans[phase], 1);
     if (phase == KV_WAITING)
@@ -84,7 +87,15 @@ static void kv_end_timed(kv_counters *c, kv_phase phase, uint64_t begin, kv_abou
 static inline void kv_end(kv_counters *c, kv_phase phase, uint64_t begin, kv_about about)
 {
     if (begin)
-        kv_end_timed(c, phase, begin, about);
+        kv_end_at(c, phase, begin, kv_ring_here->now(), about);
+}
+
+/* Record that something happened just now. */
+static inline void kv_note(const kv_counters *c, enum kv_event_kind kind, kv_about about)
+{
+    uint64_t now = kv_begin(c);
+    if (now)
+        kv_record((kv_event){now, now, about.slice, about.round, about.nbytes, 0, about.whom, (uint16_t)kind, about.store, 0});
 }
 
 /* Tell who looks on that a wait has begun, and for whom. `kv_end` with KV_WAITING is to follow, and `kv_waits_no_more`. */

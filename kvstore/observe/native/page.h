@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "events.h"
+#include "activity.h"
 
 #define KV_PAGE_NAME "kvstore-counters"
 #define KV_PAGE_MAGIC "kvcount"
@@ -46,7 +46,14 @@ static uint32_t kv_thread(void)
     return kv_this_thread;
 }
 
-static kv_ring kv_own_ring = {.now = kv_now, .thread = kv_thread};
+static _Thread_local kv_activity kv_here;
+
+static kv_activity *kv_this_activity(void)
+{
+    return &kv_here;
+}
+
+static kv_ring kv_own_ring = {.now = kv_now, .thread = kv_thread, .activity = kv_this_activity};
 
 static int kv_new_page_fd(void)
 {
@@ -86,6 +93,7 @@ static void kv_after_fork(void)
     kv_map_page(kv_page_here); /* where that fails, the parent's page is gone at least, or nothing has changed */
     atomic_store(&kv_own_ring.next, 0);
     kv_this_thread = 0;
+    kv_here.begin = 0;
 }
 
 /* 0, or -1: there is no memory. */

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from ....observe.native._observe import Counters
 from ..protocol.events import Apply, Reply, SliceRound
 from ..protocol.messages import Batch, Kind, Record
 
@@ -34,6 +35,10 @@ class Session:
     def waits(self, sequence: int) -> bool: ...
 
 class Effects:
+    waits: Any
+    def observe(self, counters: Counters) -> None: ...
+    def count_round(self) -> None: ...
+    def note_arrival(self, slice: SliceState, rank: int, record: Record) -> None: ...
     def answer(
         self, session: Session, kind: Kind, record: Record, round: int, detail: Any = None
     ) -> None: ...
@@ -95,7 +100,8 @@ class SliceValue:
 class SliceTable(dict[int, _S]):
     def __init__(self) -> None: ...
 
-class Sums: ...
+class Sums:
+    def observe(self, counters: Counters) -> None: ...
 
 class Link:
     reads_here: bool
@@ -145,6 +151,7 @@ class SliceState:
 class Members:
     def set(self, needed: Iterable[int], usual: bool, epoch: int = 0, at_once: bool = False) -> None: ...
 
+def count_values(counters: Counters, way: int, records: list[Record], sent: bool) -> int: ...
 def take_usual(
     effects: Effects, members: Members, session: Session, slices: Mapping[int, SliceState], batch: Batch
 ) -> list[Record]: ...

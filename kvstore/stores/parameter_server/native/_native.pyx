@@ -16,6 +16,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from ....kernels import cpu
+from ....observe.native._observe import ring
 from ..protocol.events import Apply, Reply, SliceRound
 from ..protocol.messages import Batch, Kind, PayloadLocation, Record
 
@@ -26,7 +27,25 @@ cdef extern from "links.h" nogil:
         KP_SHARED
         KV_MAX_PARAMS
         KV_MAX_STATES
+    enum:
+        KP_FAILED
     ctypedef uint64_t kp_atomic "_Atomic uint64_t"
+    ctypedef struct kv_counters:
+        pass
+    ctypedef struct kv_ring:
+        pass
+    kv_ring *kv_ring_here
+    ctypedef struct kv_about:
+        pass
+    ctypedef struct kp_observer:
+        kv_counters *counters
+        uint16_t store
+    ctypedef struct kp_moved:
+        uint64_t carried, shared
+    void kp_tally(kp_moved *moved, const kp_record *r)
+    void kp_count_sent(const kp_observer *o, int way, const kp_moved *moved)
+    void kp_count_received(const kp_observer *o, int way, const kp_moved *moved)
+    void kp_count_rounds(const kp_observer *o, uint64_t rounds)
     ctypedef struct kp_record:
         uint8_t kind, coding, place
         uint32_t slice, version, frame
@@ -131,6 +150,7 @@ cdef extern from "links.h" nogil:
         kp_session **last_touched
         kp_slice *jobs
         kp_slice **last_job
+        kp_observer observer
     void kp_no_effects(kp_effects *e)
     void kp_touch(kp_effects *e, kp_session *s)
     void kp_answer_request(kp_effects *e, kp_session *s, int kind, const kp_record *request, uint64_t round, kp_buffer *detail)
@@ -138,6 +158,7 @@ cdef extern from "links.h" nogil:
     kp_open *kp_open_round(kp_slice *slice, uint64_t number)
     int kp_part_of(const kp_open *open, int32_t rank)
     int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data, const char *at)
+    void kp_note_arrival(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
     void kp_drop_open(kp_slice *slice, kp_open *open)
     int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
     void kp_drop_waiters(kp_waiters *w)
@@ -150,6 +171,7 @@ cdef extern from "links.h" nogil:
     ctypedef struct kp_sums:
         kp_run run
         const int *threads
+        kp_observer observer
     void kp_free_sums(kp_sums *sums)
     ctypedef struct kp_slices:
         kp_slice **all
@@ -161,6 +183,9 @@ cdef extern from "links.h" nogil:
     ctypedef struct kp_inlet:
         void *context
         int (*take)(void *context, kp_message *message)
+    ctypedef struct kp_waits:
+        void *context
+        kv_about (*about)(void *context)
     ctypedef struct kp_replier:
         kp_outlet outlet
         uint16_t version
@@ -168,6 +193,7 @@ cdef extern from "links.h" nogil:
         const kp_members *members
         const kp_slices *slices
         int reads_here
+        const kp_observer *observer
     ctypedef struct kp_segment:
         kp_buffer *holder
         char *at
@@ -184,7 +210,10 @@ cdef extern from "links.h" nogil:
         kp_segment *segments
         uint32_t n_segments
     int kp_take(void *context, kp_message *message)
+    kv_about kp_about_wait(void *effects)
     void kp_cut(kp_link *link)
+
+kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")
 
 include "records.pxi"
 include "sessions.pxi"

@@ -60,7 +60,9 @@ static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, 
         kp_drop_open(slice, open);
         return -1;
     }
+    kp_note_arrival(e, slice, session->rank, r);
     kp_complete(slice);
+    kp_count_rounds(&e->observer, 1);
     if (is_out)
         request.flags = KP_WRITTEN;
     if (r->kind == KP_PUSHPULL)

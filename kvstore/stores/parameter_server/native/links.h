@@ -8,6 +8,8 @@
 #include "at_once.h"
 #include "batches.h"
 
+enum { KP_LOOKED = 64 }; /* slices that are looked at for whom a server waits */
+
 /* Another process's memory, as far as it is mapped. */
 typedef struct {
     kp_buffer *holder; /* NULL: it is not */
@@ -128,12 +130,16 @@ static int kp_take(void *context, kp_message *message)
         return 0;
     }
     uint32_t n = batch.head->records;
+    kp_moved moved = {0};
     session->replier = &link->replier;
     link->effects->message++;
     if (batch.head->epoch > session->epoch)
         session->epoch = batch.head->epoch;
+    link->effects->asked = link;
     while (message->handled < n && kp_take_record(link, &batch, &batch.records[message->handled]))
-        message->handled++;
+        kp_tally(&moved, &batch.records[message->handled++]);
+    kp_count_received(&link->effects->observer, KV_BY_STREAM, &moved);
+    kv_note_bytes(link->effects->observer.counters, moved.carried);
     kp_close_batch(&batch);
     kp_finish(link);
     if (session->received - session->reported >= link->report) {
@@ -142,6 +148,35 @@ static int kp_take(void *context, kp_message *message)
         kp_reply_all(link->effects);
     }
     return message->handled == n && !link->effects->jobs && !link->effects->touched;
+}
+
+/* ---------------------------------------------------------------------------------------------------- waits */
+
+/* The rank for which the next round of a slice waits; KV_NOBODY: none has parts, or it does not wait for any. */
+static int32_t kp_awaited(const kp_link *link, uint32_t number)
+{
+    const kp_slice *slice = kp_slice_of(link->slices, number);
+    const kp_open *open = slice && !slice->busy ? kp_find_open(slice, slice->round + 1) : NULL;
+    return open && open->n ? kp_first_missing(open, link->members) : KV_NOBODY;
+}
+
+/* What a server waits for that has nothing to do, as `kp_waits` has it: a part of a round, where others of it are there.
+ *
+ * Slices are pushed in about the order of their numbers: the one of which a part came last, or one soon after it. */
+static kv_about kp_about_wait(void *effects)
+{
+    kp_effects *e = (kp_effects *)effects;
+    const kp_link *link = e->asked;
+    for (uint32_t i = 0; link && link->slices->n && i < KP_LOOKED; i++) {
+        uint32_t number = (uint32_t)(((uint64_t)e->open + i) % link->slices->n);
+        int32_t whom = kp_awaited(link, number);
+        if (whom != KV_NOBODY) {
+            e->open = number;
+            const kp_slice *slice = kp_slice_of(link->slices, number);
+            return (kv_about){kp_number_of(slice->store, number), slice->round + 1, 0, whom, e->observer.store};
+        }
+    }
+    return kp_about_all(&e->observer);
 }
 
 static void kp_unmap(kp_link *link)
@@ -157,6 +192,8 @@ static void kp_unmap(kp_link *link)
 static void kp_cut(kp_link *link)
 {
     link->replier.outlet = (kp_outlet){0};
+    if (link->effects && link->effects->asked == link)
+        link->effects->asked = NULL;
     if (link->session && link->session->replier == &link->replier)
         link->session->replier = NULL;
     kp_unmap(link);

@@ -42,7 +42,7 @@ cdef class Sums:
     """Memory for sums, and the kernels that do them."""
 
     cdef kp_sums s
-    cdef object kernels
+    cdef object kernels, counters
 
     def __cinit__(self):
         self.s.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
@@ -50,6 +50,11 @@ cdef class Sums:
 
     def __dealloc__(self):
         kp_free_sums(&self.s)
+
+    def observe(self, counters not None):
+        """Take times in `counters`, a `Counters`, from now on."""
+        self.counters = counters
+        self.s.observer = observer_of(counters)
 
 
 @cython.no_gc_clear  # the last it does is to tell its session
@@ -87,6 +92,7 @@ cdef class Link:
         self.l.slices, self.l.sums, self.l.report = &slices.s, &sums.s, report
         self.l.replier.members, self.l.replier.slices = &members.m, &slices.s
         self.l.replier.version, self.l.replier.job = version, job
+        self.l.replier.observer = &effects.e.observer
         self.l.inlet = kp_inlet(&self.l, kp_take)
 
     def __dealloc__(self):

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "activity.h"
 #include "buffers.h"
 
 #define KP_MAGIC 0x5453564bu /* "KVST", before each message on a stream */
@@ -41,6 +42,12 @@ typedef struct {
     void *stream; /* NULL: there is none any more */
     int (*send)(void *stream, const kp_piece *pieces, size_t n);
 } kp_outlet;
+
+/* What whoever waits for messages waits for. */
+typedef struct {
+    void *context;
+    kv_about (*about)(void *context);
+} kp_waits;
 
 /* Who handles messages without Python. `take` returns 0 where something is left to Python: records after those that
  * were `handled`, or what these came to. */

@@ -49,3 +49,43 @@ cdef tuple request_of(const kp_record *r, kp_buffer *data):
     if data == NULL:
         return from_record(r), ()
     return from_record(r), payload_of(data) if data.owner == NULL else <object>data.owner
+
+
+cdef kp_observer observer_of(object counters):
+    """Where a `Counters` counts; it must be kept."""
+    cdef kp_observer found
+    found.counters = <kv_counters *>PyCapsule_GetPointer(counters.capsule, "kvstore.counters")
+    found.store = counters.number
+    return found
+
+
+def count_values(counters not None, int way, list records not None, bint sent):
+    """Count the bytes of values that the records of a message bring, or say where they lie in shared memory.
+
+    Parameters
+    ----------
+    counters : Counters
+    way : int
+        How the message went; a number of `kvstore.observe.counters.WAYS`.
+    records : list of Record
+    sent : bool
+        Whether they were sent, and not received.
+
+    Returns
+    -------
+    int
+        Bytes in the message.
+    """
+    cdef kp_observer observer = observer_of(counters)
+    cdef kp_moved moved = kp_moved(0, 0)
+    cdef kp_record r
+    for record in records:
+        r.kind, r.place = record[0], record[9]
+        if r.place and r.kind != KP_FAILED:
+            r.rows, r.nbytes = record[8], record[12]
+            kp_tally(&moved, &r)
+    if sent:
+        kp_count_sent(&observer, way, &moved)
+    else:
+        kp_count_received(&observer, way, &moved)
+    return moved.carried

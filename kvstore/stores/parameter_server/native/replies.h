@@ -33,6 +33,7 @@ typedef struct kp_replier {
     const kp_members *members;
     const kp_slices *slices;
     int reads_here; /* the worker reads this process's memory */
+    const kp_observer *observer;
 } kp_replier;
 
 /* A message that is being written: its first frame, the small values, and all pieces. */
@@ -182,6 +183,7 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
     memset(behind, 0, (size_t)together);
     pieces[used++] = (kp_piece){text->data, text->nbytes, text};
     int steady = kp_is_steady(replier->members, session->rank), failed = 0;
+    kp_moved moved = {0};
     for (size_t i = 0; i < n && !failed; i++, record += sizeof(kp_record)) {
         kp_record r;
         uint64_t nbytes = kp_write_record(replier, &answers[i], &r);
@@ -196,10 +198,15 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
             to += kp_up(nbytes);
         }
         memcpy(record, &r, sizeof r);
+        kp_tally(&moved, &r);
+        if (r.flags == KP_IN_PLACE && r.place == KP_NOWHERE)
+            moved.shared += answers[i].request.nbytes;
     }
     failed = failed || replier->outlet.send(replier->outlet.stream, pieces, used);
     if (failed)
         kp_drop_pieces(pieces, used);
+    else if (replier->observer)
+        kp_count_sent(replier->observer, KV_BY_STREAM, &moved);
     free(pieces);
     return failed ? -1 : 0;
 }

@@ -10,7 +10,7 @@
 /* As messages.Kind, PayloadLocation, and the flags of a record. */
 enum kp_kind {
     KP_INIT = 1, KP_ASSIGN, KP_PUSH, KP_PULL, KP_PUSHPULL, KP_PULL_ROWS, KP_FETCH_STATE, KP_PUT_STATE, KP_FORGET,
-    KP_LAST_ROUND, KP_DONE = 20, KP_VALUE
+    KP_LAST_ROUND, KP_DONE = 20, KP_VALUE, KP_FAILED
 };
 enum kp_place { KP_NOWHERE, KP_FRAME, KP_SHARED };
 enum kp_flag { KP_BY_FRAME = 1, KP_PROBE, KP_IN_PLACE, KP_OF_ROUND };

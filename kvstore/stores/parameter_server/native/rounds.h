@@ -7,6 +7,7 @@
 #define KP_ROUNDS_H
 
 #include "sessions.h"
+#include "traffic.h"
 #include "values.h"
 
 enum { KP_OPEN_ROUNDS = 2 }; /* as slice_rounds.OPEN */
@@ -67,6 +68,9 @@ typedef struct {
     kp_session *touched, **last_touched;
     kp_slice *jobs, **last_job;
     uint64_t message; /* counts them, and answers that go out in between */
+    kp_observer observer;
+    const struct kp_link *asked; /* whose message was the last */
+    uint32_t open;               /* a slice of its store with a round that waits for parts; as far as it is known */
 } kp_effects;
 
 static void kp_no_effects(kp_effects *e)
@@ -184,17 +188,33 @@ static void kp_drop_open(kp_slice *slice, kp_open *open)
     *last = kept;
 }
 
-/* Whether all that a round waits for are there; both lists ascend. */
-static int kp_is_whole(const kp_open *open, const kp_members *members)
+/* The first rank for which a round waits; KV_NOBODY: all are there. Both lists ascend. */
+static int32_t kp_first_missing(const kp_open *open, const kp_members *members)
 {
     int at = 0;
     for (int i = 0; i < members->n_needed; i++) {
         while (at < open->n && open->parts[at].rank < members->needed[i])
             at++;
         if (at == open->n || open->parts[at].rank != members->needed[i])
-            return 0;
+            return members->needed[i];
     }
-    return 1;
+    return KV_NOBODY;
+}
+
+/* Whether all that a round waits for are there. */
+static int kp_is_whole(const kp_open *open, const kp_members *members)
+{
+    return kp_first_missing(open, members) == KV_NOBODY;
+}
+
+/* Tell who looks on that a part of a round has come. */
+static inline void kp_note_arrival(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
+{
+    if (!kv_is_timed(e->observer.counters))
+        return;
+    uint64_t number = kp_number_of(slice->store, slice->id);
+    kv_note(e->observer.counters, KV_EVENT_ARRIVED, (kv_about){number, r->round, r->nbytes, rank, e->observer.store});
+    e->open = slice->id;
 }
 
 /* ------------------------------------------------------------------------------------------------- waiters */
@@ -274,6 +294,7 @@ static int kp_push(kp_slice *slice, kp_session *session, const kp_members *membe
         }
         return -1;
     }
+    kp_note_arrival(e, slice, session->rank, r);
     if (r->kind == KP_PUSH)
         kp_answer_request(e, session, KP_DONE, r, slice->round, NULL);
     if (r->round == slice->round + 1 && open->n >= members->n_needed)
@@ -347,6 +368,7 @@ static int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
     if (slice->special || slice->held.n || slice->busy != KP_ROUND || !members->usual)
         return 0;
     slice->busy = KP_NOTHING;
+    kp_count_rounds(&e->observer, 1);
     kp_complete(slice);
     kp_settle(slice, e);
     kp_advance(slice, members, e);

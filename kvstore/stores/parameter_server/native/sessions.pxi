@@ -116,11 +116,35 @@ cdef class Effects:
     """The results of one step of a server: answers by session, and rounds to sum."""
 
     cdef kp_effects e
+    cdef kp_waits w
     cdef dict jobs
+    cdef object counters  # keeps what `e` counts in
 
     def __cinit__(self, *_args, **_named):
         kp_no_effects(&self.e)
+        self.w = kp_waits(&self.e, kp_about_wait)
         self.jobs = {}
+
+    def observe(self, counters not None):
+        """Count in `counters`, a `Counters`, from now on."""
+        self.counters = counters
+        self.e.observer = observer_of(counters)
+
+    @property
+    def waits(self):
+        """A capsule for who waits for messages: it says whom the server waits for."""
+        return PyCapsule_New(&self.w, "kvstore.waits", NULL)
+
+    def count_round(self):
+        """Count a round that is complete."""
+        kp_count_rounds(&self.e.observer, 1)
+
+    def note_arrival(self, SliceState slice not None, int32_t rank, object record):
+        """Tell who looks on that a part of a round has come."""
+        cdef kp_record r
+        if self.counters is not None:
+            to_record(record, &r)
+            kp_note_arrival(&self.e, &slice.s, rank, &r)
 
     def answer(self, Session session not None, int kind, object record, uint64_t round, detail=None):
         """Answer one request."""

@@ -21,6 +21,7 @@ typedef struct {
     kv_coding *codings; /* of the first sources that are packed, by pointer */
     size_t n, items_room, slices_room, n_pointers, pointers_room, codings_room;
     ptrdiff_t nbytes;
+    kp_observer observer;
 } kp_sums;
 
 static void kp_free_sums(kp_sums *sums)
@@ -177,6 +178,32 @@ static void kp_count(const kp_value *v, const kp_open *open)
     counts->num_update = time > counts->updates ? time : counts->updates;
 }
 
+/* Enter the phase of these sums. */
+static void kp_enter_sums(const kp_sums *sums)
+{
+    kv_phase phase = KV_SUMMING;
+    uint64_t nbytes = 0;
+    for (size_t i = 0; i < sums->n; i++) {
+        nbytes += (uint64_t)sums->slices[i]->value->nbytes;
+        phase = sums->slices[i]->value->sums ? phase : KV_UPDATING;
+    }
+    const kp_slice *one = sums->n == 1 ? sums->slices[0] : NULL;
+    uint64_t number = one ? kp_number_of(one->store, one->id) : KV_NO_SLICE;
+    kv_about about = {number, one ? one->round + 1 : 0, nbytes, KV_NOBODY, sums->observer.store};
+    kv_enter(sums->observer.counters, phase, about);
+}
+
+/* Do all sums, as kv_run_dense. */
+static int kp_run_items(kp_sums *sums)
+{
+    kv_activity before = kv_doing();
+    if (kv_is_timed(sums->observer.counters))
+        kp_enter_sums(sums);
+    int failed = sums->run(sums->items, (ptrdiff_t)sums->n, sums->nbytes, *sums->threads);
+    kv_go_back(&before);
+    return failed;
+}
+
 /* Do all sums; the values are those of the new rounds then. 0, or -1: there was no memory, and nothing is done. */
 static int kp_run_sums(kp_sums *sums)
 {
@@ -190,7 +217,7 @@ static int kp_run_sums(kp_sums *sums)
         pointer += it->k + it->m;
         kp_mark_written(kp_target_of(sums->slices[i]));
     }
-    int failed = sums->run(sums->items, (ptrdiff_t)sums->n, sums->nbytes, *sums->threads);
+    int failed = kp_run_items(sums);
     for (size_t i = 0; i < sums->n; i++) {
         kp_slice *slice = sums->slices[i];
         const kp_open *open = kp_find_open(slice, slice->round + 1);

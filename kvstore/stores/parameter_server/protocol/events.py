@@ -171,6 +171,12 @@ class Shrunk(NamedTuple):
     round: int
 
 
+class RoundsSeen(NamedTuple):
+    """Worker: so many rounds of slices more are known to be complete."""
+
+    rounds: int
+
+
 class SliceReceived(NamedTuple):
     """Worker: the value that part `index` of an operation asked for; `frames` are those of the batch.
 
@@ -294,6 +300,6 @@ class End(NamedTuple):
     error: Failure | None = None
 
 
-_ByWorker = Connect | View | Shrunk | SliceReceived | Done
+_ByWorker = Connect | View | Shrunk | RoundsSeen | SliceReceived | Done
 _ByServer = Apply | Abort | Write | Reply | Define | Forget | Install | Save | Attachment
 Action = Send | Met | Welcome | Failed | End | _ByWorker | _ByServer

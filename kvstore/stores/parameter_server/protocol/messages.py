@@ -8,6 +8,7 @@ the loops use these types as they are.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -186,6 +187,12 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
     number: int
     slices: tuple[Slice, ...]
     ready: bool
+
+    def names(self) -> Iterator[tuple[int, str]]:
+        """Yield each slice with a name: that of the key, and where it is cut which part of it."""
+        name, n = str(self.spec.key), len(self.slices)
+        for at, part in enumerate(self.slices, 1):
+            yield part.id, name if n == 1 else f"{name} (part {at} of {n})"
 
 
 # ------------------------------------------------------------------------------------ anyone -> scheduler

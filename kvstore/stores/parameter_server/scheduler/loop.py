@@ -76,7 +76,7 @@ class _Loop:
         self._told = False
         self._ended: events.End | None = None
         self._members = MembershipLog(log)
-        self.counters = Counters("scheduler", roles.job, 0, 1)
+        self.counters = self._members.counters = Counters("scheduler", roles.job, 0, 1)
 
     def deserted(self) -> bool:
         """Whether no worker has ever come."""

@@ -19,9 +19,10 @@ import msgspec
 
 from ....errors import CapabilityError, KVStoreError
 from ....kernels import cpu
+from ....observe.counters import MOVING, SHARED, SUMMING, UPDATING
 from ....observe.log import introduce
 from ....observe.membership import MembershipLog
-from ....observe.native._observe import Counters
+from ....observe.native._observe import NO_SLICE, Counters
 from ....observe.stacks import watch
 from ....observe.timeline import recording
 from ....observe.timeline.sources import StoreRecord
@@ -36,6 +37,7 @@ from ..transport.clock_comparison import ClockComparison
 from ..transport.frames import Limits
 from ..transport.heartbeats import HeartbeatResponder
 from ..transport.sockets import SCHEDULER, ServerSockets
+from .held_slices import HeldSlices
 from .machine import Server, ServerOptions
 from .storage import ServerStorage
 
@@ -75,15 +77,15 @@ class ServerLoop:
             where=roles.scheduler,
         )
         self._machine = Server(hello, options, state)
+        self._held = HeldSlices()
+        self.counters = self._members.counters = Counters("server", roles.job, roles.rank, roles.num_servers)
+        self._sockets.observe(self.counters, self._machine.observe(self.counters))
         self._heartbeats: HeartbeatResponder | None = None
         self._roles = roles
         self._process = process
         self._started = self._ticked = self._saved = time.monotonic()
         self._clocks = ClockComparison()
         self._ticks = 0
-        self.counters = Counters("server", roles.job, roles.rank, roles.num_servers)
-        #: Keys of slices, which counters and events number with their store; also of stores that are gone.
-        self._names: dict[int, str] = {}
         self._due = False  # a snapshot
         self._writing: threading.Thread | None = None
         self._unwritten: Failure | None = None  # why
@@ -145,7 +147,7 @@ class ServerLoop:
         """Describe the server for a timeline."""
         about = self.counters.read()
         return StoreRecord(
-            self.counters.number, "server", about["job"], about["rank"], about["size"], self._names.copy()
+            self.counters.number, "server", about["job"], about["rank"], about["size"], self.names()
         )
 
     def _serve_once(self) -> None:
@@ -230,8 +232,19 @@ class ServerLoop:
         for number, memory in segments.items():
             link.map(number, memory)
 
+    def names(self) -> dict[int, str]:
+        """Name the key of each slice, by the number that its events have."""
+        return self._held.names()
+
+    def _define(self, action: events.Define) -> None:
+        self._storage.define(action)
+        self._held.define(self._machine.rank, action.store, action.keys)
+        self.counters.hold(self._held.keys, self._held.nbytes)
+
     def _apply(self, action: events.Apply) -> events.Applied | None:
-        applied = self._storage.apply(action)
+        phase = UPDATING if any(job.version for job in action.jobs) else SUMMING
+        with self.counters.during(phase):
+            applied = self._storage.apply(action)
         for job in action.jobs:
             value = self._storage.dense(action.store, job.slice)
             if value is not None:
@@ -244,13 +257,10 @@ class ServerLoop:
     def _attach(self, action: events.Attachment) -> None:
         self._memory[action.store, action.rank] = self._storage.attach(action)
 
-    def _define(self, action: events.Define) -> None:
-        self._storage.define(action)
-        for entry in action.keys:
-            self._names |= {action.store << 32 | part.id: str(entry.spec.key) for part in entry.slices}
-
     def _forget(self, action: events.Forget) -> None:
         self._storage.forget(action)
+        self._held.forget(action.store, action.slices)
+        self.counters.hold(self._held.keys, self._held.nbytes)
         if action.slices is None:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
             for worker in {key for key in self._attaching.values() if key[0] == action.store}:
@@ -268,7 +278,7 @@ class ServerLoop:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._storage.set_rank(welcome.rank)
-        self.counters.describe("server", self._roles.job, welcome.rank, welcome.size)
+        self.counters.describe("server", self._roles.job, welcome.rank, self._roles.num_servers)
         introduce(f"server {welcome.rank}")
 
     def _wants_snapshot(self, action: events.Save) -> None:
@@ -288,6 +298,10 @@ class ServerLoop:
 
     def _reply(self, action: events.Reply) -> None:
         """Answer one worker; what is large goes in several messages."""
+        with self.counters.during(MOVING, NO_SLICE, 0, 0, action.batch.rank):
+            self._send_answers(action)
+
+    def _send_answers(self, action: events.Reply) -> None:
         records: list[Record] = []
         frames: list[Any] = []
         size = 0
@@ -322,6 +336,8 @@ class ServerLoop:
             found, buffers = self._storage.read(store, rank, request, detail, steady, past)
             self._check_size(store, found, request.slice, buffers)
             round = request.round if past else round
+            if found.flags == m.IN_PLACE and found.place == PayloadLocation.NONE:
+                self.counters.move(SHARED, request.nbytes, 0)
         except KVStoreError as error:
             return _failed(record, Failure(type(error).__name__, str(error)))
         return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers

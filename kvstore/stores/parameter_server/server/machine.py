@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from ....observe.native._observe import Counters
 from ....settings.definitions import DEFAULTS
 from ..native._native import Link, SliceValue, Sums
 from ..protocol import events
@@ -119,6 +120,12 @@ class Server:
         """Make what handles a worker's requests where nothing is special; None: it has not attached."""
         found = self._stores.get(store)
         return None if found is None else found.link(rank, self._sums, job)
+
+    def observe(self, counters: Counters) -> Any:
+        """Count in `counters` from now on; return a capsule that says whom this server waits for."""
+        self._effects.observe(counters)
+        self._sums.observe(counters)
+        return self._effects.waits
 
     def hold(self, store: int, slice_: int, value: SliceValue) -> None:
         """Know where a slice has its value, so that its rounds can be summed outside of this class."""

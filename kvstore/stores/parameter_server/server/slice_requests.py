@@ -92,6 +92,7 @@ class SliceRequests:
             why = f"push {record.round} is out of order: round {rounds.round} is complete"
             self._refuse(session, record, why)
             return
+        self._effects.note_arrival(rounds, session.rank, record)
         if record[KIND] == _PUSHPULL:
             rounds.wait_for_value(session, record, ())
         elif ahead <= OPEN:
@@ -107,6 +108,7 @@ class SliceRequests:
         if rounds.busy:
             rounds.enqueue((session, record, frames))
             return
+        self._effects.note_arrival(rounds, session.rank, record)
         rounds.begin(_ROUND, session, record)
         parts = [(session.rank, record, frames)]
         job = SliceRound(rounds.id, rounds.round + 1, parts, record.version, record.clock)
@@ -200,6 +202,7 @@ class SliceRequests:
                 if failure is not None and self._members.sync:
                     rounds.fail(failure)
                 rounds.complete()
+                self._effects.count_round()
             if current is not None:
                 self._answer_current(*current, rounds, failure)
             self._settle(rounds)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+from ....observe.native._observe import Counters
 from ....settings.roles import Roles
 from ..native._native import Link
 from .channel import Poller
@@ -33,8 +34,14 @@ class ServerStreams:
         self._peers: dict[Stream, Hashable] = {}
         self._links: dict[Hashable, Link] = {}
         self._all = StreamSet()
+        self._counters: Counters | None = None
         poller.watch(self._listener.fileno(), self._listener)
         self._all.watch(poller.fileno())
+
+    def observe(self, counters: Counters, waits: Any) -> None:
+        """Take times in `counters`; `waits` is a capsule that says whom this server waits for."""
+        self._counters = counters
+        self._all.observe(counters, waits)
 
     def offer(self, peer: Hashable) -> str:
         """Return what a worker has to know to open a stream."""
@@ -96,7 +103,7 @@ class ServerStreams:
             return
         self._poller.unwatch(connection.fileno())
         self._drop(peer)
-        stream = self._streams[peer] = open_stream(connection, self._sender, cipher)
+        stream = self._streams[peer] = open_stream(connection, self._sender, cipher, self._counters)
         self._peers[stream] = peer
         self._all.add(stream)
 

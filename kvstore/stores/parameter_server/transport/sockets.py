@@ -11,9 +11,11 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from ....errors import ArgumentError, ProtocolError
+from ....observe.counters import FRAME, MOVING, STREAM, WAITING
+from ....observe.native._observe import NO_SLICE, Counters
 from ....settings import addresses
 from ....settings.roles import Roles
-from ..native._native import Link
+from ..native._native import Link, count_values
 from ..protocol.events import ECHO
 from ..protocol.messages import PROTOCOL, Batch, Control, Hello, PayloadLocation
 from .channel import Channel, Dealer, NotSentError, Poller, Router
@@ -47,7 +49,16 @@ class _Sockets:
         check_threads(_THREADS)
         self._context = Context(roles.keys, job=job)
         self._poller = Poller()
+        self._counters = Counters("", "", 0, 0, shown=False)
         self.closed = False
+
+    def _received(self, found: Message | None, way: int, begin: int) -> None:
+        """Count the values of a message, which was received since `begin`, and end a wait for it."""
+        if type(found) is Batch:
+            nbytes = count_values(self._counters, way, found.records, False)
+            if begin:
+                self._counters.leave(begin)
+                self._counters.end(MOVING, begin, NO_SLICE, 0, nbytes)
 
     def close(self) -> None:
         """Close all. A second call does nothing."""
@@ -83,6 +94,12 @@ class WorkerSockets(_Sockets):
             self.close()
             raise
 
+    def observe(self, counters: Counters) -> None:
+        """Count in `counters` from now on."""
+        self._counters = counters
+        for stream in self._streams.values():
+            stream.observe(counters)
+
     def check(self, message: Control, what: str) -> None:
         """Raise `ArgumentError` if a message cannot be sent: it would be tried again and again."""
         try:
@@ -117,6 +134,7 @@ class WorkerSockets(_Sockets):
             offer, self._start_sender, self._poller, self._encrypted
         )
         self._peers[stream] = server
+        stream.observe(self._counters)
         stream.open()
 
     def _start_sender(self) -> Sender:
@@ -157,27 +175,47 @@ class WorkerSockets(_Sockets):
         if dealer is None:
             return
         try:
-            frames = self._codec.encode(_packed(message))
-            stream = self._streams.get(peer) if type(message) is Batch else None  # type: ignore[call-overload]
-            if stream is None or not stream.send(frames):
-                dealer.send(frames)
+            if type(message) is Batch:
+                self._send_batch(peer, dealer, message)  # type: ignore[arg-type]
+            else:
+                dealer.send(self._codec.encode(message))
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
+
+    def _send_batch(self, server: int, dealer: Dealer, batch: Batch) -> None:
+        stream, counters = self._streams.get(server), self._counters
+        if batch.frames:  # questions for an answer that is late do not end a wait
+            counters.enter(MOVING, NO_SLICE, 0, 0, -1 - server)
+        try:
+            frames = self._codec.encode(_packed(batch))
+            by_stream = stream is not None and stream.send(frames)
+            if not by_stream:
+                dealer.send(frames)
+            count_values(counters, STREAM if by_stream else FRAME, batch.records, True)
+        finally:
+            if batch.frames:
+                counters.leave()
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
         """Wait for messages, at most so many seconds; yield those that are there."""
         for channel in self._poller.wait(timeout):
             peer = self._peers.get(channel)
             if isinstance(channel, StreamClient):
+                begin = self._counters.begin()
                 for frames in channel.receive() if not self.closed else ():
-                    if (message := _read(self._codec, frames, f"server {peer}")) is not None:
+                    message = _read(self._codec, frames, f"server {peer}")
+                    self._received(message, STREAM, begin)
+                    begin = 0
+                    if message is not None:
                         yield peer, message
                 continue
             for _ in range(_AT_ONCE):
+                begin = self._counters.begin()
                 found = channel.receive() if not self.closed else None
                 if found is None:
                     break
                 message = _read(self._codec, found, channel.peer)
+                self._received(message, FRAME, begin)
                 if message is not None:
                     yield peer, message
 
@@ -215,6 +253,8 @@ class WorkerSockets(_Sockets):
         """
         found = await_replies(ways, self._poller.descriptors, end)
         messages = [(number, _read(self._codec, frames, "a server")) for number, frames in found]
+        for _, message in messages:
+            self._received(message, STREAM, 0)
         return [(number, message) for number, message in messages if message is not None]
 
     def wake(self) -> None:
@@ -244,20 +284,32 @@ class ServerSockets(_Sockets):
         #: Where workers find this server.
         self.address = self._workers.address
 
+    def observe(self, counters: Counters, waits: Any) -> None:
+        """Count in `counters` from now on; `waits` is a capsule that says whom this server waits for."""
+        self._counters = counters
+        if self._streams is not None:
+            self._streams.observe(counters, waits)
+
     def send(self, peer: Hashable, message: Message) -> None:
         """Send."""
         try:
             frames = self._codec.encode(_packed(message))
             if peer == SCHEDULER:
                 self._scheduler.send(frames)
-            elif type(message) is Batch and self._streams is not None and self._streams.send(peer, frames):
-                return
+            elif type(message) is Batch:
+                self._send_batch(peer, message, frames)
             elif peer != ECHO:
                 self._workers.send(peer, frames)  # type: ignore[arg-type]
             elif self._echo is not None:
                 self._echo.send(frames)
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
+
+    def _send_batch(self, peer: Hashable, batch: Batch, frames: list[Any]) -> None:
+        by_stream = self._streams is not None and self._streams.send(peer, frames)
+        if not by_stream:
+            self._workers.send(peer, frames)  # type: ignore[arg-type]
+        count_values(self._counters, STREAM if by_stream else FRAME, batch.records, True)
 
     def meet(self, echo: str) -> None:
         """Connect to the scheduler's echo, and hear workers from now on.
@@ -305,6 +357,8 @@ class ServerSockets(_Sockets):
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
         """Wait for messages, at most so many seconds; yield those that are there."""
         streams = self._streams
+        if streams is None and timeout:
+            self._counters.enter(WAITING)
         ready = self._poller.wait(timeout if streams is None else 0.0)
         for channel in ready:
             if isinstance(channel, Channel):
@@ -316,14 +370,18 @@ class ServerSockets(_Sockets):
             for peer, handled, frames in streams.receive(0.0 if ready else timeout):
                 message = _read(self._codec, frames, repr(peer))
                 if isinstance(message, Batch):
-                    yield peer, message._replace(records=message.records[handled:])
+                    message = message._replace(records=message.records[handled:])
+                    count_values(self._counters, STREAM, message.records, False)
+                    yield peer, message
 
     def _messages(self, channel: Channel) -> Iterator[tuple[Hashable, Message]]:
         for _ in range(_AT_ONCE):
+            begin = self._counters.begin()
             found = self._next(channel)
             if found is None:
                 return
             peer, message = found
+            self._received(message, FRAME, begin)
             if message is not None:
                 yield peer, message
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ....observe.native._observe import Counters
 from ....settings import addresses
 from .channel import Poller
 from .ciphers import SALT_BYTES, Handshake, choose
@@ -55,6 +56,13 @@ class StreamClient:
         self._connecting: socket.socket | None = None
         self._attempted, self._pause = -math.inf, _AGAIN
         self._stream: Stream | None = None
+        self._counters: Counters | None = None
+
+    def observe(self, counters: Counters) -> None:
+        """Take times in `counters` from now on."""
+        self._counters = counters
+        if self._stream is not None:
+            self._stream.observe(counters)
 
     @property
     def stream(self) -> Stream | None:
@@ -144,7 +152,7 @@ class StreamClient:
         else:
             self._poller.watch(self._connecting.fileno(), self)
             if self._cipher is None:
-                self._stream = open_stream(self._connecting, sender)
+                self._stream = open_stream(self._connecting, sender, counters=self._counters)
                 self._connecting = None
                 log.debug("stream opened to %s", self._offer.address)
             else:
@@ -183,7 +191,7 @@ class StreamClient:
         sender = self._sender()
         connection.send(handshake.worker_proof())  # so few bytes go at once or not at all
         self._connecting, self._answers, self._opened = None, False, time.monotonic()
-        self._stream = open_stream(connection, sender, handshake.worker_cipher())
+        self._stream = open_stream(connection, sender, handshake.worker_cipher(), self._counters)
         log.debug("encrypted stream opened")
 
 

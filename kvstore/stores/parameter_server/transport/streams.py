@@ -15,6 +15,7 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ....observe.native._observe import Counters
 from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES
 from .frames import Limits
 from .native._streams import Cipher, Sender, Stream
@@ -66,9 +67,14 @@ class Offer:
         return made if encrypted and len(made.secret) == SECRET_BYTES else None
 
 
-def open_stream(connection: socket.socket, sender: Sender, cipher: Cipher | None = None) -> Stream:
+def open_stream(
+    connection: socket.socket, sender: Sender, cipher: Cipher | None = None, counters: Counters | None = None
+) -> Stream:
     """Make a stream of a connection after the handshake; the connection is the stream's then."""
-    return Stream(sender, connection.detach(), _LARGEST, cipher)
+    made = Stream(sender, connection.detach(), _LARGEST, cipher)
+    if counters is not None:
+        made.observe(counters)
+    return made
 
 
 def note_altered(error: ConnectionError) -> None:

@@ -81,17 +81,19 @@ class DistBackend(Backend):
         elif self.num_workers > 1:
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // client.local_size))
 
+    def observe(self, counters: Counters) -> None:
+        """Count what goes and comes."""
+        self._client.observe(counters)
+        self._client.driver.compare_clocks()
+        self._quick.counters = counters
+
+    def names(self) -> dict[int, str]:
+        """Name the key of each slice, with its part where a key is cut."""
+        return self._keys.names()
+
     def describe(self) -> str:
         """Name servers and scheduler, and what can be read on the way to them."""
         return self._client.describe()
-
-    def observe(self, counters: Counters) -> None:
-        """Bring the times of a timeline together with those of other hosts."""
-        self._client.driver.compare_clocks()
-
-    def names(self) -> dict[int, str]:
-        """Keys by their slices."""
-        return {part: str(key.key) for part, key in self._keys.homes().items()}
 
     # ------------------------------------------------------------------------------------------------ verbs
 
@@ -164,7 +166,7 @@ class DistBackend(Backend):
         later.keep_apart(wanted)
         fills = [(key, values, self._pulls.fill(key, values, outs)) for key, values, outs in wanted]
         operation = self._client.submit(self._pushes.pushpull_requests(fills), priority)
-        return delivering(partial(self._client.finish, operation, "a pushpull"), later)
+        return delivering(partial(self._client.finish, operation, "a pushpull"), later, self._client)
 
     # ---------------------------------------------------------------------------------------------- updates
 

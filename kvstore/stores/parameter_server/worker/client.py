@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ....errors import ArgumentError, ConfigError, KVStoreError, PeerLostError
+from ....observe.native._observe import Counters
 from ....settings.options import StoreConfig
 from ..protocol import events
 from ..protocol import messages as m
@@ -46,6 +47,8 @@ class Client:
         roles = worker_roles()
         self._process = this_process(roles)
         self._operations = OperationTable()
+        #: Counts what goes and comes, and takes times.
+        self.counters = self._operations.counters
         self._barriers = 0
         #: Whether it has told all that it has no more batches.
         self.joined = False
@@ -89,6 +92,12 @@ class Client:
         self.rank, self.size = welcome.rank, welcome.size
         self.local_rank, self.local_size = self._process.place(self.rank, self.size)
         self._process.opened(self)
+
+    def observe(self, counters: Counters) -> None:
+        """Count in `counters` from now on."""
+        self.counters = self._operations.counters = counters
+        self.driver.observe(counters)
+        self._sockets.observe(counters)
 
     def describe(self) -> str:
         """Say for the log where the servers are."""
@@ -136,6 +145,7 @@ class Client:
         try:
             operation = self.driver.end(call)
         except BaseException as error:
+            self.counters.leave()
             if call.operation is not None and not call.operation.done:
                 self._give_up(call.operation, call.what, error)
             raise
@@ -171,14 +181,18 @@ class Client:
         """
         self._operations.release(operation)
 
-    def exchange(self, parts: list[tuple[int, int, int, int]], sizes: list[int], kind: m.Kind) -> Exchange:
+    def exchange(
+        self, server: int, parts: list[tuple[int, int, int, int]], sizes: list[int], kind: m.Kind
+    ) -> Exchange:
         """Make what exchanges parts of arrays of these sizes with a server; as `Exchange`."""
         member = self.member.welcome
         assert member is not None
         who = member.store, member.rank, self._hello.incarnation
         patience = self._patience
         limits = patience.batch_bytes, patience.credit, patience.report
-        return self._sockets.exchange(who, parts, sizes, *limits, kind)
+        made = self._sockets.exchange(who, parts, sizes, *limits, kind)
+        made.observe(self.counters, server)
+        return made
 
     def settle(self) -> None:
         """Wait until all operations that were let go are answered; raise what became of them."""

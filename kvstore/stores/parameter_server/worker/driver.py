@@ -19,8 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....errors import ClosedError, KVStoreError, TimeoutError
+from ....observe.counters import WAITING
 from ....observe.log import SLOW
 from ....observe.membership import MembershipLog
+from ....observe.native._observe import Counters
 from ....waiting import WaitClock
 from ..protocol import events
 from ..protocol import messages as m
@@ -118,6 +120,7 @@ class MachineDriver:
         self._standstill = StandstillDetector(process.config.dead_after)
         self._members = MembershipLog(log, logging.WARNING)
         self._clocks = ClockComparison()
+        self._counters = operations.counters
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
             events.Connect: self._connect,
@@ -126,7 +129,12 @@ class MachineDriver:
             m.View: self._viewed,
             m.Welcome: self._viewed,
             events.Shrunk: self._warn,
+            events.RoundsSeen: lambda action: self._counters.end_rounds(action.rounds),
         }
+
+    def observe(self, counters: Counters) -> None:
+        """Count in `counters` from now on."""
+        self._counters = self._members.counters = counters
 
     def check_alive(self) -> None:
         """Raise once this worker has no part in the job any more."""
@@ -152,9 +160,12 @@ class MachineDriver:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
         clock.read()
-        if not self._driven(ready):
-            with clock.described_by(partial(self._described, what, operation)):
-                self._wait_on(ready, what, operation, clock)
+        try:
+            if not self._driven(ready):
+                with clock.described_by(partial(self._described, what, operation)):
+                    self._wait_on(ready, what, operation, clock)
+        finally:
+            self._counters.leave()
 
     def _wait_on(
         self, ready: Callable[[], bool], what: str, operation: PendingOperation | None, clock: WaitClock
@@ -195,6 +206,7 @@ class MachineDriver:
                 if not self._is_free():
                     return False
             if self._quick is not None and call.small and not self._received(self._quick, _SOON):
+                self._counters.leave()
                 return False
             before, self._quick = self._quick, call
             try:
@@ -315,6 +327,7 @@ class MachineDriver:
 
     def _driven(self, ready: Callable[[], bool]) -> bool:
         """Take one turn at the sockets, if it is not ready yet; whether it is then."""
+        self._counters.enter(WAITING)
         with self._turn():
             if ready():
                 return True
@@ -326,6 +339,11 @@ class MachineDriver:
         """Wait a little for messages, and handle them."""
         if self._tick():
             self._process.look_after_others(self)
+        if self._counters.timed and (oldest := self._machine.oldest()) is not None:
+            server, slice_, round_ = oldest
+            self._counters.enter(WAITING, slice_, round_, 0, -1 - server)
+        else:
+            self._counters.enter(WAITING)
         self._handle(_TICK)
 
     def _tick(self) -> bool:

@@ -119,6 +119,10 @@ class KeyDirectory:
         """Key of each slice."""
         return {part.id: key for key in self for part in key.parts}
 
+    def names(self) -> dict[int, str]:
+        """Name of the key of each slice; of a key that is cut, with the number of the part."""
+        return {id_: name for key in self for id_, name in key.entry.names()}
+
     def name_of(self, slice_: int) -> str:
         """Say for an error which key a slice is of."""
         key = self.homes().get(slice_)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from ....errors import KVStoreError
+from ....observe.counters import MOVING
+from ....observe.native._observe import Counters
 from ..protocol.events import Done, RetrySlice, SliceReceived, SliceRequest
 from ..protocol.messages import Answer, Failure, PayloadLocation, Record
 
@@ -51,6 +53,7 @@ class OperationTable:
         self.released: set[PendingOperation] = set()
         #: What became of one of them, until somebody is told.
         self.failed: Failure | None = None
+        self.counters = Counters("", "", 0, 0, shown=False)
 
     def add(self, operation: PendingOperation) -> int:
         """Give an operation its name."""
@@ -78,15 +81,19 @@ class OperationTable:
         operation.rounds[action.index] = action.record.round
         if request.take is None or operation.error is not None:
             return None
+        record = action.record
+        self.counters.enter(MOVING, record.slice, record.round, record.nbytes, -1 - request.server)
         try:
-            good = request.take(request.part, action.record, action.frames)
+            good = request.take(request.part, record, action.frames)
         except (KVStoreError, ValueError, IndexError) as error:
-            if action.record.place != PayloadLocation.SHARED:
+            if record.place != PayloadLocation.SHARED:
                 operation.error = Failure(
                     "ProtocolError", f"server {request.server} sent an invalid value: {error}"
                 )
                 return None
             good = False  # its memory is gone with it, or there is no room to map it: a frame will do
+        finally:
+            self.counters.leave()
         if good:
             return None
         part = SliceRequest(request.server, request.record, request.payload)

@@ -13,6 +13,7 @@ from ....arrays.grouping import Group, Key
 from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....devices.arrays import device_of
 from ....kernels import cpu
+from ....observe.counters import MOVING
 from ...entry import Array, check_shape, dense_out, not_row_sparse, row_ids, sparse_outs
 from ...outs import Later, host_outs
 from ..protocol.messages import Kind
@@ -129,7 +130,7 @@ class Pulls:
             finish: Finish = partial(self._client.finish, self._client.submit(requests, priority), what)
         else:
             finish = self._reads.start(requests, what, priority)
-        return finish if later is None else delivering(finish, later)
+        return finish if later is None else delivering(finish, later, self._client)
 
     def _table_requests(
         self, key: DistKey, dense: list[Any], sparse: list[RowSparseArray], later: Later
@@ -178,14 +179,15 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
     return trusted_rows(rows, np.empty(0, np.int64), key.shape)
 
 
-def delivering(finish: Finish, later: Later) -> Finish:
+def delivering(finish: Finish, later: Later, client: Client) -> Finish:
     """Return what ends an operation, and then brings what came to arrays of other types and places."""
-    return partial(_deliver, finish, later)
+    return partial(_deliver, finish, later, client)
 
 
-def _deliver(finish: Finish, later: Later) -> None:
+def _deliver(finish: Finish, later: Later, client: Client) -> None:
     finish()
-    later.deliver()
+    with client.counters.during(MOVING):
+        later.deliver()
 
 
 def _send(send: Callable[[Array], None], filled: list[Array]) -> None:

@@ -11,6 +11,7 @@ from ....arrays.sparse import RowSparseArray
 from ....compression import Feedback
 from ....devices.arrays import any_on_device
 from ....kernels import cpu
+from ....observe.counters import MOVING
 from ...entry import Array, dense_source, row_source, sparse_source
 from ...update import check_floating
 from ..protocol.messages import Kind
@@ -128,7 +129,8 @@ class Pushes:
             elif cpu.first_misfit(values, key.like) < 0:
                 dense.append((key, values))
             elif any_on_device(values):
-                dense.append((key, [self.gpus.get().total(key, values)]))
+                with self.client.counters.during(MOVING):
+                    dense.append((key, [self.gpus.get().total(key, values)]))
             else:
                 dense.append((key, [dense_source(key, value) for value in values]))
         if self.feedback is not None:

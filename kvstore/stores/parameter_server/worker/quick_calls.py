@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from ....kernels import cpu
+from ....observe.counters import CONVERTING
 from ..protocol.events import Action, SliceRequest
 from ..protocol.messages import Kind
 from ..protocol.payloads import SHARED_BYTES
@@ -48,6 +49,7 @@ class QuickCalls:
     ) -> None:
         self._client = client
         self.pushes, self.pulls, self.slices, self.memory = pushes, pulls, slices, memory
+        self.counters = client.counters
         self._plans = {kind: CallPlans(kind, client, keys) for kind in _WHAT}
 
     def pushpull(self, names: Any, value: Any, out: Any) -> bool | Finish:
@@ -208,8 +210,9 @@ class QuickCall:
         if feedback is None or self._codec is None or self._values is None:
             return
         self._packed = packed = self._plan.packed(self._codec[0])
-        for key, value, words in zip(self._plan.keys, self._values[0], packed.words, strict=True):
-            feedback.pack(key.key, [value], words)
+        with self._calls.counters.during(CONVERTING):
+            for key, value, words in zip(self._plan.keys, self._values[0], packed.words, strict=True):
+                feedback.pack(key.key, [value], words)
         for way in ways:
             way.plan.exchange.pack(*self._codec, packed.addresses, packed)
         if self._outs is None:
@@ -236,8 +239,7 @@ class QuickCall:
                 self._shared[at] = shared
                 is_out = self._outs is not None and value is self._outs[0][at]
                 places[at] = shared.segment, shared.offset, shared.own and is_out
-        if copies:
-            cpu.reduce(copies)
+        memory.carry_out(copies)
         for way in self._ways if places else ():
             way.plan.exchange.share(places)
 
@@ -291,7 +293,9 @@ class QuickCall:
         exchange = way.plan.exchange
         counts = (exchange.answered_bytes, exchange.received)
         accepted = pushed if self._pushes else []
-        machine.end_exchange(way.plan.server, slices, accepted, rounds, *counts)
+        seen = machine.end_exchange(way.plan.server, slices, accepted, rounds, *counts)
+        if seen > 0:
+            self._calls.counters.end_rounds(seen)
 
     def adopt(self, machine: WorkerMachine, operations: OperationTable, now: float) -> list[Action]:
         """Have the machine go on with what has no answer yet."""

@@ -38,6 +38,7 @@ class FillOuts:
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Copy one slice; False: it changed meanwhile in the server's memory, and must be asked for again."""
         if record.flags == IN_PLACE and record.place == PayloadLocation.NONE:
+            self._memory.note_in_place((part.stop - part.start) * self._key.dtype.itemsize)
             return True
         targets = [flat[part.start : part.stop] for flat in self._flat]
         if record.place == PayloadLocation.SHARED:

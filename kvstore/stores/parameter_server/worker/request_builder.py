@@ -11,6 +11,7 @@ from ....arrays import pages
 from ....arrays.sparse import RowSparseArray
 from ....compression import Feedback
 from ....kernels import cpu
+from ....observe.counters import CONVERTING, SUMMING
 from ...entry import Array
 from ...rows import merged
 from ...update import summands
@@ -43,8 +44,17 @@ class RequestBuilder:
         shared = self._memory.put(key, values)
         data = None
         if shared is None:
-            data = as_bytes(_summed(key, values))
+            data = as_bytes(self._summed(key, values))
         yield from self._cut(key, data, key.dtype.itemsize * 8, head, take, shared)
+
+    def _summed(self, key: DistKey, values: list[Array]) -> Array:
+        """Return the sum of values; a single one itself."""
+        if len(values) == 1:
+            return values[0]
+        total = pages.empty(key.shape, key.dtype)
+        with self._memory.counters.during(SUMMING):
+            cpu.reduce([(values, total, [])])
+        return total
 
     def placed(
         self,
@@ -64,14 +74,16 @@ class RequestBuilder:
         """Send the sum of values as the codec packs it; one without kernels packs and unpacks it here."""
         compiled = feedback.codec.compiled
         if compiled is None:
-            pushed = feedback.total(key.key, values)
-            restored = summands(pushed)
-            assert isinstance(restored, list)
-            pushed.keep()
+            with self._memory.counters.during(CONVERTING):
+                pushed = feedback.total(key.key, values)
+                restored = summands(pushed)
+                assert isinstance(restored, list)
+                pushed.keep()
             yield from self.dense(key, restored, head, take)
             return
         words = np.empty(cpu.encoded_bytes(compiled[0], key.size), np.uint8)
-        feedback.pack(key.key, values, words)
+        with self._memory.counters.during(CONVERTING):
+            feedback.pack(key.key, values, words)
         yield from self.coded(key, words, head, take, compiled)
 
     def coded(
@@ -114,7 +126,8 @@ class RequestBuilder:
         self, key: DistKey, values: Sequence[RowSparseArray], head: PushHeader, take: FillOuts | None = None
     ) -> Iterator[Request]:
         """Send the sum of row-sparse values; every slice hears of it, also of no rows."""
-        total = values[0] if len(values) == 1 else merged(list(values))
+        with self._memory.counters.during(SUMMING):
+            total = values[0] if len(values) == 1 else merged(list(values))
         ids = np.ascontiguousarray(total.indices)
         data = np.ascontiguousarray(total.data).reshape(len(ids), key.row_size)
         for part, low, high in split_rows(key, ids):
@@ -125,15 +138,6 @@ class RequestBuilder:
             )  # fmt: skip
             payload = (as_bytes(ids[low:high]), as_bytes(data[low:high]))
             yield Request(part.server, record, payload, take, part)
-
-
-def _summed(key: DistKey, values: list[Array]) -> Array:
-    """Return the sum of values; a single one itself."""
-    if len(values) == 1:
-        return values[0]
-    total = pages.empty(key.shape, key.dtype)
-    cpu.reduce([(values, total, [])])
-    return total
 
 
 def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:

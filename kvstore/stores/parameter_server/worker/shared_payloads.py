@@ -11,6 +11,8 @@ import numpy as np
 
 from ....arrays import pages
 from ....kernels import cpu
+from ....observe.counters import MOVING, SHARED, SUMMING
+from ....observe.native._observe import Counters
 from ...entry import Array
 from ..protocol.messages import Record
 from ..protocol.payloads import SHARED_BYTES
@@ -69,9 +71,20 @@ class SharedPayloads:
             return None
         copies: list[cpu.ReduceItem] = []
         shared = self.place(key, values, copies)
-        if copies:
-            cpu.reduce(copies)
+        self.carry_out(copies)
         return shared
+
+    def carry_out(self, copies: list[cpu.ReduceItem]) -> None:
+        """Copy, or sum, what `place` has found a place for."""
+        if copies:
+            sums = any(isinstance(values, list) and len(values) > 1 for values, _, _ in copies)
+            with self.counters.during(SUMMING if sums else MOVING):
+                cpu.reduce(copies)
+
+    @property
+    def counters(self) -> Counters:
+        """Where times are taken."""
+        return self._client.counters
 
     @property
     def shares(self) -> bool:
@@ -113,6 +126,10 @@ class SharedPayloads:
             block = taken
         lent.append((key.pushes, block))
         return block
+
+    def note_in_place(self, nbytes: int) -> None:
+        """Count a value that a server has written over what was pushed."""
+        self.counters.move(SHARED, 0, nbytes)
 
     def copy(self, server: int, record: Record, targets: list[Array]) -> bool:
         """Copy a value from a server's memory; False: it has changed meanwhile."""

@@ -23,6 +23,7 @@ import pytest
 
 from kvstore.errors import KVStoreError
 from kvstore.kernels import cpu
+from kvstore.observe.native._observe import Counters
 from kvstore.optimizer import states
 from kvstore.optimizer.builtin import arrays_of
 from kvstore.settings.parameter_server import PsConfig
@@ -66,6 +67,9 @@ class Sockets:
         self.inbox: list[tuple[Hashable, Any]] = []
         self.told: list[tuple[Hashable, Any]] = []
         self.seen = 0  # records that came to Python
+
+    def observe(self, counters: Counters, waits: Any) -> None:
+        self.all.observe(counters, waits)
 
     def open(self, peer: Hashable) -> socket.socket:
         ours, theirs = socket.socketpair()

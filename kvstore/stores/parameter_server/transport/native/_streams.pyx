@@ -15,11 +15,23 @@ from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from .....observe.native._observe import ring
+
 cdef extern from "serve.h" nogil:
+    ctypedef struct kv_counters:
+        pass
+    ctypedef struct kv_ring:
+        pass
+    kv_ring *kv_ring_here
+    ctypedef struct kp_observer:
+        kv_counters *counters
+        uint16_t store
+    ctypedef struct kp_waits:
+        pass
     enum:
         KP_MAGIC
     enum kp_outcome:
@@ -64,6 +76,7 @@ cdef extern from "serve.h" nogil:
         const kp_inlet *inlet
         kp_buffer *(*place)(kp_stream *s)
         void *placer
+        kp_observer observer
     ctypedef struct kp_sender:
         int runs
     int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher *cipher)
@@ -78,7 +91,7 @@ cdef extern from "serve.h" nogil:
     int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
     int kp_is_sent(kp_stream *s)
     int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
-    int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left)
+    int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left, const kp_observer *observer, const kp_waits *waits)
     enum:
         KP_EVENTS
         KP_KEY_BYTES
@@ -101,6 +114,8 @@ cdef extern from "expected.h" nogil:
         char *into
         uint64_t n, ids_bytes, nbytes
     kp_buffer *kp_place_rows(kp_stream *s)
+
+kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")
 
 include "exchange.pxi"
 include "expected.pxi"
@@ -195,7 +210,7 @@ cdef class Stream:
     cdef kp_stream s
     cdef Sender sender
     cdef kp_outlet outlet
-    cdef object link
+    cdef object link, counters
     cdef list expected
     cdef kp_expected *first_expected
     cdef readonly bint closed
@@ -218,6 +233,11 @@ cdef class Stream:
 
     def __dealloc__(self):
         self.close()
+
+    def observe(self, counters not None):
+        """Take the times in which the sender sends, in `counters`, a `Counters`."""
+        self.counters = counters
+        self.s.observer = observer_of(counters)
 
     def fileno(self):
         """Return the descriptor, which is readable when there is something to receive; -1: closed."""
@@ -419,6 +439,14 @@ cdef dict REASONS = {
     KP_FOREIGN: "a message begins with an invalid header, or is too large, or was altered",
     KP_NO_MEMORY: "no memory for a message",
 }
+
+
+cdef kp_observer observer_of(object counters):
+    """Where a `Counters` counts; it must be kept."""
+    cdef kp_observer found
+    found.counters = <kv_counters *>PyCapsule_GetPointer(counters.capsule, "kvstore.counters")
+    found.store = counters.number
+    return found
 
 
 cdef list frames_of(kp_message *message):

@@ -82,6 +82,8 @@ typedef struct kp_exchange {
     uint64_t base;            /* bytes that were sent before, as the server counts them */
     uint64_t received;        /* as the server counts bytes */
     kp_buffer *owner;         /* of all values */
+    kp_observer observer;
+    int32_t whom; /* the server, as in kv_counters */
 } kp_exchange;
 
 /* ------------------------------------------------------------------------------------------------ what goes */
@@ -239,6 +241,17 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
             kp_write_large(w, x->parts[i].from, x->parts[i].carried);
 }
 
+static void kp_count_parts(const kp_exchange *x, uint32_t from, uint32_t to)
+{
+    kp_moved moved = {0};
+    for (uint32_t i = from; i < to; i++) {
+        moved.carried += x->parts[i].carried;
+        moved.shared += x->parts[i].is_shared ? x->parts[i].nbytes : 0;
+    }
+    kp_count_sent(&x->observer, KV_BY_STREAM, &moved);
+    kv_note_bytes(x->observer.counters, moved.carried);
+}
+
 /* Send parts `next` to `end`, in batches. 0; -1: nothing was queued, or there is no memory. */
 static int kp_send_parts(kp_stream *s, kp_exchange *x, uint32_t end)
 {
@@ -263,8 +276,10 @@ static int kp_send_parts(kp_stream *s, kp_exchange *x, uint32_t end)
     }
     kp_drop(w.copied);
     free(w.pieces);
-    if (!failed)
+    if (!failed) {
+        kp_count_parts(x, x->next, end);
         x->next = end;
+    }
     return failed ? -1 : 0;
 }
 
@@ -308,6 +323,23 @@ static int kp_send_allowed(kp_stream *s, kp_exchange *x)
     return 0;
 }
 
+/* Enter the phase in which bytes of an exchange are moved. */
+static void kp_enter_moving(const kp_exchange *x)
+{
+    const kp_part *one = x->n == 1 ? &x->parts[0] : NULL;
+    kv_about about = {one ? one->slice : KV_NO_SLICE, one ? one->pushed : 0, 0, x->whom, x->observer.store};
+    kv_enter(x->observer.counters, KV_MOVING, about);
+}
+
+/* Begin to send an exchange; as `kp_send_allowed`. */
+static int kp_send_first(kp_stream *s, kp_exchange *x)
+{
+    kp_enter_moving(x);
+    int failed = kp_send_allowed(s, x);
+    kv_leave();
+    return failed;
+}
+
 static int kp_is_held_back(const kp_exchange *x)
 {
     return x->next < x->n;
@@ -320,6 +352,7 @@ static int kp_send_wider(kp_stream *s, kp_exchange *x)
         return 0;
     if (x->window <= UINT64_MAX / 4)
         x->window *= 2;
+    kp_enter_moving(x);
     return kp_send_allowed(s, x);
 }
 
@@ -493,6 +526,7 @@ static int kp_copy_shared(kp_exchange *x, const kp_reply *r)
 static int kp_take_reply(kp_exchange *x, const kp_message *message)
 {
     kp_reply r = {.message = message, .frames = message->n};
+    kp_moved moved = {0};
     if (!kp_is_expected(x, &r) || !kp_copy_shared(x, &r))
         return 0;
     for (uint32_t i = 0; i < r.head->records; i++) {
@@ -507,7 +541,11 @@ static int kp_take_reply(kp_exchange *x, const kp_message *message)
         asked->flying -= kp_traffic(asked, part);
         asked->back += part->carried;
         asked->left--;
+        moved.carried += record.place == KP_FRAME ? part->nbytes : 0;
+        moved.shared += record.kind == KP_VALUE && record.place != KP_FRAME ? part->nbytes : 0;
     }
+    kp_count_received(&x->observer, KV_BY_STREAM, &moved);
+    kv_note_bytes(x->observer.counters, moved.carried + moved.shared);
     x->received = r.head->received > x->received ? r.head->received : x->received;
     return 1;
 }
@@ -595,6 +633,7 @@ static int kp_receive_some_replies(kp_exchange *x, kp_stream *s)
 
 static int kp_receive_replies(kp_way *way)
 {
+    kp_enter_moving(way->exchange);
     int goes_on = kp_receive_some_replies(way->exchange, way->stream);
     kp_choose_wakes(way->stream);
     return goes_on;
@@ -660,12 +699,33 @@ static int kp_any_held_back(const kp_way *ways, size_t n)
     return 0;
 }
 
+static kv_about kp_about_first(const kp_exchange *x)
+{
+    for (uint32_t i = 0; x->left && i < x->n; i++)
+        if (!x->parts[i].answered)
+            return (kv_about){x->parts[i].slice, x->parts[i].pushed, 0, x->whom, x->observer.store};
+    return x->before ? kp_about_first(x->before) : kp_about_all(&x->observer);
+}
+
+/* Begin a wait that is timed, unless something is there; about the first part that has no answer. As poll. */
+static int kp_begin_wait(const kp_way *ways, size_t n_ways, struct pollfd *waits, nfds_t n)
+{
+    size_t i = 0;
+    int got = poll(waits, n, 0);
+    while (i + 1 < n_ways && !kp_left(ways[i].exchange))
+        i++;
+    if (!got)
+        kv_enter(ways[i].exchange->observer.counters, KV_WAITING, kp_about_first(ways[i].exchange));
+    return got;
+}
+
 /* Wait once. 1: something has come; 0: go on; -1: the end, or something failed. */
 static int kp_await_some(kp_way *ways, size_t n_ways, struct pollfd *waits, nfds_t n, int64_t end, unsigned *looks)
 {
     int64_t wider = kp_any_held_back(ways, n_ways) ? kp_clock_ns() + KP_WIDER_NS : end;
     int64_t until = wider < end ? wider : end;
-    int got = kp_poll(waits, n, until, looks);
+    int got = n_ways && kv_is_timed(ways[0].exchange->observer.counters) ? kp_begin_wait(ways, n_ways, waits, n) : 0;
+    got = got ? got : kp_poll(waits, n, until, looks);
     if (got || until == end)
         return got > 0 ? 1 : -1;
     for (size_t i = 0; i < n_ways; i++)
@@ -700,6 +760,7 @@ static void kp_await_replies(kp_way *ways, size_t n_ways, struct pollfd *waits, 
                     break;
             }
     }
+    kv_leave_work(); /* whoever waits on goes on with this wait */
     for (size_t i = 0; i < n_ways; i++)
         if (kp_unplace(ways[i].stream) && ways[i].stream->end < KP_CLOSED)
             ways[i].stream->end = KP_NO_MEMORY;

@@ -68,10 +68,12 @@ cdef extern from "exchange.h" nogil:
         uint32_t left, replies
         uint64_t gone, back, base, received
         kp_buffer *owner
+        kp_observer observer
+        int32_t whom
     ctypedef struct kp_way:
         kp_exchange *exchange
         kp_stream *stream
-    int kp_send_allowed(kp_stream *s, kp_exchange *x)
+    int kp_send_first(kp_stream *s, kp_exchange *x)
     void kp_await_replies(kp_way *ways, size_t n_ways, pollfd *waits, unsigned long n, double end)
 
 
@@ -112,6 +114,7 @@ cdef class Exchange:
     cdef list sizes, mapped
     cdef object arrays
     cdef Exchange before
+    cdef object counters  # keeps what `x` counts in
     cdef bytes apart  # addresses of values and outs that are known to be apart
 
     def __cinit__(
@@ -147,6 +150,11 @@ cdef class Exchange:
         self.clear()
         free(self.x.parts)
         free(self.x.segments)
+
+    def observe(self, counters not None, int server):
+        """Count in `counters`, a `Counters`, from now on, and take times there; `server` is the rank of the server."""
+        self.counters = counters
+        self.x.observer, self.x.whom = observer_of(counters), -1 - server
 
     def map(self, segments):
         """Know the server's memory: arrays of bytes by number, each a segment with seqlocks; they are kept."""
@@ -333,7 +341,7 @@ cdef class Exchange:
                 raise MemoryError()
             Py_INCREF(self.arrays)
         with nogil:
-            failed = kp_send_allowed(s, &self.x)
+            failed = kp_send_first(s, &self.x)
         return not failed
 
 

@@ -37,7 +37,9 @@ static void kp_send_more(kp_sender *sender, int fd)
     if (!s)
         return;
     s->waits = 0;
+    kv_enter(s->observer.counters, KV_MOVING, kp_about_all(&s->observer));
     enum kp_outcome outcome = kp_flush(s, KP_SEND_BYTES);
+    kv_leave();
     if (outcome != KP_CLOSED && kp_has_unsent(s))
         kp_await_room(sender, s);
     pthread_mutex_unlock(&s->lock);

@@ -37,25 +37,51 @@ static int kp_serve_stream(kp_stream *s)
     return outcome != KP_OPEN && outcome != KP_BLOCKED;
 }
 
+/* As epoll_wait. Where times are taken it looks first: a wait begins if nothing is there. */
+static int kp_await_events(int epoll, struct epoll_event *events, int64_t nanoseconds, const kp_observer *observer,
+                           const kp_waits *waits)
+{
+    int ms = nanoseconds > 0 ? (int)((nanoseconds + 999999) / 1000000) : 0;
+    if (ms && kv_is_timed(observer->counters)) {
+        int n = epoll_wait(epoll, events, KP_EVENTS, 0);
+        if (n)
+            return n;
+        kv_enter(observer->counters, KV_WAITING, waits ? waits->about(waits->context) : kp_about_all(observer));
+    }
+    return epoll_wait(epoll, events, KP_EVENTS, ms);
+}
+
+/* Serve the streams of events; those that have something for Python, and their number. `others`: there was something else. */
+static int kp_serve_events(const struct epoll_event *events, int n, kp_stream **left, const kp_observer *observer, int *others)
+{
+    int n_left = 0;
+    for (int i = 0; i < n; i++) {
+        kp_stream *s = (kp_stream *)events[i].data.ptr;
+        if (!s) {
+            *others = 1;
+            continue;
+        }
+        kv_enter(observer->counters, KV_MOVING, kp_about_all(observer));
+        if (kp_serve_stream(s))
+            left[n_left++] = s;
+    }
+    return n_left;
+}
+
 /* Serve streams for so many nanoseconds at most, or until there is something for Python: the streams that have it, and
  * their number; or 0 with a descriptor that is no stream, or a signal. */
-static int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left)
+static int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left, const kp_observer *observer, const kp_waits *waits)
 {
     int64_t end = kp_now() + nanoseconds;
     for (;;) {
         struct epoll_event events[KP_EVENTS];
         int64_t rest = end - kp_now();
-        int n = epoll_wait(epoll, events, KP_EVENTS, rest > 0 ? (int)((rest + 999999) / 1000000) : 0);
-        int n_left = 0, others = n <= 0;
-        for (int i = 0; i < n; i++) {
-            kp_stream *s = (kp_stream *)events[i].data.ptr;
-            if (!s)
-                others = 1;
-            else if (kp_serve_stream(s))
-                left[n_left++] = s;
-        }
-        if (n_left || others || rest <= 0) /* there may be something to serve all the time */
+        int n = kp_await_events(epoll, events, rest, observer, waits), others = n <= 0;
+        int n_left = kp_serve_events(events, n, left, observer, &others);
+        if (n_left || others || rest <= 0) { /* there may be something to serve all the time */
+            kv_leave_work();
             return n_left;
+        }
     }
 }
 

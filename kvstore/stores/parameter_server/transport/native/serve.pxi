@@ -5,9 +5,18 @@ cdef class StreamSet:
 
     cdef object epoll
     cdef dict streams  # by descriptor; keeps them as long as they are waited for
+    cdef kp_observer observer
+    cdef const kp_waits *waits
+    cdef object counters, waiting  # keep these two
 
     def __cinit__(self):
         self.epoll, self.streams = select.epoll(), {}
+
+    def observe(self, counters not None, waits not None):
+        """Take times in `counters`, a `Counters`; `waits` is a capsule that says whom the server waits for."""
+        self.counters, self.waiting = counters, waits
+        self.observer = observer_of(counters)
+        self.waits = <const kp_waits *>PyCapsule_GetPointer(waits, "kvstore.waits")
 
     def add(self, Stream stream not None):
         """Wait for a stream too."""
@@ -39,7 +48,7 @@ cdef class StreamSet:
         cdef int64_t nanoseconds = <int64_t>(min(seconds, 1e6) * 1e9)
         release_dropped()
         with nogil:
-            n = kp_serve(epoll, nanoseconds, left)
+            n = kp_serve(epoll, nanoseconds, left, &self.observer, self.waits)
         release_dropped()
         return [self.streams[left[at].fd] for at in range(n)]
 

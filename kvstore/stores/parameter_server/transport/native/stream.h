@@ -16,6 +16,7 @@
 
 #include "cipher.h"
 #include "messages.h"
+#include "traffic.h"
 
 enum {
     KP_READ_BYTES = 64 * 1024,
@@ -59,6 +60,7 @@ typedef struct kp_stream {
     size_t first_piece, n_pieces, pieces_room, sent; /* `sent`: bytes of the first piece */
     int waits; /* for the sender's thread */
     int broken;
+    kp_observer observer;
 } kp_stream;
 
 /* The socket and the cipher, if there is one, are the stream's from now on. 0, or -1 where there is no memory. */

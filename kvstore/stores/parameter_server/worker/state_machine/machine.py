@@ -84,6 +84,10 @@ class WorkerMachine:
         """Server and request of whatever an operation still waits for."""
         return self._servers.pending(op)
 
+    def oldest(self) -> tuple[int, int, int] | None:
+        """Server, slice and round of a request that has waited long; None: nothing is under way."""
+        return self._servers.oldest()
+
     def keep(self, op: Hashable) -> bool:
         """Read an operation's memory no more, and go on with it all the same; False: that cannot be."""
         return self._servers.keep(op)
@@ -133,9 +137,9 @@ class WorkerMachine:
         complete: Sequence[int],
         nbytes: int,
         received: int,
-    ) -> None:
+    ) -> int:
         """Note which requests of an exchange were answered, as `RequestTable.end_exchange`."""
-        self._servers[server].requests.end_exchange(slices, rounds, complete, nbytes, received)
+        return self._servers[server].requests.end_exchange(slices, rounds, complete, nbytes, received)
 
     def adopt(
         self,

@@ -79,6 +79,8 @@ class RequestTable:
         self.accepted: dict[int, int] = {}
         #: Last round of each slice that is known to be complete, as the server counts.
         self.complete: dict[int, int] = {}
+        #: Rounds that were seen complete in answers since somebody took this number.
+        self.rounds = 0
         self._queue: list[tuple[int, int, RequestInFlight]] = []
         self._order = 0
         self._flying: dict[int, int] = {}  # by slice: pushes that are sent and not answered
@@ -172,16 +174,24 @@ class RequestTable:
         self,
         slices: Sequence[int],
         rounds: Sequence[int],
-        complete: Iterable[int],
+        complete: Sequence[int],
         nbytes: int,
         received: int,
-    ) -> None:
-        """Take answers to requests that went another way: `rounds` of pushes, and which are complete."""
-        self.accepted.update(zip(slices, rounds, strict=False))  # of pulls there are none
-        self.complete.update(zip(slices, complete, strict=True))
+    ) -> int:
+        """Take answers to requests that went another way: `rounds` of pushes, and which are complete.
+
+        Returns how many rounds more are complete; less than 0 of a server that was started again.
+        """
+        known, seen = self.complete, 0
+        for slice_, last in zip(slices, complete, strict=True):
+            seen += last - (known[slice_] if slice_ in known else self.first_rounds.get(slice_, 0))
+            known[slice_] = last
+        if rounds:  # of pulls there are none
+            self.accepted.update(zip(slices, rounds, strict=True))
         self._sent += nbytes
         self._answered += nbytes
         self._received = max(self._received, received)
+        return seen
 
     def adopt(self, requests: Iterable[RequestInFlight], end: int, now: float) -> None:
         """Take over requests without answers; those from sequence `end` on are yet to be sent."""
@@ -217,7 +227,10 @@ class RequestTable:
             del self._open[record[SEQUENCE]]
             self._helped = self._helped or request.asked
             self._answered += request.size
-            self.complete[record[SLICE]] = record[ROUND]
+            slice_ = record[SLICE]
+            before = self.complete.get(slice_, self.first_rounds.get(slice_, 0))
+            self.rounds += max(0, record[ROUND] - before)
+            self.complete[slice_] = record[ROUND]
             if request.record[KIND] in _PUSHES:
                 asked = request.record
                 self.accepted[asked[SLICE]] = asked[ROUND] + self.first_rounds.get(asked[SLICE], 0)
@@ -285,6 +298,14 @@ class RequestTable:
         self._queue.clear()
         self._open.clear()
         return operations
+
+    def oldest(self) -> tuple[int, int] | None:
+        """Slice and round, as the server counts, of the request that has waited longest for its answer."""
+        request = next(iter(self._open.values()), None)
+        if request is None:
+            return None
+        slice_ = request.record[SLICE]
+        return slice_, request.record[ROUND] + self.first_rounds.get(slice_, 0)
 
     def waiting(self, operation: Hashable) -> list[Record]:
         """Return the requests of an operation that have no answer yet."""

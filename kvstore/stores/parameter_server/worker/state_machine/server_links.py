@@ -7,7 +7,17 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence, ValuesView
 import msgspec
 
 from ...protocol import messages as m
-from ...protocol.events import Action, Connect, Done, RetrySlice, Send, SliceReceived, SliceRequest, Submit
+from ...protocol.events import (
+    Action,
+    Connect,
+    Done,
+    RetrySlice,
+    RoundsSeen,
+    Send,
+    SliceReceived,
+    SliceRequest,
+    Submit,
+)
 from ...protocol.losses import lost
 from ...protocol.messages import BY_FRAME, KIND, ROUND, SLICE, Batch, Failure, Kind, PayloadLocation, Record
 from .member import StoreMember
@@ -139,6 +149,9 @@ class ServerLinks:
         if link is None or batch.incarnation != self._hello.incarnation or not link.attached:
             return
         done, unknown = link.requests.answered(batch, now)
+        if link.requests.rounds:
+            actions.append(RoundsSeen(link.requests.rounds))
+            link.requests.rounds = 0
         for request, record in done:
             operation = request.operation
             if operation is None:
@@ -177,6 +190,13 @@ class ServerLinks:
             self._links[server].requests.adopt(requests[server], end, now)
             self._pump(server, now, actions)
         return actions
+
+    def oldest(self) -> tuple[int, int, int] | None:
+        """Server, slice and round of a request that has waited long; None: nothing is under way."""
+        for server, link in self._links.items():
+            if (oldest := link.requests.oldest()) is not None:
+                return server, *oldest
+        return None
 
     def pending(self, op: Hashable) -> list[tuple[int, Record]]:
         """Server and request of whatever an operation still waits for."""

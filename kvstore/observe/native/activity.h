@@ -1,0 +1,89 @@
+#ifndef KV_ACTIVITY_H
+#define KV_ACTIVITY_H
+
+/* What a thread is doing: one phase at a time, so that no time is counted twice.
+ *
+ * To enter a phase ends the one before, at the same moment. To enter KV_WAITING again goes on with it: a wait stays one
+ * while its thread looks at a deadline in between, and is about what it was about last. All modules of a process see the
+ * same activity of a thread, through the ring. */
+
+#include "events.h"
+
+struct kv_activity {
+    kv_counters *counters;
+    uint64_t begin; /* 0: nothing that is timed */
+    kv_phase phase;
+    kv_about about;
+};
+
+static void kv_end_activity(kv_activity *a, uint64_t end)
+{
+    if (a->phase == KV_WAITING)
+        kv_waits_no_more(a->counters, a->begin);
+    kv_end_at(a->counters, a->phase, a->begin, end, a->about);
+    a->begin = 0;
+}
+
+static void kv_enter_timed(kv_counters *c, kv_phase phase, kv_about about)
+{
+    kv_activity *a = kv_ring_here->activity();
+    int waits = phase == KV_WAITING, goes_on = waits && a->begin && a->phase == KV_WAITING && a->counters == c;
+    if (!goes_on) {
+        uint64_t now = kv_ring_here->now();
+        if (a->begin)
+            kv_end_activity(a, now);
+        *a = (kv_activity){c, now, phase, about};
+    } else if (about.whom != KV_NOBODY || about.slice != KV_NO_SLICE) {
+        a->about = about;
+    }
+    if (waits)
+        kv_waits_for(c, a->begin, a->about);
+}
+
+/* Enter a phase, if somebody asks for times. `kv_leave` follows, or another phase. */
+static inline void kv_enter(kv_counters *c, kv_phase phase, kv_about about)
+{
+    if (kv_is_timed(c) && kv_ring_here->activity)
+        kv_enter_timed(c, phase, about);
+}
+
+/* What this thread is doing now. */
+static inline kv_activity kv_doing(void)
+{
+    return kv_ring_here->activity ? *kv_ring_here->activity() : (kv_activity){0};
+}
+
+/* End the phase that this thread is in, if it is in one. */
+static inline void kv_leave(void)
+{
+    kv_activity *a = kv_ring_here->activity ? kv_ring_here->activity() : 0;
+    if (a && a->begin)
+        kv_end_activity(a, kv_ring_here->now());
+}
+
+/* The same, unless this thread waits and is about to wait on. */
+static inline void kv_leave_work(void)
+{
+    kv_activity *a = kv_ring_here->activity ? kv_ring_here->activity() : 0;
+    if (a && a->begin && a->phase != KV_WAITING)
+        kv_end_activity(a, kv_ring_here->now());
+}
+
+/* Go on with what this thread was doing before a phase that ends now. */
+static inline void kv_go_back(const kv_activity *before)
+{
+    if (before->begin)
+        kv_enter(before->counters, before->phase, before->about);
+    else
+        kv_leave();
+}
+
+/* Count bytes to what this thread is doing. */
+static inline void kv_note_bytes(kv_counters *c, uint64_t nbytes)
+{
+    kv_activity *a = kv_is_timed(c) && kv_ring_here->activity ? kv_ring_here->activity() : 0;
+    if (a && a->begin)
+        a->about.nbytes += nbytes;
+}
+
+#endif

@@ -1,0 +1,60 @@
+"""The slices that a server has: names for who looks on, and their sizes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from ....arrays.host import dtype_named
+from ..protocol.messages import KeyEntry
+
+
+class HeldSlices:
+    """The slices of one server, by the number that events have: the store in the upper 32 bits."""
+
+    def __init__(self) -> None:
+        self._slices: dict[int, tuple[int, int]] = {}  # number of the key, bytes
+        self._names: dict[int, str] = {}  # also of slices that are gone: events tell of them
+        self._keys: Counter[tuple[int, int]] = Counter()  # how many slices of a key, by store and number
+        #: Bytes of the values; of a table, with all its rows.
+        self.nbytes = 0
+
+    @property
+    def keys(self) -> int:
+        """Number of keys of which there are slices."""
+        return len(self._keys)
+
+    def define(self, server: int, store: int, keys: Iterable[KeyEntry]) -> None:
+        """Take in the slices of keys that this server has."""
+        for key in keys:
+            row = math.prod(key.spec.shape[1:]) if key.spec.sparse else 1
+            element = dtype_named(key.spec.dtype).itemsize * row
+            for (slice_, name), part in zip(key.names(), key.slices, strict=True):
+                if part.server == server:
+                    self._drop(store << 32 | slice_)
+                    self._add(store << 32 | slice_, name, key.number, (part.stop - part.start) * element)
+
+    def forget(self, store: int, slices: Iterable[int] | None) -> None:
+        """Drop slices; None: all of a store."""
+        if slices is None:
+            slices = [number & 0xFFFFFFFF for number in self._slices if number >> 32 == store]
+        for slice_ in slices:
+            self._drop(store << 32 | slice_)
+
+    def _add(self, number: int, name: str, key: int, nbytes: int) -> None:
+        self._slices[number] = key, nbytes
+        self._names[number] = name
+        self._keys[number >> 32, key] += 1
+        self.nbytes += nbytes
+
+    def _drop(self, number: int) -> None:
+        key, nbytes = self._slices.pop(number, (-1, 0))
+        self.nbytes -= nbytes
+        self._keys[number >> 32, key] -= 1
+        if self._keys[number >> 32, key] <= 0:
+            del self._keys[number >> 32, key]
+
+    def names(self) -> dict[int, str]:
+        """Return a name for each slice that there ever was."""
+        return self._names.copy()
