@@ -57,9 +57,8 @@ class FarHost:
             preexec_fn=tied_to(os.getpid()),
         )
         self._lines: queue.Queue[str] = queue.Queue()
-        self._threads = [threading.Thread(target=self._read, daemon=True)]
         self._said: list[str] = []
-        self._threads.append(threading.Thread(target=self._listen, daemon=True))
+        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._read, self._listen)]
         for thread in self._threads:
             thread.start()
         try:
@@ -107,6 +106,7 @@ class FarHost:
         except queue.Empty:
             raise OSError("it has not answered in time") from None
         if not line:
+            self._threads[-1].join(_END)  # what it said last explains it
             last = f": {self._said[-1]}" if self._said else ""
             raise OSError(f"the connection has ended with exit code {self._process.wait()}{last}")
         return line
