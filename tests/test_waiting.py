@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kvstore import waiting
 from kvstore.engine import Work
 from kvstore.errors import TimeoutError
+from kvstore.observe.native._observe import Counters
 from kvstore.observe.stacks import warn_of_end
 from kvstore.stores.parameter_server.protocol.messages import Missing
 from kvstore.stores.parameter_server.worker.driver import MachineDriver
@@ -76,6 +77,7 @@ class StoppedDriver(MachineDriver):
         self._lock = threading.Lock()
         self._waiters = deque()
         self._quick = None
+        self._counters = Counters("dist_sync", "", 3, 4)
         member = SimpleNamespace(welcome=SimpleNamespace(rank=3))
         self._machine: Any = SimpleNamespace(missing=None, met=True, member=member)
         self._clock = clock

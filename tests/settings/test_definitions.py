@@ -36,7 +36,7 @@ READERS = {
 FUNCTIONS = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 # Variables that are set for programs or left to them, and not read.
-NOT_OURS = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+NOT_OURS = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMPI_MCA_hwloc_base_binding_policy"}
 # What tests and benches set for processes of their own.
 FOR_CHILDREN = {
     *(f"KVSTORE_BENCH_{name}" for name in ("CALLS", "HOST", "RANK", "REDIS_SOCKET", "SAMPLES")),
