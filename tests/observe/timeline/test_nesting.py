@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvstore.observe.counters import MOVING, WAITING
 from kvstore.observe.events import CALL
-from kvstore.observe.timeline.job.activity import common, segments, union
+from kvstore.observe.timeline.job.activity import common, length, segments, union
 from kvstore.observe.timeline.job.model import JobEvent
 from kvstore.observe.timeline.job.nesting import lanes
 
@@ -72,7 +72,8 @@ def test_common_time(one: list[tuple[int, int]], other: list[tuple[int, int]]) -
     def moments(times: list[tuple[int, int]]) -> set[int]:
         return {at for begin, end in times for at in range(begin, end)}
 
-    assert common(union(one), union(other)) == len(moments(one) & moments(other))
+    assert moments(common(union(one), union(other))) == moments(one) & moments(other)
+    assert length(union(one)) == len(moments(one))
 
 
 def test_own_time_is_that_of_no_inner_span() -> None:

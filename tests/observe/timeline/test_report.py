@@ -39,9 +39,23 @@ def steps(count: int, waiting: float, whom: int, **about: object) -> list[Row]:
 def test_shares_of_a_worker() -> None:
     found = report(job_of([file(steps(11, 3, 1))])).workers[0]
     assert (found.steps, found.source) == (10, "pushpull of w")
-    assert found.step == pytest.approx(0.01) and found.seconds == pytest.approx(0.1)
+    assert found.step == pytest.approx(0.01) and found.usual == 10
     wanted = {"computing": 0.5, "waiting": 0.3, "moving": 0.05, "summing": 0.1, "calls": 0.05}
     assert found.shares == pytest.approx(dict.fromkeys(SHARES, 0.0) | wanted)
+
+
+def test_steps_that_wait_for_something_unusual_are_told_and_not_in_the_shares() -> None:
+    late = [row(*one[:1], one[1] + 500, one[2] + 500, **one[3]) for one in steps(6, 3, 1)]
+    made = report(job_of([file([*steps(6, 3, 1), *late])]))
+    (found,) = made.workers
+    assert (found.steps, found.usual, found.step) == (11, 10, pytest.approx(0.01))
+    assert found.longest == (pytest.approx(0.05), pytest.approx(0.45))
+    wanted = {"computing": 0.5, "waiting": 0.3, "moving": 0.05, "summing": 0.1, "calls": 0.05}
+    assert found.shares == pytest.approx(dict.fromkeys(SHARES, 0.0) | wanted)
+    told = (
+        "Not in the shares: 1 steps of worker 0 of more than three times the median; the longest took 450 ms"
+    )
+    assert any(line.startswith(told) for line in text.lines(made))
 
 
 def test_marks_of_a_trainer_count_before_calls() -> None:
@@ -73,7 +87,7 @@ def test_what_the_store_does_in_the_background_counts_while_a_step_waits_for_it(
         row(WAITING, 4, 12, thread=7), row(MOVING, 12, 17, thread=7),
     ]  # fmt: skip
     process = job_of([file(rows, threads={100: "MainThread", 7: ENGINE})]).processes[0]
-    found = shares(process, 1 * MS, 20 * MS)
+    found = shares(process, [(1 * MS, 20 * MS)])
     assert {name: ns / MS for name, ns in found.items() if ns} == {
         "computing": 8.5, "waiting": 2, "moving": 5, "calls": 3.5,
     }  # fmt: skip
@@ -95,7 +109,7 @@ def test_shares_add_up_whatever_the_events_are(
         for kind, a, b, thread, whom, slice in events
     ]
     one = file(rows, threads={100: "MainThread", 7: ENGINE})
-    found = shares(job_of([one]).processes[0], begin * MS, (begin + length) * MS)
+    found = shares(job_of([one]).processes[0], [(begin * MS, (begin + length) * MS)])
     assert sum(found.values()) == length * MS
     assert min(found.values()) >= 0
     made = report(job_of([one, file(rows, rank=1)]))
@@ -165,6 +179,16 @@ def test_keys_that_cost_most() -> None:
     assert found[1].phases["moving"] == pytest.approx(0.004)
 
 
+def test_parts_of_a_key_count_as_the_key() -> None:
+    slices = {0: "w (part 1 of 2)", 1: "w (part 2 of 2)", 2: "w (part 1)"}
+    one = file(
+        [row(MOVING, at, at + 1, slice=at) for at in range(3)], stores=[store()._replace(slices=slices)]
+    )
+    assert {found.key: found.seconds for found in report(job_of([one])).keys} == {
+        "w": pytest.approx(0.002), "w (part 1)": pytest.approx(0.001),
+    }  # fmt: skip
+
+
 def test_the_report_as_text() -> None:
     rows = [row(ARRIVED, at, at, slice=0, round=at // 10, whom=at % 10 // 5) for at in range(0, 100, 5)]
     rows += [row(SUMMING, at + 6, at + 8, slice=0, round=at) for at in range(0, 100, 10)]
@@ -185,7 +209,7 @@ Worker 1 came last in 10 of 10 rounds of keys or parts of keys, 5 ms (median) af
           waiting  moving  summing  updating  converting
 server 0     0.0%    0.0%    21.7%      0.0%        0.0%
 
-Keys that cost most, in all workers together:
+Keys that cost most in these steps, in all workers together:
 key    all  waiting  moving  summing  updating  converting   bytes
-w    66 ms    33 ms   11 ms    22 ms      0 us        0 us  2.2 KB"""
+w    60 ms    30 ms   10 ms    20 ms      0 us        0 us  2.2 KB"""
     )

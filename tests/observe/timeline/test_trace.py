@@ -151,6 +151,15 @@ def test_ranks_without_a_file_and_lost_events_are_said(tmp_path: Path) -> None:
     ]
 
 
+def test_of_who_was_lost_and_is_back_a_file_is_missing() -> None:
+    """Each of the others tells of it."""
+    rows = [row(LOST, 1, 1, slice=NO_SLICE, whom=1), row(BACK, 2, 2, slice=NO_SLICE, whom=1)]
+    files = [file(rows), file(rows, role="server"), file([], rank=1)]
+    told = "worker 1 was lost and is back; there is no file of what it did before"
+    assert job_of(files).notes == [told]
+    assert job_of([*files, file([], rank=1, pid=7)]).notes == []
+
+
 def test_a_key_without_a_name_is_a_slice() -> None:
     process = job_of([file([row(CONVERTING, 0, 1, slice=9), row(MOVING, 2, 3, slice=NO_SLICE)])]).processes[0]
     assert [process.key_of(event) for event in process.events] == ["slice 9", ""]

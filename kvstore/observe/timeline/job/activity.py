@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ...counters import PHASES
@@ -12,6 +12,9 @@ from .model import OF_THREADS, JobEvent, JobProcess
 
 #: Where the time of a worker goes: together they are all of it. `calls`: the rest of the calls of the store.
 SHARES = ("computing", *PHASES, "calls")
+
+#: Pairs of begin and end, in order and disjoint.
+Times = list[tuple[int, int]]
 
 _IN_STORE = OF_THREADS | {STEP}
 
@@ -47,8 +50,8 @@ def segments(spans: Iterable[JobEvent]) -> Iterator[Segment]:
             del active[at]
 
 
-def shares(process: JobProcess, begin: int, end: int) -> dict[str, int]:
-    """Return for each of SHARES the ns between two times; together they are all of it.
+def shares(process: JobProcess, times: Times) -> dict[str, int]:
+    """Return for each of SHARES the ns in these times; together they are all of them.
 
     What threads of the user wait for, while the store works for them in the background, counts as what it
     does meanwhile.
@@ -56,17 +59,24 @@ def shares(process: JobProcess, begin: int, end: int) -> dict[str, int]:
     callers = calling_threads(process)
     own = [span for span in process.spans(_IN_STORE) if span.thread in callers]
     others = [span for span in process.spans() if span.thread not in callers and span.kind < len(PHASES)]
-    found = dict.fromkeys(SHARES, 0)
-    held: list[tuple[int, int]] = []  # times in a call, and in none of its phases
-    for one in clipped(segments(own), begin, end):
-        if one.event.kind < len(PHASES):
-            found[PHASES[one.event.kind]] += one.end - one.begin
-        else:
-            held.append((one.begin, one.end))
-    for kind, ns in _meanwhile(held, list(clipped(segments(others), begin, end))):
-        found["calls" if kind is None else PHASES[kind]] += ns
-    found["computing"] = end - begin - sum(found.values())
-    return found
+    phases, calls = _by_phase(segments(own))
+    held = common(times, calls)
+    found = {name: length(common(times, phases[name])) for name in PHASES} | {"calls": length(held)}
+    for name, background in _by_phase(segments(others))[0].items():
+        meanwhile = length(common(held, background))
+        found[name] += meanwhile
+        found["calls"] -= meanwhile
+    return {"computing": length(times) - sum(found.values()), **found}
+
+
+def _by_phase(found: Iterable[Segment]) -> tuple[dict[str, Times], Times]:
+    """Return the times of each phase, and those in a call or a step and in none of them."""
+    phases: dict[str, Times] = {name: [] for name in PHASES}
+    calls: Times = []
+    for one in found:
+        phase = one.event.kind < len(PHASES)
+        (phases[PHASES[one.event.kind]] if phase else calls).append((one.begin, one.end))
+    return phases, calls
 
 
 def calling_threads(process: JobProcess) -> set[int]:
@@ -77,34 +87,9 @@ def calling_threads(process: JobProcess) -> set[int]:
     return own or {process.file.pid}
 
 
-def clipped(found: Iterable[Segment], begin: int, end: int) -> Iterator[Segment]:
-    """Return what lies between two times."""
-    for one in found:
-        if one.end > begin and one.begin < end:
-            yield Segment(max(one.begin, begin), min(one.end, end), one.event)
-
-
-def _meanwhile(
-    times: Sequence[tuple[int, int]], others: Sequence[Segment]
-) -> Iterator[tuple[int | None, int]]:
-    """Yield what others did at these times, each in order and disjoint, and how long; None: nothing."""
-    at = 0
-    for begin, end in times:
-        idle = end - begin
-        while at < len(others) and others[at].end <= begin:
-            at += 1
-        for other in others[at:]:
-            if other.begin >= end:
-                break
-            ns = min(other.end, end) - max(other.begin, begin)
-            idle -= ns
-            yield other.event.kind, ns
-        yield None, idle
-
-
-def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the times in which at least one of the spans is, in order and disjoint."""
-    found: list[tuple[int, int]] = []
+def union(spans: Iterable[tuple[int, int]]) -> Times:
+    """Return the times in which at least one of the spans is."""
+    found: Times = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
             found[-1] = found[-1][0], max(end, found[-1][1])
@@ -113,14 +98,21 @@ def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def common(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> int:
-    """Return for how long both are; each is as `union` returns it."""
-    total, at = 0, 0
-    for begin, end in one:
-        while at < len(other) and other[at][1] <= begin:
-            at += 1
-        for b, e in other[at:]:
-            if b >= end:
-                break
-            total += min(e, end) - max(b, begin)
-    return total
+def common(one: Times, other: Times) -> Times:
+    """Return the times that are in both."""
+    found: Times = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if begin < end:
+            found.append((begin, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def length(times: Times) -> int:
+    """Return for how long they are."""
+    return sum(end - begin for begin, end in times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +126,7 @@ def job_of(files: Sequence[ProcessFile], notes: Sequence[str] = ()) -> JobTimeli
     tables = [_Table(file, alignment) for file, alignment in zip(files, align(files), strict=True)]
     origin = min((int(table.begin.min()) for table in tables if table.begin.size), default=0)
     processes = [table.process(origin) for table in tables]
-    return JobTimeline(processes, [*notes, *_of_clocks(processes)])
+    return JobTimeline(processes, [*notes, *_of_losses(processes), *_of_clocks(processes)])
 
 
 class _Table:
@@ -147,6 +148,19 @@ class _Table:
         found.sort(key=lambda event: (event.begin, -event.end))
         stores = {store.number: store for store in self.file.stores}
         return JobProcess(self.file, self.alignment, found, stores)
+
+
+def _of_losses(processes: list[JobProcess]) -> list[str]:
+    """Say of which processes that are back there is no file of what they did before."""
+    files = Counter(process.name for process in processes)
+    backs: Counter[str] = Counter()
+    for process in processes:
+        backs |= Counter(name_of(event.whom) for event in process.events if event.kind == BACK)
+    return [
+        f"{name} was lost and is back; there is no file of what it did before"
+        for name, back in backs.items()
+        if 0 < files[name] <= back
+    ]
 
 
 def _of_clocks(processes: list[JobProcess]) -> list[str]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...counters import PHASES
-from .activity import segments, shares
-from .model import JobProcess, JobTimeline
+from .activity import Times, common, length, segments, shares
+from .model import JobEvent, JobProcess, JobTimeline
 from .nesting import by_thread
-from .steps import Overlap, overlap_of, steps_of
+from .steps import Overlap, Steps, overlap_of, steps_of
 from .straggler import Last, ranking
 
 _KEYS = 10
+_PHASES = frozenset(range(len(PHASES)))
+#: What comes after a key in the name of one of its slices.
+_PART = re.compile(r" \(part \d+ of \d+\)$")
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,12 @@ class WorkerReport:
         What they are counted by.
     step : float
         Median of their seconds.
-    seconds : float
-        From the first step to the last.
+    usual : int
+        Number of steps that are not longer than three times the median. Only these are in `shares`.
+    longest : tuple of float
+        Begin and length of the longest step, in seconds.
     shares : dict
-        Part of these seconds by `activity.SHARES`; together they are 1.
+        Parts of the usual steps by `activity.SHARES`; together they are 1.
     overlap : Overlap or None
         Of gradients with the backward pass.
     """
@@ -42,7 +49,8 @@ class WorkerReport:
     steps: int
     source: str
     step: float
-    seconds: float
+    usual: int
+    longest: tuple[float, float]
     shares: dict[str, float]
     overlap: Overlap | None
 
@@ -105,61 +113,75 @@ class Report:
 
 def report(job: JobTimeline) -> Report:
     """Make the report of a job."""
-    workers = [(process, _worker(process)) for process in job.of_role("worker")]
-    notes = [
-        f"{process.name} has too few events to find its steps" for process, one in workers if one is None
-    ]
+    workers = [(process, steps_of(process)) for process in job.of_role("worker")]
+    notes = [f"{process.name} has too few events to find its steps" for process, one in workers if not one]
     uncertain = [process.alignment.uncertainty for process in job.processes]
     known = [one for one in uncertain if one is not None]
     return Report(
         job.processes[0].file.job,
         job.ns * 1e-9,
         max(known) * 1e-9 if len(known) == len(uncertain) else None,
-        [one for _, one in workers if one is not None],
+        [_worker(process, steps) for process, steps in workers if steps is not None],
         [_server(process) for process in job.of_role("server")],
         ranking(job),
-        _keys(job),
+        _keys([(process, _all(process) if steps is None else steps.usual) for process, steps in workers]),
         [*job.notes, *notes],
     )
 
 
-def _worker(process: JobProcess) -> WorkerReport | None:
-    steps = steps_of(process)
-    if steps is None:
-        return None
-    whole = steps.end - steps.begin
-    parts = {name: ns / whole for name, ns in shares(process, steps.begin, steps.end).items()}
-    rank, pid, overlap = process.file.rank, process.file.pid, overlap_of(process, steps)
-    return WorkerReport(rank, pid, len(steps.times), steps.source, steps.median, whole * 1e-9, parts, overlap)
+def _worker(process: JobProcess, steps: Steps) -> WorkerReport:
+    usual = steps.usual
+    parts = {name: ns / length(usual) for name, ns in shares(process, usual).items()}
+    begin, end = steps.longest
+    return WorkerReport(
+        process.file.rank, process.file.pid, len(steps.times), steps.source, steps.median,
+        len(usual), (begin * 1e-9, (end - begin) * 1e-9), parts, overlap_of(process, steps),
+    )  # fmt: skip
+
+
+def _all(process: JobProcess) -> Times:
+    """Return the time that a process has recorded."""
+    spans = process.spans()
+    return [(spans[0].begin, max(span.end for span in spans))] if spans else []
 
 
 def _server(process: JobProcess) -> ServerReport:
-    spans = process.spans()
-    begin, end = (spans[0].begin, max(span.end for span in spans)) if spans else (0, 0)
-    found = dict.fromkeys(PHASES, 0)
-    for events in by_thread(spans).values():
+    whole, found = length(_all(process)), dict.fromkeys(PHASES, 0)
+    for events in by_thread(process.spans()).values():
         for one in segments(events):
             if one.event.kind < len(PHASES):
                 found[PHASES[one.event.kind]] += one.end - one.begin
-    parts = {name: ns / max(1, end - begin) for name, ns in found.items()}
-    return ServerReport(process.file.rank, process.file.pid, (end - begin) * 1e-9, parts)
+    parts = {name: ns / max(1, whole) for name, ns in found.items()}
+    return ServerReport(process.file.rank, process.file.pid, whole * 1e-9, parts)
 
 
-def _keys(job: JobTimeline) -> list[KeyReport]:
+def _keys(workers: Sequence[tuple[JobProcess, Times]]) -> list[KeyReport]:
+    """Add up what the keys cost in these times of each worker."""
     ns: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(PHASES, 0))
-    moved: dict[str, int] = defaultdict(int)
-    for process in job.of_role("worker"):
-        for events in by_thread(process.spans()).values():
-            for one in segments(events):
-                if one.event.kind < len(PHASES):
-                    ns[process.key_of(one.event) or "(several keys)"][PHASES[one.event.kind]] += (
-                        one.end - one.begin
-                    )
-        for event in process.spans():
-            if event.kind < len(PHASES):
-                moved[process.key_of(event) or "(several keys)"] += event.nbytes
+    moved: Counter[str] = Counter()
+    for process, times in workers:
+        for name, phase, taken in _costs(process, times):
+            ns[name][phase] += taken
+        for event in process.spans(_PHASES):
+            moved[_key_of(process, event)] += event.nbytes
     found = [
         KeyReport(key, sum(of.values()) * 1e-9, {name: one * 1e-9 for name, one in of.items()}, moved[key])
         for key, of in ns.items()
     ]
     return sorted(found, key=lambda one: (-one.seconds, one.key))[:_KEYS]
+
+
+def _costs(process: JobProcess, times: Times) -> Iterator[tuple[str, str, int]]:
+    """Yield key, phase and ns of all that a worker does in these times."""
+    for events in by_thread(process.spans()).values():
+        spent: dict[tuple[str, str], Times] = defaultdict(list)
+        for one in segments(events):
+            if one.event.kind in _PHASES:
+                key, phase = _key_of(process, one.event), PHASES[one.event.kind]
+                spent[key, phase].append((one.begin, one.end))
+        yield from ((*what, length(common(of, times))) for what, of in spent.items())
+
+
+def _key_of(process: JobProcess, event: JobEvent) -> str:
+    """Name a key, whatever part of it an event is about."""
+    return _PART.sub("", process.key_of(event)) or "(several keys)"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 from ...counters import CALLS
 from ...events import BUCKET, CALL, STEP
-from .activity import common, union
+from .activity import Times, common, union
 from .model import JobEvent, JobProcess, name_of_call
+
+_LONG = 3  # times the median: a step that waits for something unusual
 
 
 class Steps(NamedTuple):
@@ -20,28 +21,29 @@ class Steps(NamedTuple):
     Attributes
     ----------
     times : list of tuple
-        Begin and end of each, in ns.
+        Begin and end of each, in ns, in order.
     source : str
         What they are counted by.
     """
 
-    times: list[tuple[int, int]]
+    times: Times
     source: str
-
-    @property
-    def begin(self) -> int:
-        """Of the first one."""
-        return self.times[0][0]
-
-    @property
-    def end(self) -> int:
-        """Of the last one."""
-        return self.times[-1][1]
 
     @property
     def median(self) -> float:
         """Seconds of a step."""
         return median(end - begin for begin, end in self.times) * 1e-9
+
+    @property
+    def usual(self) -> Times:
+        """The steps that are not much longer than others."""
+        most = _LONG * median(end - begin for begin, end in self.times)
+        return [(begin, end) for begin, end in self.times if end - begin <= most]
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The longest step."""
+        return max(self.times, key=lambda one: one[1] - one[0])
 
 
 def steps_of(process: JobProcess) -> Steps | None:
@@ -58,7 +60,7 @@ def steps_of(process: JobProcess) -> Steps | None:
     return _by_calls(process)
 
 
-def _between(marks: list[int]) -> list[tuple[int, int]]:
+def _between(marks: list[int]) -> Times:
     return [(begin, end) for begin, end in pairwise(sorted(marks)) if end > begin]
 
 
@@ -95,21 +97,19 @@ class Overlap(NamedTuple):
 def overlap_of(process: JobProcess, steps: Steps) -> Overlap | None:
     """Compare buckets with the ends of the steps; None: there are no buckets."""
     buckets = process.spans(frozenset((BUCKET,)))
-    ends = union((event.begin, event.end) for event in process.spans(frozenset((STEP,))))
-    if not buckets or not ends:
+    if not buckets:
         return None
     busy = union((event.begin, event.end) for event in buckets)
-    whole = [common([step], busy) for step in steps.times]
-    open_ = [common([step], union(_within(step, busy, ends))) for step in steps.times]
-    return Overlap(median(whole) * 1e-9, median(open_) * 1e-9)
+    ends = union((event.begin, event.end) for event in process.spans(frozenset((STEP,))))
+    return Overlap(_in_a_step(steps, busy), _in_a_step(steps, common(busy, ends)))
 
 
-def _within(
-    step: tuple[int, int], busy: list[tuple[int, int]], ends: list[tuple[int, int]]
-) -> Iterable[tuple[int, int]]:
-    """Yield the times of one step in which a bucket is under way and the step waits."""
-    for begin, end in ends:
-        if end > step[0] and begin < step[1]:
-            for b, e in busy:
-                if e > begin and b < end:
-                    yield max(b, begin), min(e, end)
+def _in_a_step(steps: Steps, times: Times) -> float:
+    """Return the median of the seconds that are in a step."""
+    in_each = dict.fromkeys(steps.times, 0)
+    at = 0
+    for begin, end in common(steps.times, times):
+        while steps.times[at][1] <= begin:
+            at += 1
+        in_each[steps.times[at]] += end - begin
+    return median(in_each.values()) * 1e-9

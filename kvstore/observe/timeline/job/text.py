@@ -30,6 +30,15 @@ def _workers(report: Report) -> Iterator[str]:
         ]
         yield from table(["", "steps", "step", *SHARES], rows)
         yield f"Steps are counted by: {', '.join(dict.fromkeys(one.source for one in report.workers))}."
+        yield from _long_steps(report)
+
+
+def _long_steps(report: Report) -> Iterator[str]:
+    for one in report.workers:
+        if one.usual < one.steps:
+            begin, seconds = one.longest
+            what = f"{one.steps - one.usual} steps of worker {one.rank} of more than three times the median"
+            yield f"Not in the shares: {what}; the longest took {_seconds(seconds)}, from {begin:.2f} s on."
 
 
 def _straggler(report: Report) -> Iterator[str]:
@@ -65,7 +74,7 @@ def _servers(report: Report) -> Iterator[str]:
 def _keys(report: Report) -> Iterator[str]:
     if report.keys:
         yield ""
-        yield "Keys that cost most, in all workers together:"
+        yield "Keys that cost most in these steps, in all workers together:"
         rows = [
             [
                 one.key,
