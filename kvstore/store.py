@@ -50,6 +50,8 @@ _CALL = {verb: number for number, verb in enumerate(CALLS)}
 class Statistics(NamedTuple):
     """Counts of what a store has done so far.
 
+    Stores without servers count keys, bytes of values and calls; all else is 0.
+
     Attributes
     ----------
     keys : int
