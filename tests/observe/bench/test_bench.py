@@ -53,16 +53,21 @@ MANY = ("--store", "dist_sync", "-s", "2", "-n", "3", "--method", "push-pull", "
 @pytest.mark.parametrize(
     ("arguments", "workers", "servers"),
     [
-        (("--store", "dist_sync"), 2, 1),
         (MANY, 3, 2),
-        (ASYNC, 2, 1),
-        (("--store", "p3", "--compression", "1bit"), 2, 1),
         (("--compression", "2bit=0.3", "--optimizer", "sgd", "-n", "3"), 3, 0),
-        (("--compression", "fp16", "--method", "push-pull"), 2, 0),
-        (("--dtype", "int8", "-n", "3"), 3, 0),
         (("--store", "local", "--optimizer", "sgd"), 1, 0),
-        (("--store", "LOCAL", "-n", "2"), 2, 0),
-        (("--store", "device", "--compression", "2bit"), 1, 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in [
+                (("--store", "dist_sync"), 2, 1),
+                (ASYNC, 2, 1),
+                (("--store", "p3", "--compression", "1bit"), 2, 1),
+                (("--compression", "fp16", "--method", "push-pull"), 2, 0),
+                (("--dtype", "int8", "-n", "3"), 3, 0),
+                (("--store", "LOCAL", "-n", "2"), 2, 0),
+                (("--store", "device", "--compression", "2bit"), 1, 0),
+            ]
+        ),
     ],
     ids=lambda one: " ".join(one) if isinstance(one, tuple) else None,
 )

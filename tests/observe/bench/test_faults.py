@@ -16,7 +16,7 @@ LONG = ("--rounds", "10000")
 
 
 @pytest.mark.parametrize("store", ["shared", "dist_sync"])
-@pytest.mark.parametrize("moment", ["starting", "measuring"])
+@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.nightly), "measuring"])
 def test_a_worker_that_is_killed_is_named(bench: Callable[..., Any], store: str, moment: str) -> None:
     command = bench("--store", store, "--peers", "none", *LONG)
     if moment == "measuring":
@@ -55,7 +55,7 @@ def test_a_worker_of_mpi_that_is_killed(bench: Callable[..., Any], mpi: None) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["starting", "measuring"])
+@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.nightly), "measuring"])
 def test_a_signal_ends_everything(
     bench: Callable[..., Any], mpi: None, number: signal.Signals, moment: str
 ) -> None:
