@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,18 @@ def test_a_trace_has_calls_with_key_and_bytes_phases_and_whom_they_are_for(tmp_p
         ("server 0", "losses", "worker 1 is lost", "lost", 7500, None, None, None, None, "worker 1"),
         ("server 0", "losses", "server 0 is back", "back", 8500, None, None, None, None, "server 0"),
     ]
+
+
+def test_parts_wait_at_a_server_until_the_last_of_their_round_is_there(tmp_path: Path) -> None:
+    rows = [
+        row(ARRIVED, at, at, slice=key, round=round, whom=rank)
+        for at, (key, round, rank) in enumerate(
+            [(0, 1, 0), (1, 1, 0), (0, 1, 1), (0, 2, 1), (1, 1, 1), (0, 2, 0)]
+        )
+    ]
+    trace = json.loads(written(tmp_path, file(rows, role="server"), file(rows)).read_text())
+    curve = [(one["ts"], one["args"]["parts"]) for one in trace["traceEvents"] if one["ph"] == "C"]
+    assert curve == [(0, 1), (1000, 2), (2000, 1), (3000, 2), (4000, 1), (5000, 0)]
 
 
 def test_the_order_of_processes_is_workers_servers_scheduler(tmp_path: Path) -> None:

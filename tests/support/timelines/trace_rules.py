@@ -52,7 +52,7 @@ def _insert(base: sqlite3.Connection, at: int, event: dict[str, Any]) -> None:
 
 #: What is wrong, and the query that finds it.
 RULES = {
-    "phases of events": "SELECT * FROM event WHERE ph NOT IN ('X', 'i')",
+    "phases of events": "SELECT * FROM event WHERE ph NOT IN ('X', 'i', 'C')",
     "spans have a length, instants have none": (
         "SELECT * FROM event WHERE (ph = 'X') != (dur IS NOT NULL) OR dur < 0"
     ),
@@ -68,7 +68,8 @@ RULES = {
     ),
     "processes have names": "SELECT * FROM event WHERE pid NOT IN (SELECT pid FROM process)",
     "tracks have names": (
-        "SELECT * FROM event LEFT JOIN track USING (pid, tid) WHERE track.name IS NULL OR sort_index IS NULL"
+        "SELECT * FROM event LEFT JOIN track USING (pid, tid) "
+        "WHERE ph != 'C' AND (track.name IS NULL OR sort_index IS NULL)"
     ),
     "processes have an order": "SELECT * FROM process WHERE sort_index IS NULL",
     "names are not empty": "SELECT * FROM event WHERE name = '' OR cat = ''",

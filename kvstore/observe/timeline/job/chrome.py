@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,23 @@ class _Tracks:
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield all others, by their time; the outer ones of spans that begin together first."""
         found = [self._spans(tid, lane) for tid, lane in enumerate(self._lanes, 1)]
-        return heapq.merge(*found, map(self._instant, self._instants), key=lambda event: event["ts"])
+        instants = map(self._instant, self._instants)
+        return heapq.merge(*found, instants, self._queue(), key=lambda event: event["ts"])
+
+    def _queue(self) -> Iterator[dict[str, Any]]:
+        """Yield how many parts wait at a server for the others of their round."""
+        arrived = self._process.spans(frozenset((ARRIVED,))) if self._process.file.role == "server" else []
+        last = {(event.store, event.slice, event.round): event for event in arrived}
+        waiting: Counter[tuple[int, int, int]] = Counter()
+        parts = 0
+        for event in arrived:
+            round_ = event.store, event.slice, event.round
+            waiting[round_] += 1
+            parts += 1 if last[round_] is not event else 1 - waiting.pop(round_)
+            yield {
+                "ph": "C", "pid": self._pid, "tid": 0, "name": "parts that wait", "cat": "queue",
+                "ts": event.begin / 1000, "args": {"parts": parts},
+            }  # fmt: skip
 
     def _spans(self, tid: int, lane: list[Span]) -> Iterator[dict[str, Any]]:
         for span in lane:

@@ -1,0 +1,134 @@
+"""The timeline of a job with a slow worker, and one that is killed and comes back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
+
+import pace
+import pytest
+from click.testing import CliRunner
+from launched import Job, gone_after
+from timelines.trace_rules import broken, loaded
+
+from kvstore.launch.cli import main
+
+pytest.importorskip("kvstore.recorded", reason="calls are no events yet")
+
+SLOW, KILLED = 1, 3
+#: Worker 3 is killed in its 11th step; when it is back, it takes part in some steps of the others.
+TRAIN = """
+import json
+import numpy as np
+import kvstore as kv
+store = kv.create("dist_sync", on_peer_loss="continue")
+keys = ["first", "second"]
+store.init(keys, [np.zeros(300_000, np.float32)] * 2)
+arrays = [np.ones(300_000, np.float32) for _ in keys]
+calls = []
+for step in range(40):
+    if RANK == 3 and step == 10:
+        if not RESTART:
+            os.kill(os.getpid(), signal.SIGKILL)
+        break
+    time.sleep(0.06 if RANK == 1 else 0.03)
+    begin = time.monotonic_ns()
+    store.pushpull(keys, arrays, out=arrays)
+    calls.append((begin, time.monotonic_ns()))
+if RANK == 3:
+    store.join()
+(HERE / f"calls-{RANK}.json").write_text(json.dumps(calls))
+store.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with gone_after(tmp_path_factory.mktemp("slow")) as made:
+        made.environment |= {"KVSTORE_TIMELINE": "out", "KVSTORE_DEAD_AFTER": "1"}
+        launcher = made.run("-n", "4", "-s", "2", "--restarts", "1", text=TRAIN)
+        _, err = launcher.communicate(timeout=pace.seconds(100))
+        assert launcher.returncode == 0, err
+        yield made
+
+
+@pytest.fixture(scope="module")
+def base(job: Job) -> sqlite3.Connection:
+    trace = job.folder / "job.json"
+    result = CliRunner().invoke(main, ["timeline", str(job.folder / "out"), "-o", str(trace)])
+    assert result.exit_code == 0, result.output
+    return loaded(trace)
+
+
+def calls(job: Job, rank: int) -> list[tuple[int, int]]:
+    """Begin and end of each call, as the worker itself has seen it."""
+    found: list[tuple[int, int]] = json.loads((job.folder / f"calls-{rank}.json").read_text())
+    return found
+
+
+def test_the_trace_keeps_the_rules_of_the_format(base: sqlite3.Connection) -> None:
+    assert broken(base) == {}
+
+
+def test_all_processes_are_there_but_the_one_that_was_killed(base: sqlite3.Connection, job: Job) -> None:
+    names = [name for (name,) in base.execute("SELECT name FROM process ORDER BY sort_index")]
+    assert names == [*(f"worker {rank}" for rank in range(4)), "server 0", "server 1", "scheduler"]
+    notes = json.loads((job.folder / "job.json").read_text())["otherData"]["notes"]
+    assert notes == ["worker 3 was lost and is back; there is no file of what it did before"]
+
+
+@pytest.mark.parametrize("kind", ["lost", "back"])
+def test_a_loss_is_an_instant_of_all_who_hear_of_it(base: sqlite3.Connection, kind: str) -> None:
+    query = "SELECT DISTINCT process.name FROM event JOIN process USING (pid) WHERE cat = ? AND whom = ?"
+    told = {name for (name,) in base.execute(query, (kind, f"worker {KILLED}"))}
+    assert {"worker 0", "worker 1", "worker 2", "scheduler"} <= told
+
+
+def test_clocks_of_all_processes_agree_within_a_millisecond(base: sqlite3.Connection) -> None:
+    """A part arrives at a server after the call that pushes it has begun, and before the call ends."""
+    query = """
+    SELECT arrived.ts - call.ts AS after, call.ts + call.dur - arrived.ts AS before
+    FROM event arrived JOIN process ON process.name = arrived.whom
+    LEFT JOIN event call ON call.pid = process.pid AND call.cat = 'call' AND call.name = 'pushpull'
+        AND arrived.ts BETWEEN call.ts - 1000000 AND call.ts + call.dur + 1000000
+    WHERE arrived.cat = 'arrived' AND arrived.whom != 'worker 3'
+    """
+    found = base.execute(query).fetchall()
+    assert len(found) >= 3 * 40 * 2
+    assert None not in {one for row in found for one in row}
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_phases_add_up_to_the_steps(base: sqlite3.Connection, job: Job, rank: int) -> None:
+    """A step is the time outside of calls, as the worker has measured it, and the phases of its call."""
+    query = """
+    SELECT sum(phase.dur) FROM event call JOIN process USING (pid)
+    JOIN event phase ON phase.pid = call.pid AND phase.tid = call.tid AND phase.cat != 'call'
+        AND phase.ts >= call.ts AND phase.ts < call.ts + call.dur
+    WHERE process.name = ? AND call.name = 'pushpull' GROUP BY call.at ORDER BY call.ts
+    """
+    phases = [ns for (ns,) in base.execute(query, (f"worker {rank}",))]
+    seen = calls(job, rank)
+    assert len(phases) == len(seen) == 40
+    ratios = [
+        (inside + after[0] - before[1]) / (after[0] - before[0])
+        for inside, (before, after) in zip(phases, pairwise(seen), strict=False)
+    ]
+    assert median(ratios) == pytest.approx(1, abs=0.02)
+
+
+def test_the_report_names_the_slow_worker(base: sqlite3.Connection, job: Job) -> None:
+    result = CliRunner().invoke(main, ["timeline", str(job.folder / "out"), "--json"])
+    found = json.loads(result.stdout)
+    assert found["last"][0]["rank"] == SLOW
+    assert found["last"][0]["rounds"] > found["last"][0]["of"] / 2
+    shares = {worker["rank"]: worker["shares"] for worker in found["workers"]}
+    assert max(shares, key=lambda rank: shares[rank]["computing"]) == SLOW
+    assert min(shares, key=lambda rank: shares[rank]["waiting"]) == SLOW
+    assert all(sum(one.values()) == pytest.approx(1) for one in shares.values())
+    assert {key["key"] for key in found["keys"]} <= {"first", "second", "(several keys)"}
+    text = CliRunner().invoke(main, ["timeline", str(job.folder / "out")]).stdout
+    assert f"Worker {SLOW} came last in " in text
