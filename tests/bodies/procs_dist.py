@@ -19,6 +19,10 @@ from references import Array, lcg
 from tested_store import create, held
 
 import kvstore as kv
+from kvstore.observe.native import _observe as native
+from kvstore.settings.parameter_server import ps_config
+from kvstore.settings.roles import find as find_roles
+from kvstore.stores.parameter_server.server.loop import ServerLoop
 from kvstore.stores.parameter_server.transport import stream_client
 from kvstore.stores.parameter_server.transport.channel import Dealer
 
@@ -614,3 +618,82 @@ def _pass_altered(one: socket.socket, other: socket.socket) -> None:
     for connection in (one, other):
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
+
+
+# -------------------------------------------------------------------------------------------------- counters
+
+
+def observed_server() -> dict[str, Any]:
+    """Be a server that records its events; return these, its counters and the names of its slices."""
+    roles = find_roles()
+    assert roles is not None
+    native.record_events(1 << 16)
+    loop = ServerLoop(roles, ps_config())
+    loop.counters.take_times()
+    loop.run()
+    return {"counters": loop.counters.read(), "events": native.events(), "names": list(loop.names().items())}
+
+
+def counted(size: int, timed: bool = False, packed: bool = False) -> dict[str, Any]:
+    """Push and pull two keys in several ways; return what the worker has counted."""
+    if timed:
+        native.record_events(1 << 16)
+    with create() as store:
+        counters = store._counters
+        if timed:
+            counters.take_times()
+        keys, value, out = ["a", "b"], np.ones(size, F), np.empty(size, F)
+        store.init(keys, [np.zeros(size, F)] * 2)
+        if packed:
+            store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        store.barrier()
+        before = counters.read()
+        for _ in range(3):
+            store.pushpull("a", value, out=out)
+            store.pushpull(keys, [value, value], out=[out, np.empty(size, F)])
+        for _ in range(2):
+            store.push("b", [value, value])
+            store.pull("b", out=[out, np.empty(size, F)])
+            store.push("b", value, async_op=True).wait()
+            store.pull(keys, out=[out, np.empty(size, F)])
+        own = store.empty("a")
+        own[:] = 1
+        for _ in range(2):
+            store.pushpull("a", own)
+        store.barrier()
+        after, parts = counters.read(), len(store._backend.names())
+        return {"before": before, "after": after, "parts": parts, "events": native.events()}
+
+
+def waits(size: int) -> dict[str, Any]:
+    """Push and pull some rounds, before the last of which the last worker waits for the test."""
+    native.record_events(1 << 16)
+    with create() as store:
+        store._counters.take_times()
+        store.init("w", np.zeros(size, F))
+        out = np.empty(size, F)
+        for _ in range(4):
+            store.pushpull("w", np.ones(size, F), out=out)
+        store.barrier()
+        if store.rank == store.num_workers - 1:
+            tell("is late")
+            hear()
+        store.pushpull("w", np.ones(size, F), out=out)
+        store.barrier()
+        return {"counters": store._counters.read(), "events": native.events()}
+
+
+def survives() -> dict[str, Any]:
+    """Push and pull until another worker is lost; return what was counted, and recorded."""
+    native.record_events(1 << 16)
+    with create(on_peer_loss="continue") as store:
+        store._counters.take_times()
+        store.init("w", np.zeros(10, F))
+        tell("trains")
+        end = pace.deadline(30)
+        while store.rank == 0 and not store.statistics().losses:
+            assert time.monotonic() < end
+            store.pushpull("w", np.ones(10, F))
+        if store.rank:
+            hear()
+        return {"losses": store.statistics().losses, "events": native.events()}

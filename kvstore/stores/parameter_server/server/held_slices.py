@@ -14,8 +14,8 @@ class HeldSlices:
     """The slices of one server, by the number that events have: the store in the upper 32 bits."""
 
     def __init__(self) -> None:
+        self._names: dict[int, str] = {}  # also of those that are gone: their events are not
         self._slices: dict[int, tuple[int, int]] = {}  # number of the key, bytes
-        self._names: dict[int, str] = {}  # also of slices that are gone: events tell of them
         self._keys: Counter[tuple[int, int]] = Counter()  # how many slices of a key, by store and number
         #: Bytes of the values; of a table, with all its rows.
         self.nbytes = 0
@@ -32,8 +32,9 @@ class HeldSlices:
             element = dtype_named(key.spec.dtype).itemsize * row
             for (slice_, name), part in zip(key.names(), key.slices, strict=True):
                 if part.server == server:
+                    self._names[store << 32 | slice_] = name
                     self._drop(store << 32 | slice_)
-                    self._add(store << 32 | slice_, name, key.number, (part.stop - part.start) * element)
+                    self._add(store << 32 | slice_, key.number, (part.stop - part.start) * element)
 
     def forget(self, store: int, slices: Iterable[int] | None) -> None:
         """Drop slices; None: all of a store."""
@@ -42,9 +43,8 @@ class HeldSlices:
         for slice_ in slices:
             self._drop(store << 32 | slice_)
 
-    def _add(self, number: int, name: str, key: int, nbytes: int) -> None:
+    def _add(self, number: int, key: int, nbytes: int) -> None:
         self._slices[number] = key, nbytes
-        self._names[number] = name
         self._keys[number >> 32, key] += 1
         self.nbytes += nbytes
 
@@ -56,5 +56,5 @@ class HeldSlices:
             del self._keys[number >> 32, key]
 
     def names(self) -> dict[int, str]:
-        """Return a name for each slice that there ever was."""
-        return self._names.copy()
+        """Return a name for each slice that there has been."""
+        return dict(self._names)

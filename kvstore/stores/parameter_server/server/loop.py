@@ -126,6 +126,7 @@ class ServerLoop:
             while self._ended is None:
                 self._serve_once()
         finally:
+            self.counters.leave()
             if self._writing is not None:
                 self._writing.join()
             if self._heartbeats is not None:
