@@ -486,7 +486,7 @@ if RANK == 3 and RESTART < 2:
     sys.exit(6)
 """
     code, _, err = finish(far.run("-n", "4", *BOTH, "--restarts", "2", text=text))
-    assert code == 0
+    assert code == 0, err
     assert (far.folder / "log-3").read_text() == "01 11 21 "
     assert b"rank 3 on 127.0.0.3 failed with exit code 6" in err
     assert b"restarting it (2 of 2)" in err

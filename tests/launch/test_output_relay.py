@@ -1,0 +1,63 @@
+"""The relay of output: what is ready, and what becomes of it meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.launch.output import Lines
+from kvstore.launch.output_relay import OutputRelay
+
+
+class Lost:
+    """Takes lines that nobody asks for."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.lines.append(data)
+
+
+@pytest.fixture
+def relay() -> Iterator[OutputRelay]:
+    made = OutputRelay((), lambda _: None)
+    yield made
+    made.close()
+
+
+def piped(sink: Lost, text: bytes) -> Lines:
+    """Make a stream at its end, with a last line."""
+    reader, writer = os.pipe()
+    os.write(writer, text)
+    os.close(writer)
+    return Lines(os.fdopen(reader, "rb", 0), sink, b"")
+
+
+def test_a_stream_with_the_number_of_a_closed_one_is_not_taken_for_it(relay: OutputRelay) -> None:
+    """Both are ready; the first one to be served closes the other, and opens one that gets its number."""
+    sink = Lost()
+    reader, writer = os.pipe()
+    os.write(writer, b"go")
+    old = piped(sink, b"old\n")
+    number = old.stream.fileno()
+    made: list[Lines] = []
+
+    def start_another() -> None:
+        os.read(reader, 2)
+        relay.drop(old)
+        made.append(piped(sink, b"new\n"))
+        assert made[0].stream.fileno() == number
+        relay.add(made[0])
+
+    relay.watch(reader, start_another)
+    relay.add(old)
+    relay.turn(1.0, lambda: None)
+    assert old.stream.closed
+    relay.turn(1.0, lambda: None)
+    assert sink.lines == [b"old\n", b"new\n"]
+    relay.forget(reader)
+    os.close(reader)
+    os.close(writer)
