@@ -464,6 +464,9 @@ static void spoil(draft *d)
     }
 }
 
+static const kp_observer nobody = {.counters = NULL};
+static kp_serving serving = {.observer = &nobody};
+
 static int push_out(worker *w, const void *data, size_t nbytes)
 {
     const char *at = (const char *)data;
@@ -473,9 +476,10 @@ static int push_out(worker *w, const void *data, size_t nbytes)
             at += n;
             nbytes -= (size_t)n;
         } else {
-            kp_stream *left[KP_EVENTS];
-            int n_left = kp_serve(poll_set, 0, left);
-            for (int i = 0; i < n_left; i++) {
+            serving.epoll = poll_set;
+            kp_serve(&serving, 0);
+            kp_stream **left = serving.left;
+            for (int i = 0; i < serving.n_left; i++) {
                 worker *one = &workers[0];
                 while (&one->ours != left[i])
                     one++;
@@ -515,8 +519,10 @@ static void send_draft(worker *w, const draft *d)
 
 static void serve(void)
 {
-    kp_stream *left[KP_EVENTS];
-    int n = kp_serve(poll_set, 0, left);
+    serving.epoll = poll_set;
+    kp_serve(&serving, 0);
+    int n = serving.n_left;
+    kp_stream **left = serving.left;
     CHECK(n <= WORKERS);
     for (int i = 0; i < n; i++) {
         worker *w = &workers[0];

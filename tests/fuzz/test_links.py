@@ -20,7 +20,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SERVERS = ROOT / "kvstore" / "stores" / "parameter_server"
-FOLDERS = (SERVERS / "native", SERVERS / "transport" / "native", ROOT / "kernels")
+OBSERVE = ROOT / "kvstore" / "observe" / "native"
+FOLDERS = (SERVERS / "native", SERVERS / "transport" / "native", ROOT / "kernels", OBSERVE)
 
 
 def compiler() -> list[str]:

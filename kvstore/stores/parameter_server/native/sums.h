@@ -6,6 +6,7 @@
 
 #include "rounds.h"
 
+enum { KP_ALONE_BYTES = 1 << 20 }; /* read and written by one call: below, its own thread does it alone */
 #define KP_MOST_CLOCK ((uint64_t)1 << 61) /* twice as much has room in Python's counts */
 
 /* As kv_run_dense of the kernels. */
@@ -199,7 +200,8 @@ static int kp_run_items(kp_sums *sums)
     kv_activity before = kv_doing();
     if (kv_is_timed(sums->observer.counters))
         kp_enter_sums(sums);
-    int failed = sums->run(sums->items, (ptrdiff_t)sums->n, sums->nbytes, *sums->threads);
+    int threads = sums->nbytes < KP_ALONE_BYTES ? 1 : *sums->threads; /* a helper keeps a core from workers for longer */
+    int failed = sums->run(sums->items, (ptrdiff_t)sums->n, sums->nbytes, threads);
     kv_go_back(&before);
     return failed;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Hashable, Iterator
@@ -33,7 +34,7 @@ class ServerStreams:
         self._streams: dict[Hashable, Stream] = {}
         self._peers: dict[Stream, Hashable] = {}
         self._links: dict[Hashable, Link] = {}
-        self._all = StreamSet()
+        self._all = StreamSet(two=len(os.sched_getaffinity(0)) > 1)
         self._counters: Counters | None = None
         poller.watch(self._listener.fileno(), self._listener)
         self._all.watch(poller.fileno())

@@ -91,9 +91,22 @@ cdef extern from "serve.h" nogil:
     int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
     int kp_is_sent(kp_stream *s)
     int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
-    int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left, const kp_observer *observer, const kp_waits *waits)
+    ctypedef struct kp_second:
+        int runs
+    int kp_start_second(kp_second *second, int first_epoll, const kp_observer *observer)
+    void kp_stop_second(kp_second *second, int ours)
+    void kp_take_in(kp_second *second, kp_stream *s, int may_move)
+    int kp_is_second(const kp_second *second, const kp_stream *s)
+    void kp_take_from_second(kp_second *second, kp_stream *s)
+    ctypedef struct kp_serving:
+        int epoll
+        kp_second *second
+        const kp_observer *observer
+        const kp_waits *waits
+        kp_stream **left
+        int n_left
+    void kp_serve(kp_serving *serving, int64_t nanoseconds)
     enum:
-        KP_EVENTS
         KP_KEY_BYTES
 
 cdef extern from "gather.h" nogil:

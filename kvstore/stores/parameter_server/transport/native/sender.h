@@ -138,24 +138,46 @@ static void kp_remove_stream(kp_stream *s)
     s->sender = NULL;
 }
 
-/* Queue a message and send what the socket takes. 0; -1: nothing was queued, or the stream is at its end. */
-static int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
+/* Send what the socket takes; the sender's thread does the rest. Under the stream's lock. */
+static void kp_flush_or_wait(kp_stream *s)
+{
+    if (kp_flush(s, (size_t)-1) == KP_BLOCKED && (!s->sender || kp_await_room(s->sender, s))) {
+        s->broken = 1;
+        shutdown(s->fd, SHUT_RDWR);
+    }
+}
+
+#define KP_LOOKING ((kp_stream *)1) /* in a hand: its thread looks for something to do */
+
+/* Leave the sending to the thread that serves a stream. 0: that is not looking for something to do. */
+static int kp_hand_over(kp_stream *s)
+{
+    kp_stream *looking = KP_LOOKING;
+    return s->hand && atomic_compare_exchange_strong(s->hand, &looking, s);
+}
+
+/* As `kp_send`; with `others`, another thread may do it. */
+static int kp_send_by(kp_stream *s, const kp_piece *pieces, size_t n, int others)
 {
     pthread_mutex_lock(&s->lock);
     int waited = kp_has_unsent(s);
     int failed = s->broken || (s->cipher && s->cipher->pid != getpid()) || kp_queue(s, pieces, n);
-    if (!failed && !waited && kp_flush(s, (size_t)-1) == KP_BLOCKED && (!s->sender || kp_await_room(s->sender, s))) {
-        s->broken = 1;
-        shutdown(s->fd, SHUT_RDWR);
-    }
+    if (!failed && !waited && !(others && kp_hand_over(s)))
+        kp_flush_or_wait(s);
     pthread_mutex_unlock(&s->lock);
     return failed ? -1 : 0;
+}
+
+/* Queue a message and send what the socket takes. 0; -1: nothing was queued, or the stream is at its end. */
+static int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
+{
+    return kp_send_by(s, pieces, n, 0);
 }
 
 /* As `kp_outlet` has it. */
 static int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
 {
-    return kp_send((kp_stream *)stream, pieces, n);
+    return kp_send_by((kp_stream *)stream, pieces, n, 1);
 }
 
 /* Whether all that was queued has gone. */

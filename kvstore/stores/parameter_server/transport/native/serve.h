@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-#include "sender.h"
+#include "second.h"
 
 enum { KP_EVENTS = 64 };
 
@@ -22,65 +22,136 @@ static int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
     return epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event);
 }
 
-/* Receive what has come over a stream. 0: nothing of it is left to Python. */
-static int kp_serve_stream(kp_stream *s)
+/* What a server waits for; as `kp_take_turn`. */
+static kv_about kp_about_awaited(kp_second *second, const kp_observer *observer, const kp_waits *waits)
 {
-    enum kp_outcome outcome = kp_receive(s);
-    while (s->first && s->inlet && s->inlet->take(s->inlet->context, s->first)) {
-        kp_message *message = s->first;
-        s->first = message->next;
-        kp_free_message(message);
-    }
-    if (s->first)
-        return 1;
-    s->last = &s->first;
-    return outcome != KP_OPEN && outcome != KP_BLOCKED;
+    if (!waits)
+        return kp_about_all(observer);
+    if (second)
+        kp_take_turn(second);
+    kv_about about = waits->about(waits->context);
+    if (second)
+        kp_give_turn(second);
+    return about;
 }
 
 /* As epoll_wait. Where times are taken it looks first: a wait begins if nothing is there. */
 static int kp_await_events(int epoll, struct epoll_event *events, int64_t nanoseconds, const kp_observer *observer,
-                           const kp_waits *waits)
+                           const kp_waits *waits, kp_second *second)
 {
     int ms = nanoseconds > 0 ? (int)((nanoseconds + 999999) / 1000000) : 0;
     if (ms && kv_is_timed(observer->counters)) {
         int n = epoll_wait(epoll, events, KP_EVENTS, 0);
         if (n)
             return n;
-        kv_enter(observer->counters, KV_WAITING, waits ? waits->about(waits->context) : kp_about_all(observer));
+        kv_enter(observer->counters, KV_WAITING, kp_about_awaited(second, observer, waits));
     }
     return epoll_wait(epoll, events, KP_EVENTS, ms);
 }
 
-/* Serve the streams of events; those that have something for Python, and their number. `others`: there was something else. */
-static int kp_serve_events(const struct epoll_event *events, int n, kp_stream **left, const kp_observer *observer, int *others)
+/* What waits for streams, and what they leave to Python. */
+typedef struct {
+    int epoll;
+    kp_second *second; /* NULL: there is one thread */
+    const kp_observer *observer;
+    const kp_waits *waits;
+    kp_stream *left[KP_EVENTS + 1];
+    int n_left;
+    int others;      /* there was something else */
+    uint64_t nbytes; /* of the largest message that was just handled */
+} kp_serving;
+
+static void kp_handle_event(kp_serving *serving, kp_stream *s, enum kp_outcome outcome)
 {
-    int n_left = 0;
-    for (int i = 0; i < n; i++) {
-        kp_stream *s = (kp_stream *)events[i].data.ptr;
-        if (!s) {
-            *others = 1;
-            continue;
-        }
-        kv_enter(observer->counters, KV_MOVING, kp_about_all(observer));
-        if (kp_serve_stream(s))
-            left[n_left++] = s;
-    }
-    return n_left;
+    uint64_t nbytes = 0;
+    if (kp_handle(s, outcome, &nbytes))
+        serving->left[serving->n_left++] = s;
+    else if (serving->second)
+        kp_choose_thread(serving->second, s, nbytes);
+    serving->nbytes = nbytes > serving->nbytes ? nbytes : serving->nbytes;
 }
 
-/* Serve streams for so many nanoseconds at most, or until there is something for Python: the streams that have it, and
- * their number; or 0 with a descriptor that is no stream, or a signal. */
-static int kp_serve(int epoll, int64_t nanoseconds, kp_stream **left, const kp_observer *observer, const kp_waits *waits)
+/* Serve a stream; without the turn, and with it afterwards. */
+static void kp_serve_event(kp_serving *serving, kp_stream *s)
+{
+    kv_enter(serving->observer->counters, KV_MOVING, kp_about_all(serving->observer));
+    enum kp_outcome outcome = kp_receive(s);
+    if (serving->second)
+        kp_take_turn(serving->second);
+    kp_handle_event(serving, s, outcome);
+}
+
+/* Serve the streams of events, and have the turn then. */
+static void kp_serve_events(kp_serving *serving, const struct epoll_event *events, int n)
+{
+    int has_turn = 0;
+    serving->others = n <= 0;
+    serving->nbytes = 0;
+    for (int i = 0; i < n; i++) {
+        kp_stream *s = (kp_stream *)events[i].data.ptr;
+        serving->others |= !s;
+        if (!s)
+            continue;
+        if (has_turn)
+            kp_give_turn(serving->second);
+        kp_serve_event(serving, s);
+        has_turn = serving->second != NULL;
+    }
+    if (serving->second && !has_turn)
+        kp_take_turn(serving->second);
+}
+
+/* Take what the second thread has left; with the turn. */
+static void kp_take_left(kp_serving *serving)
+{
+    kp_second *second = serving->second;
+    uint64_t count;
+    if (!second || !second->left)
+        return;
+    serving->left[serving->n_left++] = second->left;
+    second->left = NULL;
+    second->is_left = 1;
+    serving->others |= read(second->told, &count, sizeof count) > 0;
+}
+
+/* Let the second thread go on: Python has done what that had left. */
+static void kp_resume_second(kp_second *second)
+{
+    if (!second || !second->is_left)
+        return;
+    second->is_left = 0;
+    sem_post(&second->resumes);
+}
+
+/* Wait once for something to do. As epoll_wait. */
+static int kp_await_work(kp_serving *serving, struct epoll_event *events, int64_t nanoseconds)
+{
+    kp_second *second = serving->second;
+    int n = 0;
+    if (second) {
+        kp_give_turn(second);
+        if (kp_looks_after(serving->nbytes))
+            n = kp_look(&second->hands[0], serving->epoll, events, KP_EVENTS, NULL);
+    }
+    return n ? n : kp_await_events(serving->epoll, events, nanoseconds, serving->observer, serving->waits, second);
+}
+
+/* Serve streams for so many nanoseconds at most, or until there is something for Python: in `left` the streams that have it;
+ * or a descriptor that is no stream, or a signal. */
+static void kp_serve(kp_serving *serving, int64_t nanoseconds)
 {
     int64_t end = kp_now() + nanoseconds;
+    serving->n_left = 0;
+    serving->nbytes = 0;
+    kp_resume_second(serving->second);
     for (;;) {
         struct epoll_event events[KP_EVENTS];
         int64_t rest = end - kp_now();
-        int n = kp_await_events(epoll, events, rest, observer, waits), others = n <= 0;
-        int n_left = kp_serve_events(events, n, left, observer, &others);
-        if (n_left || others || rest <= 0) { /* there may be something to serve all the time */
+        kp_serve_events(serving, events, kp_await_work(serving, events, rest));
+        kp_take_left(serving);
+        if (serving->n_left || serving->others || rest <= 0) { /* there may be something to serve all the time */
             kv_leave_work();
-            return n_left;
+            return;
         }
     }
 }

@@ -1,16 +1,30 @@
 # The streams of a server, waited for together. Part of _streams.pyx.
 
+@cython.no_gc_clear  # a second thread may be at its streams until it is closed
 cdef class StreamSet:
-    """Waits for streams, and for other descriptors; messages that a `Link` handles are not seen by Python."""
+    """Waits for streams, and for other descriptors; messages that a `Link` handles are not seen by Python.
+
+    Parameters
+    ----------
+    two : bool
+        Where there are several streams, a second thread serves every other one of those that bring no large messages.
+    """
 
     cdef object epoll
     cdef dict streams  # by descriptor; keeps them as long as they are waited for
     cdef kp_observer observer
     cdef const kp_waits *waits
     cdef object counters, waiting  # keep these two
+    cdef kp_second second
+    cdef bint two, moves
+    cdef int pid
 
-    def __cinit__(self):
+    def __cinit__(self, bint two=False):
         self.epoll, self.streams = select.epoll(), {}
+        self.two, self.pid = two, getpid()
+
+    def __dealloc__(self):
+        self.end_second()
 
     def observe(self, counters not None, waits not None):
         """Take times in `counters`, a `Counters`; `waits` is a capsule that says whom the server waits for."""
@@ -22,6 +36,10 @@ cdef class StreamSet:
         """Wait for a stream too."""
         if kp_wait_for(self.epoll.fileno(), stream.s.fd, &stream.s):
             raise OSError(errno, os.strerror(errno))
+        if self.two and self.streams and not self.second.runs:
+            self.two = not kp_start_second(&self.second, self.epoll.fileno(), &self.observer)
+        kp_take_in(&self.second, &stream.s, self.moves)
+        self.moves = not self.moves
         self.streams[stream.s.fd] = stream
 
     def watch(self, int descriptor):
@@ -31,8 +49,11 @@ cdef class StreamSet:
 
     def remove(self, int descriptor):
         """Wait for a stream or descriptor no longer; before it is closed."""
-        self.epoll.unregister(descriptor)
-        self.streams.pop(descriptor, None)
+        cdef Stream stream = self.streams.pop(descriptor, None)
+        if stream is not None and kp_is_second(&self.second, &stream.s):
+            kp_take_from_second(&self.second, &stream.s)
+        else:
+            self.epoll.unregister(descriptor)
 
     def serve(self, double seconds):
         """Serve streams until there is something for Python, at most `seconds`.
@@ -43,16 +64,23 @@ cdef class StreamSet:
             Those that have messages for Python, or are at their end. Empty with another descriptor, a signal, and when
             the time is over.
         """
-        cdef kp_stream *left[KP_EVENTS]
-        cdef int at, n, epoll = self.epoll.fileno()
+        cdef kp_serving serving
+        cdef int at
         cdef int64_t nanoseconds = <int64_t>(min(seconds, 1e6) * 1e9)
+        serving.epoll, serving.second = self.epoll.fileno(), &self.second if self.second.runs else NULL
+        serving.observer, serving.waits = &self.observer, self.waits
         release_dropped()
         with nogil:
-            n = kp_serve(epoll, nanoseconds, left, &self.observer, self.waits)
+            kp_serve(&serving, nanoseconds)
         release_dropped()
-        return [self.streams[left[at].fd] for at in range(n)]
+        return [self.streams[serving.left[at].fd] for at in range(serving.n_left)]
 
     def close(self):
         """Wait for nothing any more; the streams are closed by now."""
+        self.end_second()
         self.epoll.close()
         self.streams.clear()
+
+    cdef void end_second(self) noexcept:
+        with nogil:
+            kp_stop_second(&self.second, getpid() == self.pid)

@@ -60,6 +60,10 @@ typedef struct kp_stream {
     size_t first_piece, n_pieces, pieces_room, sent; /* `sent`: bytes of the first piece */
     int waits; /* for the sender's thread */
     int broken;
+    /* Of a server with two threads that serve streams; see second.h. */
+    struct kp_stream *_Atomic *hand; /* of the one that serves it; NULL: there are not two */
+    int may_move;                    /* to the second one */
+    int small;                       /* messages since the last large one */
     kp_observer observer;
 } kp_stream;
 
