@@ -233,6 +233,56 @@ def test_who_came_last_to_a_slow_round(job: Job, kind: str) -> None:
     assert re.search("round 1 of key 'w'|key 'w', round 1", slow[0])
 
 
+STRAGGLER = """
+import numpy as np
+import kvstore as kv
+late, rounds = float(os.environ["LATE"]), int(os.environ["ROUNDS"])
+with kv.create("dist_sync") as store:
+    store.init("w3", np.zeros(1000, np.float32))
+    out = np.empty(1000, np.float32)
+    for step in range(rounds):
+        time.sleep(late if RANK == 1 else 0)
+        store.push("w3", np.ones(1000, np.float32))
+        store.pull("w3", out=out)
+"""
+LAST = re.compile(
+    r"worker (?P<rank>\d) came last by more than 10 ms in (?P<late>\d+) of (?P<rounds>\d+) rounds "
+    r"of the last [\d.]+ s: by (?P<median>[\d.]+) (?P<unit>m?s) in the median, \S+ m?s at most \(key 'w3'\); "
+    r"the others waited \S+ s for it"
+)
+
+
+def straggling(job: Job, seconds: float, rounds: int) -> bytes:
+    """Run a job of three workers, one of which comes so much later to each round; what it tells."""
+    job.environment |= {"LATE": str(seconds), "ROUNDS": str(rounds)}
+    code, err = finish(job.run("-n", "3", "-s", "1", text=STRAGGLER))
+    assert code == 0, err
+    return err
+
+
+def test_a_server_tells_of_the_worker_that_comes_last_in_most_rounds(job: Job) -> None:
+    job.environment["KVSTORE_LOG"] = "info"
+    seconds = min(0.9, pace.seconds(0.06))  # the others come late, too, where processors are busy
+    rounds = 1 + round(4 / seconds)
+    told = texts(lines(straggling(job, seconds, rounds)), "server 0")
+    found = [match for match in map(LAST.fullmatch, told) if match]
+    assert found, told
+    assert {match["rank"] for match in found} == {"1"}
+    assert max(int(match["late"]) for match in found) > rounds / 2 / len(found)
+    for match in found:
+        assert float(match["median"]) / (1 if match["unit"] == "s" else 1000) > seconds / 2
+
+
+def test_a_server_tells_of_nobody_where_all_come_at_the_same_time(job: Job) -> None:
+    job.environment["KVSTORE_LOG"] = "info"
+    assert b" came last by " not in straggling(job, 0.0, 40)
+
+
+def test_a_straggler_is_no_warning(job: Job) -> None:
+    job.environment.pop("KVSTORE_LOG", None)
+    assert straggling(job, 0.3, 9) == b""
+
+
 RESTARTED = """
 import numpy as np
 import kvstore as kv

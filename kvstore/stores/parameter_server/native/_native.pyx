@@ -23,6 +23,7 @@ from ..protocol.messages import Batch, Kind, PayloadLocation, Record
 cdef extern from "links.h" nogil:
     const uint64_t KP_MOST_CLOCK
     enum:
+        KP_LATE_ROOM
         KP_SPAN
         KP_SHARED
         KV_MAX_PARAMS
@@ -145,7 +146,15 @@ cdef extern from "links.h" nogil:
         int usual, at_once, n_needed
         uint64_t epoch
         int32_t *needed
+    ctypedef struct kp_late:
+        uint64_t begin, end, rounds, longest, slice
+        int32_t rank
+    ctypedef struct kp_lates:
+        kp_late *all
+        size_t n
+        uint64_t rounds
     ctypedef struct kp_effects:
+        kp_lates lates
         kp_session *touched
         kp_session **last_touched
         kp_slice *jobs
@@ -158,6 +167,7 @@ cdef extern from "links.h" nogil:
     kp_open *kp_open_round(kp_slice *slice, uint64_t number)
     int kp_part_of(const kp_open *open, int32_t rank)
     int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data, const char *at)
+    void kp_note_wait(kp_effects *e, const kp_slice *slice)
     void kp_note_arrival(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
     void kp_drop_open(kp_slice *slice, kp_open *open)
     int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)

@@ -11,6 +11,7 @@
 #include "values.h"
 
 enum { KP_OPEN_ROUNDS = 2 }; /* as slice_rounds.OPEN */
+enum { KP_LATE_NS = 10 * 1000 * 1000, KP_LATE_ROOM = 1024 };
 enum kp_activity { KP_NOTHING, KP_ROUND }; /* as slice_rounds.SliceActivity, which has one more */
 
 /* What one worker has pushed into a round. */
@@ -24,6 +25,8 @@ typedef struct {
 /* A round that is not complete: its parts by rank. */
 typedef struct {
     uint64_t number;
+    uint64_t before, last; /* ns of the monotonic clock: when the last two parts came; 0: not known */
+    int32_t last_rank;
     int n, room;
     kp_part *parts;
 } kp_open;
@@ -64,9 +67,24 @@ typedef struct {
     int at_once;     /* there are no rounds: a push is one by itself; nothing is lost, or on its way back */
 } kp_members;
 
+/* A time in which rounds waited for one worker alone, each for more than KP_LATE_NS; those that overlap are one. */
+typedef struct {
+    uint64_t begin, end;     /* ns of the monotonic clock */
+    uint64_t rounds;         /* of keys, or of parts of keys */
+    uint64_t longest, slice; /* ns of the round that waited longest, and the number of its slice */
+    int32_t rank;
+} kp_late;
+
+typedef struct {
+    kp_late *all; /* KP_LATE_ROOM; NULL: nobody asks. What finds no room is left out */
+    size_t n;
+    uint64_t rounds; /* of several workers that were complete, late or not */
+} kp_lates;
+
 typedef struct {
     kp_session *touched, **last_touched;
     kp_slice *jobs, **last_job;
+    kp_lates lates;
     uint64_t message; /* counts them, and answers that go out in between */
     kp_observer observer;
     const struct kp_link *asked; /* whose message was the last */
@@ -147,6 +165,7 @@ static kp_open *kp_open_round(kp_slice *slice, uint64_t number)
     }
     found = &slice->open[slice->n_open++];
     found->number = number;
+    found->before = found->last = 0;
     found->n = 0;
     return found;
 }
@@ -207,14 +226,59 @@ static int kp_is_whole(const kp_open *open, const kp_members *members)
     return kp_first_missing(open, members) == KV_NOBODY;
 }
 
-/* Tell who looks on that a part of a round has come. */
-static inline void kp_note_arrival(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
+static void kp_note_time(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
 {
+    kp_open *open = e->lates.all && kv_ring_here->now ? kp_find_open(slice, r->round) : NULL;
+    if (open) {
+        open->before = open->last;
+        open->last = kv_ring_here->now();
+        open->last_rank = rank;
+    }
     if (!kv_is_timed(e->observer.counters))
         return;
     uint64_t number = kp_number_of(slice->store, slice->id);
     kv_note(e->observer.counters, KV_EVENT_ARRIVED, (kv_about){number, r->round, r->nbytes, rank, e->observer.store});
     e->open = slice->id;
+}
+
+/* Tell who looks on that a part of a round has come. */
+static inline void kp_note_arrival(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
+{
+    if (e->lates.all || kv_is_timed(e->observer.counters))
+        kp_note_time(e, slice, rank, r);
+}
+
+/* The time to which a round that has waited belongs; NULL: there is no room. */
+static kp_late *kp_find_late(kp_lates *lates, const kp_open *open)
+{
+    kp_late *one = lates->n ? &lates->all[lates->n - 1] : NULL;
+    if (one && one->rank == open->last_rank && open->before < one->end)
+        return one;
+    if (lates->n == KP_LATE_ROOM)
+        return NULL;
+    one = &lates->all[lates->n++];
+    *one = (kp_late){.begin = open->before, .rank = open->last_rank};
+    return one;
+}
+
+/* Note how long the next round of a slice, which is complete now, has waited for its last part. */
+static void kp_note_wait(kp_effects *e, const kp_slice *slice)
+{
+    const kp_open *open = e->lates.all ? kp_find_open(slice, slice->round + 1) : NULL;
+    if (!open || !open->before || open->number == 1) /* all begin to push at some time, which may be another for each */
+        return;
+    e->lates.rounds++;
+    uint64_t ns = open->last - open->before;
+    kp_late *one = ns > KP_LATE_NS ? kp_find_late(&e->lates, open) : NULL;
+    if (!one)
+        return;
+    one->begin = open->before < one->begin ? open->before : one->begin;
+    one->end = open->last > one->end ? open->last : one->end;
+    one->rounds++;
+    if (ns > one->longest) {
+        one->longest = ns;
+        one->slice = kp_number_of(slice->store, slice->id);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------- waiters */
@@ -369,6 +433,7 @@ static int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
         return 0;
     slice->busy = KP_NOTHING;
     kp_count_rounds(&e->observer, 1);
+    kp_note_wait(e, slice);
     kp_complete(slice);
     kp_settle(slice, e);
     kp_advance(slice, members, e);

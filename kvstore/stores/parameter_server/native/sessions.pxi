@@ -125,6 +125,9 @@ cdef class Effects:
         self.w = kp_waits(&self.e, kp_about_wait)
         self.jobs = {}
 
+    def __dealloc__(self):
+        free(self.e.lates.all)
+
     def observe(self, counters not None):
         """Count in `counters`, a `Counters`, from now on."""
         self.counters = counters
@@ -135,14 +138,34 @@ cdef class Effects:
         """A capsule for who waits for messages: it says whom the server waits for."""
         return PyCapsule_New(&self.w, "kvstore.waits", NULL)
 
-    def count_round(self):
-        """Count a round that is complete."""
+    def watch_arrivals(self):
+        """Note for whom rounds wait, from now on."""
+        if self.e.lates.all == NULL:
+            self.e.lates.all = <kp_late *>malloc(KP_LATE_ROOM * sizeof(kp_late))
+            if self.e.lates.all == NULL:
+                raise MemoryError()
+
+    def take_late(self):
+        """Return how many rounds of several workers were complete, and what was late: see `LatePart` of observe."""
+        cdef size_t at
+        cdef kp_late *one
+        cdef uint64_t rounds = self.e.lates.rounds
+        cdef list found = []
+        for at in range(self.e.lates.n):
+            one = &self.e.lates.all[at]
+            found.append((one.rank, one.begin, one.end, one.rounds, one.longest, one.slice))
+        self.e.lates.n = self.e.lates.rounds = 0
+        return rounds, found
+
+    def count_round(self, SliceState slice not None):
+        """Count the next round of a slice, which is complete."""
         kp_count_rounds(&self.e.observer, 1)
+        kp_note_wait(&self.e, &slice.s)
 
     def note_arrival(self, SliceState slice not None, int32_t rank, object record):
         """Tell who looks on that a part of a round has come."""
         cdef kp_record r
-        if self.counters is not None:
+        if self.counters is not None or self.e.lates.all != NULL:
             to_record(record, &r)
             kp_note_arrival(&self.e, &slice.s, rank, &r)
 

@@ -24,6 +24,7 @@ from ....observe.log import introduce
 from ....observe.membership import MembershipLog
 from ....observe.native._observe import NO_SLICE, Counters
 from ....observe.stacks import watch
+from ....observe.stragglers import StragglerLog
 from ....observe.timeline import recording
 from ....observe.timeline.sources import StoreRecord
 from ....settings.parameter_server import PsConfig
@@ -84,6 +85,9 @@ class ServerLoop:
         self._roles = roles
         self._process = process
         self._started = self._ticked = self._saved = time.monotonic()
+        if log.isEnabledFor(logging.INFO):
+            self._machine.watch_arrivals()
+        self._stragglers = StragglerLog(log, self._machine.take_late, self.names, self._started)
         self._clocks = ClockComparison()
         self._ticks = 0
         self._due = False  # a snapshot
@@ -135,6 +139,7 @@ class ServerLoop:
             self._storage.close()
             recording.finish(self)
             recording.write_if_last()
+        self._stragglers.look(time.monotonic(), at_end=True)
         log.info("server ended after %.1f s", time.monotonic() - self._started)
         if self._ended.error is not None:
             raise raised(self._ended.error)
@@ -167,6 +172,7 @@ class ServerLoop:
             self._ticked = now
             self._step(events.Tick())
             self._compare_clocks()
+            self._stragglers.look(now)
         self._look_after_snapshots(now)
 
     def _compare_clocks(self) -> None:

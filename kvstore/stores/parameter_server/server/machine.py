@@ -127,6 +127,14 @@ class Server:
         self._sums.observe(counters)
         return self._effects.waits
 
+    def watch_arrivals(self) -> None:
+        """Take the times at which parts of rounds arrive, from now on."""
+        self._effects.watch_arrivals()
+
+    def take_late(self) -> tuple[int, list[tuple[int, int, int, int, int, int]]]:
+        """Return how many rounds were complete since the last call, and those that waited for one worker."""
+        return self._effects.take_late()
+
     def hold(self, store: int, slice_: int, value: SliceValue) -> None:
         """Know where a slice has its value, so that its rounds can be summed outside of this class."""
         found = self._stores.get(store)

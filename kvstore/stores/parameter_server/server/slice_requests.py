@@ -201,8 +201,8 @@ class SliceRequests:
             if activity == _ROUND:
                 if failure is not None and self._members.sync:
                     rounds.fail(failure)
+                self._effects.count_round(rounds)
                 rounds.complete()
-                self._effects.count_round()
             if current is not None:
                 self._answer_current(*current, rounds, failure)
             self._settle(rounds)

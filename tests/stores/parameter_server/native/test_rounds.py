@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.observe.stragglers import LatePart
 from kvstore.stores.parameter_server.native._native import (
     Effects,
     Members,
@@ -192,3 +194,70 @@ def test_parts_of_some_ranks_are_dropped(put: list[tuple[int, int]], ranks: set[
         slice_.drop_parts(round_, ranks)
     left = {round_: sorted(there - ranks) for round_, there in kept.items() if there - ranks}
     assert {round_: slice_.ranks(round_) for round_ in slice_.open_rounds()} == left
+
+
+LATE = 0.015  # seconds; from 10 ms on a round is late
+
+
+def test_who_came_last_to_a_round_and_by_how_much() -> None:
+    server = Server(3)
+    server.effects.watch_arrivals()
+    for round_ in (1, 2):  # in the first one all begin
+        for rank in (0, 2, 1):
+            time.sleep(LATE if rank == 1 else 0)
+            assert server.ask(rank, K.PUSH, round_) == []
+        assert len(server.jobs()) == 1
+        assert applied_usual(server.effects, server.members, server.slice)
+    rounds, (found,) = server.effects.take_late()
+    late = LatePart(*found)
+    assert (rounds, late.rank, late.rounds, late.slice) == (1, 1, 1, 5)
+    assert late.longest == late.end - late.begin >= LATE * 1e9
+    assert server.effects.take_late() == (0, [])
+
+
+def test_late_rounds_that_overlap_are_one_also_of_slices_that_python_handles() -> None:
+    effects = Effects()
+    effects.watch_arrivals()
+    slices = [SliceState(1, number) for number in range(3)]
+    for rank in range(2):
+        time.sleep(LATE)
+        for slice_ in slices:
+            slice_.round = 1
+            record = Record(K.PUSH, slice_.id, 1, 2)
+            assert slice_.put(2, rank, record, ())
+            effects.note_arrival(slice_, rank, record)
+    for slice_ in slices:
+        effects.count_round(slice_)
+        slice_.complete()
+    rounds, (found,) = effects.take_late()
+    late = LatePart(*found)
+    assert (rounds, late.rank, late.rounds, late.slice >> 32) == (3, 1, 3, 1)
+    assert late.end - late.begin >= late.longest >= LATE * 1e9
+
+
+def test_late_rounds_without_end_take_no_more_memory() -> None:
+    effects = Effects()
+    effects.watch_arrivals()
+    rounds = [SliceState(0, number) for number in range(2000)]
+    for rank in (0, 1):
+        for slice_ in rounds:
+            slice_.round = 1
+            last = (slice_.id + rank) % 2  # each worker for every other slice, so that none is the same time
+            slice_.put(2, last, Record(K.PUSH, slice_.id, 1, 2), ())
+            effects.note_arrival(slice_, last, Record(K.PUSH, slice_.id, 1, 2))
+        time.sleep(LATE)
+    for slice_ in rounds:
+        effects.count_round(slice_)
+    complete, late = effects.take_late()
+    assert complete == 2000
+    assert len(late) == 1024
+
+
+def test_nothing_is_noted_that_nobody_asks_for() -> None:
+    server = Server()
+    for round_ in (1, 2):
+        for rank in range(2):
+            time.sleep(LATE)
+            server.ask(rank, K.PUSH, round_)
+        assert applied_usual(server.effects, server.members, server.slice)
+    assert server.effects.take_late() == (0, [])

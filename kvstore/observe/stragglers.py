@@ -1,0 +1,112 @@
+"""Lines of the log about a worker for which rounds wait: at most one in a period, which sums it up."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+#: Seconds that a line sums up.
+PERIOD = 10.0
+#: Part of them for which the others must have waited for one worker.
+SHARE = 0.2
+
+
+class LatePart(NamedTuple):
+    """A time in which rounds waited for one worker alone, each for more than 10 ms; what overlaps is one.
+
+    Attributes
+    ----------
+    rank : int
+    begin, end : int
+        In ns of the monotonic clock: when the last part but one had come, and when the last one came.
+    rounds : int
+        Number of rounds of keys, or of parts of keys.
+    longest : int
+        The ns that one of them waited, at most.
+    slice : int
+        What this one was about.
+    """
+
+    rank: int
+    begin: int
+    end: int
+    rounds: int
+    longest: int
+    slice: int
+
+
+class StragglerLog:
+    """Tells of the worker for which the rounds of a server wait.
+
+    Parameters
+    ----------
+    log : logging.Logger
+    take : callable
+        Returns how many rounds were complete since its last call, and the fields of each `LatePart`.
+    names : callable
+        Returns names of slices.
+    now : float
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        take: Callable[[], tuple[int, Sequence[tuple[int, int, int, int, int, int]]]],
+        names: Callable[[], Mapping[int, str]],
+        now: float,
+    ) -> None:
+        self._log, self._take, self._names, self._since = log, take, names, now
+
+    def look(self, now: float, at_end: bool = False) -> None:
+        """Tell what there is to tell, if a period is over or the job is at its end."""
+        seconds = now - self._since
+        if seconds < PERIOD and not at_end:
+            return
+        self._since = now
+        rounds, found = self._take()
+        late = [LatePart(*one) for one in found]
+        rank = straggler(late, max(seconds, PERIOD))
+        if rank is not None:
+            mine = [one for one in late if one.rank == rank]
+            self._log.info("%s", _text(mine, rounds, seconds, self._names()))
+
+
+def straggler(late: Iterable[LatePart], seconds: float) -> int | None:
+    """Return the worker for which the others waited much of the time, and more than for the rest together."""
+    by_rank = defaultdict(list)
+    for one in late:
+        by_rank[one.rank].append(one)
+    waited = {rank: _covered(times) for rank, times in by_rank.items()}
+    rank = max(waited, key=waited.__getitem__, default=-1)
+    if rank < 0 or waited[rank] < SHARE * seconds * 1e9 or 2 * waited[rank] <= sum(waited.values()):
+        return None
+    return rank
+
+
+def _text(late: Sequence[LatePart], rounds: int, seconds: float, names: Mapping[int, str]) -> str:
+    """Say how often, by how much and with which key one worker came last."""
+    worst = max(late, key=lambda one: one.longest)
+    name = names.get(worst.slice)
+    where = f"slice {worst.slice & 0xFFFFFFFF}" if name is None else f"key {name!r}"
+    often = f"{sum(one.rounds for one in late)} of {rounds} rounds of the last {seconds:.1f} s"
+    usual = _length(median(one.longest for one in late))
+    return (
+        f"worker {worst.rank} came last by more than 10 ms in {often}: by {usual} in the median, "
+        f"{_length(worst.longest)} at most ({where}); the others waited {_length(_covered(late))} for it"
+    )
+
+
+def _covered(late: Iterable[LatePart]) -> int:
+    """Add up times that may overlap."""
+    covered = until = 0
+    for one in sorted(late, key=lambda one: one.begin):
+        covered += max(0, one.end - max(one.begin, until))
+        until = max(until, one.end)
+    return covered
+
+
+def _length(ns: float) -> str:
+    return f"{ns * 1e-9:.1f} s" if ns >= 1e9 else f"{ns * 1e-6:.0f} ms"
