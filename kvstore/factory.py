@@ -130,9 +130,20 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     backend = getattr(module, kind.backend)(config)
     if config.processes != 1 and not kind.on_servers:  # whose numbers are those of the job
         warn_if_apart(literal, backend.num_workers)
-    store = KVStore(literal, backend, config)
+    store = _store_class()(literal, backend, config)
     _tell_created(store, backend)
     return store
+
+
+def _store_class() -> type[KVStore]:
+    """Return the class of stores; that of a process that records a timeline has its calls there."""
+    from .observe.native._observe import recording
+
+    if not recording():
+        return KVStore
+    from .recorded import RecordedKVStore
+
+    return RecordedKVStore
 
 
 def _tell_created(store: KVStore, backend: Backend) -> None:

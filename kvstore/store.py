@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import operator
 import os
 import threading
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex
 import numpy as np
 
 from .arrays.grouping import Group, Key, group, pair_rows, plain_key
+from .arrays.host import dtype_named
+from .arrays.sparse import RowSparseArray
 from .base import KVStoreBase, check_capability
 from .compression import create as create_codec
 from .compression.feedback import required
@@ -36,7 +39,7 @@ from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .plan import Plan
-from .stores.protocol import Backend
+from .stores.protocol import Backend, counted
 
 if TYPE_CHECKING:
     from .observe.timeline.sources import StoreRecord
@@ -49,8 +52,6 @@ _CALL = {verb: number for number, verb in enumerate(CALLS)}
 
 class Statistics(NamedTuple):
     """Counts of what a store has done so far.
-
-    Stores without servers count keys, bytes of values and calls; all else is 0.
 
     Attributes
     ----------
@@ -96,6 +97,9 @@ class KVStore(KVStoreBase):
     stream.
     """
 
+    #: Class of what `bind` returns.
+    _plan = Plan
+
     def __init__(self, name: str, backend: Backend, config: StoreConfig) -> None:
         from .observe.timeline import recording
         from .settings.jobs import job_name
@@ -130,7 +134,12 @@ class KVStore(KVStoreBase):
             A key or value is not valid. No key of the call is initialised.
         """
         groups = group(key, value)
-        self._wait_in(groups, self._backend.init, groups)
+        self._wait_in(groups, self._init, groups)
+        self._count("init")
+
+    def _init(self, groups: list[Group]) -> None:
+        self._backend.init(groups)
+        self._hold_more(groups)
 
     def push(self, key: Any, value: Any, priority: int = 0, async_op: bool = False) -> Work | None:
         """Sum the values of each key and update the stored weight with the sum.
@@ -258,7 +267,7 @@ class KVStore(KVStoreBase):
         """
         if not self._backend.can_bind:
             raise CapabilityError(f"store {self._type!r} does not support bind; call pushpull")
-        return Plan(self, group(key, value), None if out is None else group(key, out, "out"))
+        return self._plan(self, group(key, value), None if out is None else group(key, out, "out"))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Initialise keys with the values of rank 0 and write these values to `out`.
@@ -269,6 +278,7 @@ class KVStore(KVStoreBase):
             raise ArrayError("broadcast needs `out`, the array or arrays to write to")
         groups, outs = group(key, value), group(key, out, "out")
         self._wait_in(groups, self._broadcast, groups, outs)
+        self._count("init")
 
     def _broadcast(self, groups: list[Group], outs: list[Group]) -> None:
         self._backend.init(groups)
@@ -277,6 +287,7 @@ class KVStore(KVStoreBase):
         except Exception:
             self._backend.discard([key for key, values in groups if values])
             raise
+        self._hold_more(groups)
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, async_op: bool = False
@@ -506,9 +517,13 @@ class KVStore(KVStoreBase):
             The file cannot be read (also an OSError), is damaged or has another format, or a key has another
             shape, element type or storage. Nothing has changed.
         """
+        self._do_all(partial(self._load, name_of(path)))
+
+    def _load(self, path: str) -> None:
         from . import checkpoint
 
-        self._do_all(partial(checkpoint.load, self._backend, name_of(path)))
+        checkpoint.load(self._backend, path)
+        self._counters.hold(*_sizes(self._backend.placement()))
 
     # --------------------------------------------------------------------------------------- the job
 
@@ -554,6 +569,7 @@ class KVStore(KVStoreBase):
     def barrier(self) -> None:
         """Wait until every worker has called `barrier`. It does not wait for asynchronous operations."""
         self._wait_in([], self._backend.barrier)
+        self._count("barrier")
 
     def join(self) -> None:
         """Declare that this worker has no more batches. Rounds no longer wait for it.
@@ -653,11 +669,9 @@ class KVStore(KVStoreBase):
         looks on.
         """
         places = self.placement()
-        nbytes = sum(size for parts in places.values() for _, size in parts)
         numbers = self._counters.read()
         return Statistics(
-            len(places),
-            nbytes,
+            *_sizes(places),
             *self._pushes_and_pulls(),
             numbers["rounds"],
             numbers["losses"],
@@ -776,6 +790,21 @@ class KVStore(KVStoreBase):
         """Count a call that has ended well."""
         self._counters.count(_CALL[verb])
 
+    def _hold_more(self, groups: list[Group]) -> None:
+        """Tell who looks on of new keys."""
+        new = [(key, values[0]) for key, values in groups if values]
+        self._counters.hold_more(len(new), sum(self._bytes_of(key, value) for key, value in new))
+
+    def _bytes_of(self, key: Key, first: Any) -> int:
+        """Return the bytes of a new key; of a table those of the rows that it was given."""
+        if isinstance(first, RowSparseArray):
+            return first.data.nbytes
+        try:
+            _, dtype, shape = self._backend.kind(key)
+        except KVStoreError:  # this worker was lost just now
+            return 0
+        return math.prod(shape) * dtype_named(dtype).itemsize
+
     def _in_turn(self, keys: list[Key], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
         """Begin and end an operation in the turn of its keys; what `begin` returns ends it."""
         if self._engine.busy:
@@ -833,6 +862,8 @@ class KVStore(KVStoreBase):
                     done = self._backend.quick_pull(key, out)
                 if not done:
                     return False
+                if done is counted:
+                    return True
                 if done is True:
                     self._counters.count(_CALL[verb])
                     return True
@@ -850,7 +881,7 @@ class KVStore(KVStoreBase):
             self._count(verb)
             return True
         finally:
-            if done and done is not True and self._backend.takes_turns:
+            if done and done is not True and done is not counted and self._backend.takes_turns:
                 turns.leave([key])
 
     def _do_all(self, run: Callable[[], Any]) -> Any:
@@ -884,14 +915,15 @@ class KVStore(KVStoreBase):
     def _start(self, verb: str, groups: list[Group], priority: int, *arguments: Any) -> Work:
         """Begin an operation in the background, behind what is still under way for these keys."""
         self._check_open()
+        end = self._ending(verb, groups)
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
         arguments = self._backend.capture_streams(arguments)
         run: Callable[[], Any] = partial(self._exclusively, getattr(self._backend, verb), *arguments)
         if self._engine.inside():
-            return self._engine.run_now(partial(self._end, verb, run), what)
+            return self._engine.run_now(partial(end, run), what)
         if not self._backend.begins_async:
-            return self._engine.submit(keys, partial(self._end, verb, run), priority, what)
+            return self._engine.submit(keys, partial(end, run), priority, what)
         with self._engine.announced(what):  # what has begun cannot be taken back
             try:
                 run = self._begin(verb, keys, arguments, priority)
@@ -899,7 +931,11 @@ class KVStore(KVStoreBase):
                 run = partial(_raise, error)
             finally:
                 self._engine.turns.leave(keys)
-            return self._engine.submit(keys, partial(self._end, verb, run), priority, what)
+            return self._engine.submit(keys, partial(end, run), priority, what)
+
+    def _ending(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
+        """Begin an asynchronous operation; what is returned does the rest of it, and counts it."""
+        return partial(self._end, verb)
 
     def _end(self, verb: str, run: Callable[[], Any]) -> Any:
         result = run()
@@ -941,6 +977,11 @@ def whereabouts(store: KVStore) -> str:
     """Name a store on the page of a process that hangs: without a lock, and without waiting."""
     state = "closed" if store._closed else "open"
     return f"store {store.type!r}: worker {store.rank} of {store.num_workers}, {state}"
+
+
+def _sizes(places: dict[Key, list[tuple[str, int]]]) -> tuple[int, int]:
+    """Return the number of keys, and the bytes of their values."""
+    return len(places), sum(size for parts in places.values() for _, size in parts)
 
 
 def _raise(error: Exception) -> None:

@@ -53,6 +53,13 @@ def group(key: Any, value: Any, what: str = "value") -> list[Group]:
     return list(groups.items())
 
 
+def bytes_of(values: Any) -> int:
+    """Return the bytes of an array, or of all in lists nested to any depth; of a table those of its rows."""
+    if isinstance(values, (list, tuple)):
+        return sum(map(bytes_of, values))
+    return int(getattr(values.data if isinstance(values, RowSparseArray) else values, "nbytes", 0))
+
+
 def plain_key(key: Any) -> Key:
     """Return `key` as int or str. Raises KeyKindError for anything else, bool included."""
     if isinstance(key, (bool, np.bool_)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from ..arrays.host import readable, same_type, writable
 from ..arrays.sparse import RowSparseArray, checked
 from ..errors import ArrayError, DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
 from ..kernels import cpu
+from ..observe.native._observe import Slice
 from .rows import RowTable, with_all_rows
 
 Array = npt.NDArray[Any]
@@ -41,17 +43,23 @@ class Keyed(Protocol):
 class Entry:
     """What is stored for a key: a dense array, or a row table."""
 
-    __slots__ = ("_spare", "dtype", "key", "number", "shape", "table", "value")
+    __slots__ = ("_spare", "dtype", "key", "number", "shape", "slice", "table", "value")
 
     def __init__(self, key: Key, number: int, value: Array | RowSparseArray) -> None:
         self.key = key
         #: Place in the order of updates: int keys ascend, str keys follow the order of their init.
         self.number = key if isinstance(key, int) else number
         self.shape, self.dtype = value.shape, value.dtype
+        #: The key in counters and events.
+        self.slice = Slice(self.number, math.prod(value.shape) * value.dtype.itemsize)
         self.table = RowTable(value) if isinstance(value, RowSparseArray) else None
         self.value: Array = np.empty(0) if isinstance(value, RowSparseArray) else pages.copy(value)
         #: Memory for a merged gradient or for a weight to go back to; made when first needed.
         self._spare: dict[str, Array] = {}
+
+    def renumber(self, number: int) -> None:
+        """Take another place in the order of updates."""
+        self.number, self.slice = number, Slice(number, self.slice.nbytes)
 
     def assign(self, value: Array | RowSparseArray) -> None:
         """Overwrite with a value of the same shape, type and storage."""

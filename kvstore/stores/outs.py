@@ -51,9 +51,14 @@ class Later(dict[Key, list[Deliver]]):
                 self._copies[key.key] = list(outs), buffer
                 outs[:] = [buffer]
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anything is to be done."""
+        return bool(self or self._copies)
+
     def deliver(self, keys: Sequence[Key] | None = None) -> None:
         """Do it for some keys, or for all."""
-        if not self and not self._copies:
+        if not self.has_any:
             return
         for key in self._copies if keys is None else keys:
             if key in self._copies:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 Kind = tuple[str, str, tuple[int, ...]]
 
 
+def counted() -> None:
+    """Stand for a quick call that is done, and counted."""
+
+
 class Backend(Protocol):
     """Interface of one type of store.
 
@@ -121,8 +125,9 @@ class Backend(Protocol):
 
         With `quick_lists` it can be a list of keys, beside lists of arrays.
 
-        If the result is False, nothing has happened, and `pushpull` must be called. With `begins_async` the
-        result can be a callable that completes the operation; it needs no lock.
+        If the result is False, nothing has happened, and `pushpull` must be called. If it is `counted`, the
+        call is done, and counted as one. With `begins_async` the result can be a callable that completes the
+        operation; it needs no lock.
         """
         return False
 

@@ -13,6 +13,7 @@ from ..arrays.sparse import RowSparseArray
 from ..compression import Pushed
 from ..errors import DTypeError, KVStoreError, UpdaterError
 from ..kernels import cpu
+from ..observe.counters import SUMMING, UPDATING
 from ..optimizer import Updater
 from ..optimizer.updater import Counts
 from .entry import Array, Entry, Keyed, dense_of
@@ -27,6 +28,9 @@ UserUpdater = Callable[[Key, Any, Array], None]
 
 class WeightUpdate:
     """How pushed values reach the weights."""
+
+    #: What it is called in counters and events.
+    phase = UPDATING
 
     def check(self, entry: Entry) -> None:
         """Raise if the key's weight cannot be updated this way; called before anything changes."""
@@ -98,6 +102,8 @@ def updater_error(error: Exception, key: Key) -> UpdaterError:
 
 class AssignUpdate(WeightUpdate):
     """The sum replaces what is stored."""
+
+    phase = SUMMING
 
     def dense(self, batch: Batch) -> None:
         """All keys in one pass over memory."""

@@ -5,13 +5,15 @@ The C code of the stores writes both, through the capsules of `Counters.capsule`
 """
 
 import mmap
+import os
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memset, strncpy
+from libc.string cimport memcmp, strncpy
+from posix.unistd cimport getpid
 
 cdef extern from "page.h" nogil:
     enum:
@@ -20,7 +22,10 @@ cdef extern from "page.h" nogil:
         KV_PHASES
         KV_BUCKETS
         KV_NAME
+        KV_BY_MEMORY
         KV_NOBODY
+        KV_USED
+        KV_FREE
         KV_EVENT_KINDS
         KV_PAGE_VERSION
         KV_PLACES
@@ -54,6 +59,7 @@ cdef extern from "page.h" nogil:
         kv_count next
         uint64_t size
         kv_event *events
+        kv_count freed
     ctypedef struct kv_about:
         uint64_t slice, round, nbytes
         int32_t whom
@@ -106,6 +112,16 @@ cdef uint16_t made = 0  # number of the next store
 cdef uint64_t timed_at_first = 0  # until when new stores take times
 
 
+@cython.final
+cdef class Slice:
+    """A key, or a part of it, as counters and events have it: a number without a sign, and the bytes of its value."""
+
+    cdef readonly uint64_t number, nbytes
+
+    def __init__(self, number, nbytes):
+        self.number, self.nbytes = number & KV_NO_SLICE, min(nbytes, KV_NO_SLICE)  # more than memory: with all rows
+
+
 cdef class Counters:
     """What one store of this process, or its server, has done so far.
 
@@ -124,6 +140,8 @@ cdef class Counters:
     ----------
     number : int
         Of the store in its process; -1 if not shown.
+    quiet : bool
+        Begin no spans: what goes on is part of one.
     """
 
     cdef kv_counters *c
@@ -131,6 +149,7 @@ cdef class Counters:
     cdef uint32_t process
     cdef readonly int number
     cdef readonly object capsule
+    cdef public bint quiet
 
     def __cinit__(self, str store, str job, int rank, int size, bint shown=True):
         global made
@@ -149,9 +168,10 @@ cdef class Counters:
 
     def __dealloc__(self):
         if self.c != NULL and self.own:
+            kv_add_to(&kv_own_ring.freed, 1)
             free(self.c)
-        elif self.c != NULL and self.process == kv_page_here.process:
-            kv_set_to(&self.c.used, 0)
+        elif self.c != NULL and kv_page_here.process == <uint32_t>getpid():
+            kv_set_to(&self.c.used, KV_FREE)
 
     def describe(self, str store, str job, int rank, int size):
         """Say anew what the parameters of the class say."""
@@ -164,6 +184,11 @@ cdef class Counters:
         kv_set_to(&self.c.keys, keys)
         kv_set_to(&self.c.nbytes, nbytes)
 
+    def hold_more(self, uint64_t keys, uint64_t nbytes):
+        """Say that there are so many more keys, and bytes of their values."""
+        kv_add_to(&self.c.keys, keys)
+        kv_add_to(&self.c.nbytes, nbytes)
+
     cpdef void count(self, unsigned call) noexcept:
         """Count a call; a number of `kvstore.observe.counters.CALLS`."""
         if call < KV_CALLS:
@@ -172,8 +197,10 @@ cdef class Counters:
     cpdef void move(self, unsigned way, uint64_t sent, uint64_t received) noexcept:
         """Count bytes of values that went and came; a number of `kvstore.observe.counters.WAYS`."""
         if way < KV_WAYS:
-            kv_add_to(&self.c.sent[way], sent)
-            kv_add_to(&self.c.received[way], received)
+            if sent:
+                kv_add_to(&self.c.sent[way], sent)
+            if received:
+                kv_add_to(&self.c.received[way], received)
 
     cpdef void end_rounds(self, uint64_t rounds) noexcept:
         """Count rounds that are complete."""
@@ -208,7 +235,7 @@ cdef class Counters:
 
     cpdef uint64_t begin(self) noexcept:
         """Begin a span of time: what `end` takes, 0 where nobody asks for it."""
-        return kv_begin(self.c)
+        return 0 if self.quiet else kv_begin(self.c)
 
     cpdef void end(
         self, unsigned phase, uint64_t begin, uint64_t slice=0, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
@@ -216,6 +243,43 @@ cdef class Counters:
         """End a span; a number of `kvstore.observe.counters.PHASES`."""
         if begin and phase < KV_PHASES:
             kv_end(self.c, <kv_phase>phase, begin, kv_about(slice, round, nbytes, whom, <uint16_t>self.number))
+
+    cpdef void passed(
+        self, unsigned phase, uint64_t begin, unsigned way, uint64_t sent, uint64_t received, uint64_t rounds=0,
+        uint64_t slice=KV_NO_SLICE,
+    ) noexcept:  # fmt: skip
+        """Count bytes and rounds of a span, and end it: `move`, `end_rounds` and `end` in one call."""
+        self.move(way, sent, received)
+        if rounds:
+            kv_add_to(&self.c.rounds, rounds)
+        if begin:
+            self.end(phase, begin, slice, 0, sent + received)
+
+    cpdef int end_work(
+        self, unsigned phase, uint64_t begin, unsigned way, Slice key, values, outs, uint64_t rounds=1
+    ) except -1:
+        """Do as `passed` for one key; `values` and `outs` are an array each, or a list of arrays."""
+        cdef uint64_t sent = key.nbytes * how_many(values), received = key.nbytes * how_many(outs)
+        self.passed(phase, begin, way, sent, received, rounds, key.number)
+        return 0
+
+    def end_works(self, unsigned phase, uint64_t begin, unsigned way, works, uint64_t rounds=1):
+        """Do as `end_work` for many keys, in one span. `works`: of each what has the key as `slice`, values, outs."""
+        cdef uint64_t sent = 0, received = 0
+        cdef Slice key = None
+        for entry, values, outs in works:
+            key = entry.slice
+            sent += key.nbytes * how_many(values)
+            received += key.nbytes * how_many(outs)
+        self.passed(
+            phase, begin, way, sent, received, rounds * len(works), key.number if len(works) == 1 else KV_NO_SLICE
+        )
+
+    cpdef bint count_small(self, unsigned call, Slice key, values, outs) except? True:
+        """Count a call with one key in this process, its bytes and its round; return whether times are taken."""
+        self.count(call)
+        self.end_work(KV_PHASES, 0, KV_BY_MEMORY, key, values, outs, 1)
+        return kv_is_timed(self.c)
 
     cpdef void wait_for(self, uint64_t begin, uint64_t slice=0, uint64_t round=0, int whom=KV_NOBODY) noexcept:
         """Tell who looks on of a wait that began; `waited` ends it."""
@@ -299,6 +363,11 @@ def record_events(uint64_t size):
         raise MemoryError(f"there is no memory for {size} events of {sizeof(kv_event)} bytes")
 
 
+def recording():
+    """Return whether events are recorded."""
+    return kv_own_ring.size != 0
+
+
 def recorded():
     """Return how many events there were since `record_events`; the ring may have fewer."""
     return kv_own_ring.next
@@ -339,7 +408,7 @@ def take_times(uint64_t until=0xFFFFFFFFFFFFFFFF):
     cdef int i
     timed_at_first = until
     for i in range(KV_PLACES):
-        if kv_page_here.stores[i].used:
+        if kv_page_here.stores[i].used == KV_USED:
             kv_set_to(&kv_page_here.stores[i].timed_until, until)
 
 
@@ -387,6 +456,8 @@ def read_page(int fd):
     """
     cdef const uint8_t[::1] data
     cdef kv_page *page
+    if os.fstat(fd).st_size != sizeof(kv_page):
+        return []
     with mmap.mmap(fd, sizeof(kv_page), prot=mmap.PROT_READ) as mapped:
         data = mapped
         try:
@@ -406,13 +477,15 @@ def ask_for_times(int fd, uint64_t until):
     cdef uint8_t[::1] data
     cdef kv_page *page
     cdef int i
+    if os.fstat(fd).st_size != sizeof(kv_page):
+        return
     with mmap.mmap(fd, sizeof(kv_page)) as mapped:
         data = mapped
         try:
             page = <kv_page *>&data[0]
             if is_page(page):
                 for i in range(<int>page.places):
-                    if page.stores[i].used and page.stores[i].timed_until < until:
+                    if page.stores[i].used == KV_USED and page.stores[i].timed_until < until:
                         kv_set_to(&page.stores[i].timed_until, until)
         finally:
             data = None
@@ -423,6 +496,12 @@ def bucket_of(uint64_t ns):
     return kv_bucket(ns)
 
 
+cdef uint64_t how_many(arrays) noexcept:
+    if type(arrays) is list:
+        return len(<list>arrays)
+    return len(<tuple>arrays) if type(arrays) is tuple else 1
+
+
 cdef bint is_page(kv_page *page) noexcept:
     same = not memcmp(page.magic, KV_PAGE_MAGIC, 8) and page.version == KV_PAGE_VERSION
     return same and page.place_bytes == sizeof(kv_counters) and page.places == KV_PLACES
@@ -430,7 +509,7 @@ cdef bint is_page(kv_page *page) noexcept:
 
 cdef list counted(kv_page *page):
     cdef int i
-    return [{"place": i, **numbers(&page.stores[i])} for i in range(KV_PLACES) if page.stores[i].used]
+    return [{"place": i, **numbers(&page.stores[i])} for i in range(KV_PLACES) if page.stores[i].used == KV_USED]
 
 
 cdef dict numbers(kv_counters *c):

@@ -3,36 +3,55 @@
 
 /* What a thread is doing: one phase at a time, so that no time is counted twice.
  *
- * To enter a phase ends the one before, at the same moment. To enter KV_WAITING again goes on with it: a wait stays one
- * while its thread looks at a deadline in between, and is about what it was about last. All modules of a process see the
- * same activity of a thread, through the ring. */
+ * To enter a phase ends the one before, at the same moment. To enter the same phase of the same round again goes on with
+ * it, so pieces that follow each other are one span. So does any wait: it stays one while its thread looks at a deadline
+ * in between, and is about what it was about last. All modules of a process see the same activity of a thread, through
+ * the ring. */
 
 #include "events.h"
 
 struct kv_activity {
     kv_counters *counters;
     uint64_t begin; /* 0: nothing that is timed */
+    uint64_t freed; /* as it was in the ring: if other counters were freed since, these may be */
     kv_phase phase;
     kv_about about;
 };
 
+/* Whether its counters may have gone while it went on, which an exception can leave so. */
+static inline int kv_is_stale(const kv_activity *a)
+{
+    return a->freed != atomic_load_explicit(&kv_ring_here->freed, memory_order_relaxed);
+}
+
+static inline int kv_is_same(const kv_activity *a, const kv_counters *c, kv_phase phase, kv_about about)
+{
+    if (!a->begin || a->counters != c || a->phase != phase || kv_is_stale(a))
+        return 0;
+    return phase == KV_WAITING || (a->about.slice == about.slice && a->about.round == about.round);
+}
+
 static void kv_end_activity(kv_activity *a, uint64_t end)
 {
-    if (a->phase == KV_WAITING)
-        kv_waits_no_more(a->counters, a->begin);
-    kv_end_at(a->counters, a->phase, a->begin, end, a->about);
+    if (!kv_is_stale(a)) {
+        if (a->phase == KV_WAITING)
+            kv_waits_no_more(a->counters, a->begin);
+        kv_end_at(a->counters, a->phase, a->begin, end, a->about);
+    }
     a->begin = 0;
 }
 
 static void kv_enter_timed(kv_counters *c, kv_phase phase, kv_about about)
 {
     kv_activity *a = kv_ring_here->activity();
-    int waits = phase == KV_WAITING, goes_on = waits && a->begin && a->phase == KV_WAITING && a->counters == c;
-    if (!goes_on) {
+    int waits = phase == KV_WAITING;
+    if (!kv_is_same(a, c, phase, about)) {
         uint64_t now = kv_ring_here->now();
         if (a->begin)
             kv_end_activity(a, now);
-        *a = (kv_activity){c, now, phase, about};
+        *a = (kv_activity){c, now, atomic_load_explicit(&kv_ring_here->freed, memory_order_relaxed), phase, about};
+    } else if (!waits) {
+        a->about.nbytes += about.nbytes;
     } else if (about.whom != KV_NOBODY || about.slice != KV_NO_SLICE) {
         a->about = about;
     }

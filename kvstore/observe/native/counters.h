@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* The order of these is known to kvstore/observe/counters.py. */
-typedef enum { KV_CALL_INIT, KV_CALL_PUSH, KV_CALL_PULL, KV_CALL_PUSHPULL, KV_CALL_ROWS, KV_CALL_BARRIER, KV_CALLS } kv_call;
+typedef enum { KV_CALL_INIT, KV_CALL_PUSH, KV_CALL_PULL, KV_CALL_PUSHPULL, KV_CALL_ROWS, KV_CALL_BARRIER, KV_CALLS } kv_verb;
 typedef enum { KV_BY_MEMORY, KV_BY_SHARED, KV_BY_STREAM, KV_BY_FRAME, KV_WAYS } kv_way;
 typedef enum { KV_WAITING, KV_MOVING, KV_SUMMING, KV_UPDATING, KV_CONVERTING, KV_PHASES } kv_phase;
 
@@ -21,8 +21,11 @@ enum { KV_BUCKETS = 128, KV_NAME = 64 };
 
 typedef _Atomic uint64_t kv_count;
 
+/* KV_INHERITED: by a store of the process that this one was forked from; nobody is shown it. */
+enum kv_use { KV_FREE, KV_USED, KV_INHERITED };
+
 typedef struct {
-    kv_count used;         /* 0: this place is free */
+    kv_count used;         /* 0: this place is free; else a kv_use */
     kv_count timed_until;  /* ns of CLOCK_MONOTONIC; 0: no times are taken */
     char store[KV_NAME];   /* type of the store, or "server", "scheduler" */
     char job[KV_NAME];     /* what all processes of a job have in common */
@@ -56,7 +59,7 @@ static inline int kv_is_timed(const kv_counters *c)
     return c && atomic_load_explicit(&c->timed_until, memory_order_relaxed) != 0;
 }
 
-/* Four buckets for each power of two, from 256 ns on; the last one has no end (about 9 minutes). */
+/* Four buckets for each power of two, from 256 ns on; the last one has no end (it begins after half an hour). */
 static inline unsigned kv_bucket(uint64_t ns)
 {
     uint64_t v = ns >> 8;

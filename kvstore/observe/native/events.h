@@ -10,7 +10,7 @@
 
 /* What an event is, beyond the phases. The order is known to kvstore/observe/events.py. */
 enum kv_event_kind {
-    KV_EVENT_CALL = KV_PHASES, /* a verb; `slice` is the kv_call */
+    KV_EVENT_CALL = KV_PHASES, /* a verb; `slice` is the kv_verb */
     KV_EVENT_ARRIVED,          /* a part of worker `whom` has come; an instant */
     KV_EVENT_LOST,             /* of worker or server `whom`; an instant */
     KV_EVENT_BACK,             /* the same, when it is back */
@@ -38,6 +38,7 @@ typedef struct {
     uint64_t (*now)(void);   /* ns of CLOCK_MONOTONIC */
     uint32_t (*thread)(void);
     kv_activity *(*activity)(void); /* of this thread */
+    kv_count freed; /* number of counters that were freed */
 } kv_ring;
 
 static kv_ring kv_no_ring; /* nothing is timed or recorded before a module was given another one */

@@ -86,11 +86,17 @@ static kv_page *kv_map_page(void *at)
     return page;
 }
 
+/* The stores of the parent are this process's too, and count on in their places, from 0. */
 static void kv_after_fork(void)
 {
+    uint64_t used[KV_PLACES];
+    for (int i = 0; i < KV_PLACES; i++)
+        used[i] = atomic_load(&kv_page_here->stores[i].used);
     if (kv_page_fd >= 0)
         close(kv_page_fd);
     kv_map_page(kv_page_here); /* where that fails, the parent's page is gone at least, or nothing has changed */
+    for (int i = 0; i < KV_PLACES && kv_page_here->process == (uint32_t)getpid(); i++)
+        kv_set_to(&kv_page_here->stores[i].used, used[i] ? KV_INHERITED : KV_FREE);
     atomic_store(&kv_own_ring.next, 0);
     kv_this_thread = 0;
     kv_here.begin = 0;
@@ -110,8 +116,8 @@ static kv_counters *kv_take_place(void)
 {
     for (int i = 0; i < KV_PLACES; i++) {
         kv_counters *c = &kv_page_here->stores[i];
-        uint64_t free_ = 0;
-        if (!atomic_compare_exchange_strong(&c->used, &free_, 1))
+        uint64_t free_ = KV_FREE;
+        if (!atomic_compare_exchange_strong(&c->used, &free_, KV_USED))
             continue;
         memset((char *)c + sizeof c->used, 0, sizeof *c - sizeof c->used);
         return c;

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,8 @@ from ...arrays.sparse import RowSparseArray
 from ...compression import Codec
 from ...errors import CapabilityError, ConfigError, DTypeError, KVStoreError
 from ...kernels import cpu
+from ...observe.counters import FRAME, MOVING, SUMMING
+from ...observe.events import NO_SLICE
 from ...optimizer import Optimizer
 from ...settings.launchers import detect
 from ...settings.options import StoreConfig
@@ -44,6 +46,8 @@ class AllReduceBackend(LocalBackend):
     can_bind = False
     runs_optimizer = False
     _is_guest = False
+    #: What the beginning of a sum is in counters: engines that compare first wait there.
+    _beginning = MOVING
 
     def __init__(self, config: StoreConfig, engine: Collective) -> None:
         super().__init__(config)
@@ -93,8 +97,32 @@ class AllReduceBackend(LocalBackend):
         sums = self._sums(groups)
         if self._is_guest:
             self._meet([entry for entry, _ in sums])
+        begin = self._counters.begin()
         finish = self.engine.allreduce([(self._name(entry), total) for entry, total in sums], priority)
-        return partial(_finish_push, finish, sums)
+        self._counters.end(self._beginning, begin)
+        return partial(self._finish_push, finish, sums)
+
+    def _finish_push(self, finish: Finish, sums: list[tuple[Entry, Array]]) -> None:
+        """Keep the sums. Those of an operation that fails are dropped: the engine may still write to them."""
+        self._wait(finish, sums[0][0].slice.number if len(sums) == 1 else NO_SLICE)
+        nbytes = sum(entry.slice.nbytes for entry, _ in sums)
+        begin = self._counters.begin() if sums else 0
+        for entry, total in sums:
+            if total.dtype == entry.dtype:
+                entry.give(_SUM, entry.value)  # views of it are good until the next push
+                entry.value = total
+            else:
+                np.copyto(entry.value, total, casting="unsafe")
+        self._counters.passed(MOVING, begin, FRAME, nbytes, nbytes, len(sums))
+
+    def _wait(self, finish: Callable[[], object], slice: int = NO_SLICE) -> None:
+        """Let the engine wait; for whom, it does not say."""
+        begin = self._counters.begin()
+        self._counters.wait_for(begin, slice)
+        try:
+            finish()
+        finally:
+            self._counters.waited(begin, slice)
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
         """Start the sums; return a callable that waits for them, stores them and writes the outputs."""
@@ -172,7 +200,7 @@ class AllReduceBackend(LocalBackend):
             self._agree(pairs, meaning)
         copies = [(key, value.copy()) for key, value in pairs]
         items = [(_name(key), value.reshape(-1).view(np.uint8)) for key, value in copies if value.size]
-        self.engine.broadcast(sorted(items, key=lambda item: item[0]), meaning)
+        self._wait(partial(self.engine.broadcast, sorted(items, key=lambda item: item[0]), meaning))
         return copies
 
     def _meaning(self, pairs: Sequence[tuple[Key | str, Any]]) -> str:
@@ -212,8 +240,11 @@ class AllReduceBackend(LocalBackend):
         if sparse:
             raise self._refused(f"row-sparse arrays (key {sparse[0][0].key!r})")
         totals = [(entry, entry.take(_SUM)) for entry, _ in dense]
+        begin = self._counters.begin() if dense else 0
         cpu.reduce([(srcs, total, []) for (_, srcs), (_, total) in zip(dense, totals, strict=True)])
-        return [(entry, self._widened(entry, total)) for entry, total in totals]
+        widened = [(entry, self._widened(entry, total)) for entry, total in totals]
+        self._counters.end(SUMMING if any(len(srcs) > 1 for _, srcs in dense) else MOVING, begin)
+        return widened
 
     def _widened(self, entry: Entry, total: Array) -> Array:
         wide = self._wide(total.dtype)
@@ -263,7 +294,7 @@ class AllReduceBackend(LocalBackend):
     def barrier(self) -> None:
         """Wait for all workers."""
         self._check_process()
-        self.engine.barrier()
+        self._wait(self.engine.barrier)
 
     def abandon(self) -> None:
         """Tell the other workers that this one has failed, if the engine can; a fork tells nothing."""
@@ -281,17 +312,6 @@ def _name(key: Key) -> str:
     """Return a key's name for engines, which none that passes through has."""
     name = str(key)
     return _GUEST + name if name.startswith(_GUEST) else name
-
-
-def _finish_push(finish: Finish, sums: Iterable[tuple[Entry, Array]]) -> None:
-    """Keep the sums. Those of an operation that fails are dropped: the engine may still write to them."""
-    finish()
-    for entry, total in sums:
-        if total.dtype == entry.dtype:
-            entry.give(_SUM, entry.value)  # views of it are good until the next push
-            entry.value = total
-        else:
-            np.copyto(entry.value, total, casting="unsafe")
 
 
 def check_launched(engine: str, size: int, command: str, remark: str = "") -> None:

@@ -124,7 +124,7 @@ class DeviceBackend(HostAndGpuBackend):
         self._send(sent, streams)
         gpus.pull(items, streams)
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
         """One small dense key with plain arrays, or one on a GPU with tensors that were there before."""
         if key not in self._on_gpu:
             return super().quick_pushpull(key, value, out)
@@ -251,7 +251,7 @@ class DeviceBackend(HostAndGpuBackend):
             from .executor import GpuExecutor
 
             self._push_tensors = push_tensors
-            self._gpus = GpuExecutor(self._apply_on_gpus())
+            self._gpus = GpuExecutor(self._apply_on_gpus(), self._counters)
             self._gpus.entries = self._on_gpu
         return self._gpus
 
@@ -267,7 +267,7 @@ class DeviceBackend(HostAndGpuBackend):
     def set_updater(self, updater: UserUpdater | None) -> None:
         """Use a callable, or go back to plain sums."""
         super().set_updater(updater)
-        self._user = updater
+        self._user = self._as_part(updater)
         if self._gpus is not None:
             for entry in self._on_gpu.values():
                 entry.state = entry.owner = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...arrays.grouping import Group, Key
 from ...devices import arrays, streams
 from ...devices.streams import Stream
+from ...observe.counters import MEMORY
 from ..local.bound import Bound
 from .arguments import order_behind
 from .keys import DeviceKey
@@ -47,7 +48,8 @@ class GpuCall(Bound):
 
     def run(self) -> None:
         """Launch on the caller's stream."""
-        place = self._place
+        place, counters = self._place, self._gpus.counters
+        begin = counters.begin()
         stream = arrays.stream_for(self._speaker, place.device)
         tail = place.tail(stream)
         moves = order_behind(self._entries, place, stream)
@@ -55,6 +57,7 @@ class GpuCall(Bound):
         if moves:
             for entry in self._entries:
                 entry.tail = tail
+        counters.end_works(self._gpus.apply.phase, begin, MEMORY, self._works)
 
     def _launched(self, stream: Stream) -> Launches:
         if self._launches is None:
@@ -70,13 +73,14 @@ def push_tensors(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[An
     works = None if gpus.apply.by_key else _works(gpus, groups, outs)
     if not works or not (gpus.is_known(works) or _may_run(gpus, works)):
         return False
-    place = works[0].entry.place
+    place, begin = works[0].entry.place, gpus.counters.begin()
     stream = streams.of_torch(place.device)
     tail = place.tail(stream)
     order_behind([work.entry for work in works], place, stream)
     gpus.apply.run(works, stream, lambda: gpus.pushing(works, stream))
     for work in works:
         work.entry.tail = tail
+    gpus.counters.end_works(gpus.apply.phase, begin, MEMORY, works)
     return True
 
 

@@ -13,6 +13,8 @@ from ...devices.arrays import DeviceView
 from ...devices.place import GpuContext
 from ...devices.streams import Stream
 from ...errors import ArrayError
+from ...observe.counters import MEMORY, MOVING
+from ...observe.native._observe import Counters
 from . import states
 from .arguments import Call, Item, Streams, adopted_key, new_key, order_behind, seen_out, seen_value
 from .bound import GpuCall
@@ -33,12 +35,14 @@ class GpuExecutor:
         Key -> `DeviceKey`.
     apply : GpuUpdate
         What a push does.
+    counters : Counters
+        Of the store. Times are those of this process, which does not wait for the GPU.
     """
 
-    def __init__(self, apply: GpuUpdate) -> None:
+    def __init__(self, apply: GpuUpdate, counters: Counters) -> None:
         self.driver = driver.get()
         self.entries: dict[Key, DeviceKey] = {}
-        self.apply = apply
+        self.apply, self.counters = apply, counters
         self._places: dict[int, GpuContext] = {}
         self._launches: OrderedDict[Any, Launches] = OrderedDict()
         #: Another number whenever launches that were made before no longer hold.
@@ -141,6 +145,7 @@ class GpuExecutor:
         stream = streams.of(place.device) if on_gpu else items[0].entry.tail.stream
         call = Call(place, stream, streams)
         entries = [item.entry for item in items]
+        begin = self.counters.begin()
         try:
             works = [_work(call, item) for item in items]
             call.begin(entries)
@@ -152,6 +157,10 @@ class GpuExecutor:
         except BaseException:
             call.abandon()
             raise
+        if verb == "push":
+            self.counters.end_works(self.apply.phase, begin, MEMORY, items)
+        else:
+            self.counters.end_works(MOVING, begin, MEMORY, items, 0)
 
     def _one_by_one(
         self,

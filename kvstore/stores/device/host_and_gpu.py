@@ -32,6 +32,11 @@ class HostAndGpuBackend(LocalBackend):
         """Return the copy of a key on GPUs that is looked at."""
         raise NotImplementedError
 
+    def names(self) -> dict[int, str]:
+        """Keys by the number of their entry, here or there."""
+        gpus = {self._copy(key).slice.number: str(key) for key in self._on_gpu}
+        return super().names() | gpus
+
     def discard(self, keys: list[Key]) -> None:
         """Undo the init of keys."""
         super().discard(keys)

@@ -14,6 +14,7 @@ from ...devices.arrays import DeviceArray
 from ...devices.memory import Memory, host_copy
 from ...devices.place import GpuContext
 from ...devices.streams import Stream, StreamCursor
+from ...observe.native._observe import Slice
 from ...optimizer import Updater
 
 Array = npt.NDArray[Any]
@@ -26,7 +27,7 @@ class DeviceKey:
 
     Attributes
     ----------
-    key, number, shape, dtype
+    key, number, slice, shape, dtype
         As those of `kvstore.stores.entry.Entry`.
     numel : int
         Number of elements.
@@ -44,7 +45,7 @@ class DeviceKey:
 
     __slots__ = (
         "_spare", "dtype", "form", "key", "like", "memory", "number", "numel", "owner", "place", "residuals",
-        "shape", "state", "tail", "type_name",
+        "shape", "slice", "state", "tail", "type_name",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class DeviceKey:
     ) -> None:
         self.place, self.key, self.number = place, key, number
         self.shape, self.dtype, self.numel = shape, dtype, math.prod(shape)
+        self.slice = Slice(number, self.numel * dtype.itemsize)
         #: Name of the element type.
         self.type_name = dtype.name
         #: Element type and shape as PyTorch has them, once a tensor of the key has been met.

@@ -9,6 +9,7 @@ from ...arrays.grouping import Key
 from ...devices.streams import Stream
 from ...errors import CapabilityError
 from ...kernels import cuda
+from ...observe.counters import SUMMING, UPDATING
 from ...optimizer import Updater
 from ..update import check_floating, give_up, updater_error
 from . import states
@@ -44,6 +45,8 @@ class GpuUpdate:
 
     #: Whether `run` calls the user's code, key by key.
     by_key = False
+    #: What it is called in counters and events.
+    phase = UPDATING
 
     def __init__(self, total: PlainSum) -> None:
         self._sum = total
@@ -87,6 +90,8 @@ def emit(launches: Launches, works: Sequence[KeyWork]) -> None:
 
 class GpuAssignUpdate(GpuUpdate):
     """The sum replaces the value."""
+
+    phase = SUMMING
 
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
         """Sum into the value and the outs."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from ...arrays.sparse import RowSparseArray, kind_of
 from ...compression import Codec, Feedback
 from ...errors import ArrayError, KeyNotFoundError
 from ...kernels import cpu
+from ...observe.counters import CALLS, MEMORY, MOVING
+from ...observe.native._observe import Counters
 from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
 from ..entry import (
@@ -30,12 +33,14 @@ from ..entry import (
     sparse_outs,
     sparse_source,
 )
-from ..protocol import Backend, Kind
+from ..protocol import Backend, Kind, counted
 from ..rows import RowTable
 from ..update import Batch, UserUpdater, apply_with, emit
 from .bound import Bound, bind
 
 log = logging.getLogger("kvstore.local")
+
+_PUSHPULL = CALLS.index("pushpull")
 
 
 class LocalBackend(Backend):
@@ -48,14 +53,25 @@ class LocalBackend(Backend):
     can_bind = True
     feedback: Feedback | None = None
     updater: Updater | None = None
+    _counters = Counters("", "", 0, 1, shown=False)  # of a store that nobody observes
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._apply = apply_with(None)
         self._entries: dict[Key, Entry] = {}
+        self._quick = self._entries  # empty while times are taken
         self._told: set[Key] = set()
         if config.threads:
             cpu.set_threads(config.threads)
+
+    def observe(self, counters: Counters) -> None:
+        """Count in `counters` from now on."""
+        self._counters = counters
+        self._quick = {} if counters.timed else self._entries
+
+    def names(self) -> dict[int, str]:
+        """Keys by the number of their entry."""
+        return {entry.slice.number: str(key) for key, entry in self._entries.items()}
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -85,7 +101,10 @@ class LocalBackend(Backend):
     def push(self, groups: list[Group]) -> None:
         """Sum the values of each key, then update or replace the stored value."""
         if len(groups) == 1 and (work := self._plain_work(groups[0], ())) is not None:
-            self._apply.dense([work])
+            counters, apply = self._counters, self._apply
+            begin = counters.begin()
+            apply.dense([work])
+            counters.end_work(apply.phase, begin, MEMORY, work[0].slice, work[1], ())
             return
         dense, sparse = self._sources(groups)
         self._push([(entry, srcs, []) for entry, srcs in dense], sparse)
@@ -93,7 +112,11 @@ class LocalBackend(Backend):
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Copy the stored value to every array of each key."""
         if len(groups) == 1 and (work := self._plain_pull(*groups[0])) is not None:
+            begin = self._counters.begin()
             emit([work])
+            self._counters.end_work(MOVING, begin, MEMORY, work[0].slice, (), work[2], 0)
+            return
+        if not groups:
             return
         later: list[Deliver] = []
         batch: Batch = []
@@ -104,11 +127,14 @@ class LocalBackend(Backend):
                 tables += self._sparse_outs(entry, outs, ignore_sparse)
             if dense:
                 batch.append((entry, [], self._outs(entry, dense, later)))
+        begin = self._counters.begin()
         emit(batch)
         for table, out in tables:
             table.copy_to(out)
+            self._counters.move(MEMORY, 0, out.data.nbytes)
         for deliver in later:
             deliver()
+        self._counters.end_works(MOVING, begin, MEMORY, batch, 0)
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, and copy the result to the outputs while it is in the cache."""
@@ -116,7 +142,11 @@ class LocalBackend(Backend):
             len(groups) == 1
             and (work := self._plain_work(groups[0], groups if outs is None else outs)) is not None
         ):
-            self._apply.dense([work])
+            counters, apply = self._counters, self._apply
+            if not (begin := counters.begin()):
+                self._quick = self._entries
+            apply.dense([work])
+            counters.end_work(apply.phase, begin, MEMORY, work[0].slice, work[1], work[2])
             return
         if outs is not None and not all(values for _, values in groups):  # some keys are pulled only
             self._check_outs(outs)
@@ -130,17 +160,41 @@ class LocalBackend(Backend):
         rest = [(key, arrays) for key, arrays in targets.items() if arrays]
         self._check_outs(rest)
         self._push(batch, sparse)
-        for deliver in later:
-            deliver()
+        if later:
+            begin = self._counters.begin()
+            for deliver in later:
+                deliver()
+            self._counters.end(MOVING, begin)
         if rest:
             self.pull(rest, ignore_sparse=True)
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool:
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
         """Do a `pushpull` of one small dense key with plain arrays."""
-        entry = self._entries.get(key)
+        entry = self._quick.get(key)
+        if entry is None:
+            return self._timed_pushpull(key, value, out)
+        if entry.table is not None or self.feedback is not None:
+            return False
+        if not self._apply.small(entry, value, out):
+            return False
+        if self._counters.count_small(_PUSHPULL, entry.slice, value, value if out is None else out):
+            self._quick = {}
+        return counted
+
+    def _timed_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
+        """Do the same while times are taken."""
+        entry, counters = self._entries.get(key), self._counters
         if entry is None or entry.table is not None or self.feedback is not None:
             return False
-        return self._apply.small(entry, value, out)
+        begin = counters.begin()
+        if not self._apply.small(entry, value, out):
+            return False
+        counters.count(_PUSHPULL)
+        outs = value if out is None else out
+        counters.end_work(self._apply.phase, begin, MEMORY, entry.slice, value, outs)
+        if not begin:
+            self._quick = self._entries
+        return counted
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
         """Check a call once, and return a callable that repeats it."""
@@ -184,10 +238,15 @@ class LocalBackend(Backend):
         batch: Batch = list(dense)
         if (feedback := self.feedback) is not None:
             batch = [(entry, feedback.pushed(entry.key, srcs), outs) for entry, srcs, outs in dense]
+        counters, phase = self._counters, self._apply.phase
         if batch:
+            begin = counters.begin()
             self._apply.dense(batch)
+            counters.end_works(phase, begin, MEMORY, dense)
         for entry, sources in sparse:
+            begin, nbytes = counters.begin(), sum(source.data.nbytes for source in sources)
             self._apply.rows(entry, sources)
+            counters.passed(phase, begin, MEMORY, nbytes, 0, 1, entry.slice.number)
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Copy the requested rows to the outputs."""
@@ -200,12 +259,29 @@ class LocalBackend(Backend):
                 check_shape(entry, out, "out")
                 jobs.append((entry.table, row_ids(entry, ids), out))
         for table, rows, out in jobs:
+            begin = self._counters.begin()
             table.gather(rows, out)
+            self._counters.passed(MOVING, begin, MEMORY, 0, out.data.nbytes)
 
     def set_updater(self, updater: UserUpdater | None) -> None:
         """Use an updater; None replaces values by sums again."""
         self.updater = updater if isinstance(updater, Updater) else None
-        self._apply = apply_with(updater)
+        self._apply = apply_with(self._as_part(updater))
+
+    def _as_part(self, updater: UserUpdater | None) -> UserUpdater | None:
+        """Have calls of this store that an updater makes be part of the update."""
+        if updater is None or isinstance(updater, Updater):
+            return updater
+        counters = self._counters
+
+        def run(key: Key, merged: Any, stored: Array) -> None:
+            outer, counters.quiet = counters.quiet, True
+            try:
+                updater(key, merged, stored)
+            finally:
+                counters.quiet = outer
+
+        return run
 
     def set_compression(self, codec: Codec) -> None:
         """Compress each value of a push, with a residual for each position in the list."""
@@ -356,6 +432,7 @@ class LocalBackend(Backend):
                 direct.append(array)
             else:
                 later.append(conversion(entry, array))
+                later.append(partial(self._counters.move, MEMORY, 0, entry.slice.nbytes))
             if deliver is not None:
                 later.append(deliver)
         return direct

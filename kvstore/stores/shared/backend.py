@@ -20,6 +20,7 @@ from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
 from ...compression import Codec, Feedback
 from ...kernels import cpu
+from ...observe.native._observe import Counters
 from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
 from ..entry import Array
@@ -62,7 +63,7 @@ class SharedBackend(Backend):
         self._arguments = CallArguments(job, keys, self._updater, gpus, self.rank)
         self._waiter = RoundWaiter(job, keys, self._updater, rows, config.timeout, self.rank)
         self._pusher = RoundPusher(job, gpus, rows, self._waiter)
-        self._delivery = ResultDelivery(self._waiter, rows, gpus)
+        self._delivery = ResultDelivery(job, self._waiter, rows, gpus)
         self._values = StoredValues(self._arguments, rows, self._waiter)
         # Asynchronous operations that have yet to write their results, by key.
         self._undelivered: dict[Key, list[CallOnce]] = {}
@@ -84,6 +85,14 @@ class SharedBackend(Backend):
         )
         loss = self.config.on_peer_loss
         return f"group {self.config.group!r}, workers {reads}, on_peer_loss={loss!r}"
+
+    def observe(self, counters: Counters) -> None:
+        """Count in `counters`, here and in C."""
+        self._job.observe(counters)
+
+    def names(self) -> dict[int, str]:
+        """Keys of the job by their place in the order of init."""
+        return {handle.number: str(handle.key) for handle in self._keys.all()}
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -187,7 +196,7 @@ class SharedBackend(Backend):
                 calls.append((handle, self._arguments.outs(handle, dense, later)))
         later.keep_apart((handle, [], outs) for handle, outs in calls)
         large = is_large(calls)
-        waiting = [shm.Call(handle, outs, large) for handle, outs in calls]
+        waiting = [shm.Call(handle, outs, large, receives=True) for handle, outs in calls]
         return partial(self._delivery.finish_pull, waiting, rows, later, on_gpu)
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None) -> Finish:
@@ -217,7 +226,9 @@ class SharedBackend(Backend):
         except BaseException:
             self._waiter.give_up([shm.Call(h, [], False) for h, _, _ in wanted if h.key in private])
             raise
-        calls = [shm.Call(h, [] if h.key in direct else arrays, large) for h, _, arrays in wanted]
+        calls = [
+            shm.Call(h, [] if h.key in direct else arrays, large, receives=True) for h, _, arrays in wanted
+        ]
         finish = partial(self._delivery.finish_pushpull, calls, private, later, wanted)
         return partial(self._delivery.finish_both, finish, on_gpu, later) if on_gpu else finish
 

@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 from ...arrays.grouping import Key
+from ...arrays.sparse import RowSparseArray
 from ...errors import FencedError, KVStoreError, PeerLostError, TimeoutError
+from ...observe.counters import MOVING
 from ..outs import Later
 from .arguments import SplitOuts
 from .gpu_access import GpuAccess
@@ -23,8 +25,8 @@ Complete = Callable[[list[shm.Call]], None]
 class ResultDelivery:
     """What one worker's calls end with."""
 
-    def __init__(self, waiter: RoundWaiter, rows: SparseKeys, gpus: GpuAccess) -> None:
-        self._waiter, self._rows, self._gpus = waiter, rows, gpus
+    def __init__(self, job: shm.Job, waiter: RoundWaiter, rows: SparseKeys, gpus: GpuAccess) -> None:
+        self._job, self._waiter, self._rows, self._gpus = job, waiter, rows, gpus
 
     def finish_pull(
         self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later, on_gpu: list[SplitOuts]
@@ -38,7 +40,9 @@ class ResultDelivery:
             self._finish_on_gpu(self._waiter.read, on_gpu, later)
         for handle, out in rows:
             self._waiter.settle(handle)
-            self._rows.copy_to(handle, out)
+            with self._moving([handle]):
+                self._rows.copy_to(handle, out)
+            self._job.receive(out.data.nbytes if isinstance(out, RowSparseArray) else handle.nbytes)
 
     def finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: Later, held: object) -> None:
         """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""
@@ -67,8 +71,9 @@ class ResultDelivery:
 
     def _finish_on_gpu(self, finish: Complete, on_gpu: list[SplitOuts], later: Later) -> None:
         """See rounds complete that were pushed by GPUs, and let these, or the host, write the results."""
-        finish([shm.Call(device.handle, [], False) for device, _ in on_gpu])
-        self._deliver_by_gpu(on_gpu, later)
+        finish([shm.Call(device.handle, [], False, receives=True) for device, _ in on_gpu])
+        with self._moving([device.handle for device, _ in on_gpu]):
+            self._deliver_by_gpu(on_gpu, later)
         later.keep_apart((device.handle, [], others) for device, others in on_gpu)
         calls = []
         for device, others in on_gpu:
@@ -92,18 +97,24 @@ class ResultDelivery:
         """
         apart = later and self._gpus.staging.in_use
         parts = [[call] for call in calls] if apart else [calls]
-        errors = [error for part in parts if (error := _finished(finish, part, later)) is not None]
+        errors = [error for part in parts if (error := self._finished(finish, part, later)) is not None]
         if errors:
             raise errors[0]
 
+    def _finished(self, finish: Complete, calls: list[shm.Call], later: Later) -> KVStoreError | None:
+        """Finish calls; return the error of a round that came to nothing, and raise others."""
+        try:
+            finish(calls)
+            if later.has_any:
+                with self._moving([call.handle for call in calls]):
+                    later.deliver([call.handle.key for call in calls])
+        except (PeerLostError, FencedError, TimeoutError):
+            raise
+        except KVStoreError as error:
+            return error
+        return None
 
-def _finished(finish: Complete, calls: list[shm.Call], later: Later) -> KVStoreError | None:
-    """Finish calls; return the error of a round that came to nothing, and raise others."""
-    try:
-        finish(calls)
-        later.deliver([call.handle.key for call in calls])
-    except (PeerLostError, FencedError, TimeoutError):
-        raise
-    except KVStoreError as error:
-        return error
-    return None
+    def _moving(self, handles: list[Handle]) -> shm.Phase:
+        only = handles[0] if len(handles) == 1 else None
+        nbytes = sum(handle.nbytes for handle in handles)
+        return shm.Phase(self._job, MOVING, only, 0 if only is None else only.arrived, nbytes)

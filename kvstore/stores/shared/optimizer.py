@@ -19,6 +19,7 @@ import numpy as np
 from ...arrays import pages
 from ...arrays.grouping import Key
 from ...errors import ConfigError, UpdaterError
+from ...observe.counters import SUMMING, UPDATING
 from ...optimizer import Optimizer, Updater
 from ...optimizer.builtin import arrays_of
 from ...optimizer.optimizer import Array, State
@@ -152,6 +153,7 @@ class JobUpdater:
         """Plan, or do, the update of the round that this worker has just opened."""
         outer, self._at_work = self._at_work, (threading.get_ident(), handle.key)
         try:
+            self._enter_update(handle)
             on_gpu, ranks = shm.opened_on_gpu(handle)
             if on_gpu:
                 self._gpus.use().ipc.carry_out(handle, on_gpu, ranks)
@@ -172,6 +174,11 @@ class JobUpdater:
                 raise
         finally:
             self._at_work = outer
+            self._job.leave_phase()
+
+    def _enter_update(self, handle: Handle) -> None:
+        phase = UPDATING if shm.mode(self._job) & 1 else SUMMING
+        self._job.enter(phase, handle, handle.complete + 1, handle.nbytes)
 
     def _may_update_in_place(self, handle: Handle) -> bool:
         """Whether all parts outlive their workers: an update that has begun must end."""
@@ -196,6 +203,7 @@ class JobUpdater:
         shm.sum_opened(handle, merged)
         if handle.failed == handle.complete + 1:
             raise UpdaterError("the memory of a worker could not be read")
+        self._enter_update(handle)
         np.copyto(weight, handle.value())
         if self.updater is None:
             assert self._call is not None

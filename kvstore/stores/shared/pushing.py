@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from ...arrays.grouping import Key
-from ...compression import Codec, Feedback, Pushed
+from ...compression import Codec, Feedback
 from ...kernels import cpu
+from ...observe.counters import CONVERTING, MOVING, SUMMING
 from ..entry import Array
 from ..update import summands
 from .arguments import Sparse
@@ -129,20 +130,23 @@ class RoundPusher:
         for handle, _ in pairs:
             self._gpus.staging.wait_staged(handle)
         if compiled is None:
-            self._push_restored([(handle, feedback.total(handle.key, values)) for handle, values in pairs])
+            self._push_restored(pairs, feedback)
             return
         for handle, _ in pairs:
             feedback.prepare(handle.key, handle.shape)
         slots = [shm.packing_slot(handle, compiled[0]) for handle, _ in pairs]
         for (handle, values), slot in zip(pairs, slots, strict=True):  # memory is there: all of them arrive
-            feedback.pack(handle.key, values, slot)
-            shm.arrive_packed(handle, *compiled)
+            with shm.Phase(self._job, CONVERTING, handle, handle.arrived + 1, handle.nbytes):
+                feedback.pack(handle.key, values, slot)
+                shm.arrive_packed(handle, *compiled)
 
-    def _push_restored(self, pairs: list[tuple[Handle, Pushed]]) -> None:
-        """Push what a codec without kernels has packed and unpacked here."""
-        restored = [(handle, summands(pushed)) for handle, pushed in pairs]
+    def _push_restored(self, pairs: Dense, feedback: Feedback) -> None:
+        """Push what a codec without kernels packs and unpacks here."""
+        with self._phase(CONVERTING, pairs):
+            totals = [(handle, feedback.total(handle.key, values)) for handle, values in pairs]
+            restored = [(handle, summands(pushed)) for handle, pushed in totals]
         self._copy_to_slots([(handle, values) for handle, values in restored if isinstance(values, list)])
-        for _, pushed in pairs:
+        for _, pushed in totals:
             pushed.keep()
 
     def _copy_to_slots(self, pairs: Dense) -> None:
@@ -154,6 +158,16 @@ class RoundPusher:
                 shm.arrive_with_copy(handle, values[0])
             else:
                 summed.append((handle, values))
-        cpu.reduce([(values, shm.slot(handle), []) for handle, values in summed])
-        for handle, _ in summed:
-            shm.arrive_with_slot(handle)
+        if not summed:
+            return
+        several = any(len(values) > 1 for _, values in summed)
+        with self._phase(SUMMING if several else MOVING, summed):
+            cpu.reduce([(values, shm.slot(handle), []) for handle, values in summed])
+            for handle, _ in summed:
+                shm.arrive_with_slot(handle)
+
+    def _phase(self, phase: int, pairs: Dense) -> shm.Phase:
+        """Return a phase of what is pushed, as a context."""
+        only = pairs[0][0] if len(pairs) == 1 else None
+        round = 0 if only is None else only.arrived + 1
+        return shm.Phase(self._job, phase, only, round, sum(handle.nbytes for handle, _ in pairs))

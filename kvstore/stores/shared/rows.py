@@ -14,6 +14,7 @@ from ...arrays.grouping import Key
 from ...arrays.host import writable
 from ...arrays.sparse import RowSparseArray, trusted_rows
 from ...kernels import cpu
+from ...observe.counters import MOVING
 from ..entry import Array
 from ..rows import Ids, RowTable, merge, merged, with_all_rows
 from .native import _shared as shm
@@ -60,7 +61,14 @@ class SparseKeys:
 
     def arrive(self, handle: Handle, sources: list[RowSparseArray]) -> None:
         """Push the sum of `sources`: ids and rows go to memory that the others reach."""
-        total = sources[0] if len(sources) == 1 else merged(sources)
+        nbytes = sum(source.data.nbytes for source in sources)
+        with shm.Phase(self._job, MOVING, handle, handle.arrived + 1, nbytes):
+            total = sources[0] if len(sources) == 1 else merged(sources)
+            block = self._block(handle, total)
+            shm.arrive_with_rows(handle, self._job.offset_of(block), total.data.nbytes)
+
+    def _block(self, handle: Handle, total: RowSparseArray) -> Array:
+        """Copy ids and rows to memory of the region."""
         n = len(total.indices)
         start = _line_up(8 + 8 * n)
         block = self._room(handle, start + total.data.nbytes)
@@ -68,7 +76,7 @@ class SparseKeys:
         block[8 : 8 + 8 * n].view(np.int64)[:] = total.indices
         there = block[start : start + total.data.nbytes].view(handle.dtype).reshape(total.data.shape)
         np.copyto(there, total.data)
-        shm.arrive_with_rows(handle, self._job.offset_of(block))
+        return block
 
     def _room(self, handle: Handle, nbytes: int) -> Array:
         name = (handle.key, (handle.arrived + 1) % 2)

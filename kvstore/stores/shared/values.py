@@ -10,6 +10,7 @@ from ...arrays import pages
 from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
 from ...errors import ArrayError
+from ...observe.counters import MOVING
 from ..entry import Array, check_same, check_shape, not_row_sparse, row_ids
 from .arguments import CallArguments
 from .native import _shared as shm
@@ -125,7 +126,9 @@ class StoredValues:
             self._waiter.settle(handle)
         self._waiter.see_whole([handle for handle, _, _ in jobs])
         for handle, ids, out in jobs:
-            self._rows.table(handle).gather(ids, out)
+            with shm.Phase(self._job, MOVING, handle, handle.arrived, handle.nbytes):
+                self._rows.table(handle).gather(ids, out)
+            self._job.receive(out.data.nbytes)
 
     def empty(self, key: Key) -> Array:
         """Return a new array of the key's shape and type that lives in the region."""

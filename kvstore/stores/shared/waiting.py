@@ -11,6 +11,7 @@ from functools import partial
 
 from ...arrays.grouping import Key
 from ...errors import ConfigError, KVStoreError, PeerLostError, TimeoutError
+from ...observe.counters import WAITING
 from ...waiting import WaitClock
 from .native import _shared as shm
 from .optimizer import JobUpdater
@@ -188,6 +189,7 @@ class RoundWaiter:
                 return shm.READY
             if outcome == shm.TICK:
                 self._job.look_around()  # another may have died at work
+                self._job.enter(WAITING, call.handle, call.round, call.handle.nbytes)
                 time.sleep(0.0005)
             return outcome
 
@@ -207,6 +209,7 @@ class RoundWaiter:
             self.check_writing()
             if self._job.catch_up(first):
                 return shm.READY
+            self._job.enter(WAITING, first, first.arrived + 1, first.nbytes)
             time.sleep(0.0005)
             return shm.TICK
 
@@ -274,6 +277,8 @@ class RoundWaiter:
             self.see_whole([handle])
         elif handle.complete < handle.arrived or handle.failed == handle.arrived > 0:
             self.complete([shm.Call(handle, [], False)], set())
+        else:
+            handle.note_complete()
 
     def settle_all(self) -> None:
         """See every round complete that this worker has pushed into."""
@@ -297,7 +302,10 @@ class RoundWaiter:
             clock.read()
             outcome = step()
         if outcome == shm.TICK:
-            self._wait_long(step, handle, missing, what, clock)
+            try:
+                self._wait_long(step, handle, missing, what, clock)
+            finally:
+                self._job.leave_phase()  # of waiting, which went on from step to step
 
     def _take(self, outcome: int, handle: Handle | None) -> None:
         """Do what a step has found to be done, or raise what it has found."""

@@ -19,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
+from kvstore.observe.counters import PHASES, WAITING
+from kvstore.observe.events import NOBODY
 from kvstore.settings.options import StoreConfig
 from kvstore.stores.collectives.agreement import all_mean_the_same, mark
 from kvstore.stores.collectives.backend import AllReduceBackend, called, check_launched, check_process, told
@@ -544,3 +546,40 @@ def test_a_load_takes_rank_0_s_values(tmp_path: Any) -> None:
         return [float(store.view(key)[0]) for key in "ab"]
 
     assert together(2, body) == [[5, 7]] * 2
+
+
+# ------------------------------------------------------------------------------------------------- counted
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_sums_are_counted_as_frames_and_waited_for(store: kv.KVStore, timed: bool) -> None:
+    store.init(["a", "h"], [np.zeros(10), np.zeros(6, np.float16)])
+    if timed:
+        store._counters.take_times()
+    store.push("a", [np.ones(10), np.ones(10)])
+    store.pushpull(["a", "h"], [np.ones(10), np.ones(6, np.float16)])
+    store.pushpull("guest", np.ones(4), out=np.zeros(4))
+    store.barrier()
+    found = store._counters.read()
+    nbytes = 80 + 80 + 12 + 32
+    assert found["sent"] == [0, 0, 0, nbytes]
+    assert found["received"] == [80 + 12 + 32, 0, 0, nbytes]
+    assert (found["rounds"], found["keys"], found["nbytes"]) == (4, 2, 92)
+    assert [found["spans"][phase] > 0 for phase in range(len(PHASES))] == [
+        *(timed, timed, timed),
+        *(False, False),
+    ]
+    assert sum(found["waits"]) == found["spans"][WAITING] == 4 * timed
+    assert found["waiting_since"] == 0
+    assert store._backend.names() == {0: "a", 1: "h"}
+
+
+def test_for_whom_an_engine_waits_is_not_known() -> None:
+    def body(store: kv.KVStore) -> list[int]:
+        store.init("a", np.zeros(3))
+        store._counters.take_times()
+        store.pushpull("a", np.ones(3))
+        found = store._counters.read()
+        return [found["spans"][WAITING], found["slice"], found["whom"]]
+
+    assert together(2, body) == [[1, 0, NOBODY]] * 2

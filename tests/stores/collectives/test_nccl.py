@@ -19,6 +19,7 @@ from references import draw
 
 import kvstore as kv
 from kvstore.devices import driver
+from kvstore.observe.counters import FRAME, MEMORY, MOVING, SUMMING
 from kvstore.stores.collectives.nccl.library import TYPES
 
 
@@ -264,6 +265,19 @@ def test_views_homes_and_files(store: kv.KVStore, tmp_path: Any) -> None:
     del view, home
     numbers = store.statistics()
     assert (numbers.keys, numbers.nbytes) == (2, 40)
+
+
+def test_sums_of_gpus_are_counted(store: kv.KVStore) -> None:
+    store.init(["a", "b"], [on(0, ones()), np.ones(5, np.float32)])
+    store._counters.take_times()
+    store.pushpull("a", on([0, 1], ones()))
+    store.pull("a", out=on(1, ones()))
+    found = store._counters.read()
+    assert (found["sent"][FRAME], found["received"][FRAME]) == (40, 40)
+    assert (found["sent"][MEMORY], found["received"][MEMORY]) == (0, 20)
+    assert (found["rounds"], found["keys"], found["nbytes"]) == (1, 2, 40)
+    assert (found["spans"][SUMMING], found["spans"][MOVING]) == (1, 1)
+    assert sorted(store._backend.names().values()) == ["a", "b"]
 
 
 def test_a_pull_converts(store: kv.KVStore) -> None:

@@ -29,6 +29,7 @@ import kvstore as kv
 from kvstore.devices import driver
 from kvstore.devices.arrays import DeviceArray
 from kvstore.kernels import cuda
+from kvstore.observe.counters import MEMORY, UPDATING
 
 Array = npt.NDArray[Any]
 Golden = Callable[[str], Any]
@@ -206,6 +207,26 @@ def test_a_key_lives_where_its_value_lies(store: kv.KVStore, gpu: Gpu) -> None:
     assert store.placement() == {"a": [("cuda:0", 4)], "b": [("worker 0", 8)], "c": [("cuda:2", 12)]}
     assert store.statistics().nbytes == 24
     assert store.keys() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_what_gpus_do_is_counted(store: kv.KVStore, gpu: Gpu, timed: bool) -> None:
+    if timed:
+        store._counters.take_times()
+    store.init(["a", "b"], [gpu([1, 2, 3]), np.ones(2, np.float32)])
+    store.push("a", [gpu([1, 2, 3]), gpu([1, 2, 3])])
+    store.pull("a", out=gpu([0, 0, 0]))
+    store.pushpull(["a", "b"], [gpu([1, 2, 3]), gpu([1, 2])])
+    plan = store.bind("a", gpu([1, 2, 3]))
+    plan()
+    found = store._counters.read()
+    assert (found["sent"][MEMORY], found["received"][MEMORY]) == (24 + 20 + 12, 12 + 20 + 12)
+    assert (found["rounds"], found["keys"], found["nbytes"]) == (4, 2, 20)
+    assert found["spans"] == ([0, 1, 3, 0, 0] if timed else [0] * 5)
+    assert store._backend.names() == {0: "a", 1: "b"}
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=0.1))
+    plan()
+    assert store._counters.read()["spans"][UPDATING] == timed
 
 
 def test_a_host_key_moves_at_the_first_push_of_gpu_values(store: kv.KVStore, gpu: Gpu) -> None:

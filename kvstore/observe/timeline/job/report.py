@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...counters import PHASES
+from ...counters import PHASES, WAITING
+from ...events import CALL
 from .activity import Times, common, length, segments, shares
-from .model import JobEvent, JobProcess, JobTimeline
-from .nesting import by_thread
+from .model import NO_SLICE, JobEvent, JobProcess, JobTimeline
+from .nesting import Span, by_thread, lanes
 from .steps import Overlap, Steps, overlap_of, steps_of
 from .straggler import Last, ranking
 
@@ -67,7 +68,7 @@ class ServerReport:
 
 @dataclass(frozen=True)
 class KeyReport:
-    """One key: seconds in all workers together, by phase, and bytes that were moved."""
+    """One key: seconds in all workers together, by phase, and bytes that were worked on."""
 
     key: str
     seconds: float
@@ -160,28 +161,46 @@ def _keys(workers: Sequence[tuple[JobProcess, Times]]) -> list[KeyReport]:
     ns: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(PHASES, 0))
     moved: Counter[str] = Counter()
     for process, times in workers:
-        for name, phase, taken in _costs(process, times):
+        names = _key_names(process)
+        for name, phase, taken in _costs(process, names, times):
             ns[name][phase] += taken
-        for event in process.spans(_PHASES):
-            moved[_key_of(process, event)] += event.nbytes
+        for event in process.spans(_PHASES - {WAITING}):
+            moved[names[event]] += event.nbytes
     found = [
         KeyReport(key, sum(of.values()) * 1e-9, {name: one * 1e-9 for name, one in of.items()}, moved[key])
         for key, of in ns.items()
+        if any(of.values())
     ]
     return sorted(found, key=lambda one: (-one.seconds, one.key))[:_KEYS]
 
 
-def _costs(process: JobProcess, times: Times) -> Iterator[tuple[str, str, int]]:
+def _costs(
+    process: JobProcess, names: Mapping[JobEvent, str], times: Times
+) -> Iterator[tuple[str, str, int]]:
     """Yield key, phase and ns of all that a worker does in these times."""
     for events in by_thread(process.spans()).values():
         spent: dict[tuple[str, str], Times] = defaultdict(list)
         for one in segments(events):
             if one.event.kind in _PHASES:
-                key, phase = _key_of(process, one.event), PHASES[one.event.kind]
-                spent[key, phase].append((one.begin, one.end))
+                spent[names[one.event], PHASES[one.event.kind]].append((one.begin, one.end))
         yield from ((*what, length(common(of, times))) for what, of in spent.items())
 
 
-def _key_of(process: JobProcess, event: JobEvent) -> str:
-    """Name a key, whatever part of it an event is about."""
-    return _PART.sub("", process.key_of(event)) or "(several keys)"
+def _key_names(process: JobProcess) -> dict[JobEvent, str]:
+    """Name the key of each phase, whatever part of it that is about; for several parts that of the call."""
+    keys = {_PART.sub("", name) for store in process.stores.values() for name in store.slices.values()}
+    spans = [one for events in by_thread(process.spans()).values() for lane in lanes(events) for one in lane]
+    found = {}
+    for span in spans:
+        if span.event.kind in _PHASES:
+            name = _PART.sub("", process.key_of(span.event)) or _key_of_call(process, span)
+            found[span.event] = name if name in keys or span.event.slice != NO_SLICE else "(several keys)"
+    return found
+
+
+def _key_of_call(process: JobProcess, span: Span) -> str:
+    """Name the key, or the keys, of the call in which a span is."""
+    call: Span | None = span
+    while call is not None and call.event.kind != CALL:
+        call = call.parent
+    return "" if call is None else process.key_of(call.event)

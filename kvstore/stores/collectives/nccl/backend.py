@@ -12,6 +12,7 @@ from typing import Any
 
 from ....arrays.grouping import Group, Key
 from ....devices import arrays
+from ....observe.counters import FRAME, MEMORY, MOVING, SUMMING, WAITING
 from ....settings.options import StoreConfig
 from ...device.arguments import Item, Streams
 from ...device.host_and_gpu import HostAndGpuBackend, Sent
@@ -27,6 +28,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
     """See `kvstore.stores.protocol.Backend`."""
 
     engine: Nccl
+    _beginning = WAITING
 
     def __init__(self, config: StoreConfig) -> None:
         super().__init__(config, Nccl(config))
@@ -49,7 +51,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         if host:
             super().init(host)
             for key, _ in host:
-                self._entries[key].number = numbers[key]
+                self._entries[key].renumber(numbers[key])
         try:
             if there:
                 self._init_on_gpus(there, numbers)
@@ -81,7 +83,9 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         items = self._items([], {k: self._dense_outs(k, o, ignore_sparse) for k, o in groups}, streams)
         super().pull(host, ignore_sparse)
         self._send(sent, streams)
+        begin = self._counters.begin()
         self._gpus.pull(items, streams)
+        self._counters.end_works(MOVING, begin, MEMORY, items, 0)
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
         """Put work of GPUs on the caller's streams now; what is left is the host's."""
@@ -118,7 +122,9 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         if self._is_guest:
             self._meet_on_gpus()
         finish = super()._start_pushpull(host, rest, priority) if rest else super().start_push(host, priority)
+        begin = self._counters.begin()
         self._gpus.push(items, streams)
+        self._counters.end_works(SUMMING, begin, FRAME, items)
         if self._is_guest:
             self._gpus.keep_until_done()
         return partial(self._finish, finish, sent, streams)

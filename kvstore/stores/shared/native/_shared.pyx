@@ -8,7 +8,7 @@ blocks for longer than a tenth of a second: waits return `TICK`, and the caller 
 cimport cython
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from ....arrays.host import dtype_named
 from ....kernels import cpu
+from ....observe.native._observe import ring
 
 cnp.import_array()
 
@@ -90,7 +91,19 @@ cdef extern from "region.h" nogil:
         uint64_t n_workers, members, lost, first_lost, epoch, no_peer_reads, mode, go_on
         uint64_t settings, settings_bytes, settings_version, installed, num_update, text_keys, top, reserved, n_keys
         kv_worker *worker
+    enum:
+        KV_MOVING
+    uint64_t KV_NO_SLICE
+    ctypedef struct kv_counters:
+        uint64_t rounds
+    ctypedef struct kv_ring:
+        pass
+    kv_ring *kv_ring_here
+    ctypedef struct kv_about:
+        pass
     ctypedef struct kv_self:
+        kv_counters *counters
+        uint16_t store
         char *base
         kv_header *head
         kv_worker *worker
@@ -135,6 +148,16 @@ cdef extern from "region.h" nogil:
     void kv_wake_all(kv_self *me)
     ctypedef int (*kv_condition)(void *)
     int kv_wait(kv_self *me, kv_condition ready, void *context)
+    ctypedef kv_about (*kv_describe)(const void *context)
+    int kv_await(kv_self *me, kv_condition ready, kv_describe describe, void *context, int patient)
+    kv_about kv_about_barrier(const void *context)
+    kv_about kv_about_growth(const void *context)
+    void kv_enter_round(kv_self *me, int phase, uint64_t slice, uint64_t round, uint64_t nbytes)
+    void kv_leave()
+    void kv_add_to(void *count, uint64_t more)
+    void kv_note_losses(kv_self *me)
+    void kv_count_sent(kv_self *me, uint64_t nbytes)
+    void kv_count_received(kv_self *me, uint64_t nbytes)
     int kv_all_registered(void *context)
     ctypedef struct kv_barrier:
         kv_self *me
@@ -195,6 +218,8 @@ cdef extern from "region.h" nogil:
 READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED
 PLAN, NEW_MODE, NO_MEMORY = KV_PLAN, KV_NEW_MODE, KV_NO_MEMORY
 MAX_WORKERS = KV_MAX_WORKERS
+
+kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")
 
 cdef object np_ndarray = np.ndarray
 

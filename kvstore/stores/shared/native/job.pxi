@@ -33,6 +33,7 @@ cdef class Job:
     cdef kv_self *me
     cdef readonly bint closed
     cdef readonly dict handles
+    cdef object counters  # keeps what `me` counts in
     cdef object __weakref__
 
     def __cinit__(self, int fd, int rank, int size, uint64_t window, uint64_t reserved, bint found, bint go_on,
@@ -117,6 +118,24 @@ cdef class Job:
             done = kv_catch_up(self.me, first.e)
         return bool(done)
 
+    def observe(self, counters):
+        """Count in `counters`, of this process's store, from now on."""
+        self.counters = counters
+        self.me.store = counters.number
+        self.me.counters = <kv_counters *>PyCapsule_GetPointer(counters.capsule, "kvstore.counters")
+
+    def receive(self, uint64_t nbytes):
+        """Count bytes of values that a call has received."""
+        kv_count_received(self.me, nbytes)
+
+    def enter(self, int phase, Handle handle, uint64_t round, uint64_t nbytes):
+        """Enter a phase of `kvstore.observe.counters.PHASES`, of one key or of several, until `leave` or another."""
+        kv_enter_round(self.me, phase, KV_NO_SLICE if handle is None else handle.e.number, round, nbytes)
+
+    def leave_phase(self):
+        """End the phase that this thread is in, if it is in one."""
+        kv_leave()
+
     def wait_for_all(self):
         """Wait until every rank has been taken."""
         cdef int outcome
@@ -149,7 +168,9 @@ cdef class Job:
         cdef int outcome
         context.me, context.number = self.me, number
         with nogil:
-            outcome = kv_wait(self.me, kv_barrier_complete, &context)
+            outcome = kv_await(self.me, kv_barrier_complete, kv_about_barrier, &context, 1)
+            if outcome != KV_TICK:
+                kv_leave()
         return outcome
 
     def missing_at_barrier(self, uint64_t number):
@@ -212,6 +233,7 @@ cdef class Job:
 
     def lost(self):
         """Ranks that died and have not come back; the first that was lost is the first."""
+        kv_note_losses(self.me)
         bits, first = kv_get(&self.me.head.lost), kv_get(&self.me.head.first_lost)
         return sorted([w for w in range(self.me.size) if bits >> w & 1], key=lambda w: w + 1 != first)
 
@@ -281,6 +303,24 @@ cdef class Job:
         if data < self.me.base or data >= self.me.base + kv_get(&self.me.head.top):
             return 0
         return data - self.me.base
+
+
+cdef class Phase:
+    """A phase that this thread is in, of one key or of several, as a context; see `Job.enter`."""
+
+    cdef Job job
+    cdef int phase
+    cdef uint64_t slice, round, nbytes
+
+    def __cinit__(self, Job job, int phase, Handle handle, uint64_t round, uint64_t nbytes):
+        self.job, self.phase, self.round, self.nbytes = job, phase, round, nbytes
+        self.slice = KV_NO_SLICE if handle is None else handle.e.number
+
+    def __enter__(self):
+        kv_enter_round(self.job.me, self.phase, self.slice, self.round, self.nbytes)
+
+    def __exit__(self, *_):
+        kv_leave()
 
 
 cdef class Window:

@@ -14,6 +14,7 @@ cdef class Handle:
     cdef readonly tuple shape
     cdef list arrays  # over the two values
     cdef uint64_t undo_at, undo_bytes  # memory for `note_undo`
+    cdef uint64_t counted  # rounds up to this one were counted
     cdef readonly cnp.ndarray like  # of the key's shape and type, without content
 
     @property
@@ -40,6 +41,10 @@ cdef class Handle:
     def complete(self):
         """The last complete round."""
         return kv_complete_round(kv_get(&self.e.phase))
+
+    def note_complete(self):
+        """Count the rounds that others have completed meanwhile."""
+        count_rounds(self, min(self.complete, self.arrived))
 
     @property
     def arrived(self):
@@ -116,6 +121,8 @@ cdef class Handle:
         cdef int outcome
         with nogil:
             outcome = kv_borrow(self.job.me, self.e)
+            if outcome != KV_TICK:
+                kv_leave()
         return outcome
 
     def give_back(self, bint other):
@@ -244,6 +251,13 @@ cdef uint64_t pushed_round(Handle h) noexcept:
     return arrived if arrived >= kv_get(&part.first) else 0
 
 
+cdef void count_rounds(Handle h, uint64_t round) noexcept:
+    """Count the rounds up to this one, which this worker has seen complete."""
+    if round > h.counted and h.job.me.counters != NULL:
+        kv_add_to(&h.job.me.counters.rounds, round - h.counted)
+        h.counted = round
+
+
 cdef bytes text_of(object key):
     """The bytes of a str key, None for an int key."""
     return (<str>key).encode("utf-8", "surrogatepass") if isinstance(key, str) else None
@@ -279,6 +293,7 @@ cdef class Keys:
         cdef Handle h = Handle.__new__(Handle)
         cdef kv_entry *e = kv_entry_at(self.job.me, number)
         h.e, h.job = e, self.job
+        h.counted = kv_complete_round(kv_get(&e.phase))
         h.key = e.int_key
         if e.is_text:
             h.key = (self.job.me.base + e.name)[:e.name_bytes].decode("utf-8", "surrogatepass")
@@ -302,7 +317,9 @@ cdef class Keys:
         cdef int outcome
         context.me, context.n = self.job.me, n
         with nogil:
-            outcome = kv_wait(self.job.me, kv_has_grown, &context)
+            outcome = kv_await(self.job.me, kv_has_grown, kv_about_growth, &context, 1)
+            if outcome != KV_TICK:
+                kv_leave()
         return outcome
 
     @property

@@ -10,6 +10,7 @@
 #include <stddef.h>
 
 #include "atomics.h"
+#include "events.h"
 #include "job.h"
 
 enum {
@@ -146,6 +147,9 @@ typedef struct {
     int heartbeat_runs, heartbeat_stop;
     pthread_mutex_t busy; /* log and bounce buffer serve one thread of the process at a time */
     _Atomic int sleepers; /* threads of the process that sleep */
+    kv_counters *counters; /* NULL: nobody counts */
+    uint16_t store;        /* its number among the stores of the process */
+    _Atomic uint64_t known_lost; /* bits: losses that were counted */
 } kv_self;
 
 static const uint64_t KV_HEADER_BYTES = sizeof(kv_header);

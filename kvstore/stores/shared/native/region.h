@@ -164,7 +164,7 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
     uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase);
     if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank) { /* if nobody has taken it over by now */
         kv_undo(me, e, round);
-        kv_swap(&e->phase, phase, kv_phase(round - 1, 0, kv_version_of(phase), KV_CLOSED));
+        kv_swap(&e->phase, phase, kv_phase_word(round - 1, 0, kv_version_of(phase), KV_CLOSED));
     }
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
         if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))
@@ -298,6 +298,26 @@ static int kv_has_grown(void *context)
 {
     const kv_growth *growth = (const kv_growth *)context;
     return kv_get(&growth->me->head->n_keys) > growth->n;
+}
+
+static kv_about kv_about_barrier(const void *context)
+{
+    const kv_barrier *barrier = (const kv_barrier *)context;
+    uint64_t members = kv_get(&barrier->me->head->members);
+    int whom = KV_NOBODY;
+    for (int w = barrier->me->size - 1; w >= 0; w--)
+        if (members >> w & 1 && kv_get(&barrier->me->head->worker[w].barriers) < barrier->number)
+            whom = w;
+    return (kv_about){KV_NO_SLICE, barrier->number, 0, whom, barrier->me->store};
+}
+
+/* The lowest member makes the keys. */
+static kv_about kv_about_growth(const void *context)
+{
+    const kv_growth *growth = (const kv_growth *)context;
+    uint64_t members = kv_get(&growth->me->head->members);
+    int whom = members ? __builtin_ctzll(members) : KV_NOBODY;
+    return (kv_about){growth->n, 0, 0, whom, growth->me->store};
 }
 
 static int kv_all_registered(void *context)

@@ -18,6 +18,7 @@
 
 #include <sys/uio.h>
 
+#include "spans.h"
 #include "table.h"
 
 enum kv_step { KV_CLOSED, KV_OPENING, KV_OPEN };
@@ -30,7 +31,7 @@ static inline int kv_sums(const kv_self *me)
 }
 
 /* `version`: how often another value was put in use, modulo 16; by it a reader sees that its value has changed. */
-static inline uint64_t kv_phase(uint64_t round, int rank, uint64_t version, enum kv_step step)
+static inline uint64_t kv_phase_word(uint64_t round, int rank, uint64_t version, enum kv_step step)
 {
     return round << 16 | (uint64_t)rank << 8 | (version & 0xf) << 4 | (uint64_t)step;
 }
@@ -67,21 +68,27 @@ static int kv_whole(kv_self *me, const kv_part *part, int w, int parity)
     return !(part->kind[parity] & KV_OF_CALL) || part->call[parity] <= kv_get(&me->head->worker[w].whole);
 }
 
-/* Whether every member that `round` waits for has arrived, and who is in it. */
-static int kv_everyone(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
+/* The first member that `round` waits for; KV_NOBODY: all have arrived, and `in` says who is in it. */
+static int kv_first_missing(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
 {
     const kv_part *part = kv_parts(me, e);
     uint64_t members = kv_get(&me->head->members), arrived = 0;
     for (int w = 0; w < me->size; w++) {
         if (kv_get(&part[w].pushed[round & 1]) >= round) {
             if (members & kv_bit(w) && !kv_whole(me, &part[w], w, (int)(round & 1)))
-                return 0;
+                return w;
             arrived |= kv_bit(w);
         } else if (members & kv_bit(w) && kv_get(&part[w].first) <= round)
-            return 0;
+            return w;
     }
     *in = arrived;
-    return arrived != 0;
+    return KV_NOBODY;
+}
+
+/* Whether every member that `round` waits for has arrived, and who is in it. */
+static int kv_everyone(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
+{
+    return kv_first_missing(me, e, round, in) == KV_NOBODY && *in != 0;
 }
 
 /* This worker writes to its slot from now on; who sums a small key for itself may still be reading there. */
@@ -129,6 +136,8 @@ static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshol
     part->threshold[round & 1] = threshold;
     kv_put(&part->pushed[round & 1], round);
     kv_put(&part->arrived, round);
+    if (kv_is_timed(me->counters))
+        kv_tell(me, KV_EVENT_ARRIVED, me->rank, e->number, round, e->nbytes);
     kv_fence();
     uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
     if (asleep && kv_everyone(me, e, round, &in))
@@ -138,11 +147,13 @@ static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshol
 static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t source)
 {
     kv_arrive_as(me, e, kind, 0, source);
+    kv_count_sent(me, kind == KV_ROWS ? 0 : e->nbytes); /* of rows, who has put them there knows how many */
 }
 
 static void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
 {
     kv_arrive_as(me, e, KV_PACKED | (uint32_t)code << 8, threshold, source);
+    kv_count_sent(me, (uint64_t)kv_encoded_bytes(code, (ptrdiff_t)e->n));
 }
 
 /* Whether an out of the call lies over what this worker has pushed into the round. It is then written after the round
@@ -298,6 +309,7 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
     kv_call call = {.entry = e};
     kv_sources s;
     pthread_mutex_lock(&me->busy);
+    kv_enter_round(me, KV_SUMMING, e->number, round, e->nbytes);
     kv_gather(me, &call, round, e->mask, &s);
     s.m = 0;
     for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && kv_get(&e->failed) != round; at += size) {
@@ -432,8 +444,12 @@ static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t pha
     kv_entry *e = call->entry;
     ptrdiff_t size = kv_chunk_size(e), from = (ptrdiff_t)log->chunk * size;
     ptrdiff_t end = from + size < (ptrdiff_t)e->n ? from + size : (ptrdiff_t)e->n;
-    int outcome = kv_withdrawn(e, log->round) ? KV_UNREADABLE : e->rule < 0 ? kv_sum_chunk(me, call, log->round, e->mask, kv_current_of(phase), from, end)
-                              : kv_update_chunk(me, call, log, kv_current_of(phase), end);
+    uint64_t nbytes = (uint64_t)(end - from) * (uint64_t)kv_itemsize[e->dtype], current = kv_current_of(phase);
+    int outcome = KV_UNREADABLE;
+    kv_enter_round(me, e->rule < 0 ? KV_SUMMING : KV_UPDATING, e->number, log->round, nbytes);
+    if (!kv_withdrawn(e, log->round))
+        outcome = e->rule < 0 ? kv_sum_chunk(me, call, log->round, e->mask, current, from, end)
+                              : kv_update_chunk(me, call, log, current, end);
     if (outcome != KV_READY)
         kv_put(&e->failed, log->round);
     else if (e->rule < 0 && call->delivered && log->round == call->round)
@@ -542,7 +558,7 @@ static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
     uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));
     if (kv_get(&e->failed) != kv_round_of(phase))
         kv_put(&e->of[current], kv_round_of(phase));
-    if (!kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED)))
+    if (!kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED)))
         return 0;
     kv_wake_all(me);
     return 1;
@@ -566,7 +582,7 @@ static int kv_make_room(kv_self *me, kv_entry *e)
 static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
 {
     e->rule = rule;
-    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), kv_version_of(phase), KV_OPEN));
+    kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), kv_version_of(phase), KV_OPEN));
     kv_wake_all(me);
 }
 
@@ -574,7 +590,7 @@ static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
 static uint64_t kv_hold(kv_self *me, kv_entry *e, uint64_t phase)
 {
     uint64_t round = kv_complete_round(phase) + 1;
-    uint64_t opening = kv_phase(round, me->rank, kv_version_of(phase), KV_OPENING);
+    uint64_t opening = kv_phase_word(round, me->rank, kv_version_of(phase), KV_OPENING);
     if (!kv_swap(&e->phase, phase, opening))
         return 0;
     kv_put(&e->of[1 - kv_current_of(phase)], KV_NO_ROUND);
@@ -598,7 +614,7 @@ static void kv_return(kv_self *me, kv_entry *e, int other)
     uint64_t phase = kv_get(&e->phase), version = kv_version_of(phase) + (other != 0);
     if (other)
         kv_put(&e->of[1 - kv_current_of(phase)], kv_round_of(phase) - 1);
-    kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase) - 1, 0, version, KV_CLOSED));
+    kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase) - 1, 0, version, KV_CLOSED));
     kv_wake_all(me);
 }
 
@@ -676,6 +692,7 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
         return KV_READY;
     }
     uint64_t current = kv_current_of(phase);
+    kv_enter_round(me, KV_SUMMING, e->number, kv_round_of(phase), e->nbytes);
     kv_sum_chunk(me, call, kv_round_of(phase), e->mask, current, 0, (ptrdiff_t)e->n);
     if (call->delivered && kv_round_of(phase) == call->round)
         call->delivered[0] = 1;
@@ -705,6 +722,30 @@ static int kv_changed(void *context)
     if (kv_step_of(watch->phase) == KV_CLOSED)
         return kv_in_step(watch->me) && kv_everyone(watch->me, e, kv_round_of(watch->phase) + 1, &in);
     return kv_step_of(watch->phase) == KV_OPEN && kv_all_done(watch->me, e, kv_round_of(watch->phase));
+}
+
+/* Who holds up an open round: the owner of a chunk that is not done. */
+static int kv_slowest(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    for (uint64_t c = 0; c < e->chunks; c++) {
+        uint64_t word = kv_get(&kv_map(me, e)[c]);
+        if (word >> 16 == round && (word & 0xff) == KV_TAKEN)
+            return (int)(word >> 8 & 0xff);
+    }
+    return KV_NOBODY;
+}
+
+static kv_about kv_about_watch(const void *context)
+{
+    const kv_watch *watch = (const kv_watch *)context;
+    const kv_entry *e = watch->entry;
+    uint64_t round = kv_complete_round(watch->phase) + 1, in;
+    int whom = kv_opener_of(watch->phase);
+    if (kv_step_of(watch->phase) == KV_CLOSED)
+        whom = kv_first_missing(watch->me, e, round, &in);
+    else if (kv_step_of(watch->phase) == KV_OPEN)
+        whom = kv_slowest(watch->me, e, round);
+    return (kv_about){e->number, round, e->nbytes, whom, watch->me->store};
 }
 
 /* Whether this worker may open the next round, or take over the opening of a dead one. */
@@ -763,7 +804,7 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
             continue;
         if (!patient)
             return KV_TICK;
-        outcome = kv_wait(me, kv_changed, &watch);
+        outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
         /* An open round can be brought to its end by those who are left, and is. */
         if (outcome == KV_PEER_LOST && kv_step_of(phase) == KV_OPEN)
             continue;
@@ -790,7 +831,7 @@ static int kv_borrow(kv_self *me, kv_entry *e)
     else if (kv_step_of(phase) == KV_CLOSED || (opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state))))
         return kv_hold(me, e, phase) ? KV_READY : KV_TICK;
     else
-        outcome = kv_wait(me, kv_changed, &watch);
+        outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
     return outcome == KV_READY ? KV_TICK : outcome;
 }
 
@@ -804,6 +845,14 @@ static int kv_have_arrived(void *context)
 {
     kv_arrivals *a = (kv_arrivals *)context;
     return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch;
+}
+
+static kv_about kv_about_arrivals(const void *context)
+{
+    const kv_arrivals *a = (const kv_arrivals *)context;
+    uint64_t in;
+    int whom = kv_first_missing(a->me, a->entry, a->round, &in);
+    return (kv_about){a->entry->number, a->round, a->entry->nbytes, whom, a->me->store};
 }
 
 /* Store the sum of a small key, as the value. The same worker does it every time: its cache has the place. */
@@ -827,7 +876,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
 {
     kv_entry *e = call->entry;
     kv_arrivals a = {me, e, call->round, 0, kv_get(&me->head->epoch)};
-    int outcome = patient ? kv_wait(me, kv_have_arrived, &a) : kv_spin(me, kv_have_arrived, &a) ? KV_READY : KV_TICK;
+    int outcome = kv_await(me, kv_have_arrived, kv_about_arrivals, &a, patient);
     if (outcome != KV_READY)
         return outcome;
     if (!a.in || !kv_sums(me) || !call->n_outs || kv_is_python_s(me, e, call->round, a.in))
@@ -836,6 +885,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     if (kv_get(&me->head->mode) && kv_complete_round(kv_get(&e->phase)) >= call->round)
         return kv_bring_forward(me, call, patient);
     kv_sources s;
+    kv_enter_round(me, KV_SUMMING, e->number, call->round, e->nbytes);
     kv_gather(me, call, call->round, a.in, &s);
     kv_sum_here(me, call, NULL, s.src, s.coded, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
     if (!kv_still_there(me, e, call->round, a.in))
@@ -862,7 +912,7 @@ static int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
     if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me) || kv_get(&e->gpu_table) || kv_get(&e->of[1 - current]) != round)
         return 0;
     uint64_t version = kv_version_of(phase) + 1;
-    return kv_swap(&e->phase, phase, kv_phase(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED));
+    return kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED));
 }
 
 /* Who has left without having joined, and was not told of yet. */
@@ -873,6 +923,7 @@ static uint64_t kv_leavers(kv_self *me)
         return me->left & ~me->left_told;
     me->left_at = epoch;
     me->left = 0;
+    kv_note_losses(me);
     for (int w = 0; w < me->size; w++) {
         const kv_worker *peer = &me->head->worker[w];
         if (kv_state(me, w) == KV_LEFT && kv_get(&peer->joined) != kv_get(&peer->incarnation))
@@ -924,6 +975,8 @@ static int kv_deliver(kv_self *me, kv_call *call)
         ptrdiff_t at = (ptrdiff_t)c * size, end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
         if (call->delivered && call->delivered[c])
             continue;
+        uint64_t nbytes = (uint64_t)(end - at) * (uint64_t)kv_itemsize[e->dtype];
+        kv_enter_round(me, KV_MOVING, e->number, kv_complete_round(phase), nbytes);
         kv_sum_here(me, call, NULL, &from, NULL, 1, call->outs, call->n_outs, at, end);
     }
     atomic_thread_fence(memory_order_acquire);

@@ -10,16 +10,20 @@ cdef class Call:
     cdef char **many
     cdef unsigned char *delivered
     cdef int pending  # an outcome that nobody has seen yet
+    cdef bint receives  # and has not received yet
 
     def __dealloc__(self):
         free(self.many)
         free(self.delivered)
 
-    def __init__(self, Handle handle, list outs, bint large):
-        """`outs`: plain arrays of the key's shape and type. `large`: the call of which this is a part is."""
+    def __init__(self, Handle handle, list outs, bint large, bint receives=False):
+        """`outs`: plain arrays of the key's shape and type. `large`: the call of which this is a part is.
+
+        `receives`: the caller gets the value in these, or otherwise; it is counted.
+        """
         cdef Py_ssize_t i, n = len(outs)
         cdef char **into = self.few
-        self.handle, self.keep = handle, outs
+        self.handle, self.keep, self.receives = handle, outs, receives
         if n > 8:
             into = self.many = <char **>malloc(n * sizeof(char *))
         if n:
@@ -53,6 +57,10 @@ cdef class Call:
                 outcome = kv_sum_small(me, &self.c, 1)
             else:
                 outcome = kv_advance(me, &self.c)
+            if outcome != KV_TICK:
+                kv_leave()
+        if outcome == KV_READY:
+            count_rounds(self.handle, self.c.round)
         return outcome
 
     def help(self):
@@ -60,15 +68,23 @@ cdef class Call:
         cdef int outcome
         with nogil:
             outcome = kv_bring_forward(self.handle.job.me, &self.c, 0)
+            kv_leave()
+        if outcome == KV_READY:
+            count_rounds(self.handle, self.c.round)
         return outcome
 
     def deliver(self):
         """Write the result to the arrays that do not have it yet; an outcome."""
-        cdef int outcome
-        if self.c.entry.nbytes <= KV_SMALL_KEY and self.c.n_outs and self.c.delivered[0]:
-            return KV_READY
-        with nogil:
-            outcome = kv_deliver(self.handle.job.me, &self.c)
+        cdef int outcome = KV_READY
+        cdef kv_self *me = self.handle.job.me
+        if self.c.entry.nbytes > KV_SMALL_KEY or not self.c.n_outs or not self.c.delivered[0]:
+            with nogil:
+                outcome = kv_deliver(me, &self.c)
+                if outcome != KV_TICK:
+                    kv_leave()
+        if self.receives and outcome == KV_READY:
+            self.receives = False
+            kv_count_received(me, self.c.entry.nbytes)
         return outcome
 
 
@@ -77,6 +93,8 @@ def wait_for_free_slot(Handle handle):
     cdef int outcome
     with nogil:
         outcome = kv_wait_for_free_slot(handle.job.me, handle.e)
+        if outcome != KV_TICK:
+            kv_leave()
     return outcome
 
 
@@ -135,9 +153,11 @@ def arrive_with_copy(Handle handle, cnp.ndarray value):
     """Copy a small array, plain and of the key's shape and type, to the slot and push that."""
     cdef kv_self *me = handle.job.me
     cdef uint64_t slot = slot_of(handle, &kv_parts(me, handle.e)[me.rank])
+    kv_enter_round(me, KV_MOVING, handle.e.number, pushed_round(handle) + 1, handle.e.nbytes)
     kv_fill(me, handle.e)
     memcpy(me.base + slot, cnp.PyArray_DATA(value), handle.e.nbytes)
     kv_arrive(me, handle.e, KV_SLOT, slot)
+    kv_leave()
 
 
 def packing_slot(Handle handle, int code):
@@ -162,9 +182,10 @@ def arrive_privately(Handle handle, cnp.ndarray array):
     kv_arrive(handle.job.me, handle.e, KV_PRIVATE, <uintptr_t>cnp.PyArray_DATA(array))
 
 
-def arrive_with_rows(Handle handle, uint64_t offset):
-    """Push rows of a table: number, ids and data lie at `offset`."""
+def arrive_with_rows(Handle handle, uint64_t offset, uint64_t nbytes):
+    """Push rows of a table, data of so many bytes: number, ids and data lie at `offset`."""
     kv_arrive(handle.job.me, handle.e, KV_ROWS, offset)
+    kv_count_sent(handle.job.me, nbytes)
 
 
 def arrive_on_gpu(Handle handle):
@@ -245,6 +266,7 @@ def quick_pushpull(Job job, key, value, out):
         return None
     if not part.slot[kv_get(&part.arrived) + 1 & 1]:
         return None
+    kv_enter_round(me, KV_MOVING, h.e.number, kv_get(&part.arrived) + 1, h.e.nbytes)
     kv_fill(me, h.e)
     memcpy(me.base + slot_of(h, part), cnp.PyArray_DATA(<cnp.ndarray>value), h.e.nbytes)
     kv_arrive(me, h.e, KV_SLOT, slot_of(h, part))
@@ -257,9 +279,13 @@ def quick_pushpull(Job job, key, value, out):
         outcome = kv_sum_small(me, &c, 0)
         if outcome == KV_READY and not delivered:
             outcome = kv_deliver(me, &c)
+        if outcome != KV_TICK:
+            kv_leave()
     if outcome == KV_READY and h.e.failed != c.round and not kv_left_out(me, h.e, c.round):
+        count_rounds(h, c.round)
+        kv_count_received(me, h.e.nbytes)
         return KV_READY
-    cdef Call late = Call(h, [value if out is None else out], False)
+    cdef Call late = Call(h, [value if out is None else out], False, True)
     if outcome != KV_TICK:
         late.pending = outcome  # to open a round is to have to plan it
     return late

@@ -15,6 +15,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
 HEADERS = ROOT / "kvstore" / "stores" / "shared" / "native"
+OBSERVE = ROOT / "kvstore" / "observe" / "native"
 
 # What every worker's kind of work must have come up in, in the ordinary run.
 KINDS = (
@@ -126,7 +127,8 @@ def build(folder: Path, headers: Path, *flags: str) -> Path:
     program = folder / "interleave"
     command = [
         *compiler(),
-        *("-std=gnu11", *flags, f"-I{headers}", f"-I{ROOT / 'kernels'}", str(HERE / "interleave.c")),
+        *("-std=gnu11", *flags, *(f"-I{folder}" for folder in (headers, OBSERVE, ROOT / "kernels"))),
+        str(HERE / "interleave.c"),
         *("-o", str(program), "-pthread"),
     ]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
