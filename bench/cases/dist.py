@@ -354,7 +354,8 @@ def _sparse() -> Iterator[DistCase]:
     """
     name = f"{_job(2, 1)}: row-sparse {TABLE[0]:,} x {TABLE[1]}, {ROWS:,} rows, SGD on the server"
     goals = (Goal("ours", "mxnet", 3), _no_more_cpu())
-    yield DistCase(name, (TABLE,), update="sgd", rows=ROWS, peers=(*_OURS, "mxnet"), goals=goals)
+    peers = (*_OURS, "mxnet", "floor update")
+    yield DistCase(name, (TABLE,), update="sgd", rows=ROWS, peers=peers, goals=goals)
 
 
 def _compressed() -> Iterator[DistCase]:

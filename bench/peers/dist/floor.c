@@ -257,3 +257,10 @@ void floor_sgd(float *restrict w, const float *restrict g, int64_t n, float lr)
     for (int64_t i = 0; i < n; i++)
         w[i] -= lr * g[i];
 }
+
+/* Of the rows of a table that a worker pushed. That they are read again for the reply is left out. */
+void floor_sgd_rows(float *restrict table, const int64_t *restrict ids, const float *restrict g, int64_t rows, int64_t width, float lr)
+{
+    for (int64_t row = 0; row < rows; row++)
+        floor_sgd(table + ids[row] * width, g + row * width, width, lr);
+}

@@ -4,7 +4,8 @@ A parameter server moves as many bytes, four times the payload with two workers.
 gradients from memory and write what they get to memory; a server may keep the block at hand in a cache.
 
 With an update, the workers do between them after the trip what the server would: after a sync one each its
-share of the weights, after an async one each all of them, as every push is an update.
+share of the weights, after an async one each all of them, as every push is an update, and each its own rows of
+a table.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ import ctypes
 import os
 import secrets
 import socket
+from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import numpy.typing as npt
 
 from bench.cases import dist as dist_cases, local as cases
 from bench.cases.common import KB, LINE, MB, memory
@@ -36,6 +41,11 @@ def _blocks(nbytes: int, few: bool) -> list[str]:
     return [name for name, block in BLOCKS.items() if nbytes < LARGE or block > SMALL]
 
 
+def _pushed(case: DistCase) -> DistCase:
+    """Of a table, the rows that a worker pushes."""
+    return replace(case, shapes=((case.rows, *case.shapes[0][1:]),), rows=0) if case.rows else case
+
+
 class Sockets(DistPeer):
     """A round trip of all bytes, spread over the servers."""
 
@@ -45,7 +55,7 @@ class Sockets(DistPeer):
         self.family = socket.AF_UNIX if self.entry.transport == "ipc" else socket.AF_INET
         self.lines: dict[str, list[socket.socket]] = {}
         self.addresses: list[str] = []
-        self.state: list[Array] = []
+        self.state: list[npt.NDArray[Any]] = []
 
     def prepare(self, case: DistCase) -> list[Array]:
         if not self.addresses:
@@ -54,7 +64,7 @@ class Sockets(DistPeer):
                 name: [self._line(a, size.to_bytes(8, "little")) for a in self.addresses]
                 for name, size in BLOCKS.items()
             }
-        data = self.dense(case)
+        data = self.dense(_pushed(case))
         few = case.nbytes <= SMALL * case.servers
         ways = {"in turn": IN_TURN} if few else {"polling": POLLING, "a thread that sends": THREAD}
         for block in _blocks(case.nbytes, few):
@@ -65,7 +75,7 @@ class Sockets(DistPeer):
                 self.variants[f"{way}, {block}"] = call
         self._check(data)
         if case.update:
-            update = self._update(case, data)
+            update = (self._update_rows if case.rows else self._update)(case, data)
             self.variants = {name: all_of([call, update]) for name, call in self.variants.items()}
         return []
 
@@ -96,6 +106,15 @@ class Sockets(DistPeer):
             return partial(self.code.floor_sgd, w, g, n, rate)
         more = ctypes.c_float(cases.MOMENTUM), ctypes.c_float(cases.WEIGHT_DECAY)
         return partial(self.code.floor_sgd_momentum, w, v, g, n, rate, *more)
+
+    def _update_rows(self, case: DistCase, data: Inputs) -> Call:
+        """Make the update of this worker's rows by what came back."""
+        own = dist_cases.sparse_inputs(case, self.place.rank)
+        self.state = [own.table, own.ids]
+        table, ids, rows = (ctypes.c_void_p(a.ctypes.data) for a in (own.table, own.ids, data.flat_outs))
+        width = ctypes.c_int64(own.rows.shape[1])
+        rate = ctypes.c_float(dist_cases.LEARNING_RATE)
+        return partial(self.code.floor_sgd_rows, table, ids, rows, ctypes.c_int64(case.rows), width, rate)
 
     def release(self) -> None:
         super().release()
