@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,18 +13,16 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pace
 import pytest
 from launched import Job, until
+from observation.prometheus import Query, addresses, program, scraping, with_prometheus
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed_text
-
-ADDRESS = re.compile(r"metrics of this process are at (http://\S+)\n")
 
 #: It trains for a moment, and then waits for the file `go-9`.
 TRAIN = """
@@ -42,14 +39,6 @@ with kv.create(os.environ["STORE"]) as store:
 ALONE = 'import kvstore as kv\nstore = kv.create("local")\n'
 
 DASHBOARD = Path(__file__).parents[2] / "docs/observability/grafana.json"
-FOLDER = os.environ.get("KVSTORE_TEST_PROMETHEUS", "")
-PATH = os.pathsep.join(filter(None, [FOLDER, os.environ.get("PATH", "")]))
-PROGRAMS = {name: shutil.which(name, path=PATH) for name in ("prometheus", "promtool")}
-with_prometheus = pytest.mark.skipif(
-    not all(PROGRAMS.values()), reason="no Prometheus (KVSTORE_TEST_PROMETHEUS)"
-)
-
-Query = Callable[[str], list[dict[str, Any]]]
 
 
 def run(job: Job, *arguments: str, text: str = TRAIN) -> tuple[subprocess.Popen[bytes], Path]:
@@ -64,10 +53,6 @@ def end(job: Job, process: subprocess.Popen[bytes]) -> None:
     (job.folder / "go-9").touch()
     process.communicate(timeout=pace.seconds(100))
     assert process.returncode == 0
-
-
-def addresses(log: Path) -> list[str]:
-    return ADDRESS.findall(log.read_text())
 
 
 def alone(job: Job, text: str) -> tuple[int, bytes, bytes]:
@@ -271,12 +256,6 @@ def test_a_child_that_is_forked_has_no_metrics(job: Job) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-def program(name: str) -> str:
-    path = PROGRAMS[name]
-    assert path is not None
-    return path
-
-
 @pytest.fixture
 def job_with_metrics(job: Job) -> Iterator[Job]:
     job.environment |= {"STORE": "dist_sync", "KVSTORE_METRICS": ":0"}
@@ -289,37 +268,8 @@ def job_with_metrics(job: Job) -> Iterator[Job]:
 @pytest.fixture
 def query(job_with_metrics: Job, tmp_path: Path) -> Iterator[Query]:
     """Scrape the job each second, and answer expressions."""
-    targets = [one.split("/")[2] for one in addresses(tmp_path / "stderr")]
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "kvstore", "static_configs": [{"targets": targets}]}],
-    }
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-    log = tmp_path / "prometheus.log"
-    command = [
-        program("prometheus"),
-        "--config.file=prometheus.yml",
-        f"--storage.tsdb.path={tmp_path / 'data'}",
-        "--web.listen-address=127.0.0.1:0",
-    ]
-    with log.open("wb") as file:
-        server = subprocess.Popen(command, cwd=tmp_path, stderr=file, env=job_with_metrics.environment)
-    try:
-        ready = re.compile(r'msg="Listening on" address=(\S+)')
-        until(lambda: ready.search(log.read_text()) and "Server is ready" in log.read_text())
-        found = ready.search(log.read_text())
-        assert found
-
-        def ask(expression: str) -> list[dict[str, Any]]:
-            address = f"http://{found[1]}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-            with urllib.request.urlopen(address, timeout=pace.seconds(30)) as answer:
-                result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-            return result
-
+    with scraping(job_with_metrics, addresses(tmp_path / "stderr"), "1s") as ask:
         yield ask
-    finally:
-        server.terminate()
-        assert server.wait(pace.seconds(60)) == 0
 
 
 @with_prometheus

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 import pace
 import pytest
 from launched import PATIENCE, Job, until
+
+SSH = Path(__file__).parents[1] / "launch" / "stand_in_for_ssh.py"
 
 SLOW = """
 import numpy as np
@@ -102,6 +106,55 @@ def test_the_launcher_has_all_processes_write_theirs(job: Job, number: int) -> N
     for mark in (b"0", b"1", b"server 0", b"scheduler"):
         assert re.search(rb'\[%s\]   File ".*", line \d+ in ' % mark, page)
     go_on(job, launcher, 2)
+
+
+def test_processes_on_other_hosts_write_theirs_too(job: Job) -> None:
+    job.environment |= {"STORE": "dist_sync", "KVSTORE_SSH": shlex.join([sys.executable, str(SSH)])}
+    hosts = ["--hosts", "127.0.0.2:1,127.0.0.3:1", "--export", "STORE"]
+    launcher, err = started(job, "-n", "2", "-s", "2", *hosts, text=SLOW)
+    until(lambda: job.said("pushed", 0))
+    for who in ("0] kvstore: worker 0", "1] kvstore: worker 1", "server 0] kvstore: server 0",
+                "server 1] kvstore: server 1", "scheduler] kvstore: scheduler"):  # fmt: skip
+        asked_until(launcher.pid, signal.SIGUSR2, err, re.escape(f"[{who}, process ".encode()))
+    go_on(job, launcher, 2)
+
+
+def by_hand(job: Job, name: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a process of the parameter server whose stderr goes to a file."""
+    path = job.folder / name
+    with path.open("wb") as file:
+        return job.start("-m", "kvstore", *arguments, stderr=file), path
+
+
+def test_a_scheduler_and_a_server_that_were_started_by_hand_write_theirs(job: Job) -> None:
+    scheduler, of_scheduler = by_hand(job, "scheduler", "scheduler", "-n", "2", "-s", "1")
+    assert scheduler.stdout is not None
+    address = scheduler.stdout.readline().decode().strip()
+    server, of_server = by_hand(job, "server", "server", "--scheduler", address)
+    job.environment |= {"STORE": "dist_sync", "KVSTORE_SCHEDULER": address, "KVSTORE_RESTART": "0"}
+    script, log = job.script(SLOW), job.folder / "worker"
+    workers = []
+    for rank in ("0", "1"):
+        place = {
+            "KVSTORE_RANK": rank,
+            "KVSTORE_LOCAL_RANK": rank,
+            "KVSTORE_SIZE": "2",
+            "KVSTORE_LOCAL_SIZE": "2",
+        }
+        with log.open("ab") as file:
+            workers.append(job.start(script, env={**job.environment, **place}, stderr=file))
+    until(lambda: job.said("pushed", 0))
+    asked_until(
+        scheduler.pid, signal.SIGUSR2, of_scheduler, rb"kvstore: scheduler, process %d\n" % scheduler.pid
+    )
+    asked_until(server.pid, signal.SIGUSR2, of_server, b"  server 0 serves stores 0\n")
+    asked_until(workers[0].pid, signal.SIGUSR2, log, rb"in pull of thread MainThread: .* missing: worker 1\n")
+    for path in (of_scheduler, of_server, log):
+        assert re.search(rb'  File ".*", line \d+ in ', path.read_bytes())
+    (job.folder / "go-9").touch()
+    for process in (*workers, server, scheduler):
+        process.communicate(timeout=pace.seconds(100))
+        assert process.returncode == 0
 
 
 def test_what_has_no_store_is_not_killed(job: Job) -> None:

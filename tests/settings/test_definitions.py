@@ -40,7 +40,7 @@ NOT_OURS = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMPI_MCA_hwloc_
 # What tests and benches set for processes of their own.
 FOR_CHILDREN = {
     *(f"KVSTORE_BENCH_{name}" for name in ("CALLS", "HOST", "RANK", "REDIS_SOCKET", "SAMPLES")),
-    *(f"KVSTORE_TEST_{name}" for name in ("FAKE_BYTEPS", "FAKE_NCCL", "GREETING", "MARK")),
+    *(f"KVSTORE_TEST_{name}" for name in ("AGAIN", "FAKE_BYTEPS", "FAKE_NCCL", "GREETING", "MARK")),
 }
 # What looks like a variable in the source.
 VARIABLE = re.compile(

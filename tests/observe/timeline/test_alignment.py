@@ -7,7 +7,7 @@ import time
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from timelines.made import MS, file, row, sample
+from observation.made import MS, file, row, sample
 
 from kvstore.observe.counters import WAITING
 from kvstore.observe.timeline.clocks import ClockSample, SchedulerClock, both_clocks, name_of_clock

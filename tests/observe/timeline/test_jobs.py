@@ -10,7 +10,7 @@ import pace
 import pytest
 from click.testing import CliRunner, Result
 from launched import Job, until
-from timelines.trace_rules import broken, loaded
+from observation.trace_rules import broken, loaded
 
 from kvstore.launch.cli import main
 from kvstore.observe.timeline.process_file import ProcessFile, read

@@ -75,15 +75,15 @@ os._exit(0)
     (file,) = files(recorded)
     assert [event.kind for event in read_job(recorded.folder / "deep" / "out").processes[0].events] == [
         CALL,
-        WAITING,
-    ] * 3
+        *(CALL, WAITING) * 3,
+    ]
     assert (file.role, file.rank, file.size, file.overwritten) == ("worker", 0, 1, 0)
     assert [(one.number, one.type, one.rank, one.size) for one in file.stores] == [
         (0, "local", 0, 1), (1, "local", 0, 1), (2, "local", 0, 1),
     ]  # fmt: skip
     assert file.labels == ["w"]
     assert re.search(
-        rb"INFO kvstore worker 0: timeline: 6 events written to .*/deep/out/worker-0-\S+\.json in ", err
+        rb"INFO kvstore worker 0: timeline: 7 events written to .*/deep/out/worker-0-\S+\.json in ", err
     )
 
 

@@ -7,13 +7,13 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timelines.made import MS, Row, file, row, store
+from observation.made import MS, Row, file, row, store
 
 from kvstore.observe.counters import CALLS, MOVING, SUMMING, WAITING
 from kvstore.observe.events import ARRIVED, BUCKET, CALL, KINDS, NOBODY, STEP
 from kvstore.observe.timeline.job import text
 from kvstore.observe.timeline.job.activity import SHARES, shares
-from kvstore.observe.timeline.job.model import job_of
+from kvstore.observe.timeline.job.model import NO_SLICE, job_of
 from kvstore.observe.timeline.job.report import report
 from kvstore.observe.timeline.job.steps import steps_of
 from kvstore.observe.timeline.threads import ENGINE
@@ -186,6 +186,20 @@ def test_parts_of_a_key_count_as_the_key() -> None:
     )
     assert {found.key: found.seconds for found in report(job_of([one])).keys} == {
         "w": pytest.approx(0.002), "w (part 1)": pytest.approx(0.001),
+    }  # fmt: skip
+
+
+def test_what_is_about_all_parts_of_a_key_counts_as_the_key_of_the_call() -> None:
+    slices = {0: "w (part 1 of 2)", 1: "w (part 2 of 2)", 2: "b"}
+    rows = [
+        row(CALL, 0, 9, slice=PUSH, round=1), row(MOVING, 1, 4, slice=NO_SLICE, nbytes=10),
+        row(WAITING, 4, 5, slice=1),
+        row(CALL, 10, 19, slice=PUSH, round=2), row(MOVING, 11, 13, slice=NO_SLICE, nbytes=5),
+        row(MOVING, 30, 31, slice=NO_SLICE), row(MOVING, 2, 8, slice=NO_SLICE, thread=101, nbytes=1),
+    ]  # fmt: skip
+    one = file(rows, stores=[store()._replace(slices=slices)], labels=["w", "w and 1 more"])
+    assert {found.key: (found.seconds, found.nbytes) for found in report(job_of([one])).keys} == {
+        "w": (pytest.approx(0.004), 10), "(several keys)": (pytest.approx(0.009), 6),
     }  # fmt: skip
 
 

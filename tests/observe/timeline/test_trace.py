@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timelines.made import MS, file, row, sample, store
-from timelines.trace_rules import broken, loaded
+from observation.made import MS, file, row, sample, store
+from observation.trace_rules import broken, loaded
 
 from kvstore.errors import StateFileError
 from kvstore.observe.counters import CALLS, CONVERTING, MOVING, SUMMING, WAITING

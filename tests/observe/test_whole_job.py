@@ -1,22 +1,25 @@
-"""The timeline of a job with a slow worker, and one that is killed and comes back."""
+"""A job with a slow worker, and one that is killed and comes back: log, metrics, top and timeline."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from statistics import median
 
 import pace
 import pytest
 from click.testing import CliRunner
-from launched import Job, gone_after
-from timelines.trace_rules import broken, loaded
+from launched import Job, gone_after, until
+from observation.prometheus import PROGRAMS, addresses, scraping, with_prometheus
+from observation.trace_rules import broken, loaded
 
 from kvstore.launch.cli import main
-
-pytest.importorskip("kvstore.recorded", reason="calls are no events yet")
 
 SLOW, KILLED = 1, 3
 #: Worker 3 is killed in its 11th step; when it is back, it takes part in some steps of the others.
@@ -27,6 +30,9 @@ import kvstore as kv
 store = kv.create("dist_sync", on_peer_loss="continue")
 keys = ["first", "second"]
 store.init(keys, [np.zeros(300_000, np.float32)] * 2)
+if not RESTART:
+    say("ready")
+    wait_for("go", 9)
 arrays = [np.ones(300_000, np.float32) for _ in keys]
 calls = []
 for step in range(40):
@@ -34,25 +40,69 @@ for step in range(40):
         if not RESTART:
             os.kill(os.getpid(), signal.SIGKILL)
         break
-    time.sleep(0.06 if RANK == 1 else 0.03)
+    time.sleep(0.1 if RANK == 1 else 0.03)
     begin = time.monotonic_ns()
     store.pushpull(keys, arrays, out=arrays)
     calls.append((begin, time.monotonic_ns()))
 if RANK == 3:
     store.join()
 (HERE / f"calls-{RANK}.json").write_text(json.dumps(calls))
+say("trained")
+wait_for("over", 9)
 store.close()
 """
 
 
+#: Expressions for Prometheus, and what is known of a worker by each.
+EXPRESSIONS = {
+    "calls": 'kvstore_calls_total{role="worker",verb="pushpull"}',
+    "waiting": 'kvstore_phase_seconds_total{role="worker",phase="waiting"}',
+    "losses": 'kvstore_losses_total{role="worker"}',
+}
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with gone_after(tmp_path_factory.mktemp("slow")) as made:
-        made.environment |= {"KVSTORE_TIMELINE": "out", "KVSTORE_DEAD_AFTER": "1"}
-        launcher = made.run("-n", "4", "-s", "2", "--restarts", "1", text=TRAIN)
-        _, err = launcher.communicate(timeout=pace.seconds(100))
-        assert launcher.returncode == 0, err
+    """Run the job, look on with `kvstore top`, and scrape it if there is a Prometheus."""
+    with gone_after(tmp_path_factory.mktemp("whole")) as made:
+        made.environment |= {
+            "KVSTORE_TIMELINE": "out",
+            "KVSTORE_METRICS": "127.0.0.1:0",
+            "KVSTORE_LOG": "info",
+            "KVSTORE_DEAD_AFTER": "1",
+        }
+        with (made.folder / "log").open("wb") as log, (made.folder / "top").open("wb") as views:
+            launcher = made.run("-n", "4", "-s", "2", "--restarts", "1", text=TRAIN, stderr=log)
+            until(lambda: made.said("ready", *range(4)) and len(addresses(made.folder / "log")) == 7)
+            command = ("-m", "kvstore", "top", "--json", "--interval", "0.1", str(launcher.pid))
+            looking = made.start(*command, stdout=views, stderr=subprocess.STDOUT)
+        with scraped(made) as ask:
+            (made.folder / "go-9").touch()
+            until(lambda: made.said("trained", *range(4)))
+            (made.folder / "metrics.json").write_text(json.dumps(ask()))
+        (made.folder / "over-9").touch()
+        launcher.communicate(timeout=pace.seconds(100))
+        assert launcher.returncode == 0, (made.folder / "log").read_text()
+        assert looking.wait(pace.seconds(60)) == 0
         yield made
+
+
+@contextlib.contextmanager
+def scraped(job: Job) -> Iterator[Callable[[], dict[str, dict[str, float]]]]:
+    """Scrape; what is given returns what Prometheus has found at the end, by expression and rank."""
+    if not all(PROGRAMS.values()):
+        yield dict
+        return
+    with scraping(job, addresses(job.folder / "log"), "200ms") as query:
+
+        def ask() -> dict[str, dict[str, float]]:
+            until(lambda: [one["value"][1] for one in query(EXPRESSIONS["calls"] + " == 40")] == ["40"] * 3)
+            return {
+                name: {one["metric"]["rank"]: float(one["value"][1]) for one in query(expression)}
+                for name, expression in EXPRESSIONS.items()
+            }
+
+        yield ask
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +182,39 @@ def test_the_report_names_the_slow_worker(base: sqlite3.Connection, job: Job) ->
     assert {key["key"] for key in found["keys"]} <= {"first", "second", "(several keys)"}
     text = CliRunner().invoke(main, ["timeline", str(job.folder / "out")]).stdout
     assert f"Worker {SLOW} came last in " in text
+
+
+def test_the_log_tells_what_changed_the_job(job: Job) -> None:
+    log = (job.folder / "log").read_text()
+    for rank in range(4):
+        assert re.search(rf"worker {rank}: store 'dist_sync' created: worker {rank} of 4, .*2 servers", log)
+    for process in ("scheduler", "server 0", "server 1", "worker 0", "worker 1", "worker 2"):
+        assert f"{process}: worker {KILLED} is lost; epoch" in log
+        assert f"{process}: worker {KILLED} is back; epoch" in log
+    slow = rf"INFO kvstore.ps server [01]: worker {SLOW} came last by more than 10 ms in \d+ of \d+ rounds"
+    assert len(re.findall(slow, log)) >= 2
+    assert not re.search(r"server [01]: worker [023] came last", log)
+    assert re.search(rf"worker {SLOW}: store 'dist_sync' closed after .*: 40 pushes, 40 pulls", log)
+
+
+def test_top_tells_for_whom_servers_wait(job: Job) -> None:
+    views = [json.loads(line) for line in (job.folder / "top").read_text().splitlines()]
+    rows = [row for view in views for one in view["jobs"] for row in one["stores"]]
+    assert {(row["role"], row["rank"]) for row in rows} == {
+        *(("worker", rank) for rank in range(4)),
+        ("server", 0),
+        ("server", 1),
+        ("scheduler", 0),
+    }
+    whom = Counter(row["waiting"]["whom"] for row in rows if row["role"] == "server" and row["waiting"])
+    assert whom[f"worker {SLOW}"] == max(whom[f"worker {rank}"] for rank in (0, SLOW, 2)) > 0
+    news = {one for view in views for one in view["news"]}
+    assert any(f"worker {KILLED}" in one for one in news), news
+
+
+@with_prometheus
+def test_prometheus_tells_who_waits(job: Job) -> None:
+    found = json.loads((job.folder / "metrics.json").read_text())
+    waiting = {rank: found["waiting"][str(rank)] for rank in range(3)}
+    assert min(waiting, key=lambda rank: waiting[rank]) == SLOW
+    assert all(found["losses"][str(rank)] == 1 for rank in range(3))

@@ -1,0 +1,1 @@
+"""Files and traces of timelines, and a Prometheus, for tests."""

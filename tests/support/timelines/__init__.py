@@ -1,1 +1,0 @@
-"""Files and traces of timelines, for tests."""
