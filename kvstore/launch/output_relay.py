@@ -72,7 +72,7 @@ class OutputRelay:
         ready = self._selector.select(timeout)
         first()
         for key, _ in ready:
-            if self._selector.get_map().get(key.fd) == key:  # else closed meanwhile, and the number used again
+            if self._selector.get_map().get(key.fd) == key:  # else closed, and the number used again
                 key.data()
         for lines in [lines for lines in self._streams if lines.ended]:
             self.drop(lines)
