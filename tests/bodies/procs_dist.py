@@ -646,6 +646,9 @@ def counted(size: int, timed: bool = False, packed: bool = False) -> dict[str, A
         store.init(keys, [np.zeros(size, F)] * 2)
         if packed:
             store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        store.pull(
+            keys, out=[out, np.empty(size, F)]
+        )  # a server tells with its first answer where its memory is
         store.barrier()
         before = counters.read()
         for _ in range(3):

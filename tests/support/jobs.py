@@ -312,6 +312,8 @@ class Job:
     def results(self, timeout: float = DEADLINE) -> list[Any]:
         """Results of all processes, which must end well."""
         self.finish(timeout)
+        for worker in sorted(self.workers, key=lambda one: "PeerLostError" in one.errors()):
+            worker.result()  # first of all the cause, and then those that have only noticed it
         return [worker.result() for worker in self.workers]
 
     def close(self) -> None:

@@ -13,7 +13,9 @@ from .workers import PARTS, expected
 DEADLINE = 60.0
 
 _PATIENCE = 0.75  # part of the deadline after which a store reports by itself whom it waits for
-_CURE = "fix the errors and warnings above first; if there are none, report this with all lines of this command"
+_CURE = (
+    "fix the errors and warnings above first; if there are none, report this with all lines of this command"
+)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from observation.pages import page_of
 
 from kvstore.observe.counters import (
     CALLS,
@@ -38,14 +39,6 @@ from kvstore.observe.native import _observe as native
 @pytest.fixture
 def counters() -> native.Counters:
     return native.Counters("a store", "a job", 1, 4)
-
-
-def page_of(pid: int) -> str:
-    """Where another process finds the page."""
-    folder = Path(f"/proc/{pid}/fd")
-    found = [one for one in folder.iterdir() if native.PAGE_NAME in os.path.realpath(one)]
-    assert len(found) == 1, found
-    return str(found[0])
 
 
 def pages(pid: int) -> list[dict[str, Any]]:

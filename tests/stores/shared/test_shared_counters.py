@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import pace
 import pytest
 from jobs import Job, Worker
+from observation.pages import page_of
 
 from kvstore.observe.counters import (
     CALLS,
@@ -39,13 +39,7 @@ def recorded(found: dict[str, Any], *kinds: int) -> list[Event]:
 
 def page(pid: int) -> dict[str, Any]:
     """Counters of the one store of a process."""
-    folder = f"/proc/{pid}/fd"
-    (path,) = (
-        one
-        for name in os.listdir(folder)
-        if native.PAGE_NAME in os.path.realpath(one := os.path.join(folder, name))
-    )
-    with open(path, "rb") as file:
+    with open(page_of(pid), "rb") as file:
         (found,) = native.read_page(file.fileno())
     return found
 
