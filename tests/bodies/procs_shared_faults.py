@@ -562,6 +562,20 @@ def stopped() -> str:
     return type(caught.value).__name__
 
 
+def stands_still(rounds: int) -> float:
+    """Make so many rounds, in which all processes may be stopped for some time."""
+    with kv.create("shared") as store:
+        store.init("w", np.zeros(40_000, F))
+        tell("ready")
+        value = np.ones(40_000, F)
+        for _ in range(rounds):
+            out = np.empty_like(value)
+            store.pushpull("w", value, out=out)
+            assert (out == store.num_workers).all()
+            time.sleep(0.001)
+        return float(out[0])
+
+
 # --------------------------------------------------------------------------------------------------- soak
 
 

@@ -389,6 +389,21 @@ def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob,
         assert workers[1].result() == "FencedError"
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("size", [2, 4])
+def test_nobody_is_lost_if_all_stand_still(job: MakeJob, size: int) -> None:
+    """As on a virtual machine that is stopped, or one that is moved to another host."""
+    made = job(size)
+    workers = made.start_all(BODIES, "stands_still", 2000)
+    for worker in workers:
+        worker.expect("ready")
+    for number, seconds in ((signal.SIGSTOP, 7), (signal.SIGCONT, 0)):
+        for worker in workers:
+            worker.signal(number)
+        time.sleep(seconds)  # the silence itself
+    assert made.results() == [size] * size
+
+
 @pytest.mark.parametrize("size", [40_000, 3_000_000])
 def test_memory_that_was_pushed_in_vain_is_the_callers_again(job: MakeJob, size: int) -> None:
     made = job(2)

@@ -145,6 +145,7 @@ typedef struct {
     pthread_mutex_t heartbeat_lock;
     pthread_cond_t heartbeat_wake;
     int heartbeat_runs, heartbeat_stop;
+    _Atomic uint64_t forgives; /* until then it takes nobody's silence for a loss; in ns */
     pthread_mutex_t busy; /* log and bounce buffer serve one thread of the process at a time */
     _Atomic int sleepers; /* threads of the process that sleep */
     kv_counters *counters; /* NULL: nobody counts */

@@ -68,6 +68,13 @@ static int kv_is_region(const kv_self *me)
            me->head->version == KV_LAYOUT_VERSION && me->head->size == sizeof(kv_header);
 }
 
+static void kv_beat(kv_self *me, uint64_t now)
+{
+    if (now - kv_get(&me->worker->beat) > KV_STILL * KV_MILLISECOND)
+        kv_put(&me->forgives, now + KV_SILENCE * KV_MILLISECOND);
+    kv_put(&me->worker->beat, now);
+}
+
 /* The heartbeat has a thread of its own: a long computation that holds the interpreter does not stop it. */
 static void *kv_heartbeat(void *self)
 {
@@ -79,7 +86,7 @@ static void *kv_heartbeat(void *self)
         until.tv_nsec += KV_BEAT * 1000000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
-        kv_put(&me->worker->beat, kv_now_ns());
+        kv_beat(me, kv_now_ns());
         pthread_cond_timedwait(&me->heartbeat_wake, &me->heartbeat_lock, &until);
     }
     pthread_mutex_unlock(&me->heartbeat_lock);

@@ -938,7 +938,7 @@ static uint64_t kv_left_out(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const kv_part *part = kv_parts(me, e);
     uint64_t out = kv_leavers(me);
-    for (int w = 0; out >> w; w++) {
+    for (int w = 0; out && w < me->size; w++) {
         uint64_t even = kv_get(&part[w].pushed[0]), odd = kv_get(&part[w].pushed[1]), last = even > odd ? even : odd;
         if (!last || last >= round)
             out &= ~kv_bit(w);

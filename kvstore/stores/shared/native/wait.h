@@ -20,7 +20,8 @@ enum kv_outcome { KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED, KV_PLAN, KV_NEW_MO
 enum {
     KV_NAP = 20,          /* milliseconds of one sleep: how late a death may be noticed */
     KV_TICK_AFTER = 100,  /* milliseconds after which the caller may look for signals */
-    KV_SILENCE = 5000     /* milliseconds without a heartbeat after which a worker counts as lost */
+    KV_SILENCE = 5000,    /* milliseconds without a heartbeat after which a worker counts as lost */
+    KV_STILL = 1000       /* and after which its own process judges nobody's silence */
 };
 
 static inline uint64_t kv_now_ns(void)
@@ -32,12 +33,11 @@ static inline uint64_t kv_now_ns(void)
 
 static void kv_wake(kv_self *me, uint64_t whom)
 {
-    for (int w = 0; whom >> w; w++)
-        if (whom >> w & 1) {
-            _Atomic uint32_t *futex = &me->head->worker[w].futex;
-            atomic_fetch_add(futex, 1);
-            syscall(SYS_futex, futex, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-        }
+    for (; whom; whom &= whom - 1) {
+        _Atomic uint32_t *futex = &me->head->worker[__builtin_ctzll(whom)].futex;
+        atomic_fetch_add(futex, 1);
+        syscall(SYS_futex, futex, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+    }
 }
 
 /* Wake everybody who sleeps, after something has changed that they may wait for. */
@@ -110,6 +110,13 @@ static int kv_ended(kv_self *me, int w)
         return errno == ESRCH || !kv_exists(me, w);
     struct pollfd one = {fd, POLLIN, 0};
     return poll(&one, 1, 0) > 0;
+}
+
+/* Whether this process stood still a short time ago: then others may have, too, and have not been able to beat since. */
+static int kv_stood_still(kv_self *me, uint64_t now)
+{
+    uint64_t beat = kv_get(&me->worker->beat); /* before `forgives`, which its own heartbeat writes first */
+    return (now > beat && now - beat > KV_STILL * KV_MILLISECOND) || now < kv_get(&me->forgives);
 }
 
 static int kv_silent(kv_self *me, int w, uint64_t now)
@@ -219,7 +226,7 @@ static void kv_look_around(kv_self *me)
         if (!kv_here(seen))
             continue;
         int gone = kv_ended(me, w);
-        if (!gone && kv_silent(me, w, now)) {
+        if (!gone && kv_silent(me, w, now) && !kv_stood_still(me, now)) {
             if (kv_get(&peer->log.entry) && me->pidfd[w] >= 0)
                 syscall(SYS_pidfd_send_signal, me->pidfd[w], 9, NULL, 0);
             gone = 1;
