@@ -482,7 +482,7 @@ def test_what_is_for_python_comes_in_order_from_a_second_thread(four: list[Answe
         assert together.serve(20) == [one.ours]
         left = [bytes(memoryview(frames[0])) for _, frames in one.ours.left()]
         assert left[0] == text
-        if len(left) == 1:  # the last one came when Python had taken that: it is answered, after the first one
+        if len(left) == 1:  # the last one came when Python had taken that: it is answered
             one.await_answers(2)
         else:
             assert left[1:] == [batch(one.session)]
