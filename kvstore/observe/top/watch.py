@@ -87,6 +87,10 @@ class Watch:
         if not shown and not self._found:
             raise ConfigError(self._nothing(found))
         self._found = True
+        looked_at = {row.process for row in shown}
+        for page in pages:
+            if page.process in looked_at:  # other jobs of the user go on without
+                page.ask_for_times(self._ahead)
         self._compare({(row.process, row.number): row for row in shown})
         self._looks = {
             page.process: self._looks[page.process] for page in pages if page.process in self._looks
@@ -99,7 +103,6 @@ class Watch:
         self._pages.close()
 
     def _read(self, page: CounterPage) -> list[StoreRow]:
-        page.ask_for_times(self._ahead)
         facts, stores = page.facts(), page.stores()
         if facts is None:
             return []

@@ -16,9 +16,11 @@ import pytest
 from click.testing import CliRunner
 from launched import PATIENCE, Job, until
 
+from kvstore.errors import ConfigError
 from kvstore.launch.cli import main
-from kvstore.observe.native._observe import PAGE_NAME, PAGE_VERSION, job_id
+from kvstore.observe.native._observe import PAGE_NAME, PAGE_VERSION, Counters, job_id
 from kvstore.observe.top import pages
+from kvstore.observe.top.watch import Watch
 
 TRAIN = """
 import numpy as np
@@ -111,6 +113,20 @@ def test_without_a_job_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) 
     done = CliRunner().invoke(main, ["top"])
     assert done.exit_code == 1
     assert done.output == "Error: no process of this user has a store of kvstore on this machine\n"
+
+
+def test_only_the_job_that_is_looked_at_takes_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_processes", lambda: iter([os.getpid()]))
+    counters = Counters("local", f"of {os.getpid()}", 0, 1)
+    other = Watch("another job", 1.0)
+    with pytest.raises(ConfigError, match="no job 'another job'"):
+        other.look()
+    assert not counters.begin()
+    own = Watch(f"of {os.getpid()}", 1.0)
+    own.look()
+    assert counters.begin()
+    other.close()
+    own.close()
 
 
 def test_processes_of_other_users_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
