@@ -1,13 +1,17 @@
 """What it costs to look on: one store with its log, its metrics or its timeline, beside itself without them.
 
 Where KVSTORE_BENCH_BEFORE names the interpreter of an environment with an older kvstore, that takes part.
+With ``--starts`` nothing is on, and only the two are compared, each started anew many times: processes of one
+store differ by more than what is looked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +23,9 @@ from bench.cases import dist, local, shared
 from bench.peers.dist.launch import DistGroup
 from bench.peers.process import PeerProcess, Process, Setting
 from bench.peers.shared.launch import SharedGroup
-from bench.runner import table
+from bench.runner import machine, run, table
 from bench.runner.claim import Claim
-from bench.runner.rounds import Measured
+from bench.runner.rounds import Measured, Plan
 
 #: Cases of other claims: a small call, a large one and the keys of a model.
 WANTED = {
@@ -68,7 +72,11 @@ class Observe(Claim):
     rounds, turn = 7, 0.2
     common = ("rounds", "turn", "only", "list", "peers", "write")
     process = staticmethod(_start)  # type: ignore[assignment]
-    folder = ""
+    folder, starts = "", 0
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        text = "compare with the older kvstore only, nothing on, both started so often"
+        parser.add_argument("--starts", type=int, default=0, help=text)
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
         for name, cases in (
@@ -95,10 +103,35 @@ class Observe(Claim):
         return Setting("ours", claim, sys.executable, label, tuple(env.items()), processes)
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
+        self.starts = options.starts
+        if options.starts:
+            yield from self._started_anew(chosen, options)
+            return
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as self.folder:
             yield from super().measured(chosen, options)
 
+    def _started_anew(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
+        run.needs_a_compiler()
+        prober, plan = machine.Prober(), Plan(options.rounds, 0, turn=options.turn, field=1)
+        for case in chosen:
+            found = [m for _ in range(options.starts) if (m := self._start_once(case, plan, prober))]
+            print(f"{case.name}: {len(found)} starts", file=sys.stderr)
+            yield _together(found)
+
+    def _start_once(self, case: Any, plan: Plan, prober: machine.Prober) -> Measured | None:
+        settings = {setting.label: setting for setting in self.settings([case])}
+        both = [settings[label] for label in ("", "before") if label in settings]
+        with run.running(self, both) as peers:
+            return run.one(self, case, peers, plan, prober)
+
     def about(self, rounds: int, minutes: float) -> str:
+        if self.starts:
+            return (
+                "float32. Ratios are *time of the older one ÷ time of this one*, with nothing on: 0.99 is a "
+                "cost of 1 %. Both are started anew for each ratio, and take turns then; the median, and the "
+                "interval that has the true median in it with a probability of 95 %. Measured in "
+                f"{minutes:.0f} minutes; how: [bench/README.md](../README.md)."
+            )
         return (
             "float32. Ratios are *time with ÷ time without*: 1.02 is a cost of 2 %. Each is the median "
             f"[lowest-highest] of {rounds} rounds in which all took turns; times are medians. A timeline is "
@@ -107,8 +140,51 @@ class Observe(Claim):
         )
 
     def sections(self, found: list[Measured]) -> Iterator[str]:
+        if self.starts:
+            rows = [_off_row(m) for m in found]
+            yield table.markdown(
+                ["case", "kvstore", "an older kvstore", "older ÷ this", "95 %", "starts"], rows
+            )
+            return
         there = {label: text for label, text in LABELS.items() if any(label in m.seconds for m in found)}
         yield from ("## All cases\n", table.everything(found, there), *table.disturbed(found))
+
+
+def _together(found: list[Measured]) -> Measured:
+    """Make one of several starts: each gives one time of each."""
+    seconds = {name: [m.median(name) for m in found] for name in found[0].seconds}
+    probes, others = [p for m in found for p in m.probes], [share for m in found for share in m.others]
+    return Measured(found[0].case, seconds, found[0].variants, probes, others)
+
+
+def _off_row(m: Measured) -> list[str]:
+    if "before" not in m.seconds:
+        return [m.case.name, table.time(m.median("ours")), "", "not run", "", str(len(m.seconds["ours"]))]
+    ratios = m.ratios("before")
+    low, high = interval_of_median(ratios)
+    times = [table.time(m.median(name)) for name in ("ours", "before")]
+    return [
+        m.case.name,
+        *times,
+        f"{statistics.median(ratios):.3f}",
+        f"{low:.3f}-{high:.3f}",
+        str(len(ratios)),
+    ]
+
+
+def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
+    """Return order statistics between which the true median lies with a probability of at least 0.95.
+
+    The number of values below the median is binomial with p = 1/2 (the sign test). With fewer than six values
+    no two are sure enough: the lowest and the highest are returned.
+    """
+    ordered, n = sorted(values), len(values)
+    outside, skipped = 0.0, 0
+    while skipped < n // 2 and outside + 2 * math.comb(n, skipped) / 2**n <= 0.05:
+        outside += 2 * math.comb(n, skipped) / 2**n
+        skipped += 1
+    at = max(skipped - 1, 0)
+    return ordered[at], ordered[n - 1 - at]
 
 
 CLAIM = Observe()
