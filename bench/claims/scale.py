@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import scale as cases
-from bench.cases.scale import CheckCase
 from bench.claims import scale_tables
 from bench.runner import machine, table
 from bench.runner.claim import Claim
@@ -42,15 +41,14 @@ class Scale(Claim):
         self._where = machine.describe()
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--costs", type=Path, help="take costs and checks that were written to this .json"
-        )
+        told = "take the costs of the first of these .json, and the cases of all of them that are chosen"
+        parser.add_argument("--costs", type=Path, nargs="+", default=[], help=told)
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
         return list(cases.cases())
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
-        kept: list[Measured] = []
+        kept: dict[str, dict[str, Any]] = {}
         if options.costs:
             kept = self._read(options.costs)
         else:
@@ -58,9 +56,9 @@ class Scale(Claim):
             self._costs = calibrate.fit(found)
             self._jobs = [{"job": asdict(case), "found": asdict(one)} for case, one in found]
         assert self._costs is not None
-        yield from kept
         for case in chosen:
-            if kept and isinstance(case, CheckCase):
+            if (known := kept.get(_key(asdict(case)))) is not None:
+                yield Measured(case, known)
                 continue
             figures = experiments.run(case, self._costs)
             print(
@@ -68,15 +66,13 @@ class Scale(Claim):
             )
             yield Measured(case, figures)
 
-    def _read(self, path: Path) -> list[Measured]:
-        """Take over costs, the jobs that they were fitted to, and checks."""
-        read = json.loads(path.read_text())
-        self._costs, self._jobs = Costs.from_json(read["costs"]), read["jobs"]
-        self._where = read["machine"]
-        checked = {one["case"]: one for one in read["cases"] if one["group"] == "check"}
-        return [
-            Measured(case, checked[case.name]["figures"]) for case in cases.checks() if case.name in checked
-        ]
+    def _read(self, paths: list[Path]) -> dict[str, dict[str, Any]]:
+        """Take over costs, the jobs that they were fitted to, and cases."""
+        first, *others = [json.loads(path.read_text()) for path in paths]
+        self._costs, self._jobs = Costs.from_json(first["costs"]), first["jobs"]
+        self._where = first["machine"]
+        rows = [one for read in (first, *others) for one in read["cases"]]
+        return {_key(one["about"]): one["figures"] for one in rows}
 
     def page(self, found: list[Measured], took: float) -> str:
         return scale_tables.page(json.loads(self.to_json(found, took)))
@@ -85,6 +81,13 @@ class Scale(Claim):
         assert self._costs is not None
         head = {"machine": self._where, "costs": self._costs.to_json(), "jobs": self._jobs}
         return table.lines(head, "cases", [_row(one) for one in found])
+
+
+def _key(about: dict[str, Any]) -> str:
+    """Name what is the same in several tables."""
+    return json.dumps(
+        {name: one for name, one in about.items() if name not in ("name", "group")}, sort_keys=True
+    )
 
 
 def _row(one: Measured) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from bench.runner import table
 
 Case = dict[str, Any]
 
-ABOUT = """State machines of workers, servers and scheduler, and the native rounds of the servers, are real ones;
+ABOUT = """State machines of workers, servers and scheduler, and the native rounds of the servers, are real;
 processors, links and clock are simulated. How, and what is left out:
 [bench/README.md](../README.md#a-job-of-hundreds-simulated). What to set when:
 [docs/how-to/scale.md](../../docs/how-to/scale.md).
 """
 STEP = """A step is a pushpull of all keys, from the first worker that begins to the last one that has all. 8
-workers a host, 64 servers on hosts of their own, links of 10 Gbit/s and 50 µs. *By host*: a host sums first,
-which takes what `shared` takes here, and sends once. *Busy*: the part of the step that the busiest of its kind
-is.
+workers a host, 64 servers on hosts of their own, links of 10 Gbit/s and 50 µs. *By host*: a host sums
+first, which takes what `shared` takes here, and sends once. *Busy*: the part of the step that the busiest of
+its kind is.
 """
 HEADINGS = {
     "step": "A step of 1,024 workers and 64 servers",
@@ -49,12 +49,8 @@ def page(results: dict[str, Any]) -> str:
 
 
 def _costs(costs: dict[str, float]) -> Iterator[str]:
-    parts = ("warm", "chill")
-    rows = [[f"`{name}`", _small(one)] for name, one in costs.items() if name not in (*parts, "host_workers")]
-    rows += [[f"`{name}`", f"{costs[name]:.3g}"] for name in parts]
-    yield from table.section(
-        "What things cost", ["seconds of a core, or a part", "fitted to real jobs"], rows
-    )
+    rows = [[f"`{name}`", _small(one)] for name, one in costs.items() if name != "host_workers"]
+    yield from table.section("What things cost", ["seconds of a core", "fitted to real jobs"], rows)
 
 
 def _small(seconds: float) -> str:

@@ -35,7 +35,6 @@ def cases() -> Iterator[RealCase]:
     one, many, large = (KEY,), (KEY,) * 256, (MB,)
     for n in WORKERS:
         yield RealCase(n, 1, one, sweep=SWEEP, calls=200, warm=20)
-        yield RealCase(n, 1, one, calls=400, warm=50)
         yield RealCase(n, 1, many, sweep=SWEEP, calls=60)
         yield RealCase(n, 1, large, sweep=SWEEP, calls=40)
     for n in (2, 4):
@@ -68,9 +67,7 @@ def fit(found: Measured) -> Costs:
     worker = _solve([_of_worker(case) for case, _ in plain], [f.worker for _, f in plain])
     server = _solve([_of_server(case) for case, _ in plain], [f.server for _, f in plain])
     beat, idle = _beats(found)
-    made = Costs(
-        *worker, 0.0, *server, 0.0, _barrier(found), *control_bytes(), beat, idle, 0.0, 8, *_warmth(found)
-    )
+    made = Costs(*worker, 0.0, *server, 0.0, _barrier(found), *control_bytes(), beat, idle, 0.0, 8)
     packed = [one for one in calls if one[0].codec]
     made = replace(made, worker_pack=_rest(packed, worker, _of_worker, lambda f: f.worker, 1))
     made = replace(made, server_unpack=_rest(packed, server, _of_server, lambda f: f.server, 0))
@@ -152,15 +149,6 @@ def _rest(
     return max(0.0, sum(rests) / len(rests)) if rests else 0.0
 
 
-def _warmth(found: Measured) -> tuple[float, float]:
-    """Divide what a small call costs in warm caches by what a cold one does; and say how that grows."""
-    calls = {(case.workers, bool(case.sweep)): f for case, f in found if case.sizes == (KEY,)}
-    core = {(n, swept): n * f.worker + f.server for (n, swept), f in calls.items()}
-    parts = [core[n, False] / core[n, True] for n in WORKERS]
-    chill = max(0.0, (parts[-1] - parts[0]) / (WORKERS[-1] - WORKERS[0]))
-    return parts[0], chill
-
-
 def _barrier(found: Measured) -> float:
     """Seconds of a message at the scheduler: each worker asks and is answered, and both are acknowledged."""
     costs = [f.scheduler / (4 * case.workers) for case, f in found if case.way == "barrier"]
@@ -177,20 +165,28 @@ def _beats(found: Measured) -> tuple[float, float]:
     return each / 2, max(0.0, low - few * each)  # there are two a second
 
 
-def control_bytes() -> tuple[float, float, float]:
-    """Seconds of a byte of a control message: encoded and checked, read, and sent once more as it was."""
-    codec = Codec("calibration")
+def control_bytes() -> tuple[float, ...]:
+    """Seconds of a byte of a control message: encoded and checked, read, sent once more; and of names."""
+    keys = tuple(f"layer{n}.weight" for n in range(20_000))
     entries = tuple(
-        m.KeyEntry(m.KeySpec(f"layer{n}.weight", (64, 64), "float32"), n, (m.Slice(n, 0, 0, 4096),), True)
-        for n in range(20_000)
+        m.KeyEntry(m.KeySpec(key, (64, 64), "float32"), n, (m.Slice(n, 0, 0, 4096),), True)
+        for n, key in enumerate(keys)
     )
     letters = [m.ReliableMessage(n, n, m.Answer(n, entries)) for n in range(6)]
-    encode = _timed(lambda: Codec("calibration").encode(letters[0]))
-    frames = codec.encode(letters[0])
-    decode = _timed(lambda: codec.decode(frames))
+    encode, decode = _coded(letters[0])
+    codec = Codec("calibration")
+    nbytes = len(codec.encode(letters[0])[0])
     codec.encode(letters[1])
-    copy = _timed(lambda: codec.encode(letters[2]))
-    return encode / len(frames[0]), decode / len(frames[0]), copy / len(frames[0])
+    copy = _timed(lambda: codec.encode(letters[2])) / nbytes
+    return encode, decode, copy, *_coded(m.ReliableMessage(1, 1, m.Lookup(1, 0, keys)))
+
+
+def _coded(message: m.ReliableMessage) -> tuple[float, float]:
+    """Seconds of a byte of a message that is encoded and checked, and that is read."""
+    frames = Codec("calibration").encode(message)
+    encode = _timed(lambda: Codec("calibration").encode(message))
+    decode = _timed(lambda: Codec("calibration").decode(frames))
+    return encode / len(frames[0]), decode / len(frames[0])
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,14 @@ class Costs:
         Of a message to or from the scheduler, at each end.
     control_encode, control_decode, control_copy : float
         Of a byte of such a message that is encoded and checked, that is read, and that is sent as it is.
+    names_encode, names_decode : float
+        The same of messages that only have names of keys.
     beat, idle : float
         Of a heartbeat at the scheduler, question and answer; and seconds a second of a scheduler without any.
     host_sum : float
         Seconds for a byte of a sum within a host of `host_workers` workers, there and back, of all its cores.
     host_workers : int
         Of which that was measured.
-    warm, chill : float
-        What a call and a message cost, beside what is said above, where the caches still have what they need:
-        of one worker that does nothing else, and how much more for each further one that shares the cores.
     """
 
     worker_call: float
@@ -56,18 +55,12 @@ class Costs:
     control_encode: float
     control_decode: float
     control_copy: float
+    names_encode: float
+    names_decode: float
     beat: float
     idle: float
     host_sum: float
     host_workers: int
-    warm: float
-    chill: float
-
-    def warmed(self, workers: int) -> Costs:
-        """Return the costs of so many workers that do nothing else, and share the cores of one machine."""
-        part = min(1.0, self.warm + (workers - 1) * self.chill)
-        names = ("worker_call", "worker_message", "server_message")
-        return replace(self, **{name: part * getattr(self, name) for name in names})
 
     def to_json(self) -> dict[str, Any]:
         """All of them by name."""

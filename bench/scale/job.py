@@ -105,7 +105,7 @@ class Job:
         wanted = {"mode": plan.mode, "on_peer_loss": plan.on_peer_loss, "slice_bytes": plan.slice_bytes}
         patience = WorkerOptions(
             plan.credit,
-            min(plan.slice_bytes, 1 << 20),
+            plan.slice_bytes,
             control_resend=resend,
             dead_after=plan.dead_after,
             start=1e9,

@@ -10,6 +10,7 @@ from bench.scale.clock import Clock
 from bench.scale.costs import Costs
 from bench.scale.network import Host, send
 from bench.scale.wire import ControlCodec
+from kvstore.stores.parameter_server.protocol import messages as m
 
 
 class Process:
@@ -54,13 +55,15 @@ class Process:
         """Send a control message, which the target's `hear` takes."""
         nbytes, is_new = self.codec.measure(message)
         costs = self.costs
-        self.spend(costs.control_message + nbytes * (costs.control_encode if is_new else costs.control_copy))
+        encode = costs.names_encode if _is_names(message) else costs.control_encode
+        self.spend(costs.control_message + nbytes * (encode if is_new else costs.control_copy))
         self.send(target, nbytes, target.heard, nbytes, message, *arguments)
 
     def heard(self, nbytes: int, message: Any, *arguments: Any) -> None:
         """Read a control message."""
         self.received += 1
-        self.spend(self.costs.control_message + nbytes * self.costs.control_decode)
+        decode = self.costs.names_decode if _is_names(message) else self.costs.control_decode
+        self.spend(self.costs.control_message + nbytes * decode)
         self.hear(message, *arguments)
 
     def hear(self, message: Any, peer: Any = "scheduler") -> None:
@@ -96,3 +99,7 @@ class Process:
         self._due = bool(self._inbox)
         if self._due:
             self.clock.at(self._free, self._begin)
+
+
+def _is_names(message: Any) -> bool:
+    return type(getattr(message, "body", None)) in (m.Lookup, m.Ready, m.Drop)

@@ -11,6 +11,8 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import KeySpec, Kind
 
+_SETTLES = 1.0  # seconds after which the scheduler has nothing left to do
+
 Steps = Generator[Wait, None, None]
 
 
@@ -92,7 +94,7 @@ def steps(specs: Sequence[KeySpec], count: int, compute: float = 0.0, closes: bo
 def control(specs: Sequence[KeySpec], idle: float) -> Program:
     """Start, init, pass a barrier, compute for so many seconds, and close the store.
 
-    Marks: ``welcome``, ``ready``, ``passed``, ``closes``.
+    Marks: ``welcome``, ``ready``, ``passed``, ``settled`` (nothing is left of that), ``closes``.
     """
 
     def program(worker: WorkerProcess) -> Steps:
@@ -103,6 +105,8 @@ def control(specs: Sequence[KeySpec], idle: float) -> Program:
         yield computed(worker, job.rng.random() * job.plan.jitter)
         yield from barrier(worker, 1)
         job.mark("passed")
+        yield computed(worker, _SETTLES)
+        job.mark("settled")
         yield computed(worker, idle + job.rng.random() * job.plan.jitter)
         job.mark("closes")
         yield from leave(worker)

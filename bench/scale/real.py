@@ -105,7 +105,7 @@ def run(case: RealCase) -> Found:
 def _found(case: RealCase, read: Sequence[dict[str, Any]]) -> Found:
     others = read[0]["others"]
     return Found(
-        seconds=_middle([one["wall"] - one["between"] for one in read]) / case.calls,
+        seconds=_middle([one["wall"] - _aside(case, one) for one in read]) / case.calls,
         worker=sum(one["cpu"] for one in read) / len(read) / case.calls,
         server=sum(others.get("server", [0.0])) / case.calls,
         scheduler=sum(others.get("scheduler", [0.0])) / case.calls,
@@ -114,6 +114,12 @@ def _found(case: RealCase, read: Sequence[dict[str, Any]]) -> Found:
         rounds=_same(read, "rounds") / case.calls,
         init=max(one["init"] for one in read),
     )
+
+
+def _aside(case: RealCase, one: dict[str, Any]) -> float:
+    """Seconds of a worker beside its calls: what it meant to sleep, since it may be woken late, or took."""
+    aside: float = case.sleep * case.calls or one["between"]
+    return aside
 
 
 def _middle(numbers: Sequence[float]) -> float:

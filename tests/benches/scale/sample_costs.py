@@ -20,10 +20,10 @@ COSTS = Costs(
     control_encode=5e-9,
     control_decode=3e-9,
     control_copy=0.2e-9,
+    names_encode=4e-9,
+    names_decode=3e-9,
     beat=20e-6,
     idle=0.005,
     host_sum=0.5e-9,
     host_workers=8,
-    warm=0.4,
-    chill=0.05,
 )
