@@ -56,12 +56,12 @@ def step(case: cases.StepCase, costs: Costs) -> Figures:
         job.workers[-1].slow = case.slow
         job.hosts[-1].out.rate /= case.slow
         job.hosts[-1].into.rate /= case.slow
-    last = case.steps - 1
-    job.run(lambda: len(job.marks.get(f"begin {last}", ())) >= 1)
+    last, n = case.steps - 1, len(job.workers)
+    job.run(lambda: len(job.marks.get(f"end {last - 1}" if last else "begin 0", ())) == n)
     before, begin = _use(job), job.clock.now
-    job.run(lambda: len(job.marks.get(f"end {last}", ())) == len(job.workers))
-    end = max(job.marks[f"end {last}"])
+    job.run(lambda: len(job.marks.get(f"end {last}", ())) == n)
     ends = sorted(job.marks[f"end {last}"])
+    end = ends[-1]
     inside = costs.host_sum * keys.nbytes if case.by_host else 0.0
     use = {name: now - before[name] for name, now in _use(job).items()}
     took = end - begin
