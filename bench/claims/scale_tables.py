@@ -15,8 +15,8 @@ processors, links and clock are simulated. How, and what is left out:
 [bench/README.md](../README.md#a-job-of-hundreds-simulated). What to set when:
 [docs/how-to/scale.md](../../docs/how-to/scale.md).
 """
-STEP = """A step is a pushpull of all keys, from when the last worker has all of the one before to when it has all.
-8 workers a host, 64 servers on hosts of their own, links of 10 Gbit/s and 50 µs. *By host*: a host sums
+STEP = """A step is a pushpull of all keys, from when the last worker has all of the one before to when it has
+all. 8 workers a host, 64 servers on hosts of their own, links of 10 Gbit/s and 50 µs. *By host*: a host sums
 first, which takes what `shared` takes here, and sends once. *Busy*: the part of the step that the busiest of
 its kind is.
 """
