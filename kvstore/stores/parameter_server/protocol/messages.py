@@ -378,7 +378,7 @@ class View(msgspec.Struct, frozen=True, tag=True):
     members: tuple[Member, ...]
     """Workers that are there."""
     resting: tuple[int, ...]
-    """Those of them for which no round waits: they have joined."""
+    """Those for which no round waits: they have joined; some may have left since the view before this one."""
     losses: tuple[Loss, ...]
     """All losses so far that nobody has replaced."""
     servers: tuple[Member, ...]

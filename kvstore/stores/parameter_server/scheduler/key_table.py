@@ -26,9 +26,25 @@ _MANY_ROWS = 1 << 20
 class _Waiting(NamedTuple):
     rank: int
     request: int
-    keys: tuple[Key, ...]
-    specs: tuple[KeySpec, ...]  # of a worker that would create them; else none
-    missing: set[Key]  # not ready; perhaps others, too, if they have been dropped
+    specs: tuple[KeySpec, ...]  # of a worker that would create the keys; else none
+
+
+class _Awaited:
+    """Keys, and the workers that wait for just these: usually all of them for the same."""
+
+    __slots__ = ("keys", "missing", "waiting")
+
+    def __init__(self, keys: tuple[Key, ...], missing: set[Key]) -> None:
+        self.keys = keys
+        self.missing = missing  # not ready; perhaps others, too, if they have been dropped
+        self.waiting: list[_Waiting] = []
+
+    def take(self, rank: int) -> list[_Waiting]:
+        """Remove and return what a worker waits for."""
+        mine = [one for one in self.waiting if one.rank == rank]
+        if mine:
+            self.waiting = [one for one in self.waiting if one.rank != rank]
+        return mine
 
 
 class KeyTable:
@@ -39,7 +55,7 @@ class KeyTable:
         self.loads = loads  # bytes on each server, of all stores of the job
         self.whole = whole
         self.entries: dict[Key, KeyEntry] = {}
-        self._waiting: list[_Waiting] = []
+        self._awaited: dict[tuple[Key, ...], _Awaited] = {}
         self._numbers = 0
         self._slices = 0
 
@@ -54,8 +70,7 @@ class KeyTable:
         if error is not None:
             return Answer(request, error=error), ()
         keys = tuple(spec.key for spec in specs)
-        if rank != initializer and (missing := self._missing(keys)):
-            self._waiting.append(_Waiting(rank, request, keys, specs, missing))
+        if rank != initializer and self._waits_for(keys, _Waiting(rank, request, specs)):
             return None, ()
         new = tuple(self._placed(spec) for spec in specs if spec.key not in self.entries)
         return Answer(request, self._entries(keys)), new
@@ -63,8 +78,7 @@ class KeyTable:
     def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
         """Answer with the entries of keys once all are ready, or with those that are; no keys: with all."""
         wanted = keys or tuple(self.entries)
-        if wait and (missing := self._missing(keys)):
-            self._waiting.append(_Waiting(rank, request, keys, (), missing))
+        if wait and self._waits_for(keys, _Waiting(rank, request, ())):
             return None
         known = (self.entries.get(key) for key in wanted)
         return Answer(request, tuple(entry for entry in known if entry is not None and entry.ready))
@@ -75,21 +89,21 @@ class KeyTable:
             entry = self.entries.get(key)
             if entry is not None:
                 self.entries[key] = msgspec.structs.replace(entry, ready=True)
-        for one in self._waiting:
+        done = []
+        for one in list(self._awaited.values()):
             one.missing.difference_update(keys)
             if not one.missing:
-                one.missing.update(self._missing(one.keys))
-        done = [one for one in self._waiting if not one.missing]
-        self._waiting = [one for one in self._waiting if one.missing]
-        return [(one.rank, self._answer(one)) for one in done]
+                one.missing = self._missing(one.keys)
+            if not one.missing:
+                del self._awaited[one.keys]
+                done += self._answers(one)
+        return done
 
     def promote(self, initializer: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
         """Tell a worker that waits, and is the initializer now, to fill its keys."""
-        mine = [one for one in self._waiting if one.rank == initializer and one.specs]
-        self._waiting = [one for one in self._waiting if one not in mine]
         answers: list[tuple[int, Answer]] = []
         new: list[KeyEntry] = []
-        for one in mine:
+        for one in self._take(initializer, creating=True):
             answer, entries = self.create(one.rank, one.request, one.specs, initializer)
             new += entries
             if answer is not None:
@@ -105,16 +119,39 @@ class KeyTable:
 
     def leave(self, rank: int) -> None:
         """Forget what a worker waits for."""
-        self._waiting = [one for one in self._waiting if one.rank != rank]
+        self._take(rank)
 
     def clear(self) -> list[tuple[int, int]]:
         """Rank and request of all that wait; they are forgotten."""
-        gone, self._waiting = self._waiting, []
-        return [(one.rank, one.request) for one in gone]
+        gone, self._awaited = self._awaited, {}
+        return [(one.rank, one.request) for awaited in gone.values() for one in awaited.waiting]
 
     def waits(self, rank: int) -> bool:
         """Whether this worker waits for keys."""
-        return any(one.rank == rank for one in self._waiting)
+        return any(one.rank == rank for awaited in self._awaited.values() for one in awaited.waiting)
+
+    def _waits_for(self, keys: tuple[Key, ...], one: _Waiting) -> bool:
+        """Have a worker wait for keys; False: all of them are ready."""
+        awaited = self._awaited.get(keys)
+        if awaited is None:
+            missing = self._missing(keys)
+            if not missing:
+                return False
+            awaited = self._awaited[keys] = _Awaited(keys, missing)
+        awaited.waiting.append(one)
+        return True
+
+    def _take(self, rank: int, creating: bool = False) -> list[_Waiting]:
+        """Remove and return what a worker waits for, or only what it is `creating`."""
+        found = []
+        for awaited in list(self._awaited.values()):
+            mine = awaited.take(rank)
+            kept = [one for one in mine if creating and not one.specs]
+            awaited.waiting += kept
+            found += [one for one in mine if one not in kept]
+            if not awaited.waiting:
+                del self._awaited[awaited.keys]
+        return found
 
     def _missing(self, keys: Sequence[Key]) -> set[Key]:
         """Those of the keys that have no value."""
@@ -124,9 +161,13 @@ class KeyTable:
     def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
         return tuple(self.entries[key] for key in keys)
 
-    def _answer(self, one: _Waiting) -> Answer:
-        error = self._check(one.specs)
-        return Answer(one.request, () if error else self._entries(one.keys), error=error)
+    def _answers(self, awaited: _Awaited) -> list[tuple[int, Answer]]:
+        """Rank and answer of all that wait for these keys, with one tuple of entries: it is encoded once."""
+        entries, answers = self._entries(awaited.keys), []
+        for one in awaited.waiting:
+            error = self._check(one.specs)
+            answers.append((one.rank, Answer(one.request, () if error else entries, error=error)))
+        return answers
 
     def _placed(self, spec: KeySpec) -> KeyEntry:
         cuts = self._cuts(spec)

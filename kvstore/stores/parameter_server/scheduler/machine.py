@@ -168,6 +168,7 @@ class Scheduler:
         self._detector.look(outgoing)
         self._admission.look(outgoing)
         self._shutdown.look(outgoing)
+        self._stores.look(outgoing)
         peers = self._peers.values()
         for peer in peers:
             if peer.process is None or peer.process.state == State.HERE:

@@ -40,7 +40,7 @@ class MemberRequests:
         """Let nobody wait for this worker's pushes any more."""
         if peer.rank not in store.resting:
             store.rest(peer.rank)
-            self._stores.show(store, outgoing)
+            self._stores.show_once(store, outgoing)
         outgoing.write(peer, Answer(message.request))
         self._stores.go_on(store, outgoing)
 
@@ -64,7 +64,8 @@ class MemberRequests:
     def barrier(self, store: Membership, peer: Peer, message: m.Barrier, outgoing: Outgoing) -> None:
         """Answer once all have arrived."""
         store.at_barrier[peer.rank] = message.request
-        self._stores.go_on(store, outgoing)
+        opened = [(rank, Answer(request)) for rank, request in store.open_barrier()]
+        self._stores.answer(store, opened, outgoing)
 
     # -------------------------------------------------------------------------------------------------- keys
 

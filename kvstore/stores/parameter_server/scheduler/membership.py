@@ -27,6 +27,9 @@ class Membership:
         self.members: dict[int, Member] = {}
         self.resting: set[int] = set()
         self.over = False  # all have closed it
+        self.shown = False  # a view, since the last tick
+        self.stale = False  # the last one that was shown
+        self._rested: set[int] = set()  # ranks that have joined and left since then
         self.broken = False
         self.at_barrier: dict[int, int] = {}  # request by rank
         self.rejoins = RejoinCoordinator()
@@ -67,6 +70,7 @@ class Membership:
         """Take in a member; one that comes back takes the place of the lost one."""
         self.members[member.rank] = member
         self.resting.discard(member.rank)
+        self._rested.discard(member.rank)
         self._losses.pop(("worker", member.rank), None)
         self.settings.forget(member.rank)
         if self.started:
@@ -91,7 +95,10 @@ class Membership:
 
     def open_barrier(self) -> list[tuple[int, int]]:
         """Rank and request of all that may go on now, if all have arrived; they are forgotten."""
-        return [] if self.awaited_at_barrier() else self._clear_barrier()
+        there = len(self.at_barrier) + len(self.resting) + len(self.rejoins.rejoining)
+        if there < len(self.members) or self.awaited_at_barrier():
+            return []
+        return self._clear_barrier()
 
     def _clear_barrier(self) -> list[tuple[int, int]]:
         waiting, self.at_barrier = sorted(self.at_barrier.items()), {}
@@ -112,7 +119,7 @@ class Membership:
     def view(self, servers: Iterable[Member], join_point: JoinPoint | None = None) -> View:
         """Who takes part now; with a join point, no other is collected in this view."""
         members = tuple(self.members[rank] for rank in sorted(self.members))
-        resting = tuple(sorted(self.resting))
+        resting = tuple(sorted(self.resting | self._rested))
         losses = tuple(self._losses.values())
         rejoining = tuple(sorted(self.rejoins.rejoining))
         rank, after = join_point or (-1, ())
@@ -122,6 +129,11 @@ class Membership:
             rejoining, join_slice, rank, after,
         )  # fmt: skip
 
+    def note_shown(self) -> None:
+        """Note that all are told of a new view."""
+        self.shown, self.stale = True, False
+        self._rested.clear()
+
     def waiting(self) -> list[tuple[int, int]]:
         """Rank and request of everybody who waits for others; they are forgotten."""
         return [*self._clear_barrier(), *self.keys.clear(), *self.settings.clear()]
@@ -129,7 +141,9 @@ class Membership:
     def leave(self, rank: int) -> None:
         """Let a member go that has closed its store, or is lost."""
         del self.members[rank]
-        self.resting.discard(rank)
+        if rank in self.resting:
+            self.resting.discard(rank)
+            self._rested.add(rank)
         self.at_barrier.pop(rank, None)
         self.rejoins.leave(rank)
         self.keys.leave(rank)

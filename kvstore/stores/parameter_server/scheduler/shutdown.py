@@ -52,7 +52,7 @@ class JobShutdown:
         if not store.started:
             self._stores.try_start(store, outgoing)
         elif store.members:
-            self._stores.show(store, outgoing)
+            self._stores.show_once(store, outgoing)
             self._stores.go_on(store, outgoing)
         else:
             store.over = True

@@ -152,10 +152,29 @@ class Stores:
     ) -> None:
         """Tell everybody in the store who takes part now."""
         view = store.view(self._servers.members, join_point)
+        store.note_shown()
         for peer in self._peers(store):
             if peer.rank != but:
                 outgoing.write(peer, view)
         self._servers.tell_all(view, outgoing)
+
+    def show_once(self, store: Membership, outgoing: Outgoing) -> None:
+        """Tell everybody who takes part now; if that was done since the last tick, at the next one.
+
+        Each view goes to all and names all: with one for each of many that leave at once, the scheduler would
+        be busy for minutes.
+        """
+        if store.shown and not store.rejoins.rejoining:
+            store.stale = True
+        else:
+            self.show(store, outgoing)
+
+    def look(self, outgoing: Outgoing) -> None:
+        """Show what was not shown yet."""
+        for store in self.values():
+            if store.stale and store.members:
+                self.show(store, outgoing)
+            store.shown = False
 
     def answer(self, store: Membership, answers: Iterable[tuple[int, Answer]], outgoing: Outgoing) -> None:
         """Answer requests of members, by rank."""

@@ -40,7 +40,7 @@ class RoundMembers:
         dead = {loss.rank for loss in view.losses if loss.role == "worker"}
         replaced = {rank for rank, old in self.incarnations.items() if members.get(rank, old) != old}
         if self.sync:
-            self._note_left(members.keys() | dead, slices)
+            self._note_left(members.keys() | dead | set(view.resting), slices)
         for rank in [rank for rank in self._join_points if self.incarnations.get(rank) != members.get(rank)]:
             del self._join_points[rank]
         self.incarnations, self.rejoining = members, frozenset(view.late)
@@ -109,7 +109,7 @@ class RoundMembers:
     # ----------------------------------------------------------------------------------------- those who left
 
     def _note_left(self, others: Iterable[int], slices: Iterable[SliceRounds]) -> None:
-        """Note who of those that rounds have waited for is gone, and is none of these."""
+        """Note who of those that rounds have waited for is gone, without a word: it is none of these."""
         for rank in self.needed.difference(others):
             after = dict(self.join_point(rank))
             last = ((rounds.id, rounds.last(rank)) for rounds in slices)

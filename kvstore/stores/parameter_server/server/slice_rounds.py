@@ -73,16 +73,16 @@ class SliceRounds(SliceState):
 
     def missing(self, round: int, needed: frozenset[int]) -> list[int]:
         """Ranks for which a round waits."""
-        there = self.ranks(round)
+        there = set(self.ranks(round))
         return sorted(rank for rank in needed if rank not in there and self.skip.get(rank, 0) < round)
 
     def due(self, needed: frozenset[int]) -> SliceRound | None:
         """Return the next round if it is complete; rounds lost with a server's memory are passed over."""
-        while not self.missing(self.round + 1, needed):
+        while self.skip or len(self.ranks(self.round + 1)) >= max(1, len(needed)):
+            if self.missing(self.round + 1, needed):
+                return None
             if self.ranks(self.round + 1):
                 return self.next_round()
-            if not self.skip:
-                return None
             self.complete()
         return None
 

@@ -30,6 +30,7 @@ from kvstore.errors import ProtocolError
 
 from ..protocol import messages as m
 from ..protocol.messages import PROTOCOL, Batch, Control, Kind, PayloadLocation, Record
+from .fan_out import FanOut
 from .native._streams import GatheredRows
 
 #: Anything with the buffer protocol; NumPy's arrays of any dtype.
@@ -78,7 +79,7 @@ class Codec:
         self._marks = marks
         #: Hash of the job's name, which is in the head of each message.
         self.job = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")
-        self._encoder = msgspec.msgpack.Encoder()
+        self._fan_out = FanOut()
         self._decoder = msgspec.msgpack.Decoder(Control)
 
     def encode(self, message: Control | Batch) -> list[Buffer]:
@@ -90,13 +91,15 @@ class Codec:
         if isinstance(message, Batch):
             return self._encode_batch(message)
         head = _HEAD.pack(_MAGIC, PROTOCOL, _CONTROL, 0, self.job, 0, 0, 0, 0, 0, 0)
-        body = self._encoder.encode(message)
+        body, is_new = self._fan_out.encode(message)
         if len(body) > self.limits.control:
             raise ProtocolError(
                 f"{type(message).__name__} of {len(body)} bytes: a control message has at most "
                 f"{self.limits.control}; give fewer keys at once"
             )
-        self._read_back(body)
+        if is_new:
+            self._read_back(body)
+            self._fan_out.remember(message)
         return [head + body]
 
     def decode(self, frames: Sequence[zmq.Frame | bytes | memoryview]) -> Control | Batch:

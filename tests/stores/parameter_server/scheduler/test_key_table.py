@@ -43,6 +43,19 @@ def test_a_key_that_is_dropped_is_waited_for_again() -> None:
     assert all(one.ready for one in answer.entries)
 
 
+def test_all_that_wait_for_the_same_keys_get_the_same_entries() -> None:
+    keys = table()
+    for rank in range(1, 5):
+        assert keys.lookup(rank, 10 + rank, ("a", "b"), wait=True) is None
+    assert keys.lookup(5, 15, ("b",), wait=True) is None
+    keys.leave(4)
+    keys.create(0, 1, (spec("a"), spec("b")), 0)
+    assert [rank for rank, _ in keys.ready(("b",))] == [5]
+    answers = dict(keys.ready(("a",)))
+    assert {rank: one.request for rank, one in answers.items()} == {1: 11, 2: 12, 3: 13}
+    assert len({id(one.entries) for one in answers.values()}) == 1  # so that they are encoded once
+
+
 def test_all_keys_are_of_one_kind() -> None:
     for keys, specs in ((table("a"), (spec(1),)), (table(), (spec(1), spec("a")))):
         answer, new = keys.create(0, 1, specs, 0)

@@ -105,3 +105,39 @@ def test_nobody_waits_at_a_barrier_or_an_init_for_one_that_rejoins() -> None:
     job.say("w1", m.JoinPointReached(0, job.last("w1", m.View).epoch, ()))
     job.say(again, m.Who(0, -1, 0))
     assert job.last(again, m.Missing).ranks == (2,)
+
+
+def test_many_that_leave_at_once_are_told_of_together() -> None:
+    job = Job(5)
+    job.start()
+    for rank in (1, 2, 3):
+        job.say(f"w{rank}", m.Leave(0))
+    told = [one for one in job.sent["w0"] if type(one) is m.View]
+    assert [len(one.members) for one in told] == [4]
+    job.pass_time(0.5, "w0", "w4", "s0.1")
+    told = [one for one in job.sent["w0"] if type(one) is m.View]
+    assert [[one.rank for one in view.members] for view in told] == [[0, 2, 3, 4], [0, 4]]
+    assert job.last("s0.1", m.View) == told[-1]
+
+
+def test_a_loss_is_told_at_once_with_all_that_was_not_told_yet() -> None:
+    job = Job(5)
+    job.start()
+    for rank in (1, 2):
+        job.say(f"w{rank}", m.Leave(0))
+    job.say("w3", m.Leave(0, lost=True))
+    view = job.last("w0", m.View)
+    assert ([one.rank for one in view.members], view.broken) == ([0, 4], True)
+    shown = len(job.sent["w0"])
+    job.pass_time(0.5, "w0", "w4", "s0.1")
+    assert not [one for one in job.sent["w0"][shown:] if type(one) is m.View]
+
+
+def test_nobody_is_told_of_the_last_that_leave() -> None:
+    job = Job(3)
+    job.start()
+    for rank in range(3):
+        job.say(f"w{rank}", m.Leave(0))
+    job.pass_time(0.5, "w0", "w1", "w2", "s0.1")
+    assert [len(one.members) for one in job.sent["s0.1"] if type(one) is m.View] == [3, 2]
+    assert job.last("s0.1", m.Install).kind == "drop"

@@ -1,0 +1,205 @@
+"""What calls, messages, requests and bytes cost on this machine: fitted to real jobs of 1 to 8 workers.
+
+Before each call every worker sweeps more memory than the caches have: what trains does so, too, and where
+many processes share a core each finds the caches full of what the others have left.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bench.cases.common import KB, MB
+from bench.scale.costs import Costs
+from bench.scale.real import Found, RealCase, run
+from kvstore.kernels import cpu
+from kvstore.settings.definitions import USUAL_SLICE_BYTES
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.transport.frames import Codec
+
+SWEEP = 32 * MB
+WORKERS = (1, 2, 4, 8)
+KEY = 4 * KB // 4
+_2BIT = 1  # of the codecs of kernels/codecs.h
+
+Measured = list[tuple[RealCase, Found]]
+
+
+def cases() -> Iterator[RealCase]:
+    """Yield the jobs that costs are fitted to."""
+    one, many, large = (KEY,), (KEY,) * 256, (MB,)
+    for n in WORKERS:
+        yield RealCase(n, 1, one, sweep=SWEEP, calls=200, warm=20)
+        yield RealCase(n, 1, many, sweep=SWEEP, calls=60)
+        yield RealCase(n, 1, large, sweep=SWEEP, calls=40)
+    for n in (2, 4):
+        yield RealCase(n, 1, (8 * MB,), sweep=SWEEP, calls=10, warm=2)
+        yield RealCase(n, 1, large, "push", sweep=SWEEP, calls=40)
+        yield RealCase(n, 1, large, "pull", sweep=SWEEP, calls=40)
+        yield RealCase(n, 1, large, sweep=SWEEP, calls=30, codec="2bit")
+        yield RealCase(n, 2, many, sweep=SWEEP, calls=60)
+    for n in (2, 8):
+        yield RealCase(n, 1, (), "barrier", calls=300, warm=20)
+    for n in (1, 8):
+        yield RealCase(n, 1, (), "idle", calls=24, warm=1)
+    for n in (2, 4, 8):
+        yield RealCase(n, 0, (4 * MB,), calls=20, mode="shared")
+
+
+def measure(wanted: Sequence[RealCase]) -> Measured:
+    """Run all jobs, one after the other."""
+    found = []
+    for case in wanted:
+        found.append((case, run(case)))
+        print(f"{case}: {1e3 * found[-1][1].seconds:.3f} ms", file=sys.stderr)
+    return found
+
+
+def fit(found: Measured) -> Costs:
+    """Find the costs that explain all jobs best, each by its own measure."""
+    calls = [one for one in found if one[0].way in ("pushpull", "push", "pull") and one[0].sweep]
+    plain = [one for one in calls if not one[0].codec]
+    worker = _solve([_of_worker(case) for case, _ in plain], [f.worker for _, f in plain])
+    server = _solve([_of_server(case) for case, _ in plain], [f.server for _, f in plain])
+    beat, idle = _beats(found)
+    made = Costs(*worker, 0.0, *server, 0.0, _barrier(found), *control_bytes(), beat, idle, 0.0, 8)
+    packed = [one for one in calls if one[0].codec]
+    made = replace(made, worker_pack=_rest(packed, worker, _of_worker, lambda f: f.worker, 1))
+    made = replace(made, server_unpack=_rest(packed, server, _of_server, lambda f: f.server, 0))
+    return replace(made, host_sum=_host_sum(found))
+
+
+def messages(case: RealCase) -> int:
+    """Count the messages of a call to each server, one way."""
+    if not case.sizes:
+        return 0
+    sizes = [4 * n for n in case.sizes]
+    slices = [s for size in sizes for s in _slices(size)]
+    return max(1, math.ceil(sum(slices) / USUAL_SLICE_BYTES))
+
+
+def requests(case: RealCase) -> int:
+    """Count the requests of a call."""
+    return sum(len(_slices(4 * n)) for n in case.sizes)
+
+
+def _slices(nbytes: int) -> list[int]:
+    whole, rest = divmod(nbytes, USUAL_SLICE_BYTES)
+    return [USUAL_SLICE_BYTES] * whole + ([rest] if rest else [])
+
+
+def _pushed(case: RealCase) -> int:
+    if case.way == "pull":
+        return 0
+    return sum(cpu.encoded_bytes(_2BIT, n) for n in case.sizes) if case.codec else case.nbytes
+
+
+def _pulled(case: RealCase) -> int:
+    return 0 if case.way == "push" else case.nbytes
+
+
+def _of_worker(case: RealCase) -> list[float]:
+    """Count what a worker pays for in a call: call, messages, requests, bytes pushed, bytes pulled."""
+    m = messages(case) * (2 if case.servers == 1 else 4)
+    return [1, m, requests(case), _pushed(case), _pulled(case)]
+
+
+def _of_server(case: RealCase) -> list[float]:
+    """Count the same for all servers, without the call."""
+    n = case.workers
+    return [n * one for one in _of_worker(case)[1:3]] + [
+        n * (0 if case.codec else _pushed(case)),
+        n * _pulled(case),
+    ]
+
+
+def _solve(rows: list[list[float]], wanted: list[float]) -> list[float]:
+    """Least squares of relative errors, with no cost below 0."""
+    matrix, target = np.array(rows, float), np.array(wanted)
+    scaled = matrix / target[:, None]
+    active = list(range(matrix.shape[1]))
+    while True:
+        norms = np.linalg.norm(scaled[:, active], axis=0)
+        found = np.linalg.lstsq(scaled[:, active] / norms, np.ones(len(target)), rcond=None)[0] / norms
+        if (found >= 0).all():
+            break
+        active.pop(int(np.argmin(found * norms)))
+    costs = np.zeros(matrix.shape[1])
+    costs[active] = found
+    return [float(one) for one in costs]
+
+
+def _rest(
+    found: Measured,
+    known: list[float],
+    row: Callable[[RealCase], list[float]],
+    measure: Callable[[Found], float],
+    alone: int,
+) -> float:
+    """Seconds for a byte of gradients that known costs do not explain."""
+    rests = []
+    for case, f in found:
+        explained = sum(a * b for a, b in zip(known, row(case), strict=True))
+        rests.append((measure(f) - explained) / ((1 if alone else case.workers) * case.nbytes))
+    return max(0.0, sum(rests) / len(rests)) if rests else 0.0
+
+
+def _barrier(found: Measured) -> float:
+    """Seconds of a message at the scheduler: each worker asks and is answered, and both are acknowledged."""
+    costs = [f.scheduler / (4 * case.workers) for case, f in found if case.way == "barrier"]
+    return sum(costs) / len(costs)
+
+
+def _beats(found: Measured) -> tuple[float, float]:
+    """Seconds of a heartbeat, and seconds a second of a scheduler without any."""
+    idle = sorted(
+        (case.workers + case.servers, f.scheduler / f.seconds) for case, f in found if case.way == "idle"
+    )
+    (few, low), (many, high) = idle[0], idle[-1]
+    each = max(0.0, (high - low) / (many - few))  # of a process, a second
+    return each / 2, max(0.0, low - few * each)  # there are two a second
+
+
+def control_bytes() -> tuple[float, ...]:
+    """Seconds of a byte of a control message: encoded and checked, read, sent once more; and of names."""
+    keys = tuple(f"layer{n}.weight" for n in range(20_000))
+    entries = tuple(
+        m.KeyEntry(m.KeySpec(key, (64, 64), "float32"), n, (m.Slice(n, 0, 0, 4096),), True)
+        for n, key in enumerate(keys)
+    )
+    letters = [m.ReliableMessage(n, n, m.Answer(n, entries)) for n in range(6)]
+    encode, decode = _coded(letters[0])
+    codec = Codec("calibration")
+    nbytes = len(codec.encode(letters[0])[0])
+    codec.encode(letters[1])
+    copy = _timed(lambda: codec.encode(letters[2])) / nbytes
+    return encode, decode, copy, *_coded(m.ReliableMessage(1, 1, m.Lookup(1, 0, keys)))
+
+
+def _coded(message: m.ReliableMessage) -> tuple[float, float]:
+    """Seconds of a byte of a message that is encoded and checked, and that is read."""
+    frames = Codec("calibration").encode(message)
+    encode = _timed(lambda: Codec("calibration").encode(message))
+    decode = _timed(lambda: Codec("calibration").decode(frames))
+    return encode / len(frames[0]), decode / len(frames[0])
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """Seconds of a call, the middle of five."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return sorted(times)[2]
+
+
+def _host_sum(found: Measured) -> float:
+    """Seconds for a byte of a sum of eight workers within this host."""
+    times = [f.seconds / case.nbytes for case, f in found if case.mode == "shared" and case.workers == 8]
+    return times[0] if times else 0.0

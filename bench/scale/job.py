@@ -1,0 +1,186 @@
+"""A job: its hosts, its processes, and the time that they take."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bench.scale.clock import Clock
+from bench.scale.costs import Costs
+from bench.scale.network import Host, LinkKind, ethernet
+from bench.scale.processes import Process
+from kvstore.settings.definitions import DEFAULTS, USUAL_SLICE_BYTES
+from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions
+from kvstore.stores.parameter_server.server.machine import ServerOptions
+from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bench.scale.server import ServerProcess
+    from bench.scale.worker import Program, WorkerProcess
+
+_TICK = 0.1  # seconds between two looks at the clock, as in the loops
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job.
+
+    Attributes
+    ----------
+    workers, servers : int
+        Its processes, beside the scheduler.
+    per_host : int
+        Workers on a host. Each server has a host of its own, and so has the scheduler.
+    link : LinkKind
+        Of each host.
+    mode : str
+        ``sync`` or ``async``.
+    on_peer_loss : str
+        ``raise`` or ``continue``.
+    slice_bytes, credit : int
+        As the options of a store.
+    coding : int
+        The kernels' number of a codec, for what is pushed; 0 for none.
+    sharers : int
+        Processes that do the work of each worker together: a host's, of which one stands for all.
+    cores : int
+        Of the one host that all processes are on; 0: they are on hosts of their own, each with a core.
+    jitter : float
+        Seconds by which the workers' starts, and the ends of what they compute, differ at most.
+    tick : float
+        Seconds between two looks at the clock of workers and servers.
+    timed : bool
+        The scheduler's machine is paid what it takes here, beside messages: no two runs are the same then.
+    """
+
+    workers: int
+    servers: int
+    per_host: int = 1
+    link: LinkKind = field(default_factory=lambda: ethernet(10))
+    mode: str = "sync"
+    on_peer_loss: str = "raise"
+    slice_bytes: int = USUAL_SLICE_BYTES
+    credit: int = DEFAULTS["credit_bytes"]
+    coding: int = 0
+    sharers: int = 1
+    cores: int = 0
+    jitter: float = 0.0
+    tick: float = _TICK
+    timed: bool = False
+    seed: int = 0
+    dead_after: float = DEFAULTS["dead_after"]
+    heartbeat: float = DEFAULTS["heartbeat"]
+
+
+class Job:
+    """A job at work."""
+
+    def __init__(self, plan: Plan, costs: Costs, program: Program) -> None:
+        from bench.scale.scheduler import SchedulerProcess
+        from bench.scale.server import ServerProcess
+        from bench.scale.worker import WorkerProcess
+
+        self.plan, self.costs, self.name = plan, costs, "simulated"
+        self.clock = Clock()
+        self.rng = random.Random(plan.seed)
+        self.ended = False
+        self.marks: dict[str, list[float]] = {}  # what programs have noted, and when
+        self.processes: dict[str, Any] = {}
+        self._left = plan.workers
+        resend = min(1.0, plan.dead_after / 4)
+        one = Host(self.clock, plan.link, plan.cores) if plan.cores else None
+        options = SchedulerOptions(self.name, plan.workers, plan.servers, resend, plan.dead_after)
+        self.scheduler = SchedulerProcess(self, one or self._host(), options)
+        serving = ServerOptions(dead_after=plan.dead_after)
+        self.servers: list[ServerProcess] = [
+            ServerProcess(self, one or self._host(), rank, serving) for rank in range(plan.servers)
+        ]
+        self.hosts = [one or self._host() for _ in range(-(-plan.workers // plan.per_host))]
+        wanted = {"mode": plan.mode, "on_peer_loss": plan.on_peer_loss, "slice_bytes": plan.slice_bytes}
+        patience = WorkerOptions(
+            plan.credit,
+            plan.slice_bytes,
+            control_resend=resend,
+            dead_after=plan.dead_after,
+            start=1e9,
+        )
+        self.workers: list[WorkerProcess] = [
+            WorkerProcess(self, self.hosts[rank // plan.per_host], rank, wanted, patience, program)
+            for rank in range(plan.workers)
+        ]
+        self.processes |= {one.name: one for one in (*self.servers, *self.workers)}
+        for worker in self.workers:
+            worker.coding, worker.sharers = plan.coding, plan.sharers
+        self._start()
+
+    def _host(self) -> Host:
+        return Host(self.clock, self.plan.link)
+
+    def _start(self) -> None:
+        for process in (*self.servers, *self.workers):
+            self.clock.at(self.rng.random() * self.plan.jitter, process.post, process.start)
+            offset = self.rng.random()
+            self.clock.at(self.plan.tick * offset, self._tick, process)
+            self.clock.at(self.plan.heartbeat * offset, self._beat, process)
+        self.clock.at(_TICK, self._tick_scheduler)
+
+    def _tick(self, process: Any) -> None:
+        if process.alive and process.host.alive:
+            process.post(process.tick)
+            self.clock.at(self.clock.now + self.plan.tick, self._tick, process)
+
+    def _tick_scheduler(self) -> None:
+        self.scheduler.post(self.scheduler.tick)
+        self.clock.at(self.clock.now + _TICK, self._tick_scheduler)
+
+    def _beat(self, process: Process) -> None:
+        """Answer a heartbeat: a loop in C does that, whatever the process is busy with."""
+        if process.alive and process.host.alive:
+            self.scheduler.post(self.scheduler.beat, process.name)
+            self.clock.at(self.clock.now + self.plan.heartbeat, self._beat, process)
+
+    def run(self, over: Callable[[], bool] | None = None, limit: float = 3600.0) -> bool:
+        """Let it run until all workers are through, or it is `over`; False: not within so many seconds."""
+        with _no_garbage():
+            return self.clock.run(over or (lambda: not self._left), limit)
+
+    # --------------------------------------------------------------------------------------- for processes
+
+    def ask_echo(self, source: Any, message: Any) -> None:
+        """Send something to the scheduler's echo, which is C and always answers."""
+        if self.scheduler.host.alive:
+            self.clock.at(source.time + 2 * self.plan.link.latency, source.post, source.echo, message)
+
+    def worker_is_over(self, worker: WorkerProcess) -> None:
+        """Note that a worker's program has ended."""
+        self._left -= 1
+        self.mark("over")
+
+    def mark(self, name: str, time: float | None = None) -> None:
+        """Note that something has happened."""
+        self.marks.setdefault(name, []).append(self.clock.now if time is None else time)
+
+    def kill(self, *processes: Process) -> None:
+        """Let processes die."""
+        for process in processes:
+            if process.alive:
+                process.die()
+                self._left -= process in self.workers and not process.over  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Look for no garbage meanwhile: there are millions of objects, and cycles only at the end."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

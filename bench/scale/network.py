@@ -1,0 +1,152 @@
+"""Hosts and their links: bandwidth, latency, and queues.
+
+Switches are not modelled: between two hosts there is what leaves the one and what comes into the other. What
+leaves a host for several others takes turns, a message each, as connections share a link; what comes to it is
+first in, first out. Queues have no end, and nothing is lost in them; a host that is dead sends and receives
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.scale.clock import Clock
+
+#: Bytes of a link that carry bytes of messages: of 1,538 on an Ethernet, TCP has 1,448.
+SHARE = 1448 / 1538
+
+
+@dataclass(frozen=True)
+class LinkKind:
+    """A host's link.
+
+    Attributes
+    ----------
+    rate : float
+        Bytes a second, each way.
+    latency : float
+        Seconds to any other host.
+    local : float
+        Seconds from one process of a host to another; no bytes are counted.
+    """
+
+    rate: float
+    latency: float
+    local: float = 0.0
+
+
+def ethernet(gbits: float, latency: float = 50e-6) -> LinkKind:
+    """Return a link of so many Gbit/s."""
+    return LinkKind(gbits * 1e9 / 8 * SHARE, latency)
+
+
+#: Who is told of a message, and with what.
+Delivery = tuple[int, Callable[..., None], tuple[Any, ...]]
+
+
+class Downlink:
+    """What comes to a host."""
+
+    __slots__ = ("free", "nbytes", "rate")
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.free = 0.0  # from when on
+        self.nbytes = 0
+
+    def take(self, nbytes: int, now: float) -> float:
+        """Queue a message; return when its last byte is there."""
+        self.nbytes += nbytes
+        self.free = max(now, self.free) + nbytes / self.rate
+        return self.free
+
+
+class Uplink:
+    """What leaves a host: a queue for each other host, which take turns."""
+
+    __slots__ = ("_busy", "_clock", "_latency", "_queues", "_turns", "nbytes", "rate")
+
+    def __init__(self, clock: Clock, rate: float, latency: float) -> None:
+        self._clock, self.rate, self._latency = clock, rate, latency
+        self.nbytes = 0
+        self._queues: dict[Host, deque[Delivery]] = {}
+        self._turns: deque[Host] = deque()
+        self._busy = False
+
+    def put(self, target: Host, message: Delivery) -> None:
+        """Queue a message."""
+        queue = self._queues.setdefault(target, deque())
+        if not queue:
+            self._turns.append(target)
+        queue.append(message)
+        if not self._busy:
+            self._busy = True
+            self._send()
+
+    def _send(self) -> None:
+        if not self._turns:
+            self._busy = False
+            return
+        target = self._turns.popleft()
+        queue, clock = self._queues[target], self._clock
+        nbytes, deliver, arguments = queue.popleft()
+        if queue:
+            self._turns.append(target)
+        self.nbytes += nbytes
+        clock.at(clock.now + self._latency, _arrive, target, nbytes, deliver, arguments)
+        clock.at(clock.now + nbytes / self.rate, self._send)
+
+
+class Host:
+    """A machine: its link, and so many cores for its processes; 0: as many as they need."""
+
+    def __init__(self, clock: Clock, kind: LinkKind, cores: int = 0) -> None:
+        self.clock, self.kind, self.cores = clock, kind, cores
+        self.out, self.into = Uplink(clock, kind.rate, kind.latency), Downlink(kind.rate)
+        self.alive = True
+        self.busy = 0.0  # seconds of its cores
+        self._running = 0
+        self._ready: deque[Callable[[], None]] = deque()
+
+    def when_free(self, work: Callable[[], None]) -> None:
+        """Do some work as soon as there is a core; the work says when it is done by `release`."""
+        if self.cores and self._running >= self.cores:
+            self._ready.append(work)
+        else:
+            self._running += 1
+            work()
+
+    def release(self, end: float) -> None:
+        """Give a core back at some time."""
+        if self.cores:
+            self.clock.at(end, self._released)
+        else:
+            self._running -= 1
+
+    def _released(self) -> None:
+        if self._ready:
+            self._ready.popleft()()
+        else:
+            self._running -= 1
+
+    def die(self) -> None:
+        """End without a word."""
+        self.alive = False
+
+
+def send(source: Host, target: Host, nbytes: int, deliver: Callable[..., None], *arguments: Any) -> None:
+    """Bring a message from one host to another, and deliver it there."""
+    clock, kind = source.clock, source.kind
+    if source is target:
+        clock.at(clock.now + kind.local, deliver, *arguments)
+    elif source.alive:
+        source.out.put(target, (nbytes, deliver, arguments))
+
+
+def _arrive(target: Host, nbytes: int, deliver: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    if target.alive:
+        clock = target.clock
+        clock.at(target.into.take(nbytes, clock.now), deliver, *arguments)

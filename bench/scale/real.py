@@ -1,0 +1,131 @@
+"""Real jobs of this machine: what their processes ran, and what went between them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_PATIENCE = 300.0  # seconds for a job
+
+
+@dataclass(frozen=True)
+class RealCase:
+    """A job of this machine; payloads go over TCP.
+
+    Attributes
+    ----------
+    workers, servers : int
+        Its processes.
+    sizes : tuple of int
+        Elements of float32 of each key.
+    way : str
+        ``pushpull``, ``push``, ``pull``, ``barrier`` or ``idle``.
+    calls, warm : int
+        How often each worker calls, all keys at once, and before that.
+    sweep : int
+        Bytes of memory that a worker changes before each call.
+    sleep : float
+        Seconds that it sleeps before each call.
+    mode, codec : str
+        Of a `dist` store, or ``shared``; as in `set_gradient_compression`.
+    """
+
+    workers: int
+    servers: int
+    sizes: tuple[int, ...]
+    way: str = "pushpull"
+    calls: int = 50
+    warm: int = 5
+    sweep: int = 0
+    sleep: float = 0.0
+    mode: str = "sync"
+    codec: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return 4 * sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a job took; all figures are for one call.
+
+    Attributes
+    ----------
+    seconds : float
+        Of the clock, in the middle of all workers, without what lay between the calls.
+    worker, server, scheduler : float
+        Seconds of a core: of one worker, of all servers, of the scheduler.
+    sent, received, rounds : int
+        Of one worker: bytes of values, and rounds of slices that were complete. Negative: workers differ.
+    init : float
+        Seconds of the init of all keys, of the worker that took longest.
+    """
+
+    seconds: float
+    worker: float
+    server: float
+    scheduler: float
+    sent: float
+    received: float
+    rounds: float
+    init: float
+
+
+def run(case: RealCase) -> Found:
+    """Run a job.
+
+    Raises
+    ------
+    RuntimeError
+        It has failed; with what it wrote.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        n, s = str(case.workers), str(case.servers)
+        command = [sys.executable, "-m", "kvstore.launch", "run", "-n", n]
+        command += ["-s", s, "--transport", "tcp", "--"] if case.servers else ["--"]
+        command += [sys.executable, "-m", "bench.scale.real_worker", json.dumps(asdict(case)), folder]
+        root = Path(__file__).parents[2]
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{case} failed: {done.stderr[-2000:]}")
+        read = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(case.workers)]
+    return _found(case, read)
+
+
+def _found(case: RealCase, read: Sequence[dict[str, Any]]) -> Found:
+    others = read[0]["others"]
+    return Found(
+        seconds=_middle([one["wall"] - _aside(case, one) for one in read]) / case.calls,
+        worker=sum(one["cpu"] for one in read) / len(read) / case.calls,
+        server=sum(others.get("server", [0.0])) / case.calls,
+        scheduler=sum(others.get("scheduler", [0.0])) / case.calls,
+        sent=_same(read, "sent") / case.calls,
+        received=_same(read, "received") / case.calls,
+        rounds=_same(read, "rounds") / case.calls,
+        init=max(one["init"] for one in read),
+    )
+
+
+def _aside(case: RealCase, one: dict[str, Any]) -> float:
+    """Seconds of a worker beside its calls: what it meant to sleep, since it may be woken late, or took."""
+    aside: float = case.sleep * case.calls or one["between"]
+    return aside
+
+
+def _middle(numbers: Sequence[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2]
+
+
+def _same(read: Sequence[dict[str, Any]], name: str) -> float:
+    first: float = read[0][name]
+    return first if all(one[name] == first for one in read) else -1.0
