@@ -12,7 +12,7 @@ from bench.peers.group.driver import Group
 from bench.peers.group.launch import Command, Launch, mxnet, workers
 from bench.peers.group.link import HOST
 from bench.peers.process import Setting
-from bench.runner import compiled
+from bench.runner import compiled, machine
 
 _HERE = Path(__file__).parent
 #: C of the engines that have some of their own; what floor.c has, the workers of a server that sums have, too.
@@ -29,11 +29,14 @@ _KEEP = {
 _OPEN_MPI = (
     *("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--map-by", "slot"),
     *("--prtemca", "plm_ssh_agent", "{shell}", "--prtemca", "prte_if_include", "{link}"),
+    *("--mca", "mpi_yield_when_idle", "{idle}"),
     *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "{link}"),
 )
 _MPICH = ("-launcher", "ssh", "-launcher-exec", "{shell}", "-iface", "{link}")
 #: By the kernel's name MPICH's engine takes all hosts for one, whose memory is shared: TCP alone.
 _UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK}
+#: It asks /sys for interfaces, which is that of the network in which it was mounted.
+_OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
 _WHERE = {"openmpi": "--host", "mpich": "-hosts"}
 
 
@@ -128,10 +131,11 @@ class HostsGroup(DistGroup):
         """Let ``mpiexec``, in the network of the first host, reach the others by a program in place of ssh."""
         n, each, hosts = self.setting.processes, self._each, self.hosts.addresses
         program, shell = str(Path(self.setting.python).parent / "mpiexec"), self._shell(folder, within=True)
+        idle = int(n > len(machine.cpus()))  # who spins takes the core from the others
         options = _OPEN_MPI if self.setting.name == "openmpi" else _MPICH
-        words = [word.format(shell=shell, link=LINK) for word in options]
+        words = [word.format(shell=shell, link=LINK, idle=idle) for word in options]
         where = ",".join(f"{host}:{each}" for host in hosts)
-        worker = self.setting.command("group.worker", address, n)
+        worker = [*_OWN_SYS, *self.setting.command("group.worker", address, n)]
         command = [*self.hosts.in_network(0), program, *words, "-n", str(n), _WHERE[self.setting.name], where]
         return Launch(n, [([*command, *worker], {"OMP_NUM_THREADS": "1", **_UCX})])
 
