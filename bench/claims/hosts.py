@@ -58,13 +58,14 @@ class BetweenHosts(dist.Dist):
     def settings(self, cases: Sequence[HostsCase]) -> list[Setting]:
         names = {peer for case in cases for peer in case.peers}
         wanted = [name for name in ENTRIES if name in names and (name != "ours host" or sums_by_hosts())]
+        wanted.sort(key=lambda name: (not name.startswith("ours"), name not in LIMITS))  # if memory is scarce
         return rivals.settings("hosts", wanted, processes=cases[0].workers, servers=cases[0].servers)
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
         """Measure job after job, each between hosts of its own; first comes what is kept."""
         run.needs_a_compiler()
         if options.add:
-            yield from kept(options.write, {case.name for case in chosen})
+            yield from kept(options.write)
         plan, prober = self.plan(options), machine.Prober()
         for _, some in groupby(chosen, key=self.job):
             together = list(some)
@@ -92,6 +93,12 @@ class BetweenHosts(dist.Dist):
             "longest. How, and what each peer does: [bench/README.md](../README.md)."
         )
 
+    def page(self, found: list[Measured], took: float) -> str:
+        return super().page(newest(found), took)
+
+    def to_json(self, found: list[Measured], took: float) -> str:
+        return super().to_json(newest(found), took)
+
     def sections(self, found: list[Measured]) -> Iterator[str]:
         yield from table.section("The links, with nothing else on them", LINKS, list(links(found)))
         yield from ("## All cases\n", *(_case(m) for m in found))
@@ -113,14 +120,20 @@ def links(found: list[Measured]) -> Iterator[list[str]]:
         yield [case.name.rpartition(": ")[0], share, table.time(there.round_trip), relay]
 
 
-def kept(name: str, again: set[str]) -> Iterator[Measured]:
-    """Read what was written before, but for the cases that are measured again."""
+def newest(found: list[Measured]) -> list[Measured]:
+    """Leave out what has been measured again, and sort as the cases are."""
+    last = {m.case.name: m for m in found}
+    return [last[case.name] for case in cases.all_cases() if case.name in last]
+
+
+def kept(name: str) -> Iterator[Measured]:
+    """Read what was written before."""
     path = run.results(name)
     there = path.with_name(f"{path.name}.json")
     rows = json.loads(there.read_text())["cases"] if there.exists() else []
     known = {case.name: case for case in cases.all_cases()}
     for row in rows:
-        if row["case"] in known and row["case"] not in again:
+        if row["case"] in known:
             figures = {one: row[one] for one in BetweenHosts.timed}
             probes = [machine.Probe(**probe) for probe in row["probes"]]
             case = known[row["case"]]

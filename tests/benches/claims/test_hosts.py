@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -57,10 +58,14 @@ def test_the_page_has_the_wire_and_the_limit() -> None:
 def test_other_cases_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     (tmp_path / "x.json").write_text(claim.CLAIM.to_json([made()], 60))
-    (found,) = claim.kept("x", set())
+    (found,) = claim.kept("x")
     assert json.loads(claim.CLAIM.to_json([found], 60)) == json.loads(claim.CLAIM.to_json([made()], 60))
-    assert list(claim.kept("x", {made().case.name})) == []
-    assert list(claim.kept("y", set())) == []
+    assert list(claim.kept("y")) == []
+
+
+def test_what_is_measured_again_counts() -> None:
+    first, again, other = made(), made(), made("2 hosts x 1, 1 Gbit/s, 0 ms: 4 KB")
+    assert claim.newest([first, again, other]) == [other, again]
 
 
 @pytest.mark.timeout(300)
@@ -72,15 +77,14 @@ def test_sums(name: str, link: Link) -> None:
     found = claim.CLAIM.settings([case])
     if not found:
         pytest.skip(f"{name} cannot run here")
-    try:
-        hosts = Hosts(2, link).__enter__()
-    except OSError as error:
-        pytest.skip(str(error))
-    with hosts:
-        HostsGroup.hosts = hosts
-        with HostsGroup(found[0]) as peer:
-            check(peer, case, None if name.startswith("cross") else expected(case))
-            assert peer.moved > 0
+    with contextlib.ExitStack() as stack:
+        try:
+            HostsGroup.hosts = stack.enter_context(Hosts(2, link))
+        except OSError as error:
+            pytest.skip(str(error))
+        peer = stack.enter_context(HostsGroup(found[0]))
+        check(peer, case, None if name.startswith("cross") else expected(case))
+        assert peer.moved > 0
 
 
 def test_cases_are_picked_by_name(capsys: pytest.CaptureFixture[str]) -> None:

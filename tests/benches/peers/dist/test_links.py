@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -50,12 +52,14 @@ print(PeerBuffers.open(sys.argv[1]) is not None)
 """
 
 
-def entered(count: int, link: Link) -> Hosts:
-    made = Hosts(count, link)
-    try:
-        return made.__enter__()
-    except OSError as error:
-        pytest.skip(str(error))
+@contextlib.contextmanager
+def entered(count: int, link: Link) -> Iterator[Hosts]:
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(Hosts(count, link))
+        except OSError as error:
+            pytest.skip(str(error))
+        yield hosts
 
 
 @pytest.mark.timeout(120)
