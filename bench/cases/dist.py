@@ -49,6 +49,8 @@ class Entry:
         Gradients are written to arrays of `KVStore.empty`, where the sums come to lie.
     unpaced : bool
         Its connections have reno as their congestion control, as ours within a host have.
+    hierarchy : str
+        ``host``: the workers of a host sum there first; ``flat``: each sends its own; none: as it comes.
     """
 
     engine: str
@@ -60,6 +62,7 @@ class Entry:
     hot: bool = False
     homes: bool = False
     unpaced: bool = False
+    hierarchy: str = ""
 
 
 #: Everybody who can take part, in the order of the tables.
@@ -71,11 +74,16 @@ ENTRIES = {
     "ours curve": Entry("ours", "kvstore, tcp with keys", secure=True),
     "ours 2bit": Entry("ours", "kvstore, tcp, 2bit", codec="2bit"),
     "ours shm 2bit": Entry("ours", "kvstore, payload in shared memory, 2bit", shm=True, codec="2bit"),
+    "ours flat": Entry("ours", "kvstore, each worker by itself", shm=True, hierarchy="flat"),
+    "ours host": Entry("ours", "kvstore, by hosts", shm=True, hierarchy="host"),
+    "ours host 2bit": Entry("ours", "kvstore, 2bit", shm=True, codec="2bit"),
     "packing": Entry("ours", "packed, nothing sent; kvstore's pull, tcp", codec="2bit"),
     "mxnet": Entry("mxnet", "MXNet, tcp"),
     "mxnet ipc": Entry("mxnet", "MXNet, ipc", "ipc"),
     "mxnet 2bit": Entry("mxnet", "MXNet, tcp, 2bit", codec="2bit"),
     "gloo": Entry("gloo", "torch gloo all-reduce"),
+    "openmpi": Entry("mpi", "Open MPI all-reduce"),
+    "mpich": Entry("mpi", "MPICH all-reduce"),
     "zmq": Entry("zmq", "bare ZeroMQ, tcp"),
     "zmq ipc": Entry("zmq", "bare ZeroMQ, ipc", "ipc"),
     "zmq curve": Entry("zmq", "bare ZeroMQ, tcp with CURVE", secure=True),
@@ -86,6 +94,8 @@ ENTRIES = {
     "floor update": Entry("sockets", "floor: TCP sockets, then the update"),
     "floor hot": Entry("sockets", "TCP sockets, one block in cache", hot=True),
     "floor ipc": Entry("sockets", "floor: unix sockets", "ipc"),
+    "cross": Entry("cross", "limit: bare sockets, what must cross"),
+    "cross reno": Entry("cross", "limit: bare sockets, what must cross, reno", unpaced=True),
     "memcpy": Entry("memcpy", "memcpy in and out"),
     "memcpy-sum": Entry("memcpy-c", "memcpy in, sum, memcpy out"),
 }

@@ -50,12 +50,14 @@ class Setting:
 class Process:
     """A peer's process, or a group of them; `cpu` is what a call of the last run took of the processors.
 
+    `moved` are the bytes that it sent over the busiest link, where hosts are joined by some.
+
     `failure` says why a peer was ended; it is started anew for the next case.
     """
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.cpu = 0.0
+        self.cpu = self.moved = 0.0
         self.failure = ""
 
     @property

@@ -62,14 +62,26 @@ PEERS = {
         "memcpy": "memcpy:Memcpy",
         "memcpy-sum": "memory_sum:MemorySum",
     },
+    "hosts": {
+        "ours": "ours:Ours",
+        "mxnet": "rival_mxnet:MXNet",
+        "gloo": "rival_gloo:Gloo",
+        "openmpi": "rival_mpi:MPIGroup",
+        "mpich": "rival_mpi:MPIGroup",
+        "cross": "crossing:Crossing",
+    },
     "ddp": {"torch": "ways:Training"},
 }
+#: Claims whose peers lie in the folder of another one.
+FOLDERS = {"hosts": "dist"}
 
 
 def make(claim: str, name: str, *place: Any) -> Peer:
     """Import and make a peer; of several entries that one peer has, the name begins with that of the peer."""
     module, _, kind = PEERS[claim][name.partition(" ")[0]].partition(":")
-    peer: Peer = getattr(importlib.import_module(f"bench.peers.{claim}.{module}"), kind)(*place)
+    peer: Peer = getattr(importlib.import_module(f"bench.peers.{FOLDERS.get(claim, claim)}.{module}"), kind)(
+        *place
+    )
     return peer
 
 

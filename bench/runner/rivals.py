@@ -20,10 +20,10 @@ class Rival(NamedTuple):
 
 
 RIVALS = {
-    "mxnet": Rival("KVSTORE_BENCH_MXNET", ("local", "compression", "shared", "dist")),
-    "torch": Rival("KVSTORE_BENCH_TORCH", ("local", "shared", "dist", "ddp")),
-    "openmpi": Rival("KVSTORE_BENCH_OPENMPI", ("shared",)),
-    "mpich": Rival("KVSTORE_BENCH_MPICH", ("shared",)),
+    "mxnet": Rival("KVSTORE_BENCH_MXNET", ("local", "compression", "shared", "dist", "hosts")),
+    "torch": Rival("KVSTORE_BENCH_TORCH", ("local", "shared", "dist", "hosts", "ddp")),
+    "openmpi": Rival("KVSTORE_BENCH_OPENMPI", ("shared", "hosts")),
+    "mpich": Rival("KVSTORE_BENCH_MPICH", ("shared", "hosts")),
     "deepspeed": Rival("KVSTORE_BENCH_DEEPSPEED", ("shared",)),
     "redis": Rival("KVSTORE_BENCH_REDIS", ("shared",)),
     "ray": Rival("KVSTORE_BENCH_RAY", ("shared",)),

@@ -49,7 +49,8 @@ class Plan:
 class Contender:
     """One variant of one peer's process, and its median seconds in each round.
 
-    Beside them the 99th percentile of the round, and the seconds that all processors together gave to a call.
+    Beside them the 99th percentile of the round, the seconds that all processors together gave to a call, and
+    the bytes of a call on the busiest link.
     """
 
     process: Process
@@ -59,6 +60,7 @@ class Contender:
     seconds: list[float] = field(default_factory=list)
     tails: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)
 
     @property
     def column(self) -> str:
@@ -84,6 +86,7 @@ class Measured:
     wrong: list[str] = field(default_factory=list)
     tails: dict[str, list[float]] = field(default_factory=dict)
     cpu: dict[str, list[float]] = field(default_factory=dict)
+    moved: dict[str, list[float]] = field(default_factory=dict)
 
     def ratios(self, peer: str) -> list[float]:
         """Time of `peer` over ours, round by round."""
@@ -121,7 +124,8 @@ def measure(
     variants = {name: contender.label for name, contender in best.items()}
     tails = {name: contender.tails for name, contender in best.items()}
     cpu = {name: contender.cpu for name, contender in best.items()}
-    return Measured(case, seconds, variants, probes, shares, wrong, tails, cpu)
+    moved = {name: contender.moved for name, contender in best.items()}
+    return Measured(case, seconds, variants, probes, shares, wrong, tails, cpu, moved)
 
 
 def _prepare(case: Any, peers: Sequence[Process]) -> tuple[list[tuple[Process, list[str]]], list[str]]:
@@ -197,11 +201,12 @@ def _turn(contender: Contender) -> None:
     contender.seconds.append(statistics.median(times))
     contender.tails.append(sorted(times)[int(0.99 * len(times))])
     contender.cpu.append(contender.process.cpu)
+    contender.moved.append(contender.process.moved)
 
 
 def _keep_quietest(contenders: list[Contender], shares: list[float], rounds: int) -> None:
     order = sorted(range(len(shares)), key=lambda i: shares[i])[:rounds]
     for contender in contenders:
-        for name in ("seconds", "tails", "cpu"):
+        for name in ("seconds", "tails", "cpu", "moved"):
             noted = getattr(contender, name)
             setattr(contender, name, [noted[i] for i in sorted(order)])

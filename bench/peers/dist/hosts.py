@@ -1,28 +1,43 @@
-"""Two hosts on one machine: namespaces for the network and the processes, joined by a pair of veth devices.
+"""Hosts on one machine: namespaces for the network, the processes, the name and /dev/shm.
 
-Abstract unix sockets, loopback and process ids of one are not those of the other, so kvstore takes them for two
-machines. Files and processors are the same. Needs unshare, nsenter and ip, and a kernel that lets a user have
+Two are joined by a pair of veth devices, which are as fast as they are; any number by links of a given speed. Without
+a delay these are veth devices to a bridge in a namespace of its own, with tc's token bucket at either end. A delay and
+losses need netem, which not every kernel has: there each host has a tun device with a token bucket, and a process
+relays between them (`relay.c`). Abstract unix sockets, loopback and process ids of one are not those of the other, so kvstore takes them for
+machines. Files and processors are the same. Needs unshare, nsenter, ip and tc, and a kernel that lets a user have
 namespaces of his own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
-LINK = "kvlink"  # what both ends are called
-_HOLD = ("unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child", "sleep", "infinity")
+from bench import ROOT
+from bench.cases.hosts import Link
+from bench.runner import compiled
+
+ADDRESSES = tuple(f"10.77.0.{number}" for number in range(1, 17))
+LINK = "kvlink"  # what the interface of each host is called
+_SETTLE = "hostname kvhost{} && mount -t tmpfs tmpfs /dev/shm && exec sleep infinity"
+_HOLD = ("unshare", "--net", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
 _OWN = ("unshare", "--user", "--map-root-user")
 _PATIENCE = 10.0  # seconds
+_ETHERNET = 1500 / 1538  # bytes of IP in a full frame, of those that the frame takes on the wire
+_BURST = 128 * 1024  # bytes that tc lets through at once: two of the kernel's largest pieces
+#: Buffers of a connection: room for what is on the way on the longest links.
+_BUFFERS = "4096 262144 67108864"
+_RELAY = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.dist.relay import main; main()"
 
 
 class Hosts:
-    """Both hosts, while this is entered.
+    """The hosts, while this is entered.
 
     Raises
     ------
@@ -30,15 +45,18 @@ class Hosts:
         They cannot be made here; the message says what was tried.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 2, link: Link | None = None, seed: int = 1) -> None:
         self._holders: list[subprocess.Popen[bytes]] = []
+        self._relay: subprocess.Popen[bytes] | None = None
+        self._count, self._link, self._seed = count, link, seed
         self.first: list[int] = []
 
     def __enter__(self) -> Hosts:
         try:
-            self._hold([*_OWN, *_HOLD])
-            self._hold([*self._within(0, "-U"), *_HOLD])
-            self._join()
+            self._hold([*_OWN, *_HOLD, _SETTLE.format(0)])
+            for host in range(1, self._count):
+                self._hold([*self._within(0, "-U"), *_HOLD, _SETTLE.format(host)])
+            self._connect()
         except BaseException:
             self.close()
             raise
@@ -51,18 +69,46 @@ class Hosts:
 
     def command(self, host: int) -> list[str]:
         """Return what goes before a command to run it on a host."""
-        return self._within(host, "-U", "-m", "-n", "-p")
+        return self._within(host, "-U", "-m", "-n", "-p", "-u")
 
-    def shell(self) -> str:
-        """Return a program for ``--ssh-command``: of the arguments, host and command."""
+    def in_network(self, host: int) -> list[str]:
+        """Return what goes before a command that has a host's network, and reaches the others by `shell`."""
+        return self._within(host, "-U", "-n")
+
+    def shell(self, within: bool = False) -> str:
+        """Return a program for ``--ssh-command``: of the arguments, host and command; options go before.
+
+        `within`: it runs in the hosts' user namespace already.
+        """
+        kinds = ("-m", "-n", "-p", "-u") if within else ("-U", "-m", "-n", "-p", "-u")
         cases = "".join(
-            f"{address}) exec {shlex.join(self.command(host))} sh -c \"$2\" ;;\n"
-            for host, address in enumerate(ADDRESSES)
+            f'{address}) shift; exec {shlex.join(self._within(host, *kinds))} sh -c "$*" ;;\n'
+            for host, address in enumerate(self.addresses)
         )
-        return f'#!/bin/sh\ncase "$1" in\n{cases}esac\nexit 1\n'
+        return f'#!/bin/sh\nwhile [ $# -gt 0 ]; do case "$1" in\n{cases}esac; shift; done\nexit 1\n'
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return ADDRESSES[: self._count]
+
+    def sent(self) -> list[int]:
+        """Bytes that each host has sent over its interface so far."""
+        return [_sent(pid) for pid in self.first[: self._count]]
+
+    def received(self) -> list[int]:
+        """Bytes that each host has received over its interface so far."""
+        return [_sent(pid, 1) for pid in self.first[: self._count]]
+
+    def relay_cpu(self) -> float:
+        """Processor seconds of the relay so far; 0 where there is none."""
+        return time.clock_gettime((~self._relay.pid << 3) | 2) if self._relay else 0.0
 
     def close(self) -> None:
-        """End both, and all that runs in them."""
+        """End all, and what runs in them."""
+        if self._relay is not None:
+            with self._relay as relay:
+                relay.kill()
+            self._relay = None
         for holder in reversed(self._holders):
             with holder:  # waits, and closes its pipe
                 holder.kill()
@@ -86,14 +132,68 @@ class Hosts:
 
     def _join(self) -> None:
         peer = ("peer", "name", LINK, "netns", str(self.first[1]))
-        self._ip(0, "link", "add", LINK, "type", "veth", *peer)
-        for host, address in enumerate(ADDRESSES):
-            self._ip(host, "link", "set", "lo", "up")
-            self._ip(host, "address", "add", f"{address}/24", "dev", LINK)
-            self._ip(host, "link", "set", LINK, "up")
+        self._do(0, "ip", "link", "add", LINK, "type", "veth", *peer)
+        self._set_up()
 
-    def _ip(self, host: int, *words: str) -> None:
-        command = [*self._within(host, "-U", "-n"), "ip", *words]
+    def _connect(self) -> None:
+        if self._link is None:
+            self._join()
+            return
+        for host in range(self._count):
+            for kind in ("rmem", "wmem"):
+                self._do(host, "sysctl", "-q", "-w", f"net.ipv4.tcp_{kind}={_BUFFERS}")
+        (self._relayed if self._link.relayed else self._bridged)(self._link)
+
+    def _relayed(self, link: Link) -> None:
+        for host in range(self._count):
+            self._do(host, "ip", "tuntap", "add", "dev", LINK, "mode", "tun", "vnet_hdr")
+        self._start_relay(link)
+        self._set_up()
+        for host in range(self._count):
+            self._limit(host, LINK, link)
+
+    def _bridged(self, link: Link) -> None:
+        self._hold([*self._within(0, "-U"), *_HOLD, _SETTLE.format("switch")])
+        switch = self._count
+        self._do(switch, "ip", "link", "add", "switch", "type", "bridge")
+        self._do(switch, "ip", "link", "set", "switch", "up")
+        for host in range(self._count):
+            port, peer = f"port{host}", ("peer", "name", LINK, "netns", str(self.first[host]))
+            self._do(switch, "ip", "link", "add", port, "type", "veth", *peer)
+            self._do(switch, "ip", "link", "set", port, "master", "switch", "up")
+        self._set_up()
+        for host in range(self._count):
+            self._limit(host, LINK, link)
+            self._limit(switch, f"port{host}", link)
+
+    def _limit(self, host: int, device: str, link: Link) -> None:
+        """Let a device send as fast as its link; of full frames only IP counts here."""
+        bits = str(round(1e9 * link.gbit * _ETHERNET))
+        bucket = ("tbf", "rate", bits, "burst", str(_BURST), "limit", "16mb")
+        self._do(host, "tc", "qdisc", "add", "dev", device, "root", *bucket)
+
+    def _start_relay(self, link: Link) -> None:
+        code = compiled.build(Path(__file__).parent / "relay.c", "-lm")
+        figures = (1e9 * link.gbit, link.delay_ms / 1000, link.loss, self._seed)
+        start = [sys.executable, "-c", _RELAY, str(ROOT), str(code), LINK, *map(str, (*figures, *self.first))]
+        self._relay = subprocess.Popen(
+            [*self._within(0, "-U"), *start], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert self._relay.stdout is not None
+        ready, _, _ = select.select([self._relay.stdout], [], [], _PATIENCE)
+        if not ready or not self._relay.stdout.read(1):
+            self._relay.kill()
+            said = self._relay.communicate()[1].decode(errors="replace").strip()
+            raise OSError(f"no relay between hosts: {said}")
+
+    def _set_up(self) -> None:
+        for host, address in enumerate(self.addresses):
+            self._do(host, "ip", "link", "set", "lo", "up")
+            self._do(host, "ip", "address", "add", f"{address}/24", "dev", LINK)
+            self._do(host, "ip", "link", "set", LINK, "up")
+
+    def _do(self, host: int, *words: str) -> None:
+        command = [*self._within(host, "-U", "-n"), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise OSError(f"no link: {shlex.join(command)}: {done.stderr.strip()}")
@@ -106,3 +206,12 @@ def _sleeper(pid: int) -> int:
             return pid
         return _sleeper(int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]))
     return 0
+
+
+def _sent(pid: int, received: int = 0) -> int:
+    """Read the counter of a process's network."""
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == LINK:
+            return int(counts.split()[0 if received else 8])
+    raise OSError(f"no interface {LINK}")

@@ -9,10 +9,10 @@ from bench.cases.dist import APART, ENTRIES
 from bench.peers.dist.base import PAIR
 from bench.peers.dist.hosts import ADDRESSES, LINK, Hosts
 from bench.peers.group.driver import Group
-from bench.peers.group.launch import Launch, mxnet, workers
+from bench.peers.group.launch import Command, Launch, mxnet, workers
 from bench.peers.group.link import HOST
 from bench.peers.process import Setting
-from bench.runner import compiled
+from bench.runner import compiled, machine
 
 _HERE = Path(__file__).parent
 #: C of the engines that have some of their own; what floor.c has, the workers of a server that sums have, too.
@@ -25,6 +25,19 @@ _KEEP = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
+#: TCP between hosts, shared memory within one.
+_OPEN_MPI = (
+    *("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--map-by", "slot"),
+    *("--prtemca", "plm_ssh_agent", "{shell}", "--prtemca", "prte_if_include", "{link}"),
+    *("--mca", "mpi_yield_when_idle", "{idle}"),
+    *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "{link}"),
+)
+_MPICH = ("-launcher", "ssh", "-launcher-exec", "{shell}", "-iface", "{link}")
+#: By the kernel's name MPICH's engine takes all hosts for one, whose memory is shared: TCP alone.
+_UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK}
+#: It asks /sys for interfaces, which is that of the network in which it was mounted.
+_OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
+_WHERE = {"openmpi": "--host", "mpich": "-hosts"}
 
 
 class DistGroup(Group):
@@ -54,23 +67,77 @@ class DistGroup(Group):
 
 
 class HostsGroup(DistGroup):
-    """The same with a worker and a server on each of two hosts."""
+    """The same on several hosts, with as many workers each, and a server."""
 
     hosts: Hosts
 
     def plan(self, address: str, folder: str) -> Launch:
-        if ENTRIES[self.setting.name].engine == "ours":
-            shell = Path(folder) / "shell"
-            shell.write_text(self.hosts.shell())
-            shell.chmod(0o700)
-            where = ",".join(f"{one}:1" for one in ADDRESSES)
-            return _ours(self.setting, address, "--hosts", where, "--ssh-command", str(shell), "--insecure")
-        launch = workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LINK, **_KEEP})
-        launch.ranks = [
-            ([*self.hosts.command(host), *command], {**own, HOST: ADDRESSES[host]})
-            for host, (command, own) in enumerate(launch.ranks)
-        ]
+        engine = ENTRIES[self.setting.name].engine
+        if engine == "ours":
+            return self._ours(address, folder)
+        if engine == "mpi":
+            return self._mpi(address, folder)
+        if engine == "mxnet":
+            return self._mxnet(address)
+        env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LINK, **_KEEP}
+        return self._spread(workers(self.setting, address, env))
+
+    def run(self, variant: str, repeats: int) -> list[float]:
+        before = self.hosts.sent(), self.hosts.received()
+        times = super().run(variant, repeats)
+        after = self.hosts.sent(), self.hosts.received()
+        both = (now - then for way in zip(after, before, strict=True) for now, then in zip(*way, strict=True))
+        self.moved = max(both) / repeats
+        return times
+
+    @property
+    def _each(self) -> int:
+        """Workers of a host."""
+        return self.setting.processes // len(self.hosts.addresses)
+
+    def _there(self, command: Command, host: int) -> Command:
+        """Run a command on a host."""
+        words, env = command
+        return [*self.hosts.command(host), *words], {**env, HOST: ADDRESSES[host]}
+
+    def _spread(self, launch: Launch) -> Launch:
+        """Let the workers be on the hosts, as many on each."""
+        launch.ranks = [self._there(rank, number // self._each) for number, rank in enumerate(launch.ranks)]
         return launch
+
+    def _shell(self, folder: str, within: bool = False) -> str:
+        shell = Path(folder) / "shell"
+        shell.write_text(self.hosts.shell(within))
+        shell.chmod(0o700)
+        return str(shell)
+
+    def _ours(self, address: str, folder: str) -> Launch:
+        where = ",".join(f"{one}:{self._each}" for one in self.hosts.addresses)
+        shell = self._shell(folder)
+        return _ours(self.setting, address, "--hosts", where, "--ssh-command", shell, "--insecure")
+
+    def _mxnet(self, address: str) -> Launch:
+        launch = mxnet(self.setting, address, DMLC_PS_ROOT_URI=ADDRESSES[0], DMLC_INTERFACE=LINK)
+        for host, (_, env) in zip((0, *range(len(self.hosts.addresses))), launch.helpers, strict=True):
+            env["DMLC_NODE_HOST"] = ADDRESSES[host]
+        for number, (_, env) in enumerate(launch.ranks):
+            env["DMLC_NODE_HOST"] = ADDRESSES[number // self._each]
+        scheduler, *servers = launch.helpers
+        launch.helpers = [self._there(scheduler, 0)]
+        launch.helpers += [self._there(server, host) for host, server in enumerate(servers)]
+        return self._spread(launch)
+
+    def _mpi(self, address: str, folder: str) -> Launch:
+        """Let ``mpiexec``, in the network of the first host, reach the others by a program in place of ssh."""
+        n, each, hosts = self.setting.processes, self._each, self.hosts.addresses
+        program, shell = str(Path(self.setting.python).parent / "mpiexec"), self._shell(folder, within=True)
+        idle = int(n > len(machine.cpus()))  # who spins takes the core from the others
+        options = _OPEN_MPI if self.setting.name == "openmpi" else _MPICH
+        words = [word.format(shell=shell, link=LINK, idle=idle) for word in options]
+        where = ",".join(f"{host}:{each}" for host in hosts)
+        worker = [*_OWN_SYS, *self.setting.command("group.worker", address, n)]
+        command = [*self.hosts.in_network(0), program, *words, "-n", str(n), _WHERE[self.setting.name], where]
+        return Launch(n, [([*command, *worker], {"OMP_NUM_THREADS": "1", **_UCX})])
 
 
 def _family(pid: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,11 @@ from bench.cases.dist import EACH, INIT, DistCase, Inputs
 
 from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import PAIR, PUSHPULL, DistPeer, changes
+
+
+def sums_by_hosts() -> bool:
+    """Whether this kvstore can sum within a host before anything travels."""
+    return "hierarchy" in inspect.signature(kv.create).parameters
 
 
 def optimizer(name: str) -> kv.optimizer.Optimizer:
@@ -35,7 +41,10 @@ class Ours(DistPeer):
         return (self._prepare_sparse if case.rows else self._prepare_dense)(case, store, keys)
 
     def _open(self, case: DistCase) -> kv.KVStore:
-        store = kv.create(f"dist_{case.mode}", same_host_shm=self.entry.shm)
+        options: dict[str, Any] = {"same_host_shm": self.entry.shm}
+        if self.entry.hierarchy and sums_by_hosts():
+            options["hierarchy"] = self.entry.hierarchy
+        store = kv.create(f"dist_{case.mode}", **options)
         if self.entry.codec:
             store.set_gradient_compression({"type": self.entry.codec, "threshold": dist_cases.THRESHOLD})
         if case.update:
@@ -66,7 +75,7 @@ class Ours(DistPeer):
         if case.mode == "async":
             self.place.gate.wait()  # every worker's push has been applied
             store.pull(keys, out=data.outs)
-        if case.compressed and not self.entry.codec:
+        if case.compressed != bool(self.entry.codec):
             return []  # other numbers than the rest of the case
         return changes(data.outs, weights) if case.update else data.outs
 

@@ -14,14 +14,19 @@ class MPIGroup(AllReducePeer):
     """Started by ``mpiexec`` of the environment that mpi4py finds."""
 
     def reduce(self, arrays: list[Array]) -> Call:
-        reduce, whole = MPI.COMM_WORLD.Allreduce, MPI.IN_PLACE
-        messages: list[Any] = [[array, MPI.FLOAT] for array in arrays]
-
-        def call() -> None:
-            for message in messages:
-                reduce(whole, message)
-
-        return call
+        return all_reduce(arrays)
 
     def close(self) -> None:
         MPI.Finalize()
+
+
+def all_reduce(arrays: list[Array]) -> Call:
+    """Return what sums each of the arrays over all workers, in place."""
+    reduce, whole = MPI.COMM_WORLD.Allreduce, MPI.IN_PLACE
+    messages: list[Any] = [[array, MPI.FLOAT] for array in arrays]
+
+    def call() -> None:
+        for message in messages:
+            reduce(whole, message)
+
+    return call

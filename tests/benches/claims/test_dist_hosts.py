@@ -10,7 +10,7 @@ from benches.claims.test_dist import ODD, check, expected
 
 from bench.cases.dist import DistCase
 from bench.claims import dist_hosts
-from bench.peers.dist.hosts import ADDRESSES, Hosts
+from bench.peers.dist.hosts import Hosts
 from bench.peers.dist.launch import HostsGroup
 from bench.runner import compiled, run
 
@@ -43,7 +43,7 @@ def test_hosts_have_processes_and_a_network_of_their_own(hosts: Hosts) -> None:
     for what in ("net", "pid"):
         names = {told(hosts, host, f"readlink /proc/self/ns/{what}") for host in (0, 1)}
         assert len(names) == 2
-    for host, address in enumerate(ADDRESSES):
+    for host, address in enumerate(hosts.addresses):
         assert address in told(hosts, host, "ip address")
 
 

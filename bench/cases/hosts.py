@@ -1,0 +1,110 @@
+"""What is measured between hosts whose links have a speed, a delay and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from bench.cases.dist import RESNET, DistCase, shapes_of
+
+#: Everybody who can take part, in the order of the tables; payloads within a host go through shared memory.
+PEERS = ("ours flat", "ours host", "gloo", "openmpi", "mpich", "mxnet", "cross", "cross reno")
+PACKED = "ours host 2bit"
+
+SIZES = ("4 KB", "4 MB", "64 MB", RESNET)
+HOSTS, WORKERS, GBIT, DELAYS, LOSSES = (2, 4), (1, 4), (1.0, 10.0), (0.0, 0.05, 1.0, 20.0), (0.0, 0.001)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins a host to the switch.
+
+    Attributes
+    ----------
+    gbit : float
+        Bits of Ethernet frames, each way, in 10^9 a second.
+    delay_ms : float
+        From host to host, one way, in milliseconds; 0: none beside what the devices have of themselves.
+    loss : float
+        Share of the frames that are lost.
+    """
+
+    gbit: float
+    delay_ms: float = 0.0
+    loss: float = 0.0
+
+    @property
+    def relayed(self) -> bool:
+        """Whether a process must relay, as the kernel can only limit the speed."""
+        return self.delay_ms > 0 or self.loss > 0
+
+    def needs(self, nbytes: float) -> float:
+        """Seconds for so many bytes each way, to where they are summed and back."""
+        return 8 * nbytes / (1e9 * self.gbit) + 2 * self.delay_ms / 1000
+
+
+@dataclass(frozen=True)
+class HostsCase(DistCase):
+    """A push and a pull of every key, by workers on hosts that have a server each.
+
+    Attributes
+    ----------
+    hosts : int
+        So many, with as many workers each.
+    gbit, delay_ms, loss : float
+        What their links are like; see `Link`.
+    """
+
+    hosts: int = 2
+    gbit: float = 1.0
+    delay_ms: float = 0.0
+    loss: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Say what a worker has to know: nothing of links, and no peer beside which sums are not exact."""
+        known = {one.name for one in fields(DistCase)}
+        return {name: value for name, value in asdict(self).items() if name in known} | {"peers": PEERS}
+
+    @property
+    def link(self) -> Link:
+        return Link(self.gbit, self.delay_ms, self.loss)
+
+    @property
+    def job(self) -> Any:
+        return (*super().job, self.hosts, self.link)
+
+    @property
+    def crossing(self) -> float:
+        """Bytes that a host has to send, and to receive, where it sums first: as many as a ring's."""
+        return 2 * (self.hosts - 1) / self.hosts * self.nbytes
+
+    @property
+    def needed(self) -> float:
+        """Seconds that the wire needs."""
+        return self.link.needs(self.crossing)
+
+
+def all_cases() -> Iterator[HostsCase]:
+    """Make every case, in the order of the tables."""
+    for loss in LOSSES:
+        for delay in DELAYS:
+            for hosts in HOSTS:
+                for workers in WORKERS:
+                    for gbit in GBIT:
+                        yield from (_case(size, hosts, workers, Link(gbit, delay, loss)) for size in SIZES)
+
+
+def _case(size: str, hosts: int, workers: int, link: Link) -> HostsCase:
+    at = f"{link.gbit:g} Gbit/s, {link.delay_ms:g} ms" + (f", loss {link.loss:.1%}" if link.loss else "")
+    return HostsCase(
+        f"{hosts} hosts x {workers}, {at}: {size}",
+        shapes_of(size),
+        hosts * workers,
+        hosts,
+        peers=(*PEERS, *((PACKED,) if link.gbit <= 1 else ())),
+        hosts=hosts,
+        gbit=link.gbit,
+        delay_ms=link.delay_ms,
+        loss=link.loss,
+    )

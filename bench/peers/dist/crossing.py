@@ -1,0 +1,63 @@
+"""The limit of hosts: bare sockets move what must cross each link, twice the model but for a host's own share.
+
+Every worker sends its part of what its host has, cut over the other hosts, and gets as much back, with no sum. Of
+several workers on a host each moves its part, as the workers of a host share the work where they sum first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+from bench.cases.common import LINE
+from bench.cases.dist import DistCase
+
+from bench.peers.base import Array
+from bench.peers.dist.sockets import BLOCKS, IN_TURN, POLLING, SMALL, THREAD, Sockets, _blocks
+from bench.peers.group.link import own_address
+
+
+class Crossing(Sockets):
+    """A round trip of a worker's part to the servers of other hosts."""
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        if not self.addresses:
+            self._meet()
+        data = self.dense(case)
+        part, start = self._part(case, data.flat.size)
+        few = 4 * part <= SMALL
+        ways = {"in turn": IN_TURN} if few else {"polling": POLLING, "a thread that sends": THREAD}
+        source, target = (flat[start : start + part] for flat in (data.flat, data.flat_outs))
+        for block in _blocks(4 * part, few):
+            lines = [line.fileno() for line in self.lines[block]]
+            fds = (ctypes.c_int * len(lines))(*lines)
+            for way, number in ways.items():
+                self.variants[f"{way}, {block}"] = partial(
+                    self._trip, fds, source, target, BLOCKS[block], number
+                )
+        for call in self.variants.values():
+            target.fill(-1)
+            call()
+            if not (target == source).all():
+                raise RuntimeError("what came back is not what was sent")
+        return []
+
+    def _meet(self) -> None:
+        """Start a server in each worker, and connect to those of other hosts that have the same place there."""
+        everybody = self.place.link.gather([own_address(), self._serve()])
+        hosts = list(dict.fromkeys(host for host, _ in everybody))
+        self.hosts = len(hosts)
+        self.each = self.place.workers // self.hosts
+        mine, self.index = divmod(self.place.rank, self.each)
+        others = [host for host in range(self.hosts) if host != mine]
+        self.addresses = [everybody[host * self.each + self.index][1] for host in others]
+        self.lines = {
+            name: [self._line(address, size.to_bytes(8, "little")) for address in self.addresses]
+            for name, size in BLOCKS.items()
+        }
+
+    def _part(self, case: DistCase, size: int) -> tuple[int, int]:
+        """Return how many numbers this worker moves, and where they begin."""
+        lines = size // LINE
+        start, end = (lines * n // self.each * LINE for n in (self.index, self.index + 1))
+        return max((end - start) * (self.hosts - 1) // self.hosts, 1), start
