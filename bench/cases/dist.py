@@ -49,8 +49,6 @@ class Entry:
         Gradients are written to arrays of `KVStore.empty`, where the sums come to lie.
     unpaced : bool
         Its connections have reno as their congestion control, as ours within a host have.
-    hierarchy : str
-        ``host``: the workers of a host sum there first; ``flat``: each sends its own; none: as it comes.
     """
 
     engine: str
@@ -62,7 +60,6 @@ class Entry:
     hot: bool = False
     homes: bool = False
     unpaced: bool = False
-    hierarchy: str = ""
 
 
 #: Everybody who can take part, in the order of the tables.
@@ -74,8 +71,7 @@ ENTRIES = {
     "ours curve": Entry("ours", "kvstore, tcp with keys", secure=True),
     "ours 2bit": Entry("ours", "kvstore, tcp, 2bit", codec="2bit"),
     "ours shm 2bit": Entry("ours", "kvstore, payload in shared memory, 2bit", shm=True, codec="2bit"),
-    "ours flat": Entry("ours", "kvstore, each worker by itself", shm=True, hierarchy="flat"),
-    "ours host": Entry("ours", "kvstore, by hosts", shm=True, hierarchy="host"),
+    "ours flat": Entry("ours", "kvstore, each worker by itself", shm=True),
     "ours host 2bit": Entry("ours", "kvstore, 2bit", shm=True, codec="2bit"),
     "packing": Entry("ours", "packed, nothing sent; kvstore's pull, tcp", codec="2bit"),
     "mxnet": Entry("mxnet", "MXNet, tcp"),

@@ -21,7 +21,6 @@ from bench.claims import dist
 from bench.peers.dist.hosts import Hosts
 from bench.peers.dist.launch import HostsGroup
 from bench.peers.dist.link_probe import LinkProbe, probe
-from bench.peers.dist.ours import sums_by_hosts
 from bench.peers.process import Setting
 from bench.runner import machine, rivals, run, table
 from bench.runner.rounds import Measured, Plan
@@ -57,7 +56,7 @@ class BetweenHosts(dist.Dist):
 
     def settings(self, cases: Sequence[HostsCase]) -> list[Setting]:
         names = {peer for case in cases for peer in case.peers}
-        wanted = [name for name in ENTRIES if name in names and (name != "ours host" or sums_by_hosts())]
+        wanted = [name for name in ENTRIES if name in names]
         wanted.sort(key=lambda name: (not name.startswith("ours"), name not in LIMITS))  # if memory is scarce
         return rivals.settings("hosts", wanted, processes=cases[0].workers, servers=cases[0].servers)
 

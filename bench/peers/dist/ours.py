@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import Any
 
@@ -14,11 +13,6 @@ from bench.cases.dist import EACH, INIT, DistCase, Inputs
 
 from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import PAIR, PUSHPULL, DistPeer, changes
-
-
-def sums_by_hosts() -> bool:
-    """Whether this kvstore can sum within a host before anything travels."""
-    return "hierarchy" in inspect.signature(kv.create).parameters
 
 
 def optimizer(name: str) -> kv.optimizer.Optimizer:
@@ -41,10 +35,7 @@ class Ours(DistPeer):
         return (self._prepare_sparse if case.rows else self._prepare_dense)(case, store, keys)
 
     def _open(self, case: DistCase) -> kv.KVStore:
-        options: dict[str, Any] = {"same_host_shm": self.entry.shm}
-        if self.entry.hierarchy and sums_by_hosts():
-            options["hierarchy"] = self.entry.hierarchy
-        store = kv.create(f"dist_{case.mode}", **options)
+        store = kv.create(f"dist_{case.mode}", same_host_shm=self.entry.shm)
         if self.entry.codec:
             store.set_gradient_compression({"type": self.entry.codec, "threshold": dist_cases.THRESHOLD})
         if case.update:
