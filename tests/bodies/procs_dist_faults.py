@@ -256,6 +256,33 @@ def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
         store.close()
 
 
+def reads_after_a_loss() -> list[float]:
+    """Hear of a loss between a push and the pull after it: that pull tells of it, the next ones read."""
+    with kv.create("dist_sync") as store:
+        store.init(["pushed", "other"], [np.zeros(3, F), np.full(3, 5, F)])
+        store.push("pushed", np.ones(3, F))
+        tell("pushed")
+        end = time.monotonic() + pace.seconds(20)
+        while not store.num_dead_nodes():
+            assert time.monotonic() < end, "the loss was not noticed"
+            time.sleep(0.01)
+        out = np.empty(3, F)
+        store.pull("other", out=out)
+        found = [float(out[0])]
+        with pytest.raises(kv.PeerLostError, match="worker 1"):
+            store.pull("pushed", out=out)
+        store.pull("pushed", out=out)
+        return [*found, float(out[0])]
+
+
+def rests_after_init() -> None:
+    """Push nothing, and stay."""
+    with kv.create("dist_sync") as store:
+        store.init(["pushed", "other"], [np.zeros(3, F), np.full(3, 5, F)])
+        tell("ready")
+        hear()
+
+
 def die_after(messages: int) -> None:
     """Die by SIGKILL after so many more messages to servers."""
     from kvstore.stores.parameter_server.transport.sockets import WorkerSockets
@@ -272,10 +299,9 @@ def die_after(messages: int) -> None:
         if peer != "scheduler":
             count()
 
-    def counted_quickly(self: Any, way: Any, epoch: int) -> bool:
-        sent = send_quickly(self, way, epoch)
+    def counted_quickly(self: Any, epoch: int) -> None:
+        send_quickly(self, epoch)
         count()
-        return sent
 
     WorkerSockets.send = counted  # type: ignore[method-assign]
     QuickCall._send = counted_quickly  # type: ignore[method-assign]

@@ -329,6 +329,17 @@ def test_a_worker_killed_after_close(faults: Faults, seed: int) -> None:
     faults.run(kill_after_close, [()], seed)
 
 
+def test_a_push_that_came_to_nothing_is_told_by_the_pull_after_it(faults: Faults) -> None:
+    """Also where the worker has heard of the loss before that pull."""
+    with faults.job(2, 1) as made:
+        there = made.start(BODIES, "reads_after_a_loss", rank=0)
+        gone = made.start(BODIES, "rests_after_init", rank=1)
+        gone.expect("ready")
+        there.expect("pushed")
+        kill(gone)
+        assert finish(there) == [[5.0, 0.0]]
+
+
 def lose_between_slices(faults: Faults, draw: random.Random, seed: int) -> None:
     """What survivors read is of one round for all keys of a call, and for all of them."""
     workers = draw.choice([2, 3])

@@ -52,6 +52,8 @@ class Client:
         self._barriers = 0
         #: Whether it has told all that it has no more batches.
         self.joined = False
+        #: Whether the caller has had an error that told of a loss.
+        self.told_of_loss = False
         #: Memory of what is pushed, where servers on this machine may read it.
         self.pool = SharedBufferPool() if config.same_host_shm else None
         self._memory = ServerMemory(config.same_host_shm)
@@ -152,8 +154,13 @@ class Client:
         if operation is not None:
             self.finish(operation, call.what)
 
+    def _note_told(self, failure: Failure) -> None:
+        """Note whether the caller is told of a loss now."""
+        self.told_of_loss = self.told_of_loss or bool(failure.role)
+
     def _hear_of(self, failure: Failure) -> None:
         """Wait for the scheduler's word of a loss of which a server has told: then there are reads again."""
+        self._note_told(failure)
         if failure.role in ("worker", "server") and not self.member.broken:
             with contextlib.suppress(KVStoreError):
                 self.driver.wait(lambda: self.member.broken or self.failed, "the scheduler's word of a loss")
@@ -237,6 +244,7 @@ class Client:
         if not operation.done:
             return None
         if operation.error is not None:
+            self._note_told(operation.error)
             raise raised(operation.error)
         return operation.answer
 
@@ -293,6 +301,7 @@ class Client:
     def lost_peer(self, text: str = "") -> KVStoreError:
         """Make the error of who meets a loss; `text` in the place of what is said of it."""
         failure = self.member.loss()
+        self._note_told(failure)
         return raised(msgspec.structs.replace(failure, text=text) if text else failure)
 
     # -------------------------------------------------------------------------------------- memory and rounds

@@ -35,7 +35,8 @@ class ConsistentReads:
     def start(self, requests: list[Request], what: str, priority: int) -> Finish:
         """Send; what is left is to wait.
 
-        Raises PeerLostError where, after a loss, a key has no whole round that its servers have kept.
+        Raises PeerLostError where, after a loss, a key has no whole round that its servers have kept; and, if
+        the caller was not told of the loss, where a push of this worker into a key came to nothing.
         """
         broken = self._client.member.broken
         if broken:
@@ -58,7 +59,14 @@ class ConsistentReads:
         self._learn(self._calls.together(keys))
         rounds = {key.key: self._rounds(key) for key in self._keys}
         whole = {key: self._calls.whole(key, rounds) for key in keys if rounds[key]}
+        if not self._client.told_of_loss and any(self._is_ahead(key, last) for key, last in whole.items()):
+            raise self._client.lost_peer()
         return [self._of_round(one, homes[one.part.id], whole) for one in requests]
+
+    def _is_ahead(self, name: Key, last: int) -> bool:
+        """Whether this worker has pushed into a later round of a key."""
+        key = self._keys.get(name)
+        return key is not None and key.pushes > last
 
     def _learn(self, names: Iterable[Key]) -> None:
         """Ask for the last rounds of slices, but those on servers that are lost."""
