@@ -78,7 +78,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
             looking = made.start(*command, stdout=views, stderr=subprocess.STDOUT)
         with scraped(made) as ask:
             (made.folder / "go-9").touch()
-            until(lambda: made.said("trained", *range(4)))
+            try:
+                until(lambda: made.said("trained", *range(4)))
+            except AssertionError:
+                raise AssertionError((made.folder / "log").read_text()) from None
             (made.folder / "metrics.json").write_text(json.dumps(ask()))
         (made.folder / "over-9").touch()
         launcher.communicate(timeout=pace.seconds(100))
