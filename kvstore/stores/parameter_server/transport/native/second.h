@@ -16,9 +16,9 @@
 enum {
     KP_TRIES = 50,                 /* for the turn, before a thread sleeps */
     KP_SERVER_LOOKS = 50,          /* for something to do, before it sleeps */
-    KP_LOOKED_LEAST = 64 * 1024,   /* bytes of a message that is soon followed by a sum for its worker */
-    KP_SECOND_MOST = 512 * 1024,   /* bytes of a message: larger ones are faster in one thread */
-    KP_SMALL_ONES = 8              /* messages without a larger one in between, before the second thread has a stream */
+    KP_SECOND_LEAST = 64 * 1024,   /* bytes of a message: what is smaller, one thread serves before another one wakes, */
+    KP_SECOND_MOST = 512 * 1024,   /* and what is larger is faster in one thread too */
+    KP_IN_A_ROW = 8                /* such messages before the second thread has a stream, or others before it has it no longer */
 };
 
 typedef struct kp_second {
@@ -133,7 +133,7 @@ static void kp_give_first(kp_second *second, kp_stream *s)
 {
     int fd = s->fd;
     pthread_mutex_lock(&second->lock);
-    s->small = 0;
+    s->in_a_row = 0;
     s->hand = &second->hands[0];
     second->streams[fd] = NULL;
     if (kp_move_stream(s, second->epoll, second->first_epoll, (struct epoll_event){EPOLLIN, {.ptr = s}})) {
@@ -156,14 +156,24 @@ static void kp_take_from_second(kp_second *second, kp_stream *s)
     s->hand = NULL;
 }
 
-/* After messages of at most so many bytes, by the first thread: the second one gets some streams with small ones only. */
+/* After messages of at most so many bytes, by the first thread. Small ones may be requests for what the others brought. */
 static void kp_choose_thread(kp_second *second, kp_stream *s, uint64_t nbytes)
 {
-    if (!nbytes || !s->may_move)
+    if (!s->may_move || nbytes < KP_SECOND_LEAST)
         return;
-    s->small = nbytes > KP_SECOND_MOST ? 0 : s->small + 1;
-    if (s->small == KP_SMALL_ONES)
+    s->in_a_row = nbytes > KP_SECOND_MOST ? 0 : s->in_a_row + 1;
+    if (s->in_a_row == KP_IN_A_ROW) {
+        s->in_a_row = 0;
         kp_give_second(second, s);
+    }
+}
+
+/* The same by the second thread, which does not use a stream that it has given away. */
+static void kp_choose_thread_again(kp_second *second, kp_stream *s, uint64_t nbytes)
+{
+    s->in_a_row = nbytes < KP_SECOND_LEAST ? s->in_a_row + 1 : 0;
+    if (nbytes > KP_SECOND_MOST || s->in_a_row == KP_IN_A_ROW)
+        kp_give_first(second, s);
 }
 
 /* ----------------------------------------------------------------------------------------------------- waiting */
@@ -199,7 +209,7 @@ static int kp_look(kp_stream *_Atomic *hand, int epoll, struct epoll_event *even
 /* Whether a sum, or another message, is soon to follow. */
 static int kp_looks_after(uint64_t nbytes)
 {
-    return nbytes >= KP_LOOKED_LEAST && nbytes <= KP_SECOND_MOST;
+    return nbytes >= KP_SECOND_LEAST && nbytes <= KP_SECOND_MOST;
 }
 
 /* --------------------------------------------------------------------------------------------------- the thread */
@@ -238,8 +248,8 @@ static uint64_t kp_serve_second(kp_second *second, int fd)
         kp_take_turn(second);
         if (second->at && !second->stops) {
             left = kp_handle(s, outcome, &nbytes) && kp_leave(second, s);
-            if (!left && nbytes > KP_SECOND_MOST)
-                kp_give_first(second, s);
+            if (!left && nbytes)
+                kp_choose_thread_again(second, s, nbytes);
         }
         kp_give_turn(second);
     }

@@ -63,7 +63,7 @@ typedef struct kp_stream {
     /* Of a server with two threads that serve streams; see second.h. */
     struct kp_stream *_Atomic *hand; /* of the one that serves it; NULL: there are not two */
     int may_move;                    /* to the second one */
-    int small;                       /* messages since the last large one */
+    int in_a_row;                    /* messages that ask for the other one */
     kp_observer observer;
 } kp_stream;
 
