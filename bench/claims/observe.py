@@ -1,6 +1,7 @@
 """What it costs to look on: one store with its log, its metrics or its timeline, beside itself without them.
 
-Where KVSTORE_BENCH_BEFORE names the interpreter of an environment with an older kvstore, that takes part.
+Where KVSTORE_BENCH_BEFORE names the interpreter of an environment with another kvstore, that takes part: an
+older one, or one that was compiled without counters.
 With ``--starts`` nothing is on, and only the two are compared, each started anew many times: processes of one
 store differ by more than what is looked for.
 """
@@ -12,6 +13,7 @@ import math
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +38,7 @@ WANTED = {
 #: Processes of one store differ by some percent, for as long as they live: the better ones of two count.
 TWICE = 2
 LABELS = {
-    "before": "an older kvstore",
+    "before": "another kvstore",
     "log": "log, debug",
     "metrics": "metrics",
     "timeline": "timeline",
@@ -60,6 +62,19 @@ class _InDist(DistGroup):
         return (self.setting.label or self.setting.name) + apart
 
 
+#: Asks another kvstore whether it counts; older ones do not know.
+_COUNTS = "from kvstore.observe.native import _observe; print(getattr(_observe, 'COUNTS', True))"
+
+
+def _other() -> str:
+    """Say what the kvstore is that takes part beside this one."""
+    python = os.environ.get("KVSTORE_BENCH_BEFORE")
+    if not python:
+        return LABELS["before"]
+    said = subprocess.run([python, "-c", _COUNTS], capture_output=True, text=True, check=False, cwd="/")
+    return "kvstore without counters" if said.stdout.strip() == "False" else "an older kvstore"
+
+
 _PROCESSES = {"local": _InLocal, "shared": _InShared, "dist": _InDist}
 
 
@@ -75,7 +90,7 @@ class Observe(Claim):
     folder, starts = "", 0
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        text = "compare with the older kvstore only, nothing on, both started so often"
+        text = "compare with the other kvstore only, nothing on, both started so often"
         parser.add_argument("--starts", type=int, default=0, help=text)
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
@@ -114,20 +129,21 @@ class Observe(Claim):
         run.needs_a_compiler()
         prober, plan = machine.Prober(), Plan(options.rounds, 0, turn=options.turn, field=1)
         for case in chosen:
-            found = [m for _ in range(options.starts) if (m := self._start_once(case, plan, prober))]
+            found = [m for n in range(options.starts) if (m := self._start_once(case, n % 2, plan, prober))]
             print(f"{case.name}: {len(found)} starts", file=sys.stderr)
             yield _together(found)
 
-    def _start_once(self, case: Any, plan: Plan, prober: machine.Prober) -> Measured | None:
+    def _start_once(self, case: Any, swapped: int, plan: Plan, prober: machine.Prober) -> Measured | None:
+        """Start both; which one comes first changes, as later processes find other memory."""
         settings = {setting.label: setting for setting in self.settings([case])}
         both = [settings[label] for label in ("", "before") if label in settings]
-        with run.running(self, both) as peers:
+        with run.running(self, both[::-1] if swapped else both) as peers:
             return run.one(self, case, peers, plan, prober)
 
     def about(self, rounds: int, minutes: float) -> str:
         if self.starts:
             return (
-                "float32. Ratios are *time of the older one ÷ time of this one*, with nothing on: 0.99 is a "
+                "float32. Ratios are *time of the other one ÷ time of this one*, with nothing on: 0.99 is a "
                 "cost of 1 %. Both are started anew for each ratio, and take turns then; the median, and the "
                 "interval that has the true median in it with a probability of 95 %. Measured in "
                 f"{minutes:.0f} minutes; how: [bench/README.md](../README.md)."
@@ -142,9 +158,7 @@ class Observe(Claim):
     def sections(self, found: list[Measured]) -> Iterator[str]:
         if self.starts:
             rows = [_off_row(m) for m in found]
-            yield table.markdown(
-                ["case", "kvstore", "an older kvstore", "older ÷ this", "95 %", "starts"], rows
-            )
+            yield table.markdown(["case", "kvstore", _other(), "other ÷ this", "95 %", "starts"], rows)
             return
         there = {label: text for label, text in LABELS.items() if any(label in m.seconds for m in found)}
         yield from ("## All cases\n", table.everything(found, there), *table.disturbed(found))

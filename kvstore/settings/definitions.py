@@ -236,7 +236,7 @@ _OUTSIDE: Final = {
     "KVSTORE_BENCH_DEEPSPEED": "a Python that has DeepSpeed",
     "KVSTORE_BENCH_REDIS": "a Python in an environment with redis-server",
     "KVSTORE_BENCH_RAY": "a Python that has Ray",
-    "KVSTORE_BENCH_BEFORE": "a Python that has an older kvstore",
+    "KVSTORE_BENCH_BEFORE": "a Python that has another kvstore: an older one, or one without counters",
 }
 DEVELOPMENT: Final = (
     SettingRow("sim_seed", "KVSTORE_SIM_SEED", int, None, (TESTS,),

@@ -4,6 +4,7 @@ from typing import Any
 
 NOBODY: int
 NO_SLICE: int
+COUNTS: bool
 PAGE_NAME: str
 PAGE_MAGIC: bytes
 PAGE_VERSION: int

@@ -32,6 +32,7 @@ cdef extern from "page.h" nogil:
     const char *KV_PAGE_NAME
     const char *KV_PAGE_MAGIC
     uint64_t KV_NO_SLICE
+    bint KV_COUNTS
     ctypedef uint64_t kv_count "_Atomic uint64_t"
     ctypedef int32_t kv_whom "_Atomic int32_t"
     ctypedef struct kv_counters:
@@ -97,6 +98,7 @@ cdef extern from "page.h" nogil:
 
 NOBODY = KV_NOBODY
 NO_SLICE = KV_NO_SLICE
+COUNTS = bool(KV_COUNTS)
 PAGE_NAME = KV_PAGE_NAME.decode()
 PAGE_MAGIC = KV_PAGE_MAGIC
 PAGE_VERSION = KV_PAGE_VERSION

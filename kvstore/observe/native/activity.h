@@ -59,6 +59,12 @@ static void kv_enter_timed(kv_counters *c, kv_phase phase, kv_about about)
         kv_waits_for(c, a->begin, a->about);
 }
 
+/* NULL: this thread has none. */
+static inline kv_activity *kv_activity_here(void)
+{
+    return KV_COUNTS && kv_ring_here->activity ? kv_ring_here->activity() : 0;
+}
+
 /* Enter a phase, if somebody asks for times. `kv_leave` follows, or another phase. */
 static inline void kv_enter(kv_counters *c, kv_phase phase, kv_about about)
 {
@@ -69,13 +75,14 @@ static inline void kv_enter(kv_counters *c, kv_phase phase, kv_about about)
 /* What this thread is doing now. */
 static inline kv_activity kv_doing(void)
 {
-    return kv_ring_here->activity ? *kv_ring_here->activity() : (kv_activity){0};
+    kv_activity *a = kv_activity_here();
+    return a ? *a : (kv_activity){0};
 }
 
 /* End the phase that this thread is in, if it is in one. */
 static inline void kv_leave(void)
 {
-    kv_activity *a = kv_ring_here->activity ? kv_ring_here->activity() : 0;
+    kv_activity *a = kv_activity_here();
     if (a && a->begin)
         kv_end_activity(a, kv_ring_here->now());
 }
@@ -83,7 +90,7 @@ static inline void kv_leave(void)
 /* The same, unless this thread waits and is about to wait on. */
 static inline void kv_leave_work(void)
 {
-    kv_activity *a = kv_ring_here->activity ? kv_ring_here->activity() : 0;
+    kv_activity *a = kv_activity_here();
     if (a && a->begin && a->phase != KV_WAITING)
         kv_end_activity(a, kv_ring_here->now());
 }
@@ -100,7 +107,7 @@ static inline void kv_go_back(const kv_activity *before)
 /* Count bytes to what this thread is doing. */
 static inline void kv_note_bytes(kv_counters *c, uint64_t nbytes)
 {
-    kv_activity *a = kv_is_timed(c) && kv_ring_here->activity ? kv_ring_here->activity() : 0;
+    kv_activity *a = kv_is_timed(c) ? kv_activity_here() : 0;
     if (a && a->begin)
         a->about.nbytes += nbytes;
 }

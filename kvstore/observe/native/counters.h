@@ -16,6 +16,10 @@ typedef enum { KV_WAITING, KV_MOVING, KV_SUMMING, KV_UPDATING, KV_CONVERTING, KV
 
 enum { KV_BUCKETS = 128, KV_NAME = 64 };
 
+#ifndef KV_COUNTS
+#define KV_COUNTS 1 /* 0: nothing is counted or timed. For `bench observe`, which measures what that saves. */
+#endif
+
 #define KV_NOBODY INT32_MAX /* it is not known whom a wait is for */
 #define KV_NO_SLICE UINT64_MAX /* of several keys, or of none */
 
@@ -45,18 +49,20 @@ typedef struct {
 
 static inline void kv_add_to(kv_count *count, uint64_t more)
 {
-    atomic_fetch_add_explicit(count, more, memory_order_relaxed);
+    if (KV_COUNTS)
+        atomic_fetch_add_explicit(count, more, memory_order_relaxed);
 }
 
 static inline void kv_set_to(kv_count *count, uint64_t value)
 {
-    atomic_store_explicit(count, value, memory_order_relaxed);
+    if (KV_COUNTS)
+        atomic_store_explicit(count, value, memory_order_relaxed);
 }
 
 /* Whether somebody asks for times. */
 static inline int kv_is_timed(const kv_counters *c)
 {
-    return c && atomic_load_explicit(&c->timed_until, memory_order_relaxed) != 0;
+    return KV_COUNTS && c && atomic_load_explicit(&c->timed_until, memory_order_relaxed) != 0;
 }
 
 /* Four buckets for each power of two, from 256 ns on; the last one has no end (it begins after half an hour). */

@@ -7,7 +7,7 @@ cdef class StreamSet:
     Parameters
     ----------
     two : bool
-        Where there are several streams, a second thread serves every other one of those that bring no large messages.
+        Where there are several streams, a second thread serves every other one of those that bring messages of middling size.
     """
 
     cdef object epoll

@@ -446,30 +446,53 @@ class Answered:
         self.theirs.close()
 
 
+SMALL, MIDDLE, LARGE = 1_000, 100_000, 600_000
+
+
+def bring(one: Answered, nbytes: int, times: int) -> None:
+    for _ in range(times):
+        one.send(bytes(nbytes))
+        one.await_answer()
+
+
 @pytest.fixture
 def four(sender: Sender) -> Iterator[list[Answered]]:
     """Have four streams served by two threads; the second one has two of them."""
     together = StreamSet(two=True)
     made = [Answered(sender, together) for _ in range(4)]
-    for one in made * 10:
-        one.send()
-        one.await_answer()
+    for one in made:
+        bring(one, MIDDLE, 10)
     yield made
     for one in made:
         one.close()
     together.close()
 
 
-def test_a_second_thread_has_every_other_stream_that_brings_small_messages(four: list[Answered]) -> None:
+def test_a_second_thread_has_every_other_stream_that_brings_middling_messages(four: list[Answered]) -> None:
     assert [one.is_received_by_second(20 if at % 2 else 0.1) for at, one in enumerate(four)] == [0, 1, 0, 1]
     own, second = four[0], four[1]
     for one in (own, second):
-        one.send(bytes(600_000))
-        one.await_answer()
+        bring(one, LARGE, 1)
         assert not one.is_received_by_second(0.1), "a large message is for the first thread"
+    bring(second, MIDDLE, 10)
+    assert second.is_received_by_second()
+
+
+def test_a_second_thread_keeps_a_stream_whose_messages_are_small_in_between(four: list[Answered]) -> None:
+    second = four[1]
     for _ in range(10):
-        second.send()
-        second.await_answer()
+        bring(second, SMALL, 3)
+        bring(second, MIDDLE, 1)
+    assert second.is_received_by_second()
+
+
+def test_a_second_thread_gives_up_a_stream_that_brings_small_messages(four: list[Answered]) -> None:
+    second = four[1]
+    bring(second, SMALL, 10)
+    assert not second.is_received_by_second(0.1)
+    bring(second, SMALL, 10)
+    assert not second.is_received_by_second(0.1), "small messages do not bring it back"
+    bring(second, MIDDLE, 10)
     assert second.is_received_by_second()
 
 
