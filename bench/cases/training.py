@@ -108,7 +108,7 @@ class Curves(Case):
     batch: int = 32
     rate: float = 0.03
     warm: int = 50
-    multiple: float = 10.0
+    multiple: float = 3.0
 
     @property
     def job(self) -> Any:
