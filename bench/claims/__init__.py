@@ -10,7 +10,7 @@ from bench.runner.claim import Claim
 NAMES = (
     *("local", "shared", "compression", "convergence"),
     *("dist", "dist-keys", "dist-workers", "dist-hosts", "hosts"),
-    *("device", "ddp", "observe", "scale"),
+    *("device", "training", "observe", "scale"),
 )
 
 

@@ -70,7 +70,7 @@ PEERS = {
         "mpich": "rival_mpi:MPIGroup",
         "cross": "crossing:Crossing",
     },
-    "ddp": {"torch": "ways:Training"},
+    "training": {"torch": "worker:Training"},
 }
 #: Claims whose peers lie in the folder of another one.
 FOLDERS = {"hosts": "dist"}

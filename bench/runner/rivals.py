@@ -21,7 +21,7 @@ class Rival(NamedTuple):
 
 RIVALS = {
     "mxnet": Rival("KVSTORE_BENCH_MXNET", ("local", "compression", "shared", "dist", "hosts")),
-    "torch": Rival("KVSTORE_BENCH_TORCH", ("local", "shared", "dist", "hosts", "ddp")),
+    "torch": Rival("KVSTORE_BENCH_TORCH", ("local", "shared", "dist", "hosts", "training")),
     "openmpi": Rival("KVSTORE_BENCH_OPENMPI", ("shared", "hosts")),
     "mpich": Rival("KVSTORE_BENCH_MPICH", ("shared", "hosts")),
     "deepspeed": Rival("KVSTORE_BENCH_DEEPSPEED", ("shared",)),

@@ -34,6 +34,8 @@ class Plan:
         Seconds that a turn of one variant should take; at least `least` calls are made, at most `most`.
     field : int
         Variants in one column that stay in the race, at most.
+    warm : int
+        Calls before the ones that show how fast a variant is.
     """
 
     rounds: int = 7
@@ -43,6 +45,7 @@ class Plan:
     least: int = 3
     most: int = 10_000
     field: int = FIELD
+    warm: int = 2
 
 
 @dataclass
@@ -156,7 +159,8 @@ def _alike(a: list[float], b: list[float]) -> bool:
 def _contenders(process: Process, variants: list[str], plan: Plan) -> list[Contender]:
     found = []
     for variant in variants:
-        process.run(variant, 2)
+        if plan.warm:
+            process.run(variant, plan.warm)
         first = statistics.median(process.run(variant, plan.least))
         repeats = int(min(max(plan.turn / first, plan.least), plan.most))
         found.append(Contender(process, variant, repeats, first))

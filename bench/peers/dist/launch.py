@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from bench.cases.dist import APART, ENTRIES
+from bench.cases.dist import APART, ENTRIES, Entry
 from bench.peers.dist.base import PAIR
 from bench.peers.dist.hosts import ADDRESSES, LINK, Hosts
 from bench.peers.group.driver import Group
@@ -43,20 +43,27 @@ _WHERE = {"openmpi": "--host", "mpich": "-hosts"}
 class DistGroup(Group):
     """Workers, and whatever serves them; they live through all cases of a job."""
 
+    @property
+    def entry(self) -> Entry:
+        return ENTRIES[self.setting.name]
+
     def column(self, variant: str) -> str:
         """Push and pull in two calls have a column of their own."""
         return self.setting.name + (APART if variant.startswith(PAIR) else "")
 
     def plan(self, address: str, folder: str) -> Launch:
-        entry = ENTRIES[self.setting.name]
+        entry = self.entry
         if entry.engine == "ours":
-            return _ours(self.setting, address)
+            return _ours(self.setting, entry, self._worker(address))
         if entry.engine == "mxnet":
             return mxnet(self.setting, address, DMLC_LOCAL="1" if entry.transport == "ipc" else "0")
         return workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP})
 
+    def _worker(self, address: str) -> list[str]:
+        return self.setting.command("group.worker", address, self.setting.processes)
+
     def codes(self) -> tuple[Path, Path]:
-        limits, *more = _LIMITS.get(ENTRIES[self.setting.name].engine, ("floor.c",))
+        limits, *more = _LIMITS.get(self.entry.engine, ("floor.c",))
         built = compiled.build(_HERE / limits, *(str(_HERE / name) for name in more))
         return compiled.build(_HERE.parent / "group" / "meet.c"), built
 
@@ -72,9 +79,9 @@ class HostsGroup(DistGroup):
     hosts: Hosts
 
     def plan(self, address: str, folder: str) -> Launch:
-        engine = ENTRIES[self.setting.name].engine
+        engine = self.entry.engine
         if engine == "ours":
-            return self._ours(address, folder)
+            return self._ours(self._worker(address), folder)
         if engine == "mpi":
             return self._mpi(address, folder)
         if engine == "mxnet":
@@ -111,10 +118,11 @@ class HostsGroup(DistGroup):
         shell.chmod(0o700)
         return str(shell)
 
-    def _ours(self, address: str, folder: str) -> Launch:
+    def _ours(self, worker: list[str], folder: str, *options: str) -> Launch:
         where = ",".join(f"{one}:{self._each}" for one in self.hosts.addresses)
         shell = self._shell(folder)
-        return _ours(self.setting, address, "--hosts", where, "--ssh-command", shell, "--insecure")
+        there = ("--hosts", where, "--ssh-command", shell, "--insecure")
+        return _ours(self.setting, self.entry, worker, *there, *options)
 
     def _mxnet(self, address: str) -> Launch:
         launch = mxnet(self.setting, address, DMLC_PS_ROOT_URI=ADDRESSES[0], DMLC_INTERFACE=LINK)
@@ -135,7 +143,7 @@ class HostsGroup(DistGroup):
         options = _OPEN_MPI if self.setting.name == "openmpi" else _MPICH
         words = [word.format(shell=shell, link=LINK, idle=idle) for word in options]
         where = ",".join(f"{host}:{each}" for host in hosts)
-        worker = [*_OWN_SYS, *self.setting.command("group.worker", address, n)]
+        worker = [*_OWN_SYS, *self._worker(address)]
         command = [*self.hosts.in_network(0), program, *words, "-n", str(n), _WHERE[self.setting.name], where]
         return Launch(n, [([*command, *worker], {"OMP_NUM_THREADS": "1", **_UCX})])
 
@@ -150,11 +158,10 @@ def _family(pid: int) -> list[int]:
     return found
 
 
-def _ours(setting: Setting, address: str, *options: str) -> Launch:
+def _ours(setting: Setting, entry: Entry, worker: list[str], *options: str) -> Launch:
     """Let the launcher start the scheduler, the servers and the workers, as a user would."""
-    entry, n = ENTRIES[setting.name], setting.processes
+    n = setting.processes
     command = [setting.python, "-m", "kvstore.launch", "run", "-n", str(n), "-s", str(setting.servers)]
     command += ["--transport", entry.transport, *(["--secure"] if entry.secure else [])]
     env = {"KVSTORE_TIMEOUT": _TIMEOUT, **dict(setting.env)}
-    worker = setting.command("group.worker", address, n)
     return Launch(n, [([*command, *options, "--", *worker], env)])

@@ -224,9 +224,9 @@ class Group(Process):
             _kill_worker(pid)
         self._lines, self.workers = [], []
         for process in self.processes:
-            _end(process, 0.0 if kill else 15.0)
+            end(process, 0.0 if kill else 15.0)
         for helper in self.helpers:
-            _end(helper, 0.0)
+            end(helper, 0.0)
         self.processes, self.helpers = [], []
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -241,7 +241,7 @@ def _kill_worker(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+def end(process: subprocess.Popen[bytes], patience: float) -> None:
     """Wait, then ask, then kill the process and all of its session."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(patience or 0.01)

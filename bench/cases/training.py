@@ -1,0 +1,161 @@
+"""What is measured of training in PyTorch: models, batches, and where the workers are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bench.cases.base import Case
+from bench.cases.hosts import Link
+
+#: Ways to train, as the tables have them.
+WAYS = {
+    "alone": "no exchange",
+    "gloo": "DDP, gloo",
+    "hook": "DDP, hook",
+    "optimizer": "DistributedOptimizer",
+    "store": "updates in the store",
+    "packed": "DistributedOptimizer, 2bit",
+}
+#: Those that exchange the same gradients without a loss.
+EXACT = ("gloo", "hook", "optimizer", "store")
+EXCHANGE = " exchange"  # behind a way: what it exchanges in a step, and no step
+MEMORY = "memory"  # the sum of as many bytes in memory, by all workers, and nothing else
+
+
+@dataclass(frozen=True)
+class TrainingCase(Case):
+    """A model, and how two workers train it.
+
+    Attributes
+    ----------
+    name : str
+        Unique; what ``--only`` matches.
+    model : str
+        A name of `bench.peers.training.models`.
+    batch : int
+        Examples of each worker in a step.
+    parameters : int
+        Numbers that the model has.
+    hosts : int
+        1: both workers are on one. 2: each has a worker and a server.
+    gbit : float
+        Speed of the links between hosts.
+    """
+
+    name: str
+    model: str
+    batch: int
+    parameters: int
+    hosts: int = 1
+    gbit: float = 0.0
+
+    @property
+    def job(self) -> Any:
+        return self.hosts, self.gbit
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradients of a worker."""
+        return 4 * self.parameters
+
+    @property
+    def needed(self) -> float:
+        """Seconds that the wire needs: each of two hosts sends, and receives, as much as the model has."""
+        return link(self).needs(self.nbytes) if self.hosts > 1 else 0.0
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Ways of this case: nobody compresses for memory."""
+        return tuple(way for way in WAYS if way != "packed" or self.hosts > 1)
+
+
+#: Ways whose losses are compared.
+CURVES = ("gloo", "optimizer", "packed")
+
+
+@dataclass(frozen=True)
+class Curves(Case):
+    """Losses of a small model over its steps, from several seeds, by each way of `CURVES` between two hosts.
+
+    Attributes
+    ----------
+    name : str
+        Unique; what ``--only`` matches.
+    gbit : float
+        Speed of the links.
+    steps, seeds : int
+        Steps of a training, and trainings.
+    every : int
+        Steps whose mean loss is kept.
+    batch : int
+        Examples of each worker in a step.
+    rate : float
+        The highest learning rate.
+    warm : int
+        Steps until it is reached; then it falls to nothing, as a cosine does.
+    multiple : float
+        2bit's threshold, in multiples of the first gradients' root mean square.
+    """
+
+    name: str
+    gbit: float = 1.0
+    steps: int = 1000
+    seeds: int = 5
+    every: int = 25
+    batch: int = 32
+    rate: float = 0.03
+    warm: int = 50
+    multiple: float = 3.0
+
+    @property
+    def job(self) -> Any:
+        return 2, self.gbit
+
+    def rate_of(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        cosine = (1 + math.cos(math.pi * step / self.steps)) / 2
+        return self.rate * min(1.0, (step + 1) / self.warm) * cosine
+
+
+LOSSES = Curves("2 hosts x 1, 1 Gbit/s: loss over 1,000 steps")
+
+
+def link(case: TrainingCase | Curves) -> Link:
+    """Return what joins the hosts of a case."""
+    return Link(case.gbit)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, the batch of a worker, and what the tables say of it."""
+
+    name: str
+    batch: int
+    parameters: int
+    about: str
+
+
+SMALL = (
+    Model("digits", 32, 9_610, "digits: 64-128-10, 32 images"),
+    Model("encoder", 8, 4_741_130, "encoder: 6 layers of 256, 4.7 M parameters, 8 x 32 tokens"),
+)
+LARGE = (
+    Model("perceptron", 32, 25_198_602, "MLP: 6 layers of 2048, 25.2 M parameters, 32 rows"),
+    Model("resnet50", 8, 25_557_032, "ResNet-50: 25.6 M parameters, 8 images of 64 x 64"),
+    Model("transformer", 4, 124_439_808, "transformer: 12 layers of 768, 124 M parameters, 4 x 32 tokens"),
+)
+#: Hosts, and the speed of their links.
+PLACES = ((1, 0.0), (2, 1.0), (2, 10.0))
+
+
+def all_cases() -> Iterator[TrainingCase | Curves]:
+    """Make every case, in the order of the tables."""
+    for hosts, gbit in PLACES:
+        where = f"2 hosts x 1, {gbit:g} Gbit/s" if hosts > 1 else "1 host x 2"
+        for model in LARGE if hosts > 1 else (*SMALL, *LARGE):
+            name = f"{where}: {model.about}"
+            yield TrainingCase(name, model.name, model.batch, model.parameters, hosts, gbit)
+    yield LOSSES

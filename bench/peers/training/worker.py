@@ -1,0 +1,129 @@
+"""A worker that trains in each way in turn."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import kvstore as kv
+from bench.cases.common import KB, MB
+from bench.cases.training import EXCHANGE, MEMORY, TrainingCase
+from bench.peers.base import Array, Call
+from bench.peers.group.base import GroupPeer
+from bench.peers.group.link import Place
+from bench.peers.training import models
+from bench.peers.training.ways import Way, Ways, compare, sample
+
+#: How much the weights may differ after each of the first steps. DistributedDataParallel makes its buckets
+#: anew in the second, and a network that has learnt nothing can make a rounding error 10,000 times as large.
+_TOLERANCES = (1e-3, 5e-2)
+_PATIENCE = 120.0  # seconds, for a step of the largest model on the slowest link
+_BLOCK, _MEMORY = 64 * KB, 32 * MB  # numbers: what stays in a cache, and what does not
+
+
+class Training(GroupPeer):
+    """Each way is a variant, and so is each exchange by itself; a turn is some calls, after a barrier.
+
+    The weights of all ways lie in the same memory, and so do momenta: large models fit.
+    """
+
+    case_type = TrainingCase
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        torch.set_num_threads(1)
+        meeting = f"file://{os.getcwd()}/meeting"
+        limit = timedelta(seconds=_PATIENCE)
+        dist.init_process_group("gloo", init_method=meeting, rank=place.rank, world_size=2, timeout=limit)
+        self._stores: list[kv.KVStore] = []
+
+    def prepare(self, case: TrainingCase) -> list[Array]:
+        """Make two steps in each way; there is nothing to compare with other peers."""
+        kind = "shared" if case.hosts == 1 else "dist_sync"
+        batch = models.batch(case.model, case.batch, self.place.rank)
+        ways = Ways(lambda: batch, lambda: self._open(kind))
+        found = self._made(case, ways)
+        self.variants = {name: way.step for name, way in found.items()}
+        for name, way in found.items():
+            if way.exchange is not None:
+                self.variants[name + EXCHANGE] = way.exchange
+        if case.hosts == 1:
+            self.variants[MEMORY] = sum_in_memory(case.parameters)
+        return []
+
+    def _made(self, case: TrainingCase, ways: Ways) -> dict[str, Way]:
+        """Make each way with the first weights, and try it."""
+        found, model = {}, models.make(case.model)
+        _check_size(case, model)
+        first, expected = sample(model), list[torch.Tensor]()
+        for name in case.ways:
+            model.load_state_dict(models.make(case.model).state_dict())
+            found[name] = ways.make(name, models.twin(case.model, model))
+            changes = []
+            for _ in _TOLERANCES:
+                found[name].step()
+                changes.append(sample(model) - first)
+            if name == "gloo":
+                expected = changes
+            for change, wanted, tolerance in zip(changes, expected, _TOLERANCES, strict=False):
+                compare(name, change, wanted, tolerance)
+        return found
+
+    def run(self, variant: str, repeats: int) -> list[float]:
+        dist.barrier()
+        before = time.process_time()
+        times = [_timed(self.variants[variant]) for _ in range(repeats)]
+        self.cpu = time.process_time() - before
+        return times
+
+    def _open(self, kind: str) -> kv.KVStore:
+        made = kv.create(kind, timeout=_PATIENCE)
+        self._stores.append(made)
+        return made
+
+    def release(self) -> None:
+        super().release()
+        for store in self._stores:
+            store.close()
+        self._stores = []
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def sum_in_memory(count: int) -> Call:
+    """Return what sums half of so many numbers of two workers, and leaves the sum with both.
+
+    It is what memory needs for a worker's share of the work. Blocks stay in a cache between sum and copy;
+    as much memory as no cache holds is gone through again and again.
+    """
+    half = count // 2
+    mine, other = torch.zeros(2, min(half, _MEMORY))
+    pairs = list(zip(mine.split(_BLOCK), other.split(_BLOCK), strict=True))
+    blocks = -(-half // _BLOCK)
+
+    def call() -> None:
+        for number in range(blocks):
+            one, two = pairs[number % len(pairs)]
+            torch.add(one, two, out=one)
+            two.copy_(one)
+
+    return call
+
+
+def _check_size(case: TrainingCase, model: nn.Module) -> None:
+    found = sum(parameter.numel() for parameter in model.parameters())
+    if found != case.parameters:
+        raise AssertionError(f"{case.model} has {found} parameters, not {case.parameters}")
+
+
+def _timed(step: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
