@@ -53,6 +53,13 @@ static inline void kv_add_to(kv_count *count, uint64_t more)
         atomic_fetch_add_explicit(count, more, memory_order_relaxed);
 }
 
+/* The same where no other thread adds to it meanwhile: a locked instruction also waits for all that was written before. */
+static inline void kv_add_alone(kv_count *count, uint64_t more)
+{
+    if (KV_COUNTS)
+        atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + more, memory_order_relaxed);
+}
+
 static inline void kv_set_to(kv_count *count, uint64_t value)
 {
     if (KV_COUNTS)

@@ -154,7 +154,7 @@ cdef extern from "region.h" nogil:
     kv_about kv_about_growth(const void *context)
     void kv_enter_round(kv_self *me, int phase, uint64_t slice, uint64_t round, uint64_t nbytes)
     void kv_leave()
-    void kv_add_to(void *count, uint64_t more)
+    void kv_add_alone(void *count, uint64_t more)
     void kv_note_losses(kv_self *me)
     void kv_count_sent(kv_self *me, uint64_t nbytes)
     void kv_count_received(kv_self *me, uint64_t nbytes)

@@ -254,7 +254,7 @@ cdef uint64_t pushed_round(Handle h) noexcept:
 cdef void count_rounds(Handle h, uint64_t round) noexcept:
     """Count the rounds up to this one, which this worker has seen complete."""
     if round > h.counted and h.job.me.counters != NULL:
-        kv_add_to(&h.job.me.counters.rounds, round - h.counted)
+        kv_add_alone(&h.job.me.counters.rounds, round - h.counted)
         h.counted = round
 
 

@@ -64,16 +64,18 @@ static int kv_await(kv_self *me, kv_condition ready, kv_describe describe, void 
 
 /* ------------------------------------------------------------------------------------------------ counts */
 
+/* Of bytes: whoever calls these has the interpreter's lock. */
+
 static inline void kv_count_sent(kv_self *me, uint64_t nbytes)
 {
     if (me->counters)
-        kv_add_to(&me->counters->sent[KV_BY_SHARED], nbytes);
+        kv_add_alone(&me->counters->sent[KV_BY_SHARED], nbytes);
 }
 
 static inline void kv_count_received(kv_self *me, uint64_t nbytes)
 {
     if (me->counters)
-        kv_add_to(&me->counters->received[KV_BY_SHARED], nbytes);
+        kv_add_alone(&me->counters->received[KV_BY_SHARED], nbytes);
 }
 
 static void kv_tell(kv_self *me, uint16_t kind, int whom, uint64_t slice, uint64_t round, uint64_t nbytes)
