@@ -45,6 +45,7 @@ static void kv_enter_timed(kv_counters *c, kv_phase phase, kv_about about)
 {
     kv_activity *a = kv_ring_here->activity();
     int waits = phase == KV_WAITING;
+    atomic_store_explicit(&kv_ring_here->was_timed, 1, memory_order_relaxed);
     if (!kv_is_same(a, c, phase, about)) {
         uint64_t now = kv_ring_here->now();
         if (a->begin)
@@ -62,7 +63,8 @@ static void kv_enter_timed(kv_counters *c, kv_phase phase, kv_about about)
 /* NULL: this thread has none. */
 static inline kv_activity *kv_activity_here(void)
 {
-    return KV_COUNTS && kv_ring_here->activity ? kv_ring_here->activity() : 0;
+    int may_have = KV_COUNTS && atomic_load_explicit(&kv_ring_here->was_timed, memory_order_relaxed);
+    return may_have ? kv_ring_here->activity() : 0;
 }
 
 /* Enter a phase, if somebody asks for times. `kv_leave` follows, or another phase. */

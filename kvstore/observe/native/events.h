@@ -39,6 +39,7 @@ typedef struct {
     uint32_t (*thread)(void);
     kv_activity *(*activity)(void); /* of this thread */
     kv_count freed; /* number of counters that were freed */
+    _Atomic int was_timed; /* some thread has been in a phase: before, none has one to end */
 } kv_ring;
 
 static kv_ring kv_no_ring; /* nothing is timed or recorded before a module was given another one */
