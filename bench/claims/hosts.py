@@ -7,7 +7,6 @@ and of MXNet, and the workers.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from bench.peers.dist.hosts import Hosts
 from bench.peers.dist.launch import HostsGroup
 from bench.peers.dist.link_probe import LinkProbe, probe
 from bench.peers.process import Setting
-from bench.runner import machine, rivals, run, table
+from bench.runner import earlier, machine, rivals, run, table
 from bench.runner.rounds import Measured, Plan
 
 #: A call may take seconds: the first ones show how fast a way is, then one is a turn.
@@ -43,7 +42,7 @@ class BetweenHosts(dist.Dist):
     timed = ("seconds", "cpu", "moved")
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--add", action="store_true", help="keep the other cases of what --write names")
+        earlier.add_option(parser)
 
     def instead(self, options: argparse.Namespace) -> str:
         return ""
@@ -93,10 +92,10 @@ class BetweenHosts(dist.Dist):
         )
 
     def page(self, found: list[Measured], took: float) -> str:
-        return super().page(newest(found), took)
+        return super().page(earlier.newest(found, cases.all_cases()), took)
 
     def to_json(self, found: list[Measured], took: float) -> str:
-        return super().to_json(newest(found), took)
+        return super().to_json(earlier.newest(found, cases.all_cases()), took)
 
     def sections(self, found: list[Measured]) -> Iterator[str]:
         yield from table.section("The links, with nothing else on them", LINKS, list(links(found)))
@@ -119,26 +118,11 @@ def links(found: list[Measured]) -> Iterator[list[str]]:
         yield [case.name.rpartition(": ")[0], share, table.time(there.round_trip), relay]
 
 
-def newest(found: list[Measured]) -> list[Measured]:
-    """Leave out what has been measured again, and sort as the cases are."""
-    last = {m.case.name: m for m in found}
-    return [last[case.name] for case in cases.all_cases() if case.name in last]
-
-
 def kept(name: str) -> Iterator[Measured]:
-    """Read what was written before."""
-    path = run.results(name)
-    there = path.with_name(f"{path.name}.json")
-    rows = json.loads(there.read_text())["cases"] if there.exists() else []
-    known = {case.name: case for case in cases.all_cases()}
-    for row in rows:
-        if row["case"] in known:
-            figures = {one: row[one] for one in BetweenHosts.timed}
-            probes = [machine.Probe(**probe) for probe in row["probes"]]
-            case = known[row["case"]]
-            told = {name: row[name] for name in ("variants", "others", "wrong")}
-            _probed[case.job] = LinkProbe(*row["link"])
-            yield Measured(case, probes=probes, **told, **figures)
+    """Read what was written before, also of the links."""
+    for case, row in earlier.read(name, cases.all_cases()):
+        _probed[case.job] = LinkProbe(*row["link"])
+        yield earlier.measured(case, row, BetweenHosts.timed)
 
 
 def _case(m: Measured) -> str:

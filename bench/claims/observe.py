@@ -62,6 +62,7 @@ class _InDist(DistGroup):
         return (self.setting.label or self.setting.name) + apart
 
 
+_PATIENCE = 60.0  # seconds until it has answered
 #: Asks another kvstore whether it counts; older ones do not know.
 _COUNTS = "from kvstore.observe.native import _observe; print(getattr(_observe, 'COUNTS', True))"
 
@@ -71,8 +72,9 @@ def _other() -> str:
     python = os.environ.get("KVSTORE_BENCH_BEFORE")
     if not python:
         return LABELS["before"]
-    said = subprocess.run([python, "-c", _COUNTS], capture_output=True, text=True, check=False, cwd="/")
-    return "kvstore without counters" if said.stdout.strip() == "False" else "an older kvstore"
+    command = [python, "-c", _COUNTS]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=_PATIENCE)
+    return "kvstore without counters" if said.stdout.strip() == "False" else LABELS["before"]
 
 
 _PROCESSES = {"local": _InLocal, "shared": _InShared, "dist": _InDist}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,10 +20,11 @@ from bench.claims import training_tables
 from bench.peers.dist.hosts import Hosts
 from bench.peers.process import Setting
 from bench.peers.training.launch import OneHost, TwoHosts
-from bench.runner import machine, rivals, run, table
+from bench.runner import earlier, machine, rivals, run, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan
 
+_PATIENCE = 120.0  # seconds until an interpreter has told what it has
 _VERSIONS = """import sys; sys.path.append(sys.argv[1]); import torch, kvstore
 told = f"torch {torch.__version__.partition('+')[0]}, kvstore {kvstore.__version__}"
 print(told, torch.distributed.is_mpi_available(), sep="|")"""
@@ -49,7 +49,7 @@ class Training(Claim):
     timed = ("seconds", "cpu", "moved")
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--add", action="store_true", help="keep the other cases of what --write names")
+        earlier.add_option(parser)
 
     def cases(self, options: argparse.Namespace) -> Iterable[Any]:
         return list(cases.all_cases())
@@ -111,13 +111,13 @@ class Training(Claim):
         return {**super().head(), "versions": versions()[0]}
 
     def page(self, found: list[Any], took: float) -> str:
-        found = newest(found)
+        found = earlier.newest(found, cases.all_cases())
         head = [f"# {self.title}\n", f"{self.where()}.\n\n{training_tables.about(versions()[1])}\n"]
         steps, learnt = split(found)
         return "\n".join([*head, table.state(steps), *training_tables.sections(steps, learnt)])
 
     def to_json(self, found: list[Any], took: float) -> str:
-        return super().to_json(newest(found), took)
+        return super().to_json(earlier.newest(found, cases.all_cases()), took)
 
     def fields(self, case: Any) -> dict[str, Any]:
         return {}
@@ -135,7 +135,9 @@ def versions() -> tuple[str, bool]:
     Away from the tree: an installed kvstore goes first.
     """
     command = [rivals.interpreter("torch"), "-c", _VERSIONS, str(ROOT)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tempfile.gettempdir())
+    told = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=tempfile.gettempdir(), timeout=_PATIENCE
+    )
     words, _, mpi = told.stdout.strip().partition("|")
     return words, mpi == "True"
 
@@ -146,25 +148,11 @@ def split(found: list[Any]) -> tuple[list[Measured], list[Learnt]]:
     return [m for m in found if not isinstance(m, Learnt)], learnt
 
 
-def newest(found: list[Any]) -> list[Any]:
-    """Leave out what has been measured again, and sort as the cases are."""
-    last = {m.case.name: m for m in found}
-    return [last[case.name] for case in cases.all_cases() if case.name in last]
-
-
 def kept(name: str) -> Iterator[Any]:
     """Read what was written before."""
-    path = run.results(name)
-    there = path.with_name(f"{path.name}.json")
-    known = {case.name: case for case in cases.all_cases()}
-    for row in json.loads(there.read_text())["cases"] if there.exists() else []:
-        if (case := known.get(row["case"])) is None:
-            continue
-        if isinstance(case, Curves):
-            yield Learnt(case, row["runs"])
-            continue
-        figures = {one: row[one] for one in (*Training.timed, "variants", "others", "wrong")}
-        yield Measured(case, probes=[machine.Probe(**probe) for probe in row["probes"]], **figures)
+    for case, row in earlier.read(name, cases.all_cases()):
+        losses = isinstance(case, Curves)
+        yield Learnt(case, row["runs"]) if losses else earlier.measured(case, row, Training.timed)
 
 
 CLAIM = Training()

@@ -21,7 +21,8 @@ from torch import nn
 import kvstore as kv
 from bench.cases.training import CURVES, Curves
 from bench.peers.training import models
-from bench.peers.training.ways import Batch, Way, Ways
+from bench.peers.training.models import Batch
+from bench.peers.training.ways import Way, Ways
 from kvstore.launch.demo import digits
 from kvstore.launch.demo.training import Data
 

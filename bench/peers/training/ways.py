@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 import kvstore as kv
 from bench.cases.training import EXACT, WAYS
 from bench.peers.base import Call
+from bench.peers.training.models import Batch
 from kvstore.torch import DistributedOptimizer, HookState, allreduce_hook
 
 MOMENTUM = 0.9
 
-Batch = tuple[Any, Any]
 Open = Callable[[], kv.KVStore]
 
 

@@ -195,7 +195,7 @@ cdef class Counters:
     cpdef void count(self, unsigned call) noexcept:
         """Count a call; a number of `kvstore.observe.counters.CALLS`."""
         if call < KV_CALLS:
-            kv_add_alone(&self.c.calls[call], 1)  # nothing else does
+            kv_add_alone(&self.c.calls[call], 1)  # nobody without the interpreter's lock does
 
     cpdef void move(self, unsigned way, uint64_t sent, uint64_t received) noexcept:
         """Count bytes of values that went and came; a number of `kvstore.observe.counters.WAYS`."""

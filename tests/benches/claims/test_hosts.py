@@ -63,11 +63,6 @@ def test_other_cases_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert list(claim.kept("y")) == []
 
 
-def test_what_is_measured_again_counts() -> None:
-    first, again, other = made(), made(), made("2 hosts x 1, 1 Gbit/s, 0 ms: 4 KB")
-    assert claim.newest([first, again, other]) == [other, again]
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(compiled.compiler() is None, reason="the barrier is C")
 @pytest.mark.parametrize("link", [Link(10), Link(1, 1, 0.001)], ids=str)

@@ -8,6 +8,7 @@ kernel say whose socket that is, and opens the memfd of that process: the kernel
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -25,6 +26,7 @@ log = logging.getLogger("kvstore.shared")
 
 _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2  # in fcntl since Python 3.8 on some builds only
 _BACKLOG = 4096
+_LINGERS = 2.0  # seconds for which the name of a process that was killed may still be held
 
 
 class RegionRendezvous:
@@ -37,18 +39,30 @@ class RegionRendezvous:
         self._fd = -1
 
     def listen(self) -> None:
-        """Be found by others from now on; ConfigError: a living process of the job has this rank."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        """Be found by others from now on; ConfigError: a living process of the job has this rank.
+
+        Who had the rank before and was killed may hold its name a moment longer: the kernel takes it down, or
+        a child that it has just made has not run yet and let go.
+        """
+        clock = WaitClock(_LINGERS)
+        while True:
+            clock.read()
+            try:
+                self._fd = self._bound()
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or clock.over:
+                    raise ConfigError(
+                        f"rank {self.rank} of this job is taken by another living process ({error}); give each "
+                        "process its own rank, and each job its own KVSTORE_JOB"
+                    ) from error
+            time.sleep(0.01)
+
+    def _bound(self) -> int:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.bind(self._address(self.rank))
             sock.listen(_BACKLOG)
-        except OSError as error:
-            sock.close()
-            raise ConfigError(
-                f"rank {self.rank} of this job is taken by another living process ({error}); give each "
-                "process its own rank, and each job its own KVSTORE_JOB"
-            ) from error
-        self._fd = sock.detach()
+            return sock.detach()
 
     def close(self) -> None:
         """Be found no more."""

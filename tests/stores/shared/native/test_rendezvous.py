@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,24 @@ def test_a_rank_is_taken_once(rendezvous: Any) -> None:
         two.listen()
     one.close()
     two.listen()
+
+
+def test_a_rank_is_taken_once_a_child_lets_go(rendezvous: Any) -> None:
+    """The child that a killed process has just made holds its name until it runs."""
+    one, two = rendezvous(rank=1), rendezvous(rank=1)
+    one.listen()
+    asks, goes = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(goes)
+        os.read(asks, 1)
+        os._exit(0)
+    os.close(asks)
+    one.close()
+    let_go = threading.Timer(0.3, os.close, [goes])
+    let_go.start()
+    two.listen()
+    let_go.join()
+    assert os.waitpid(child, 0) == (child, 0)
 
 
 def test_a_wait_for_a_founder_that_never_comes_ends(rendezvous: Any) -> None:

@@ -117,6 +117,7 @@ static void kp_take_in(kp_second *second, kp_stream *s, int may_move)
 static void kp_give_second(kp_second *second, kp_stream *s)
 {
     pthread_mutex_lock(&second->lock);
+    s->in_a_row = 0;
     if (!kp_make_stream_room(second, s->fd)) {
         second->streams[s->fd] = s;
         s->hand = &second->hands[1];
@@ -162,10 +163,8 @@ static void kp_choose_thread(kp_second *second, kp_stream *s, uint64_t nbytes)
     if (!s->may_move || nbytes < KP_SECOND_LEAST)
         return;
     s->in_a_row = nbytes > KP_SECOND_MOST ? 0 : s->in_a_row + 1;
-    if (s->in_a_row == KP_IN_A_ROW) {
-        s->in_a_row = 0;
+    if (s->in_a_row == KP_IN_A_ROW)
         kp_give_second(second, s);
-    }
 }
 
 /* The same by the second thread, which does not use a stream that it has given away. */
