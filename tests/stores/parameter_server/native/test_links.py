@@ -147,7 +147,7 @@ class Worker:
         self.memory: PeerBuffers | None = None
         self.blocks: dict[int, Block] = {}
         self.answers: dict[int, list[Answer]] = {}
-        self.reported = 0
+        self.reported = self.packed = 0
         self.stream: Stream | None = None
 
     @property
@@ -181,6 +181,9 @@ class Worker:
             frame = memoryview(frames[record.frame]).cast("B")
             assert len(frame) >= record.offset + record.nbytes
             data = bytes(frame[record.offset : record.offset + record.nbytes])
+            if record.coding:
+                self.packed += 1
+                return summed(record, data)
             return repr(unpacked(data)).encode() if b"kvstore.optimizer_states" in data else data
         if record.place == P.SHARED:
             assert self.memory is not None
@@ -195,6 +198,15 @@ class Worker:
         if self.memory is not None:
             self.memory.close()
         self.pool.close()
+
+
+def summed(record: Record, data: bytes) -> bytes:
+    """Sum the parts that are sent in place of a value."""
+    size = SHAPES[record.slice][0]
+    parts = np.frombuffer(data, np.uint8).reshape(-1, cpu.encoded_bytes(record.coding, size))
+    total = np.empty(size, np.float32)
+    cpu.decode(record.coding, record.threshold, list(parts), total)
+    return total.tobytes()
 
 
 class Server:
@@ -356,10 +368,12 @@ class Program:
         self.slices = sorted(self.chance.sample(range(len(SHAPES)), self.chance.randint(1, 5)))
         self.threshold = 0.5
         self.crowded = self.chance.random() < 0.2
-        server.mode = "sync" if self.chance.random() < 0.6 else "async"
+        #: Whether most of what is pushed is packed, and summed without an optimizer.
+        self.packs = self.chance.random() < 0.3
+        server.mode = "sync" if self.packs or self.chance.random() < 0.6 else "async"
         #: Whether payloads lie in shared memory; else workers leave. What one that is gone had there can be
         #: read by a link, which has mapped it, and by nobody else.
-        self.shares = self.chance.random() < 0.6
+        self.shares = self.chance.random() < (0.3 if self.packs else 0.6)
         self.pushed = {(rank, i): 0 for rank in range(workers) for i in self.slices}
         self.sequence = dict.fromkeys(range(workers), 0)
         self.sent: dict[int, list[tuple[Record, Any]]] = {rank: [] for rank in range(workers)}
@@ -373,7 +387,7 @@ class Program:
         server.start(workers)
         for i in self.slices:
             self.send(0, [self.request(0, K.INIT, i)])
-        if self.chance.random() < 0.6:
+        if self.chance.random() < (0.1 if self.packs else 0.6):
             self.change_settings("optimizer")
 
     @property
@@ -399,10 +413,14 @@ class Program:
     def filled(self, rank: int, record: Record) -> tuple[Record, Any]:
         data, chance = self.payload(record.slice), self.chance
         pushes = record.kind in (K.PUSH, K.PUSHPULL)
-        if pushes and SHAPES[record.slice][1] == "float32" and chance.random() < 0.2:
+        if (
+            pushes
+            and SHAPES[record.slice][1] == "float32"
+            and chance.random() < (0.95 if self.packs else 0.2)
+        ):
             size = server_loop_size(SHAPES[record.slice][0])
             data = self.data.integers(0, 256, size, np.uint8)
-            other = chance.random() < 0.2
+            other = chance.random() < (0.03 if self.packs else 0.2)
             record = record._replace(coding=TWO_BIT, threshold=0.25 if other else self.threshold)
         if pushes and data.nbytes and self.shares and chance.random() < 0.4:
             worker = self.server.workers[rank]
@@ -416,6 +434,8 @@ class Program:
             ), None
         if pushes and chance.random() < 0.02:
             data = data[:-1]
+        if record.coding and record.kind == K.PUSHPULL and chance.random() < 0.8:
+            record = record._replace(flags=m.PACKED)
         return record._replace(place=P.FRAME, nbytes=data.nbytes), data
 
     def send(self, rank: int, made: list[tuple[Record, Any]]) -> None:
@@ -437,7 +457,7 @@ class Program:
         behind = min(self.pushed[other, i] for other in self.ranks)
         kind = chance.choice([K.PUSH, K.PUSHPULL, K.PUSHPULL, K.PULL])
         if kind == K.PULL or count - behind > 3:
-            flags = chance.choice([0, 0, m.BY_FRAME])
+            flags = chance.choice([0, m.PACKED, m.PACKED, m.BY_FRAME])
             return self.request(rank, K.PULL, i, min(count, behind + 1), flags=flags)
         self.pushed[rank, i] = count + 1
         return self.request(rank, kind, i, count + 1)
@@ -642,6 +662,20 @@ def test_with_links_and_without_a_thousand_programs_are_the_same() -> None:
 def test_links_handle_most_requests() -> None:
     seen, all_seen = (sum(ran(seed, links, 40)[1] for seed in range(20)) for links in (True, False))
     assert seen < 0.7 * all_seen
+
+
+def test_links_send_sums_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    close = Server.close
+
+    def counted(server: Server) -> None:
+        counts.append(sum(one.packed for one in server.workers.values()))
+        close(server)
+
+    monkeypatch.setattr(Server, "close", counted)
+    for seed in range(40):
+        ran(seed, True, 40)
+    assert sum(counts) > 40
 
 
 def left() -> dict[str, int]:
