@@ -112,8 +112,8 @@ PROBE = 2
 IN_PLACE = 3
 #: `Record.flags` of a read that wants the value as it was after round `round`, last or not.
 OF_ROUND = 4
-#: `Record.flags` of a read whose answer may be the parts of the round, one behind the other in rank order, each
-#: packed as the answer's `coding` and `threshold` say. Their sum is the value.
+#: `Record.flags` of a read whose answer may be the parts of the round, one behind the other in rank order,
+#: each packed as the answer's `coding` and `threshold` say. Their sum is the value.
 PACKED = 5
 #: Never sent: at a server, of an IN_PLACE request whose value has been written over what was pushed.
 WRITTEN = 1 << 63

@@ -183,7 +183,7 @@ class Worker:
             data = bytes(frame[record.offset : record.offset + record.nbytes])
             if record.coding:
                 self.packed += 1
-                return summed(record, data)
+                return summed(record, data, self.server.shapes[record.slice][0])
             return repr(unpacked(data)).encode() if b"kvstore.optimizer_states" in data else data
         if record.place == P.SHARED:
             assert self.memory is not None
@@ -200,9 +200,8 @@ class Worker:
         self.pool.close()
 
 
-def summed(record: Record, data: bytes) -> bytes:
+def summed(record: Record, data: bytes, size: int) -> bytes:
     """Sum the parts that are sent in place of a value."""
-    size = SHAPES[record.slice][0]
     parts = np.frombuffer(data, np.uint8).reshape(-1, cpu.encoded_bytes(record.coding, size))
     total = np.empty(size, np.float32)
     cpu.decode(record.coding, record.threshold, list(parts), total)
@@ -225,6 +224,7 @@ class Server:
         self.sockets: Any = self.loop._sockets
         self.letters = self.epoch = 0
         self.workers: dict[int, Worker] = {}
+        self.shapes: list[tuple[int, str]] = []
         self.tell(m.Welcome(-1, 0, 1, 0, (), ()))
 
     def tell(self, body: Any) -> None:
@@ -234,6 +234,7 @@ class Server:
         self.pump()
 
     def define(self, shapes: list[tuple[int, str]]) -> None:
+        self.shapes = shapes
         entries = [
             m.KeyEntry(m.KeySpec(str(i), (n,), dtype), i, (m.Slice(i, 0, 0, n),), False)
             for i, (n, dtype) in enumerate(shapes)
@@ -750,6 +751,69 @@ def test_an_answer_is_read_before_a_sum_of_the_same_message(server: Server) -> N
     server.pump()
     assert server.workers[0].answers[3] == [Answer(K.VALUE, 1, ones(1).tobytes())]
     assert server.values()[0] == (2, ones(9).tobytes())
+
+
+# -------------------------------------------------------------------------------------------- packed sums
+
+
+PARTS = (0b11_10_00_11, 0b11_11_10_00)  # of four elements each: +1 -1 0 +1, and +1 +1 -1 0
+SUM = np.array([1, 0, -0.5, 0.5] * 2, np.float32)
+
+
+def push_packed(server: Server, sequences: tuple[int, int], round_: int) -> None:
+    """Have both workers push what they have packed."""
+    for rank, sequence in enumerate(sequences):
+        record = push(sequence, round_)._replace(coding=TWO_BIT, threshold=0.5, nbytes=4)
+        server.send(rank, [record], [bytes([PARTS[rank]] * 2 + [0, 0])])
+        server.pump()
+
+
+def pulled(server: Server, rank: int, sequence: int, round_: int, flags: int = 0) -> bytes | None:
+    server.send(rank, [Record(K.PULL, 0, sequence, round_, flags=flags)], [])
+    server.pump()
+    (answer,) = server.workers[rank].answers[sequence]
+    assert answer.kind == K.VALUE
+    return answer.payload
+
+
+def test_a_packed_sum_is_read_packed_and_plain(server: Server) -> None:
+    begun(server)
+    push_packed(server, (3, 2), 2)
+    assert pulled(server, 0, 4, 2, m.PACKED) == SUM.tobytes()
+    assert pulled(server, 1, 3, 2) == SUM.tobytes(), "whoever asks for plain numbers gets these"
+    assert pulled(server, 0, 5, 2, m.PACKED) == SUM.tobytes(), "and others still get the parts"
+    assert server.workers[0].packed == (2 if server.sockets.links else 0) and not server.workers[1].packed
+    assert server.values()[0] == (2, SUM.tobytes())
+    assert pulled(server, 0, 6, 2, m.PACKED) == SUM.tobytes(), "Python may write what it has looked at"
+    assert server.workers[0].packed == (2 if server.sockets.links else 0)
+
+
+def test_the_value_before_a_packed_round_stays(server: Server) -> None:
+    begun(server)
+    push_packed(server, (3, 2), 2)
+    for rank in range(2):
+        server.send(rank, [push(4 - rank, 3)], [ones(3)])
+        server.pump()
+    assert pulled(server, 1, 4, 2, m.OF_ROUND) == SUM.tobytes()
+    assert server.values()[0] == (3, ones(6).tobytes())
+    push_packed(server, (5, 5), 4)
+    assert pulled(server, 1, 6, 3, m.OF_ROUND) == ones(6).tobytes()
+    push_packed(server, (6, 7), 5)
+    assert pulled(server, 1, 8, 4, m.OF_ROUND) == SUM.tobytes()
+    assert server.values()[0] == (5, SUM.tobytes())
+
+
+def test_an_optimizer_updates_a_packed_sum(server: Server) -> None:
+    begun(server)
+    push_packed(server, (3, 2), 2)
+    server.tell(m.Install(0, 1, "optimizer", json.dumps({"name": "sgd", "config": {"learning_rate": 1.0}})))
+    for round_ in (3, 4):
+        for rank in range(2):
+            record = push(round_ + 1 - rank, round_)._replace(version=1)
+            server.send(rank, [record], [ones(0.25)])
+            server.pump()
+    assert server.values()[0] == (4, (SUM - 1).tobytes())
+    assert pulled(server, 0, 6, 4, m.PACKED) == (SUM - 1).tobytes()
 
 
 # ------------------------------------------------------------------------------------------------ updates
