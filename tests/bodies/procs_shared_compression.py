@@ -108,6 +108,42 @@ def exchanged(store: Any, own: dict[str, Array], verb: str) -> list[Array]:
     return outs
 
 
+def packed_sums(threshold: float, sizes: list[int], verb: str) -> list[str]:
+    """Push with 2bit, and read the sums in all ways; return the values that are saved."""
+    codec, store = {"type": "2bit", "threshold": threshold}, create()
+    keys = [str(at) for at in range(len(sizes))]
+    store.init(keys, [np.ones(size, np.float32) for size in sizes])
+    store.set_gradient_compression(codec)
+    everyone, t = Everyone([codec] * store.num_workers), np.float32(threshold)
+    for r in range(4):
+        own, wanted = {}, []
+        for at, key in enumerate(keys):
+            grads = [lcg(sizes[at], 100 * r + 10 * at + w, -2.5, 2.5) * t for w in range(store.num_workers)]
+            own[key] = grads[store.rank]
+            wanted.append(everyone(key, grads))
+        for outs in (packed_exchange(store, own, verb), read_otherwise(store, keys, sizes)):
+            for out, want in zip(outs, wanted, strict=True):
+                assert_same_bits(out, want)
+        store.barrier()
+    return [value.tobytes().hex()[:64] for value in wanted]
+
+
+def packed_exchange(store: Any, own: dict[str, Array], verb: str) -> list[Array]:
+    if verb != "async":
+        return exchanged(store, own, verb)
+    outs = [np.empty_like(value) for value in own.values()]
+    work = store.pushpull(list(own), list(own.values()), out=outs, async_op=True)
+    work.wait()
+    return outs
+
+
+def read_otherwise(store: Any, keys: list[str], sizes: list[int]) -> list[Array]:
+    """Read the values once more, by a pull of doubles, which has float32 arrays of its own."""
+    outs = [np.empty(size, np.float64) for size in sizes]
+    store.pull(keys, out=outs)
+    return [out.astype(np.float32) for out in outs]
+
+
 def recorded(path: str) -> None:
     """What MXNet's dist_sync gives with two workers and one server."""
     arrays = np.load(path)

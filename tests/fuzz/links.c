@@ -55,7 +55,7 @@ static worker workers[WORKERS];
 static kp_sender sender;
 static int poll_set, threads = 1;
 static pthread_t ours;
-static uint64_t state, sent, handled, left_over, answered, ended, rounds_done, summed, updated;
+static uint64_t state, sent, handled, left_over, answered, ended, rounds_done, summed, updated, packed;
 static int failing;
 
 static uint64_t any(uint64_t n) /* below n */
@@ -125,6 +125,7 @@ static void furnish(int i)
     v->n = shapes[i].n;
     v->nbytes = v->n * kv_itemsize[v->dtype];
     v->sums = 1;
+    v->run = run;
     for (int room = 0; room < 2 && v->nbytes; room++) {
         kp_leave_room(&v->rooms[room]);
         v->rooms[room].holder = object((size_t)v->nbytes, &v->rooms[room].at);
@@ -342,6 +343,8 @@ static void check_answers(worker *w)
         for (uint32_t i = 0; i < batch.head->records; i++) {
             kp_record r = batch.records[i];
             CHECK(r.kind == KP_DONE || r.kind == KP_VALUE);
+            CHECK(!r.coding || kp_count_packed(r.coding, (uint64_t)shapes[r.slice].n, r.nbytes));
+            packed += r.coding != 0;
             CHECK(r.place != KP_FRAME || kp_frame_of(&batch, &r));
         }
         answered++;
@@ -399,8 +402,8 @@ static void write_batch(draft *d, worker *w)
         kp_record r = {.kind = (uint8_t)(KP_PUSH + any(3)), .slice = (uint32_t)slice, .sequence = ++sequence, .rows = -1,
                        .version = any(8) ? 0 : (uint32_t)any(4), .clock = any(20)};
         r.round = s->round + (r.kind != KP_PULL) + (open && kp_part_of(open, w->session.rank) >= 0);
-        if (r.kind != KP_PULL && shapes[slice].dtype == KV_F32 && any(5) == 0) {
-            r.coding = (uint8_t)(1 + any(KV_N_CODES - 1));
+        if (r.kind != KP_PULL && shapes[slice].dtype == KV_F32 && (r.round % 2 || any(5) == 0)) {
+            r.coding = (uint8_t)(1 + (any(20) ? r.round / 2 : any(99)) % (KV_N_CODES - 1)); /* mostly all parts of a round */
             r.threshold = 0.5;
             nbytes = (uint64_t)kv_encoded_bytes(r.coding, shapes[slice].n);
         }
@@ -423,6 +426,8 @@ static void write_batch(draft *d, worker *w)
                 r.nbytes = 0;
             }
         }
+        if (!r.flags && any(3))
+            r.flags = KP_PACKED;
         memcpy(first + sizeof head + i * sizeof r, &r, sizeof r);
     }
     head.records = n;
@@ -652,10 +657,10 @@ int main(int argc, char **argv)
         free(kp_own_pool.free[i]);
     kp_free_sums(&sums);
     free(d.bytes);
-    printf("{\"sent\": %llu, \"left\": %llu, \"handled\": %llu, \"answered\": %llu, \"ended\": %llu, \"rounds\": %llu, \"summed\": %llu, \"updated\": %llu}\n",
+    printf("{\"sent\": %llu, \"left\": %llu, \"handled\": %llu, \"answered\": %llu, \"ended\": %llu, \"rounds\": %llu, \"summed\": %llu, \"updated\": %llu, \"packed\": %llu}\n",
            (unsigned long long)sent, (unsigned long long)left_over, (unsigned long long)handled,
            (unsigned long long)answered,
            (unsigned long long)ended, (unsigned long long)rounds_done,
-           (unsigned long long)summed, (unsigned long long)updated);
+           (unsigned long long)summed, (unsigned long long)updated, (unsigned long long)packed);
     return 0;
 }

@@ -266,6 +266,13 @@ HALF, BELOW = {"type": "fp16"}, {"type": "1bit", "threshold": -0.25}
         ([BELOW, BELOW], None, "pushpull"),
         ([TWO, TWO], "lamb", "one at a time"),
         ([TWO, None, ONE, HALF], None, "from the store"),
+        ([TWO], None, "push, then pull"),
+        ([TWO, TWO], None, "pushpull"),
+        ([TWO, TWO, TWO], None, "push, then pull"),
+        ([TWO, TWO], None, "one at a time"),
+        ([TWO] * 4, None, "in place"),
+        ([TWO, {"type": "2bit", "threshold": 0.2}], None, "push, then pull"),
+        ([ONE] * 3, None, "push, then pull"),
     ],
 )
 def test_compression(
@@ -273,6 +280,27 @@ def test_compression(
 ) -> None:
     first, *others = run(served(len(codecs), 2, **SMALL), COMPRESSION, "rounds", codecs, rule, verb)
     assert all(other == first for other in others)
+
+
+@settings(
+    max_examples=5,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    workers=st.integers(1, 4),
+    threshold=st.floats(2.0**-126, 2.0**120, width=32),
+    sizes=st.lists(st.sampled_from([1, 3, 127, 128, 4096, 32_769, 70_001]), min_size=1, max_size=5),
+    verb=st.sampled_from(["pushpull", "push, then pull", "one at a time", "async"]),
+    streams=st.booleans(),
+)
+def test_sums_of_any_threshold_are_the_same_packed_and_plain(
+    served: Served, workers: int, threshold: float, sizes: list[int], verb: str, streams: bool
+) -> None:
+    job = served(workers, 2, **SMALL, KVSTORE_STREAMS=str(int(streams)))
+    outs = run(job, COMPRESSION, "packed_sums", threshold, sizes, verb)
+    assert all(one == outs[0] for one in outs)
+    job.close()
 
 
 def test_compression_beside_rows(served: Served) -> None:

@@ -101,6 +101,7 @@ cdef extern from "links.h" nogil:
         kp_atomic *seqlock
         uint32_t segment
         uint64_t offset
+    ctypedef int (*kp_run)(void *, Py_ssize_t, Py_ssize_t, int)
     ctypedef struct kp_counts:
         int64_t updates, num_update
     ctypedef struct kp_plan:
@@ -118,8 +119,11 @@ cdef extern from "links.h" nogil:
         int64_t before
         uint8_t sums, changed
         kp_plan plan
+        kp_run run
     void kp_turn(kp_value *v, uint64_t round)
     void kp_leave_room(kp_room *room)
+    int kp_catch_up(const kp_value *v, kp_room *room)
+    void kp_forget_packed(kp_room *room)
     ctypedef struct kp_open:
         uint64_t number
         int n
@@ -177,7 +181,6 @@ cdef extern from "links.h" nogil:
     void kp_complete(kp_slice *slice)
     int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
     int kp_reply(kp_session *session)
-    ctypedef int (*kp_run)(void *, Py_ssize_t, Py_ssize_t, int)
     ctypedef struct kp_sums:
         kp_run run
         const int *threads

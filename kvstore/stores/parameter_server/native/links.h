@@ -40,15 +40,23 @@ static size_t kp_sum_rounds(kp_link *link)
     kp_slice *job = e->jobs;
     e->jobs = NULL;
     e->last_job = &e->jobs;
+    size_t applied = 0;
     kp_no_sums(sums);
     for (kp_slice *following; job; job = following) {
         following = job->next;
         const kp_open *open = kp_find_open(job, job->round + 1);
-        if (!open || !kp_can_sum(job, open) || kp_add_sum(sums, job, open))
+        if (!open || !kp_can_sum(job, open)) {
             kp_add_job(e, job);
+        } else if (kp_may_stay_packed(job->value, open) && !kp_keep_packed(job, open)) {
+            if (kp_applied(job, link->members, e))
+                applied++;
+            else
+                kp_add_job(e, job);
+        } else if (kp_add_sum(sums, job, open)) {
+            kp_add_job(e, job);
+        }
     }
     int failed = sums->n && kp_run_sums(sums);
-    size_t applied = 0;
     for (size_t i = 0; i < sums->n; i++)
         if (!failed && kp_applied(sums->slices[i], link->members, e))
             applied++;

@@ -79,6 +79,28 @@ static int kp_is_shared(const kp_replier *replier, const kp_value *v, const kp_r
            v->nbytes >= KP_SHARED_BYTES;
 }
 
+/* The value in memory of its own, if an answer has it; a pushpull comes with no detail else. */
+static kp_buffer *kp_own_value(const kp_answer *a)
+{
+    return a->request.kind == KP_PUSHPULL && a->detail && a->detail->data ? a->detail : NULL;
+}
+
+/* The parts that are sent in place of their sum; NULL: the sum is. */
+static const kp_packed *kp_packed_of(const kp_value *v, const kp_answer *a)
+{
+    const kp_packed *packed = v->rooms[v->current].packed;
+    return a->request.flags == KP_PACKED && packed && packed->n && !kp_own_value(a) ? packed : NULL;
+}
+
+/* Have the value of a plain answer where it is read. 0: there is no memory for that. */
+static int kp_make_readable(const kp_replier *replier, const kp_answer *a)
+{
+    if (a->kind != KP_VALUE || a->request.flags == KP_WRITTEN || kp_own_value(a))
+        return 1;
+    kp_value *v = kp_slice_of(replier->slices, a->request.slice)->value;
+    return kp_packed_of(v, a) || !kp_catch_up(v, &v->rooms[v->current]);
+}
+
 /* Bytes of value that an answer carries; else its record says all. */
 static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, kp_record *r)
 {
@@ -92,8 +114,13 @@ static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, k
     }
     const kp_value *v = kp_value_of(replier, a);
     const kp_room *room = &v->rooms[v->current];
+    const kp_packed *packed = kp_packed_of(v, a);
     r->nbytes = (uint64_t)v->nbytes;
-    if (kp_is_shared(replier, v, &a->request)) {
+    if (packed) {
+        r->coding = packed->coding;
+        r->threshold = packed->threshold;
+        r->nbytes = (uint64_t)(packed->n * packed->nbytes);
+    } else if (kp_is_shared(replier, v, &a->request)) {
         r->place = KP_SHARED;
         r->frame = room->segment;
         r->offset = room->offset;
@@ -109,26 +136,22 @@ static uint64_t kp_up(uint64_t nbytes)
     return (nbytes + KP_TOGETHER - 1) / KP_TOGETHER * KP_TOGETHER;
 }
 
-/* Bytes of what travels together, and in `larger` the number of values that do not. */
-static uint64_t kp_measure(const kp_replier *replier, const kp_answer *answers, size_t n, size_t *larger)
+/* Bytes of what travels together; the number of values that do not, and the most pieces in which they are. */
+static uint64_t kp_measure(const kp_replier *replier, const kp_answer *answers, size_t n, size_t *larger, size_t *pieces)
 {
     uint64_t together = 0;
-    *larger = 0;
+    *larger = *pieces = 0;
     for (size_t i = 0; i < n; i++) {
         kp_record r;
         uint64_t nbytes = kp_write_record(replier, &answers[i], &r);
-        if (nbytes > KP_COPIED_BYTES)
+        if (nbytes > KP_COPIED_BYTES) {
             ++*larger;
-        else
+            *pieces += r.coding ? KP_MOST_PACKED : 1;
+        } else {
             together += kp_up(nbytes);
+        }
     }
     return together;
-}
-
-/* The value in memory of its own, if an answer has it; a pushpull comes with no detail else. */
-static kp_buffer *kp_own_value(const kp_answer *a)
-{
-    return a->request.kind == KP_PUSHPULL && a->detail && a->detail->data ? a->detail : NULL;
 }
 
 /* A large value, as it lies in memory, or a copy of it. 0, or -1 where there is no memory. */
@@ -153,16 +176,33 @@ static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_pi
     return 0;
 }
 
+/* All parts that stand for a large value, in one frame. Their number. */
+static size_t kp_add_packed(const kp_packed *packed, kp_piece *pieces)
+{
+    for (int i = 0; i < packed->n; i++)
+        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_keep(packed->parts[i].data)};
+    return (size_t)packed->n;
+}
+
+/* Copy a small value, or the parts that stand for it. */
+static void kp_copy_value(const kp_value *v, const kp_packed *packed, char *to)
+{
+    if (!packed)
+        memcpy(to, v->rooms[v->current].at, (size_t)v->nbytes);
+    for (int i = 0; packed && i < packed->n; i++)
+        memcpy(to + i * packed->nbytes, packed->parts[i].at, (size_t)packed->nbytes);
+}
+
 /* Send one message of answers that are plain. 0, or -1: it cannot be sent. */
 static int kp_send_answers(const kp_replier *replier, const kp_session *session, const kp_answer *answers, size_t n)
 {
-    size_t larger, used = 0;
-    uint64_t together = kp_measure(replier, answers, n, &larger);
+    size_t larger, most, used = 0, large = 0;
+    uint64_t together = kp_measure(replier, answers, n, &larger, &most);
     int inlined = together && together <= KP_INLINE_BYTES;
     uint32_t frames = (uint32_t)(1 + (together && !inlined) + larger);
     size_t sizes = 8 + 8 * (size_t)frames, first = sizeof(kp_head) + n * sizeof(kp_record);
     kp_buffer *text = kp_new_buffer(sizes + first + (size_t)together);
-    kp_piece *pieces = (kp_piece *)calloc(1 + larger, sizeof *pieces);
+    kp_piece *pieces = (kp_piece *)calloc(1 + most, sizeof *pieces);
     if (!text || !pieces) {
         kp_drop(text);
         free(pieces);
@@ -188,13 +228,17 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
         kp_record r;
         uint64_t nbytes = kp_write_record(replier, &answers[i], &r);
         const kp_value *v = nbytes ? kp_value_of(replier, &answers[i]) : NULL;
+        const kp_packed *packed = v ? kp_packed_of(v, &answers[i]) : NULL;
         if (nbytes > KP_COPIED_BYTES) {
-            r.frame = (uint32_t)(used - 1 + !!together);
-            size[frames - larger + used] = nbytes;
-            failed = kp_add_value(v, &answers[i], steady, &pieces[used++]);
+            r.frame = (uint32_t)(large + !!together);
+            size[frames - larger + ++large] = nbytes;
+            if (packed)
+                used += kp_add_packed(packed, &pieces[used]);
+            else
+                failed = kp_add_value(v, &answers[i], steady, &pieces[used++]);
         } else if (nbytes) {
             r.offset = (uint64_t)(to - behind);
-            memcpy(to, v->rooms[v->current].at, (size_t)nbytes);
+            kp_copy_value(v, packed, to);
             to += kp_up(nbytes);
         }
         memcpy(record, &r, sizeof r);
@@ -232,7 +276,7 @@ static int kp_reply(kp_session *session)
     if (!replier || !replier->outlet.stream)
         return 0;
     for (size_t i = 0; i < session->n_answers; i++)
-        if (!kp_is_plain(replier, &session->answers[i]))
+        if (!kp_is_plain(replier, &session->answers[i]) || !kp_make_readable(replier, &session->answers[i]))
             return 0;
     size_t from = 0, n;
     do { /* what cannot be sent is lost: the worker asks again */

@@ -6,11 +6,11 @@
 
 #include "rounds.h"
 
-enum { KP_ALONE_BYTES = 1 << 20 }; /* read and written by one call: below, its own thread does it alone */
+enum {
+    KP_ALONE_BYTES = 1 << 20, /* read and written by one call: below, its own thread does it alone */
+    KP_KEPT_BYTES = 1 << 20   /* of a frame that several payloads share, and of which one may be kept */
+};
 #define KP_MOST_CLOCK ((uint64_t)1 << 61) /* twice as much has room in Python's counts */
-
-/* As kv_run_dense of the kernels. */
-typedef int (*kp_run)(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads);
 
 /* Sums of one call. */
 typedef struct {
@@ -62,6 +62,8 @@ static int kp_can_sum(const kp_slice *slice, const kp_open *open)
 {
     const kp_value *v = slice->value;
     if (!v || !(v->sums || v->plan.counts) || !v->rooms[0].at || (open->n > 1 && !v->rooms[1].at) || !v->rooms[v->current].at)
+        return 0;
+    if (!v->sums && v->rooms[v->current].is_behind)
         return 0;
     for (int i = 0; i < open->n; i++)
         if (!kp_fits(v, &open->parts[i], &open->parts[0].request))
@@ -123,7 +125,7 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
     for (int i = 0; i < open->n; i++) {
         const kp_record *r = &open->parts[i].request;
         sums->plain_sent &= v->sums && r->place == KP_FRAME;
-        sums->codings[sums->n_pointers] = (kv_coding){.code = r->coding, .packed = 1, .threshold = (float)r->threshold};
+        sums->codings[sums->n_pointers] = kp_coding_of(r->coding, r->threshold);
         sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
     }
     for (int i = 0; i < open->n; i++)
@@ -154,6 +156,47 @@ static void kp_no_sums(kp_sums *sums)
     sums->plain_sent = 1;
 }
 
+/* Whether a part can be kept as it came: in memory of its own, or in little else. */
+static int kp_is_kept(const kp_part *part)
+{
+    size_t frame = part->data ? part->data->nbytes : 0;
+    return part->request.place == KP_FRAME && frame && (frame <= KP_KEPT_BYTES || frame == part->request.nbytes);
+}
+
+/* Whether the parts of a round that can be summed may stand for their sum: they take at most half of its bytes. */
+static int kp_may_stay_packed(const kp_value *v, const kp_open *open)
+{
+    const kp_record *first = &open->parts[0].request;
+    if (!v->run || !v->sums || !kp_is_narrow(first->coding) || open->n > KP_MOST_PACKED ||
+        2 * (uint64_t)open->n * first->nbytes > (uint64_t)v->nbytes)
+        return 0;
+    for (int i = 0; i < open->n; i++)
+        if (!kp_is_kept(&open->parts[i]))
+            return 0;
+    return 1;
+}
+
+/* Make the parts of a slice's next round its value. 0, or -1 where there is no memory, and nothing is done. */
+static int kp_keep_packed(kp_slice *slice, const kp_open *open)
+{
+    kp_value *v = slice->value;
+    kp_room *room = &v->rooms[kp_target(v, open)];
+    kp_packed *packed = kp_room_for_packed(room->packed, open->n);
+    if (!packed)
+        return -1;
+    room->packed = packed;
+    packed->coding = open->parts[0].request.coding;
+    packed->threshold = open->parts[0].request.threshold;
+    packed->nbytes = (ptrdiff_t)open->parts[0].request.nbytes;
+    for (int i = 0; i < open->n; i++)
+        packed->parts[packed->n++] = (kp_packed_part){kp_keep(open->parts[i].data), open->parts[i].at};
+    room->is_behind = 1;
+    if (open->n > 1)
+        kp_turn(v, slice->round + 1);
+    v->changed = 1;
+    return 0;
+}
+
 /* Say of whose waiting requests the value was written over what they had pushed. */
 static void kp_note_outs(kp_slice *slice, const kp_open *open)
 {
@@ -165,7 +208,7 @@ static void kp_note_outs(kp_slice *slice, const kp_open *open)
         }
 }
 
-static const kp_room *kp_target_of(const kp_slice *slice)
+static kp_room *kp_target_of(const kp_slice *slice)
 {
     return &slice->value->rooms[kp_target(slice->value, kp_find_open(slice, slice->round + 1))];
 }
@@ -237,6 +280,7 @@ static int kp_run_sums(kp_sums *sums)
         kp_mark_written(kp_target_of(slice));
         if (failed)
             continue;
+        kp_forget_packed(kp_target_of(slice));
         kp_note_outs(slice, open);
         if (!slice->value->sums)
             kp_count(slice->value, open);

@@ -4,7 +4,7 @@
 #define KP_VALUES_H
 
 #include "buffers.h"
-#include "job.h" /* of the kernels */
+#include "packed.h"
 
 typedef struct {
     char *at; /* NULL: there is no memory yet */
@@ -12,6 +12,8 @@ typedef struct {
     _Atomic uint64_t *seqlock; /* NULL: no other process reads it */
     uint32_t segment;          /* where those find it */
     uint64_t offset;
+    kp_packed *packed; /* parts whose sum the value is; NULL or none: only `at` has it */
+    uint8_t is_behind; /* `at` has not the sum of these yet: see `kp_catch_up` */
 } kp_room;
 
 /* How many updates an optimizer's state has had, and the schedule's time of the last of them. */
@@ -38,6 +40,7 @@ typedef struct {
     uint8_t sums;    /* rounds replace the value: there are no settings of an optimizer */
     uint8_t changed; /* since somebody asked */
     kp_plan plan;    /* where there are settings */
+    kp_run run;      /* NULL: no value stays packed */
 } kp_value;
 
 /* Before, and after, a room is written: who reads it meanwhile reads again. */
@@ -54,10 +57,39 @@ static void kp_turn(kp_value *v, uint64_t round)
     v->before = (int64_t)round - 1;
 }
 
+/* Somebody has written, or is about to write, what the value is: no parts stand for it any more. */
+static void kp_forget_packed(kp_room *room)
+{
+    if (room->packed)
+        kp_drop_packed(room->packed);
+    room->is_behind = 0;
+}
+
 static void kp_leave_room(kp_room *room)
 {
     kp_drop(room->holder);
+    kp_free_packed(room->packed);
     *room = (kp_room){0};
+}
+
+/* Write the sum of parts that were kept packed, for whoever reads the value itself. 0, or -1 where there is no memory. */
+static int kp_catch_up(const kp_value *v, kp_room *room)
+{
+    char *from[KP_MOST_PACKED];
+    kv_coding codings[KP_MOST_PACKED];
+    if (!room->is_behind)
+        return 0;
+    const kp_packed *p = room->packed;
+    kv_item it = {.dtype = KV_F32, .rule = -1, .n = v->n, .k = p->n, .dst = room->at, .src = from, .coding = codings};
+    for (int i = 0; i < p->n; i++) {
+        from[i] = (char *)p->parts[i].at;
+        codings[i] = kp_coding_of(p->coding, p->threshold);
+    }
+    kp_mark_written(room);
+    int failed = v->run(&it, 1, v->nbytes + p->n * p->nbytes, 1);
+    kp_mark_written(room);
+    room->is_behind = failed != 0;
+    return failed ? -1 : 0;
 }
 
 #endif

@@ -35,17 +35,19 @@ cdef int64_t limited(number) except? -1:
 cdef class SliceValue:
     """The value of a dense slice, in one of two rooms: an array each, which others may read in shared memory.
 
-    Room 0 is where it begins. A sum of several parts goes to the other room, which is the value then.
+    Room 0 is where it begins. A sum of several parts goes to the other room, which is the value then. What stays packed
+    (`packed.h`) is summed when somebody asks for the array, and is not packed any more then: the array may be written.
     """
 
     cdef kp_value v
-    cdef list arrays, blocks
+    cdef list arrays, held
     cdef tuple planned  # keeps what the plan points to
 
     def __cinit__(self, *_args, **_named):
-        self.arrays, self.blocks = [None, None], [None, None]
+        self.arrays, self.held = [None, None], [None, None]
         self.v.before = -1
         self.v.sums = True
+        self.v.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
 
     def __dealloc__(self):
         kp_leave_room(&self.v.rooms[0])
@@ -55,17 +57,32 @@ cdef class SliceValue:
     @property
     def value(self):
         """The array that has the value; None: there is none yet."""
+        self.catch_up(self.v.current)
         return self.arrays[self.v.current]
+
+    cdef int catch_up(self, int number) except -1:
+        """Have the value of a room in its array alone."""
+        cdef kp_room *room = &self.v.rooms[number]
+        if kp_catch_up(&self.v, room):
+            raise MemoryError("the sum of packed gradients")
+        kp_forget_packed(room)
+        release_dropped()
+        return 0
 
     @property
     def block(self):
         """The block of shared memory that the value is in, as `furnish` was given it."""
-        return self.blocks[self.v.current]
+        return self.held[self.v.current]
 
     @property
     def place(self):
         """Segment and offset in shared memory; None: nobody else reads it."""
         return self.room(self.v.current).place
+
+    @property
+    def blocks(self):
+        """The blocks of shared memory of both rooms, whatever is in them; None where there is none."""
+        return tuple(self.held)
 
     @property
     def current(self):
@@ -93,7 +110,8 @@ cdef class SliceValue:
     def room(self, int number):
         """Return a room's array and block, and its place in shared memory; None where there is none."""
         cdef kp_room *room = &self.v.rooms[number]
-        block = self.blocks[number]
+        block = self.held[number]
+        self.catch_up(number)
         return Room(self.arrays[number], block, None if block is None else (room.segment, room.offset))
 
     def furnish(self, int number, array, int dtype, block=None, uint32_t segment=0, uint64_t offset=0, seqlock=None):
@@ -124,7 +142,7 @@ cdef class SliceValue:
         if seqlock is not None:
             lock = seqlock
             room.seqlock = <kp_atomic *>&lock[0]
-        self.arrays[number], self.blocks[number] = array, block
+        self.arrays[number], self.held[number] = array, block
 
     @property
     def has_plan(self):
@@ -176,7 +194,7 @@ cdef class SliceValue:
         self.withdraw_plan()
         for number in range(2):
             kp_leave_room(&self.v.rooms[number])
-            self.arrays[number] = self.blocks[number] = None
+            self.arrays[number] = self.held[number] = None
         self.v.current, self.v.before = 0, -1
         release_dropped()
 

@@ -31,7 +31,7 @@ COPIED = 16 * 1024
 SPAN = 65536
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Kind(enum.IntEnum):
@@ -85,7 +85,7 @@ class Record(NamedTuple):
     frame: int = 0
     offset: int = 0
     nbytes: int = 0
-    #: One of BY_FRAME, PROBE, IN_PLACE and OF_ROUND, or 0; of a reply in shared memory its `seqlock`.
+    #: One of BY_FRAME, PROBE, IN_PLACE, OF_ROUND and PACKED, or 0; of a reply in shared memory its `seqlock`.
     flags: int = 0
 
     @property
@@ -112,6 +112,9 @@ PROBE = 2
 IN_PLACE = 3
 #: `Record.flags` of a read that wants the value as it was after round `round`, last or not.
 OF_ROUND = 4
+#: `Record.flags` of a read whose answer may be the parts of the round, one behind the other in rank order,
+#: each packed as the answer's `coding` and `threshold` say. Their sum is the value.
+PACKED = 5
 #: Never sent: at a server, of an IN_PLACE request whose value has been written over what was pushed.
 WRITTEN = 1 << 63
 

@@ -132,16 +132,16 @@ class DenseSlice(SliceValue):
 
     def move_back(self, memory: Values | None) -> None:
         """Bring the value back to where the slice began, beside the others of its key."""
+        home = self.room(0)
         if self.current == 0:
             return
-        home = self.room(0)
         with writing(memory, [home.place]):
             np.copyto(home.array, self.live())
         self.settle()
 
     def let_go(self, memory: Values | None) -> None:
         """Give all memory back, but what the key's other slices are in as well."""
-        home, away = self.room(0).block, self.room(1).block
+        home, away = self.blocks
         self.clear()
         if memory is None:
             return

@@ -43,10 +43,18 @@ class FillOuts:
         targets = [flat[part.start : part.stop] for flat in self._flat]
         if record.place == PayloadLocation.SHARED:
             return self._memory.copy(part.server, record, targets)
-        value = elements(frames[record.frame], record.offset, self._key.dtype, part.stop - part.start)
         if targets:
-            cpu.reduce([([value], None, targets)])
+            value = self._sources(record, frames, part.stop - part.start)
+            cpu.reduce([(value, targets[0], targets[1:])])
         return True
+
+    def _sources(self, record: Record, frames: Frames, count: int) -> list[Array] | cpu.Coded:
+        """Return what the value is the sum of: itself, or packed parts."""
+        if not record.coding:
+            return [elements(frames[record.frame], record.offset, self._key.dtype, count)]
+        packed = np.frombuffer(frames[record.frame], np.uint8, record.nbytes, record.offset)
+        parts = list(packed.reshape(-1, cpu.encoded_bytes(record.coding, count)))
+        return cpu.Coded(record.coding, record.threshold, count, parts, packed=True)
 
 
 class CollectRows:

@@ -15,7 +15,7 @@ from ....observe.counters import CONVERTING, SUMMING
 from ...entry import Array
 from ...rows import merged
 from ...update import summands
-from ..protocol.messages import IN_PLACE, Kind, PayloadLocation, Record, Slice
+from ..protocol.messages import IN_PLACE, PACKED, Kind, PayloadLocation, Record, Slice
 from ..protocol.payloads import as_bytes
 from .key_directory import DistKey
 from .operations import Request, Take
@@ -108,7 +108,7 @@ class RequestBuilder:
         nbytes = key.nbytes if data is None else len(data)
         last = len(key.parts) - 1
         lease = None if shared is None else shared.lease
-        flag = IN_PLACE if shared is not None and shared.own and take is not None and take.in_place else 0
+        flag = _flag(take, shared, coding)
         for index, part in enumerate(key.parts):
             start = part.start * bits // 8
             stop = nbytes if index == last else part.stop * bits // 8
@@ -140,6 +140,15 @@ class RequestBuilder:
             yield Request(part.server, record, payload, take, part)
 
 
+def _flag(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> int:
+    """Say what a push lets its answer be."""
+    if take is None:
+        return 0
+    if shared is not None:
+        return IN_PLACE if shared.own and take.in_place else 0
+    return PACKED if coding else 0
+
+
 def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:
     """For each slice, which of sorted row ids are its; a dense key must be `cut_by_rows`."""
     unit = 1 if key.sparse else key.row_size
@@ -152,8 +161,9 @@ def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:
 
 def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
     """Ask every slice of a key for its value or its state, after the rounds that were pushed into."""
+    flags = PACKED if isinstance(take, FillOuts) else 0
     for part in key.parts:
-        yield Request(part.server, Record(kind, part.id, 0), (), take, part)
+        yield Request(part.server, Record(kind, part.id, 0, flags=flags), (), take, part)
 
 
 def state_requests(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:

@@ -147,7 +147,7 @@ class Worker:
         self.memory: PeerBuffers | None = None
         self.blocks: dict[int, Block] = {}
         self.answers: dict[int, list[Answer]] = {}
-        self.reported = 0
+        self.reported = self.packed = 0
         self.stream: Stream | None = None
 
     @property
@@ -181,6 +181,9 @@ class Worker:
             frame = memoryview(frames[record.frame]).cast("B")
             assert len(frame) >= record.offset + record.nbytes
             data = bytes(frame[record.offset : record.offset + record.nbytes])
+            if record.coding:
+                self.packed += 1
+                return summed(record, data, self.server.shapes[record.slice][0])
             return repr(unpacked(data)).encode() if b"kvstore.optimizer_states" in data else data
         if record.place == P.SHARED:
             assert self.memory is not None
@@ -195,6 +198,14 @@ class Worker:
         if self.memory is not None:
             self.memory.close()
         self.pool.close()
+
+
+def summed(record: Record, data: bytes, size: int) -> bytes:
+    """Sum the parts that are sent in place of a value."""
+    parts = np.frombuffer(data, np.uint8).reshape(-1, cpu.encoded_bytes(record.coding, size))
+    total = np.empty(size, np.float32)
+    cpu.decode(record.coding, record.threshold, list(parts), total)
+    return total.tobytes()
 
 
 class Server:
@@ -213,6 +224,7 @@ class Server:
         self.sockets: Any = self.loop._sockets
         self.letters = self.epoch = 0
         self.workers: dict[int, Worker] = {}
+        self.shapes: list[tuple[int, str]] = []
         self.tell(m.Welcome(-1, 0, 1, 0, (), ()))
 
     def tell(self, body: Any) -> None:
@@ -222,6 +234,7 @@ class Server:
         self.pump()
 
     def define(self, shapes: list[tuple[int, str]]) -> None:
+        self.shapes = shapes
         entries = [
             m.KeyEntry(m.KeySpec(str(i), (n,), dtype), i, (m.Slice(i, 0, 0, n),), False)
             for i, (n, dtype) in enumerate(shapes)
@@ -356,10 +369,12 @@ class Program:
         self.slices = sorted(self.chance.sample(range(len(SHAPES)), self.chance.randint(1, 5)))
         self.threshold = 0.5
         self.crowded = self.chance.random() < 0.2
-        server.mode = "sync" if self.chance.random() < 0.6 else "async"
+        #: Whether most of what is pushed is packed, and summed without an optimizer.
+        self.packs = self.chance.random() < 0.3
+        server.mode = "sync" if self.packs or self.chance.random() < 0.6 else "async"
         #: Whether payloads lie in shared memory; else workers leave. What one that is gone had there can be
         #: read by a link, which has mapped it, and by nobody else.
-        self.shares = self.chance.random() < 0.6
+        self.shares = self.chance.random() < (0.3 if self.packs else 0.6)
         self.pushed = {(rank, i): 0 for rank in range(workers) for i in self.slices}
         self.sequence = dict.fromkeys(range(workers), 0)
         self.sent: dict[int, list[tuple[Record, Any]]] = {rank: [] for rank in range(workers)}
@@ -373,7 +388,7 @@ class Program:
         server.start(workers)
         for i in self.slices:
             self.send(0, [self.request(0, K.INIT, i)])
-        if self.chance.random() < 0.6:
+        if self.chance.random() < (0.1 if self.packs else 0.6):
             self.change_settings("optimizer")
 
     @property
@@ -399,10 +414,14 @@ class Program:
     def filled(self, rank: int, record: Record) -> tuple[Record, Any]:
         data, chance = self.payload(record.slice), self.chance
         pushes = record.kind in (K.PUSH, K.PUSHPULL)
-        if pushes and SHAPES[record.slice][1] == "float32" and chance.random() < 0.2:
+        if (
+            pushes
+            and SHAPES[record.slice][1] == "float32"
+            and chance.random() < (0.95 if self.packs else 0.2)
+        ):
             size = server_loop_size(SHAPES[record.slice][0])
             data = self.data.integers(0, 256, size, np.uint8)
-            other = chance.random() < 0.2
+            other = chance.random() < (0.03 if self.packs else 0.2)
             record = record._replace(coding=TWO_BIT, threshold=0.25 if other else self.threshold)
         if pushes and data.nbytes and self.shares and chance.random() < 0.4:
             worker = self.server.workers[rank]
@@ -416,6 +435,8 @@ class Program:
             ), None
         if pushes and chance.random() < 0.02:
             data = data[:-1]
+        if record.coding and record.kind == K.PUSHPULL and chance.random() < 0.8:
+            record = record._replace(flags=m.PACKED)
         return record._replace(place=P.FRAME, nbytes=data.nbytes), data
 
     def send(self, rank: int, made: list[tuple[Record, Any]]) -> None:
@@ -437,7 +458,7 @@ class Program:
         behind = min(self.pushed[other, i] for other in self.ranks)
         kind = chance.choice([K.PUSH, K.PUSHPULL, K.PUSHPULL, K.PULL])
         if kind == K.PULL or count - behind > 3:
-            flags = chance.choice([0, 0, m.BY_FRAME])
+            flags = chance.choice([0, m.PACKED, m.PACKED, m.BY_FRAME])
             return self.request(rank, K.PULL, i, min(count, behind + 1), flags=flags)
         self.pushed[rank, i] = count + 1
         return self.request(rank, kind, i, count + 1)
@@ -644,6 +665,20 @@ def test_links_handle_most_requests() -> None:
     assert seen < 0.7 * all_seen
 
 
+def test_links_send_sums_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    close = Server.close
+
+    def counted(server: Server) -> None:
+        counts.append(sum(one.packed for one in server.workers.values()))
+        close(server)
+
+    monkeypatch.setattr(Server, "close", counted)
+    for seed in range(40):
+        ran(seed, True, 40)
+    assert sum(counts) > 40
+
+
 def left() -> dict[str, int]:
     """What should not grow: descriptors, mappings of shared memory, and objects of servers."""
     gc.collect()
@@ -716,6 +751,69 @@ def test_an_answer_is_read_before_a_sum_of_the_same_message(server: Server) -> N
     server.pump()
     assert server.workers[0].answers[3] == [Answer(K.VALUE, 1, ones(1).tobytes())]
     assert server.values()[0] == (2, ones(9).tobytes())
+
+
+# -------------------------------------------------------------------------------------------- packed sums
+
+
+PARTS = (0b11_10_00_11, 0b11_11_10_00)  # of four elements each: +1 -1 0 +1, and +1 +1 -1 0
+SUM = np.array([1, 0, -0.5, 0.5] * 2, np.float32)
+
+
+def push_packed(server: Server, sequences: tuple[int, int], round_: int) -> None:
+    """Have both workers push what they have packed."""
+    for rank, sequence in enumerate(sequences):
+        record = push(sequence, round_)._replace(coding=TWO_BIT, threshold=0.5, nbytes=4)
+        server.send(rank, [record], [bytes([PARTS[rank]] * 2 + [0, 0])])
+        server.pump()
+
+
+def pulled(server: Server, rank: int, sequence: int, round_: int, flags: int = 0) -> bytes | None:
+    server.send(rank, [Record(K.PULL, 0, sequence, round_, flags=flags)], [])
+    server.pump()
+    (answer,) = server.workers[rank].answers[sequence]
+    assert answer.kind == K.VALUE
+    return answer.payload
+
+
+def test_a_packed_sum_is_read_packed_and_plain(server: Server) -> None:
+    begun(server)
+    push_packed(server, (3, 2), 2)
+    assert pulled(server, 0, 4, 2, m.PACKED) == SUM.tobytes()
+    assert pulled(server, 1, 3, 2) == SUM.tobytes(), "whoever asks for plain numbers gets these"
+    assert pulled(server, 0, 5, 2, m.PACKED) == SUM.tobytes(), "and others still get the parts"
+    assert server.workers[0].packed == (2 if server.sockets.links else 0) and not server.workers[1].packed
+    assert server.values()[0] == (2, SUM.tobytes())
+    assert pulled(server, 0, 6, 2, m.PACKED) == SUM.tobytes(), "Python may write what it has looked at"
+    assert server.workers[0].packed == (2 if server.sockets.links else 0)
+
+
+def test_the_value_before_a_packed_round_stays(server: Server) -> None:
+    begun(server)
+    push_packed(server, (3, 2), 2)
+    for rank in range(2):
+        server.send(rank, [push(4 - rank, 3)], [ones(3)])
+        server.pump()
+    assert pulled(server, 1, 4, 2, m.OF_ROUND) == SUM.tobytes()
+    assert server.values()[0] == (3, ones(6).tobytes())
+    push_packed(server, (5, 5), 4)
+    assert pulled(server, 1, 6, 3, m.OF_ROUND) == ones(6).tobytes()
+    push_packed(server, (6, 7), 5)
+    assert pulled(server, 1, 8, 4, m.OF_ROUND) == SUM.tobytes()
+    assert server.values()[0] == (5, SUM.tobytes())
+
+
+def test_an_optimizer_updates_a_packed_sum(server: Server) -> None:
+    begun(server)
+    push_packed(server, (3, 2), 2)
+    server.tell(m.Install(0, 1, "optimizer", json.dumps({"name": "sgd", "config": {"learning_rate": 1.0}})))
+    for round_ in (3, 4):
+        for rank in range(2):
+            record = push(round_ + 1 - rank, round_)._replace(version=1)
+            server.send(rank, [record], [ones(0.25)])
+            server.pump()
+    assert server.values()[0] == (4, (SUM - 1).tobytes())
+    assert pulled(server, 0, 6, 4, m.PACKED) == (SUM - 1).tobytes()
 
 
 # ------------------------------------------------------------------------------------------------ updates

@@ -3,7 +3,7 @@
  *
  * What goes over the stream is what transport/frames.py says, byte by byte. Only a reply that is as expected is taken: each
  * of its records answers a part of this exchange, or of the one before, that has no answer yet: a push by a word, others by
- * a value of the right size, in a frame or in the server's shared memory. Any other message is left to the usual way, and
+ * a value of the right size, in a frame or in the server's shared memory, or by the packed parts whose sum it is. Any other message is left to the usual way, and
  * so are all after it. Nothing is written before the whole head of a reply is checked. */
 #ifndef KP_EXCHANGE_H
 #define KP_EXCHANGE_H
@@ -13,7 +13,7 @@
 #include <sched.h>
 #include <time.h>
 
-#include "job.h" /* of the kernels */
+#include "packed.h"
 #include "requests.h"
 #include "sender.h"
 
@@ -52,9 +52,6 @@ typedef struct {
     uint64_t nbytes;
 } kp_mapped;
 
-/* As kv_run_dense of the kernels. */
-typedef int (*kp_run)(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads);
-
 typedef struct kp_exchange {
     kp_head head;
     uint8_t kind; /* KP_PUSHPULL, KP_PUSH or KP_PULL */
@@ -87,6 +84,12 @@ typedef struct kp_exchange {
 } kp_exchange;
 
 /* ------------------------------------------------------------------------------------------------ what goes */
+
+/* Whether answers may be packed: of a pull, and where what is pushed is. */
+static int kp_takes_packed(const kp_exchange *x)
+{
+    return x->kind == KP_PULL || (x->kind == KP_PUSHPULL && x->coding);
+}
 
 /* Bytes that a part has on the way, there or back. */
 static uint64_t kp_traffic(const kp_exchange *x, const kp_part *part)
@@ -195,6 +198,8 @@ static kp_record kp_request_of(const kp_exchange *x, uint32_t at, uint32_t *fram
     } else if (part->carried) {
         record.frame = (*frame)++;
     }
+    if (kp_takes_packed(x))
+        record.flags = KP_PACKED;
     return record;
 }
 
@@ -401,7 +406,8 @@ static kp_part *kp_part_of(kp_exchange *x, const kp_record *record)
     if (!x)
         return NULL;
     kp_part *part = &x->parts[record->sequence - x->first];
-    int usual = record->kind == (x->kind == KP_PUSH ? KP_DONE : KP_VALUE) && record->rows == -1 && !record->coding && isfinite(record->threshold);
+    int usual = record->kind == (x->kind == KP_PUSH ? KP_DONE : KP_VALUE) && record->rows == -1 &&
+                (!record->coding || kp_takes_packed(x)) && isfinite(record->threshold);
     return usual && record->slice == part->slice && !part->answered ? part : NULL;
 }
 
@@ -421,6 +427,12 @@ static const char *kp_shared_value(const kp_exchange *x, const kp_record *record
     return segment->at + record->offset;
 }
 
+/* Of how many packed parts a record's value is the sum; 0: it is none. */
+static int kp_parts_of_sum(const kp_record *record, const kp_part *part)
+{
+    return (part->nbytes | (uintptr_t)part->into) % 4 ? 0 : kp_count_packed(record->coding, part->nbytes / 4, record->nbytes);
+}
+
 /* Whether a record's value, if it has to have one, can be had. */
 static int kp_is_there(const kp_exchange *x, const kp_reply *r, const kp_record *record, const kp_part *part)
 {
@@ -428,9 +440,9 @@ static int kp_is_there(const kp_exchange *x, const kp_reply *r, const kp_record 
         return record->place == KP_NOWHERE && !record->flags;
     if (record->place == KP_NOWHERE)
         return record->flags == KP_IN_PLACE && part->in_place;
-    if (record->nbytes != part->nbytes)
+    if (record->coding ? !kp_parts_of_sum(record, part) : record->nbytes != part->nbytes)
         return 0;
-    if (record->place == KP_SHARED)
+    if (record->place == KP_SHARED && !record->coding)
         return kp_shared_value(x, record) != NULL;
     if (record->place != KP_FRAME || record->frame >= r->frames - !r->is_inline)
         return 0;
@@ -522,17 +534,64 @@ static int kp_copy_shared(kp_exchange *x, const kp_reply *r)
     return good;
 }
 
+/* Sums of packed parts. */
+typedef struct {
+    kv_item *items;
+    char **from;
+    kv_coding *codings;
+    uint32_t n, used;
+    ptrdiff_t nbytes;
+} kp_unpacking;
+
+static void kp_add_unpacking(kp_unpacking *u, const kp_record *record, const kp_part *part, const char *value)
+{
+    int k = kp_parts_of_sum(record, part);
+    uint64_t each = record->nbytes / (uint64_t)k;
+    u->items[u->n++] = (kv_item){.dtype = KV_F32, .rule = -1, .k = k, .n = (ptrdiff_t)(part->nbytes / 4), .dst = part->into,
+                                 .src = u->from + u->used, .coding = u->codings + u->used};
+    for (int i = 0; i < k; i++) {
+        u->codings[u->used] = kp_coding_of(record->coding, record->threshold);
+        u->from[u->used++] = (char *)value + (uint64_t)i * each;
+    }
+    u->nbytes += (ptrdiff_t)(part->nbytes + record->nbytes);
+}
+
+/* Write the sums of what came packed. 0: there is no memory. */
+static int kp_unpack(kp_exchange *x, const kp_reply *r)
+{
+    kp_unpacking u = {0};
+    for (uint32_t i = 0; i < r->head->records; i++)
+        u.n += kp_record_of(r, i).coding != 0;
+    if (!u.n)
+        return 1;
+    u.items = (kv_item *)calloc(u.n, sizeof *u.items);
+    u.from = (char **)malloc((size_t)u.n * KP_MOST_PACKED * sizeof *u.from);
+    u.codings = (kv_coding *)malloc((size_t)u.n * KP_MOST_PACKED * sizeof *u.codings);
+    int good = u.items && u.from && u.codings;
+    u.n = 0;
+    for (uint32_t i = 0; good && i < r->head->records; i++) {
+        kp_record record = kp_record_of(r, i);
+        if (record.coding)
+            kp_add_unpacking(&u, &record, kp_part_of(x, &record), kp_value_at(x, r, &record));
+    }
+    good = good && !x->run(u.items, u.n, u.nbytes, *x->threads);
+    free(u.items);
+    free(u.from);
+    free(u.codings);
+    return good;
+}
+
 /* Take a whole reply. 0: it is not as expected, and no part of it is answered. */
 static int kp_take_reply(kp_exchange *x, const kp_message *message)
 {
     kp_reply r = {.message = message, .frames = message->n};
     kp_moved moved = {0};
-    if (!kp_is_expected(x, &r) || !kp_copy_shared(x, &r))
+    if (!kp_is_expected(x, &r) || !kp_copy_shared(x, &r) || !kp_unpack(x, &r))
         return 0;
     for (uint32_t i = 0; i < r.head->records; i++) {
         kp_record record = kp_record_of(&r, i);
         kp_part *part = kp_part_of(x, &record);
-        const char *value = record.place == KP_FRAME ? kp_value_at(x, &r, &record) : NULL;
+        const char *value = record.place == KP_FRAME && !record.coding ? kp_value_at(x, &r, &record) : NULL;
         if (value && value != part->into)
             memmove(part->into, value, (size_t)part->nbytes);
         part->complete = record.round;
@@ -541,7 +600,7 @@ static int kp_take_reply(kp_exchange *x, const kp_message *message)
         asked->flying -= kp_traffic(asked, part);
         asked->back += part->carried;
         asked->left--;
-        moved.carried += record.place == KP_FRAME ? part->nbytes : 0;
+        moved.carried += record.place == KP_FRAME ? record.nbytes : 0;
         moved.shared += record.kind == KP_VALUE && record.place != KP_FRAME ? part->nbytes : 0;
     }
     kp_count_received(&x->observer, KV_BY_STREAM, &moved);
@@ -561,7 +620,7 @@ static kp_buffer *kp_place(kp_stream *s)
         return kp_new_buffer((size_t)s->sizes[frame]);
     for (uint32_t i = 0; i < r.head->records && !made; i++) {
         kp_record record = kp_record_of(&r, i);
-        if (record.place != KP_FRAME || record.frame + !r.is_inline != frame || record.offset ||
+        if (record.place != KP_FRAME || record.coding || record.frame + !r.is_inline != frame || record.offset ||
             record.nbytes != s->sizes[frame])
             continue;
         const kp_part *part = kp_part_of(x, &record);

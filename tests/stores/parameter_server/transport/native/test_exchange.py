@@ -20,7 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.kernels import cpu
-from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Batch, Kind, PayloadLocation, Record
+from kvstore.stores.parameter_server.protocol.messages import (
+    PACKED,
+    PROTOCOL,
+    Batch,
+    Kind,
+    PayloadLocation,
+    Record,
+)
 from kvstore.stores.parameter_server.transport import sockets
 from kvstore.stores.parameter_server.transport.frames import Codec, Limits
 from kvstore.stores.parameter_server.transport.native._streams import (
@@ -182,7 +189,7 @@ def usual(pair: Pair, batch_bytes: int) -> bytes:
         )  # fmt: skip
         payload: tuple[Any, ...] = (memoryview(pair.value)[start : start + size],)
         if pair.kind == Kind.PULL:
-            record, payload = Record(Kind.PULL, slice_, 0, at + 4), ()
+            record, payload = Record(Kind.PULL, slice_, 0, at + 4, flags=PACKED), ()
         table.add(RequestInFlight(operation, at, record, payload), 0)
     return b"".join(written(Batch(*HEAD, records, tuple(frames))) for records, frames in table.pump(0.0))
 
@@ -231,7 +238,7 @@ def test_packed_values_are_pushed_as_in_the_usual_way(
             stop = len(words) if at == len(sizes) - 1 else (start + size) // 4 * bits // 8
             wanted = Record(
                 Kind.PUSHPULL, 100 + at, at + 1, at + 4, VERSION, CLOCK, code, 0.5, -1, FRAME,
-                record.frame, record.offset, stop - start // 4 * bits // 8,
+                record.frame, record.offset, stop - start // 4 * bits // 8, PACKED,
             )  # fmt: skip
             assert record == wanted
             payload = memoryview(batch.frames[record.frame])[record.offset :][: record.nbytes]
@@ -252,6 +259,109 @@ def test_packed_values_are_pushed_as_in_the_usual_way(
     assert one.out.tobytes() == b"".join(bytes([100 + at]) * size for at, size in enumerate(sizes))
     assert one.exchange.answered_bytes == len(words) and one.guarded()
     one.close()
+
+
+def begin_packed(one: Pair, code: int) -> None:
+    """Push packed values, or pull; the answers may be packed."""
+    assert one.set(one.value, one.out)
+    if one.kind == Kind.PUSHPULL:
+        words = np.zeros(cpu.encoded_bytes(code, one.value.size // 4), np.uint8)
+        one.exchange.pack(code, 0.5, address(words), words)
+    rounds = [at + 4 for at in range(len(one.parts))]
+    assert one.stream.begin(one.exchange, rounds, [CLOCK], 1, 0, EPOCH, VERSION)
+
+
+def packed_answers(
+    one: Pair, code: int, threshold: float, counts: Sequence[int]
+) -> tuple[list[Record], list[bytes], list[bytes]]:
+    """Make answers of so many parts each: records, payloads, and the sums."""
+    records, payloads, sums = [], [], []
+    for at, (slice_, _, size) in enumerate(one.parts):
+        each = cpu.encoded_bytes(code, size // 4)
+        parts = [np.frombuffer(os.urandom(each), np.uint8) for _ in range(counts[at])]
+        total = np.empty(size // 4, np.float32)
+        cpu.decode(code, threshold, parts, total)
+        payloads.append(b"".join(part.tobytes() for part in parts))
+        sums.append(total.tobytes())
+        record = Record(Kind.VALUE, slice_, 1 + at, 40 + at, 0, 0, code, threshold, place=FRAME, frame=at)
+        records.append(record._replace(nbytes=len(payloads[-1])))
+    return records, payloads, sums
+
+
+@given(
+    st.sampled_from([Kind.PUSHPULL, Kind.PULL]),
+    st.sampled_from(["two_bit", "one_bit"]),
+    st.lists(st.integers(1, 8), max_size=3),
+    st.integers(1, 40_000),
+    st.lists(st.integers(1, 16), min_size=4, max_size=4),
+    st.sampled_from([0.5, 0.1, 3e38, 1e-45]),
+    st.integers(-1, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_sums_that_come_packed(
+    sender: Sender,
+    kind: Kind,
+    coding: str,
+    cuts: list[int],
+    last: int,
+    counts: list[int],
+    threshold: float,
+    plain: int,
+) -> None:
+    """All of them, or all but one: it is the server that chooses."""
+    code = cpu.coding(coding)
+    one = Pair(sender, [128 * 300 * cut for cut in cuts] + [4 * last], kind=kind)
+    begin_packed(one, code)
+    records, payloads, sums = packed_answers(one, code, threshold, counts)
+    if 0 <= plain < len(sums):
+        records[plain] = records[plain]._replace(coding=0, threshold=0.0, nbytes=len(sums[plain]))
+        payloads[plain] = sums[plain]
+    text = written(Batch(*HEAD, records, tuple(payloads), 77))
+    for at in range(0, len(text), 60_000):
+        one.server.sendall(text[at : at + 60_000])
+        assert one.wait(0.0) == []
+    one.all_came()
+    assert one.out.tobytes() == b"".join(sums) and one.guarded()
+    assert one.exchange.rounds() == [40 + at for at in range(len(sums))]
+    one.close()
+
+
+_PACKED: dict[str, dict[str, Any]] = {
+    "no code": {"coding": 0},
+    "16 bits": {"coding": cpu.coding("half")},
+    "no such code": {"coding": 200},
+    "infinite": {"threshold": float("inf")},
+    "half a part": {"nbytes": 20_000 - 4},
+    "no part": {"nbytes": 0},
+    "far": {"offset": 4},
+    "shared": {"place": PayloadLocation.SHARED},
+    "nowhere": {"place": PayloadLocation.NONE},
+    "of rows": {"rows": 2},
+}
+
+
+@pytest.mark.parametrize("kind", [Kind.PUSHPULL, Kind.PULL])
+@pytest.mark.parametrize("name", [*_PACKED, "too many", "not asked"])
+def test_a_packed_reply_that_is_not_as_expected(pair: Callable[..., Pair], name: str, kind: Kind) -> None:
+    code = cpu.coding("two_bit")
+    one = pair([4 * 40_000, 4 * 36_000], kind=Kind.PUSHPULL if name == "not asked" else kind)
+    if name == "not asked":
+        one.begin()
+    else:
+        begin_packed(one, code)
+    records, payloads, _ = packed_answers(one, code, 0.5, [17 if name == "too many" else 2, 2])
+    records[0] = records[0]._replace(**_PACKED.get(name, {}))
+    text = raw(CODEC.encode(Batch(*HEAD, records, tuple(payloads), 77)))
+    writer = threading.Thread(target=one.server.sendall, args=(text,))
+    writer.start()
+    found: list[list[Any]] = []
+    end = pace.deadline(20)
+    while not found:
+        assert time.monotonic() < end
+        found = one.wait() or one.stream.receive()
+    writer.join()
+    assert raw(found[0]) == text
+    assert (one.out == 0xEE).all() and one.guarded() and one.exchange.left == 2
 
 
 def receive(server: socket.socket) -> list[bytes]:
