@@ -261,8 +261,8 @@ static void LV(row_piece)(const kv_rows *job, ptrdiff_t u, ptrdiff_t col, ptrdif
             LV(sum_block)(job->dtype, n, w, have, k);
         return;
     }
-    if (job->before)
-        memcpy(job->before + (u * job->cols + col) * size, w, (size_t)(n * size));
+    if (job->before) /* seldom read, and not soon: the cache is for what is */
+        LV(stream)((size_t)(n * size), job->before + (u * job->cols + col) * size, w, 1, 1);
     for (int j = 0; j < job->n_states; j++)
         states[j] = job->states[j] + at * wide;
     LV(update_block)(job->dtype, job->rule, k, n, at, w, job->master ? job->master + at * wide : NULL, have, states,

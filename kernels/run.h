@@ -172,10 +172,12 @@ static void kv_rows_task(void *context, ptrdiff_t chunk)
 {
     const kv_rows_job *job = (const kv_rows_job *)context;
     ptrdiff_t from = chunk * job->step, to = from + job->step;
-    if (job->rows)
-        kv_now->rows_span(job->rows, from, to < job->n ? to : job->n);
-    else
+    if (job->group)
         kv_now->group_span(job->group, from, to < job->n ? to : job->n);
+    else
+        kv_now->rows_span(job->rows, from, to < job->n ? to : job->n);
+    if (job->rows && job->rows->before)
+        kv_now->fence();
 }
 
 static void kv_run_rows(const kv_rows *rows, const kv_group *group, int threads)

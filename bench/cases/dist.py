@@ -85,6 +85,7 @@ ENTRIES = {
     "zmq curve": Entry("zmq", "bare ZeroMQ, tcp with CURVE", secure=True),
     "zmq-c": Entry("zmq-c", "bare C over libzmq"),
     "sum": Entry("sockets-c", "bare C over sockets, with the sum", unpaced=True),
+    "rows": Entry("rows-c", "bare C over sockets, with the update of rows", unpaced=True),
     "floor": Entry("sockets", "floor: TCP sockets"),
     "floor reno": Entry("sockets", "floor: TCP sockets, reno", unpaced=True),
     "floor update": Entry("sockets", "floor: TCP sockets, then the update"),
@@ -360,7 +361,7 @@ def _sparse() -> Iterator[DistCase]:
     """
     name = f"{_job(2, 1)}: row-sparse {TABLE[0]:,} x {TABLE[1]}, {ROWS:,} rows, SGD on the server"
     goals = (Goal("ours", "mxnet", 3), _no_more_cpu())
-    peers = (*_OURS, "mxnet", "floor update")
+    peers = (*_OURS, "mxnet", "rows", "floor update")
     yield DistCase(name, (TABLE,), update="sgd", rows=ROWS, peers=peers, goals=goals)
 
 

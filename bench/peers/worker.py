@@ -59,6 +59,7 @@ PEERS = {
         "zmq-c": "zmq_sum:ZeroMQSum",
         "sum": "socket_sum:SocketsSum",
         "floor": "sockets:Sockets",
+        "rows": "row_update:RowUpdate",
         "memcpy": "memcpy:Memcpy",
         "memcpy-sum": "memory_sum:MemorySum",
     },

@@ -96,7 +96,7 @@ def test_many_rows_on_several_threads(name: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("level", cpu.levels())
-@pytest.mark.parametrize("cols", [1, 5, 257])
+@pytest.mark.parametrize("cols", [1, 5, 128, 257, 700])
 def test_an_update_of_rows_is_an_update_of_their_sum(level: str, cols: int) -> None:
     rule, params = cpu.rule_id("adam"), (0.05, 0.03, 0.25, 0.3, 0.8, 0.999, 1e-4)
     lists = [np.array([1, 4, 6]), np.array([0, 4]), np.array([4, 7])]

@@ -16,7 +16,12 @@ from bench.runner import compiled, machine
 
 _HERE = Path(__file__).parent
 #: C of the engines that have some of their own; what floor.c has, the workers of a server that sums have, too.
-_LIMITS = {"zmq-c": ("zmq_sum.c",), "sockets-c": ("socket_sum.c", "floor.c"), "memcpy-c": ("memory_sum.c",)}
+_LIMITS = {
+    "zmq-c": ("zmq_sum.c",),
+    "sockets-c": ("socket_sum.c", "floor.c"),
+    "rows-c": ("row_update.c",),
+    "memcpy-c": ("memory_sum.c",),
+}
 #: Seconds after which our store says for whom it waits: before the bench loses patience.
 _TIMEOUT = "100"
 #: malloc keeps large blocks instead of giving their pages back, to be touched anew for the next message.

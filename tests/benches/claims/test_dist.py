@@ -180,7 +180,7 @@ def test_limit_of_compression_packs_and_pulls() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", [*MAIN, "rows"])
 def test_row_sparse(name: str) -> None:
     with group(name) as peer:
         case = DistCase("rows", ((500, 6),), update="sgd", rows=60, peers=(name,))

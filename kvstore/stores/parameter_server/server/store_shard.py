@@ -158,7 +158,8 @@ class StoreShard:
 
     def _within(self, table: Table, ids: Ids) -> Ids:
         """Count row ids from the slice's first row."""
-        ids = np.subtract(ids, table.start, dtype=np.int64)
+        ids = np.ascontiguousarray(ids, np.int64)
+        ids = ids - table.start if table.start else ids
         if not cpu.ascending_ids(ids, table.shape[0]):
             stop = table.start + table.shape[0]
             raise RowIndexError(f"row ids must ascend within [{table.start}, {stop}), the rows of the slice")

@@ -86,12 +86,16 @@ class CollectRows:
         rows = self._part(part, n)
         if not self._direct or rows.nbytes < SHARED_BYTES:
             return None
-        low = int(np.searchsorted(self.ids, part.start))
+        low = self._first(part)
         return ExpectedRows(part.id, self.ids[low : low + n], as_bytes(rows))
 
     def _part(self, part: Slice, n: int) -> Array:
-        low = int(np.searchsorted(self.ids, part.start))
+        low = self._first(part)
         return self._rows[low : low + n]
+
+    def _first(self, part: Slice) -> int:
+        """Where the rows of a slice begin."""
+        return int(np.searchsorted(self.ids, part.start)) if part.start else 0
 
     def deliver(self) -> None:
         """Hand all rows over."""

@@ -151,6 +151,9 @@ def _flag(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> i
 
 def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:
     """For each slice, which of sorted row ids are its; a dense key must be `cut_by_rows`."""
+    if len(key.parts) == 1:
+        yield key.parts[0], 0, len(ids)
+        return
     unit = 1 if key.sparse else key.row_size
     bounds = np.searchsorted(ids, [part.stop // unit for part in key.parts])
     low = 0
