@@ -105,10 +105,13 @@ class SliceTable(dict[int, _S]):
     def __init__(self) -> None: ...
 
 class Sums:
+    @property
+    def near(self) -> int: ...
     def observe(self, counters: Counters) -> None: ...
 
 class Link:
     reads_here: bool
+    near: bool
     def __init__(
         self,
         effects: Effects,

@@ -184,6 +184,7 @@ cdef extern from "links.h" nogil:
     ctypedef struct kp_sums:
         kp_run run
         const int *threads
+        int near
         kp_observer observer
     void kp_free_sums(kp_sums *sums)
     ctypedef struct kp_slices:

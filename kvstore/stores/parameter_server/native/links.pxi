@@ -51,6 +51,11 @@ cdef class Sums:
     def __dealloc__(self):
         kp_free_sums(&self.s)
 
+    @property
+    def near(self):
+        """How many workers of this host have streams."""
+        return self.s.near
+
     def observe(self, counters not None):
         """Take times in `counters`, a `Counters`, from now on."""
         self.counters = counters
@@ -81,6 +86,7 @@ cdef class Link:
     cdef readonly Session session
     cdef SliceTable slices
     cdef Sums sums
+    cdef bint is_near
 
     def __cinit__(
         self, Effects effects not None, Members members not None, Session session not None,
@@ -110,7 +116,18 @@ cdef class Link:
     def close(self):
         """The stream is closed. A second call does nothing."""
         kp_cut(&self.l)
+        self.near = False
         release_dropped()
+
+    @property
+    def near(self):
+        """Whether the worker is on this host, and needs a core while it sends; not after `close`."""
+        return bool(self.is_near)
+
+    @near.setter
+    def near(self, bint near):
+        self.sums.s.near += near - self.is_near
+        self.is_near = near
 
     @property
     def reads_here(self):

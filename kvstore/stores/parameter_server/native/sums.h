@@ -16,12 +16,14 @@ enum {
 typedef struct {
     kp_run run;
     const int *threads;
+    int near; /* workers of this host that have streams */
     kv_item *items;
     kp_slice **slices;
     char **pointers;
     kv_coding *codings; /* of the first sources that are packed, by pointer */
     size_t n, items_room, slices_room, n_pointers, pointers_room, codings_room;
     ptrdiff_t nbytes;
+    int plain_sent; /* whether nothing is updated, and all parts came over streams */
     kp_observer observer;
 } kp_sums;
 
@@ -122,6 +124,7 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
     kp_add_rule(v, it);
     for (int i = 0; i < open->n; i++) {
         const kp_record *r = &open->parts[i].request;
+        sums->plain_sent &= v->sums && r->place == KP_FRAME;
         sums->codings[sums->n_pointers] = kp_coding_of(r->coding, r->threshold);
         sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
     }
@@ -150,6 +153,7 @@ static void kp_no_sums(kp_sums *sums)
 {
     sums->n = sums->n_pointers = 0;
     sums->nbytes = 0;
+    sums->plain_sent = 1;
 }
 
 /* Whether a part can be kept as it came: in memory of its own, or in little else. */
@@ -237,14 +241,21 @@ static void kp_enter_sums(const kp_sums *sums)
     kv_enter(sums->observer.counters, phase, about);
 }
 
+/* A helper keeps a core from others for longer than a short sum takes. Workers of this host that send are awake, and use
+ * theirs better; those whose parts lie in shared memory sleep meanwhile, and an update is long. */
+static int kp_choose_threads(const kp_sums *sums)
+{
+    int others = sums->plain_sent ? sums->near : 0;
+    return sums->nbytes < KP_ALONE_BYTES || *sums->threads <= others ? 1 : *sums->threads - others;
+}
+
 /* Do all sums, as kv_run_dense. */
 static int kp_run_items(kp_sums *sums)
 {
     kv_activity before = kv_doing();
     if (kv_is_timed(sums->observer.counters))
         kp_enter_sums(sums);
-    int threads = sums->nbytes < KP_ALONE_BYTES ? 1 : *sums->threads; /* a helper keeps a core from workers for longer */
-    int failed = sums->run(sums->items, (ptrdiff_t)sums->n, sums->nbytes, threads);
+    int failed = sums->run(sums->items, (ptrdiff_t)sums->n, sums->nbytes, kp_choose_threads(sums));
     kv_go_back(&before);
     return failed;
 }

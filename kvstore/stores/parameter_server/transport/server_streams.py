@@ -15,7 +15,7 @@ from .channel import Poller
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream, StreamSet
 from .stream_listener import StreamListener
-from .streams import note_altered, open_stream
+from .streams import is_near, note_altered, open_stream
 
 #: A message: who sent it, how many of its records have been handled, and its frames.
 Received = tuple[Hashable, int, list[Frame]]
@@ -34,6 +34,7 @@ class ServerStreams:
         self._streams: dict[Hashable, Stream] = {}
         self._peers: dict[Stream, Hashable] = {}
         self._links: dict[Hashable, Link] = {}
+        self._near: set[Hashable] = set()  # peers of this host
         self._all = StreamSet(two=len(os.sched_getaffinity(0)) > 1)
         self._counters: Counters | None = None
         poller.watch(self._listener.fileno(), self._listener)
@@ -70,6 +71,7 @@ class ServerStreams:
         """Have a worker's messages handled by a link as far as it can."""
         self._streams[peer].hand_to(link)
         self._links[peer] = link
+        link.near = peer in self._near
 
     def attend(self, item: Any) -> None:
         """Look after an item that the poller has returned, and that is no channel."""
@@ -104,6 +106,8 @@ class ServerStreams:
             return
         self._poller.unwatch(connection.fileno())
         self._drop(peer)
+        if is_near(connection):
+            self._near.add(peer)
         stream = self._streams[peer] = open_stream(connection, self._sender, cipher, self._counters)
         self._peers[stream] = peer
         self._all.add(stream)
@@ -113,6 +117,7 @@ class ServerStreams:
         if stream is not None:
             del self._peers[stream]
             self._links.pop(peer, None)
+            self._near.discard(peer)
             self._all.remove(stream.fileno())
             stream.close()
 

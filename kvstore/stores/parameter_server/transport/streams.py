@@ -113,6 +113,16 @@ def is_own_address(family: int, address: str) -> bool:
     return bool(address)
 
 
+def is_near(connection: socket.socket) -> bool:
+    """Return whether the other end of a connection is known to be on this host."""
+    if connection.family == socket.AF_UNIX:
+        return True
+    try:
+        return is_own_address(connection.family, connection.getpeername()[0])
+    except OSError:  # it is broken by now
+        return False
+
+
 def stop_pacing(connection: socket.socket) -> None:
     """Have what does not leave this host sent as fast as it is taken.
 

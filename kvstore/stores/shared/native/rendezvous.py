@@ -53,8 +53,8 @@ class RegionRendezvous:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or clock.over:
                     raise ConfigError(
-                        f"rank {self.rank} of this job is taken by another living process ({error}); give each "
-                        "process its own rank, and each job its own KVSTORE_JOB"
+                        f"rank {self.rank} of this job is taken by another living process ({error}); give "
+                        "each process its own rank, and each job its own KVSTORE_JOB"
                     ) from error
             time.sleep(0.01)
 

@@ -15,6 +15,15 @@ from typing import Any
 import pace
 import pytest
 
+from kvstore.stores.parameter_server.native._native import (
+    Effects,
+    Link,
+    Members,
+    Session,
+    SliceState,
+    SliceTable,
+    Sums,
+)
 from kvstore.stores.parameter_server.transport import stream_client, stream_listener, streams
 from kvstore.stores.parameter_server.transport.channel import Poller
 from kvstore.stores.parameter_server.transport.native._streams import Sender
@@ -92,6 +101,27 @@ def test_messages_go_both_ways(server: End, worker: End) -> None:
     assert server.streams.send(PEER, [b"down"]) and not server.streams.send(b"other", [b""])
     until(lambda: worker.came, worker)
     assert worker.came == [("server", b"down")]
+
+
+def test_a_link_knows_that_its_worker_is_on_this_host(server: End, worker: End) -> None:
+    """Workers of this host need cores: `Sums` leaves them some."""
+    stream = opened(worker, server.streams.offer(PEER))
+    until(lambda: stream.send([b"up"]), server)
+    until(lambda: server.came, server)
+    sums, session = Sums(), Session(0, 0, 9, 0)
+    first, second = (link(session, sums) for _ in range(2))
+    for one in (first, second):  # the second one takes the first one's place
+        server.streams.set_link(PEER, one)
+        assert (one.near, sums.near) == (True, 1)
+    assert not first.near
+    server.streams.forget(PEER)
+    assert (second.near, sums.near) == (False, 0)
+
+
+def link(session: Session, sums: Sums) -> Link:
+    members, slices = Members(), SliceTable[SliceState]()
+    members.set([session.rank], True)
+    return Link(Effects(), members, session, slices, sums, 0, 3, 77)
 
 
 def test_an_offer_is_the_same_until_it_is_withdrawn(server: End, worker: End) -> None:
