@@ -91,8 +91,9 @@ def goals(m: Measured) -> Iterator[list[str]]:
         return
     yield _goal(case, "DDP, gloo ÷ it", way, beside(m, "gloo", way), "", LINKS)
     if case.gbit == PACKED_GBIT:
-        saved = table.over(m.moved["gloo"], m.moved["packed"])
-        limit = f"{statistics.median(saved):.2f}, the bytes"
+        saved = statistics.median(table.over(m.moved["gloo"], m.moved["packed"]))
+        alone = statistics.median(beside(m, "gloo", "alone"))
+        limit = f"{alone:.2f}, no exchange" if alone < saved else f"{saved:.2f}, the bytes"
         yield _goal(case, "DDP, gloo ÷ it", "packed", beside(m, "gloo", "packed"), limit, PACKED)
 
 
