@@ -80,6 +80,10 @@ def create(name: str = "local", **options: Any) -> KVStore:
         same_host_shm : bool, default True
             Stores on servers: data for servers on this machine goes through shared memory. Variable:
             KVSTORE_SAME_HOST_SHM.
+        hierarchy : str, default ``"flat"``
+            Stores on servers with rounds. ``"flat"``: each worker sends what it pushes. ``"host"``: the
+            workers of one host sum in shared memory, and one sum for each host travels. ``"auto"``: as
+            ``"host"`` if more than one host has more than one worker. Variable: KVSTORE_HIERARCHY.
         cuda_ipc : int, default 1
             0: ``"shared"`` transfers GPU arrays through host memory only. Variable: KVSTORE_CUDA_IPC.
 
@@ -128,6 +132,10 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
         kind = _by_van(literal, kind)
     module = importlib.import_module(f".stores.{kind.module}", __package__)
     backend = getattr(module, kind.backend)(config)
+    if kind.on_servers and config.hierarchy != "flat":
+        from .stores.hierarchy.backend import by_hosts
+
+        backend = by_hosts(config, backend)
     if config.processes != 1 and not kind.on_servers:  # whose numbers are those of the job
         warn_if_apart(literal, backend.num_workers)
     store = _store_class()(literal, backend, config)

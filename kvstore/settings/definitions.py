@@ -110,6 +110,10 @@ STORES: Final = (
         keyword=True),
     SettingRow("same_host_shm", "KVSTORE_SAME_HOST_SHM", bool, True, (WORKER,),
         "stores on servers: data for servers on this machine goes through shared memory", keyword=True),
+    SettingRow("hierarchy", "KVSTORE_HIERARCHY", str, "flat", (WORKER,),
+        "stores on servers with rounds: `\"host\"`: the workers of one host sum in shared memory, and one "
+        "sum for each host travels; `\"auto\"`: so if more than one host has more than one worker; "
+        "`\"flat\"`: each worker sends", keyword=True),
     SettingRow("cuda_ipc", "KVSTORE_CUDA_IPC", int, 1, (WORKER,),
         "how `shared` transfers GPU arrays between processes; 0: through host memory; 1: through CUDA IPC if "
         "that works", keyword=True),

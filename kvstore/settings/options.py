@@ -47,6 +47,11 @@ class StoreConfig:
     same_host_shm : bool
         Stores on servers: data for servers on this machine goes through shared memory. Variable:
         KVSTORE_SAME_HOST_SHM.
+    hierarchy : str
+        Stores on servers with rounds. ``"host"``: the workers of one host sum in shared memory first, and one
+        sum for each host travels to the servers. ``"auto"``: as ``"host"`` if more than one host has more
+        than one worker, else as ``"flat"``. ``"flat"``: each worker sends what it pushes. The same on all
+        workers. Variable: KVSTORE_HIERARCHY.
     cuda_ipc : int
         How ``"shared"`` transfers GPU arrays between processes. 0: through host memory only. 1: through CUDA
         IPC if that works. Variable: KVSTORE_CUDA_IPC.
@@ -61,6 +66,7 @@ class StoreConfig:
     slice_bytes: int = DEFAULTS["slice_bytes"]
     credit_bytes: int = DEFAULTS["credit_bytes"]
     same_host_shm: bool = DEFAULTS["same_host_shm"]
+    hierarchy: str = DEFAULTS["hierarchy"]
     cuda_ipc: int = DEFAULTS["cuda_ipc"]
 
     def __post_init__(self) -> None:
@@ -80,6 +86,8 @@ class StoreConfig:
             raise ConfigError(f"credit_bytes must be at least 64 KB, got {self.credit_bytes}")
         if self.on_peer_loss not in ("raise", "continue"):
             raise ConfigError(f"on_peer_loss must be 'raise' or 'continue', got {self.on_peer_loss!r}")
+        if self.hierarchy not in ("auto", "host", "flat"):
+            raise ConfigError(f"hierarchy must be 'auto', 'host' or 'flat', got {self.hierarchy!r}")
 
 
 def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> StoreConfig:

@@ -15,13 +15,14 @@ import pace
 import pytest
 from jobs import hear, tell
 from procs_shared import Digest, assert_same_bits, random_rows, start_of
-from references import Array, lcg
+from references import Array, draw, lcg, total
 from tested_store import create, held
 
 import kvstore as kv
 from kvstore.observe.native import _observe as native
 from kvstore.settings.parameter_server import ps_config
 from kvstore.settings.roles import find as find_roles
+from kvstore.stores.hierarchy.backend import HierarchyBackend
 from kvstore.stores.parameter_server.server.loop import ServerLoop
 from kvstore.stores.parameter_server.transport import stream_client
 from kvstore.stores.parameter_server.transport.channel import Dealer
@@ -700,3 +701,119 @@ def survives() -> dict[str, Any]:
         if store.rank:
             hear()
         return {"losses": store.statistics().losses, "events": native.events()}
+
+
+# ----------------------------------------------------------------------------------------------------- hosts
+
+OF_A_SLICE = 131072 // 4  # elements
+
+
+def is_by_hosts(store: kv.KVStore) -> bool:
+    return isinstance(store._backend, HierarchyBackend)
+
+
+def kind_of_store() -> bool:
+    """Whether hosts push; the sum is right in any case."""
+    with create() as store:
+        store.init("w", np.zeros(5, F))
+        out = np.full(5, store.rank + 1, F)
+        store.pushpull("w", out)
+        assert (out == sum(range(store.num_workers + 1))).all()
+        store.barrier()
+        return is_by_hosts(store)
+
+
+def bytes_to_servers(slices: int, rounds: int) -> int:
+    """Bytes of values that this worker has sent to servers in some rounds of a large key."""
+    with create() as store:
+        store.init("w", np.zeros(slices * OF_A_SLICE, F))
+        store.barrier()
+        before = sum(store.statistics().sent)
+        out = np.ones(slices * OF_A_SLICE, F)
+        for _ in range(rounds):
+            out[...] = 1
+            store.pushpull("w", out)
+            assert (out == store.num_workers).all()
+        store.barrier()
+        return int(sum(store.statistics().sent) - before)
+
+
+def not_by_hosts() -> None:
+    """What cannot be done names the way out, and changes nothing."""
+    with create() as store:
+        rows = kv.RowSparseArray(np.ones((1, 2), F), [1], (3, 2))
+        store.init("w", np.zeros((3, 2), F))
+        for call in (
+            lambda: store.init("rows", rows),
+            lambda: store.push("w", rows),
+            lambda: store.row_sparse_pull("w", out=rows, row_ids=np.array([1])),
+        ):
+            with pytest.raises(kv.errors.KVStoreError, match=r"hierarchy='flat'"):
+                call()
+        store.pushpull("w", out := np.ones((3, 2), F))
+        assert (out == 2).all()
+        assert (held(store, "w") == 2).all()
+        with pytest.raises(NotImplementedError):
+            store.view("w")
+        store.barrier()
+
+
+def packed(settings: dict[str, Any], hosts: list[int], rounds: int) -> None:
+    """What a host sends is packed with the residual of the host; all get what comes of it, bit for bit."""
+    with create() as store, kv.create("device") as model:
+        n = 3 * OF_A_SLICE // 2 + 1
+        for one in (store, model):
+            one.init("w", np.zeros(n, F))
+            one.set_gradient_compression(settings)
+        for t in range(rounds):
+            parts = [draw("float32", n, 100 * t + rank) for rank in range(store.num_workers)]
+            sums = [
+                total([part for part, there in zip(parts, hosts, strict=True) if there == host])
+                for host in dict.fromkeys(hosts)
+            ]
+            want, out = np.empty(n, F), parts[store.rank].copy()
+            model.pushpull("w", sums, out=want)
+            if t % 2:
+                store.pushpull("w", out)
+            else:
+                store.push("w", out)
+                store.pull("w", out=out)
+            assert_same_bits(out, want)
+        with pytest.raises(kv.errors.CapabilityError, match="flat"):
+            store.save_residuals("nowhere")
+        store.barrier()
+
+
+def codecs_differ() -> str:
+    """Workers of one host that set different codecs: the second is told."""
+    with create() as store:
+        store.init("w", np.zeros(5, F))
+        found = "set"
+        try:
+            store.set_gradient_compression({"type": "2bit", "threshold": 0.5 + store.rank})
+        except kv.errors.ConfigError as error:
+            assert "codec" in str(error)
+            found = "refused"
+        store.barrier()
+        return found
+
+
+def asynchronous() -> bool:
+    """A store without rounds."""
+    with kv.create("dist_async", hierarchy="host") as store:
+        store.init("w", np.zeros(5, F))
+        store.push("w", np.ones(5, F))
+        store.barrier()
+        return is_by_hosts(store)
+
+
+def refused() -> str:
+    """Create a store that others want otherwise; say whether this worker is the one who is told."""
+    try:
+        create(timeout=3).close()
+    except kv.errors.ConfigError as error:
+        assert "hierarchy" in str(error)
+        return "refused"
+    except kv.errors.KVStoreError as error:
+        return type(error).__name__
+    return "created"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from references import Array, assert_same_bits, draw, dtype_of, total
-from tested_store import create, held
+from tested_store import by_hosts, create, held
 
 import kvstore as kv
 
@@ -77,7 +77,7 @@ def sums(name: str, seed: int) -> str:
         local.init(keys, [np.zeros(n, values.dtype) for n in sizes])
 
         def expected(n: int, parts: list[Array]) -> Array:
-            local.push(f"k{n}", parts)
+            local.push(f"k{n}", by_hosts(parts))
             out = np.empty(n, values.dtype)
             local.pull(f"k{n}", out=out)
             return out
@@ -312,7 +312,7 @@ def train(store: Any, local: Any, name: str, rounds: int, digest: Digest) -> Non
             parts = [start_of(shape, kind, 1000 * i + 10 * k + w) for w in range(store.num_workers)]
             out = np.empty_like(parts[0])
             mine = parts[store.rank].copy()
-            local.push(key, parts)
+            local.push(key, by_hosts(parts))
             if i % 3 == 0:
                 store.push(key, mine)
                 store.pull(key, out=out)

@@ -7,13 +7,14 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jobs
 import pace
 import paths
+import tested_store
 
 from kvstore.launch.certificates import Certificates
 
@@ -91,6 +92,25 @@ class ServedJob(jobs.Job):
         for one in (self.scheduler, *self.servers):
             one.close()
         super().close()
+
+
+def start_on_hosts(
+    job: ServedJob, hosts: Sequence[int], module: str, function: str, *arguments: Any, **variables: str
+) -> list[jobs.Worker]:
+    """Start one worker for each rank, on the host with this number; they sum by hosts."""
+    variables = {tested_store.HOSTS: " ".join(map(str, hosts)), **variables}
+    return [
+        start_on(job, host, rank, module, function, *arguments, **variables)
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def start_on(
+    job: ServedJob, host: int, rank: int, module: str, function: str, *arguments: Any, **variables: str
+) -> jobs.Worker:
+    """Start one worker, or one in the place of another."""
+    settings = {"KVSTORE_HIERARCHY": "host", "KVSTORE_HOST": f"127.0.0.{host + 1}", **variables}
+    return job.start(module, function, *arguments, rank=rank, **settings)
 
 
 def scheduler() -> None:

@@ -30,11 +30,12 @@ from .arguments import CallArguments, Sparse, is_large
 from .delivery import Finish, ResultDelivery
 from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
-from .native.membership import JobMembership
+from .native.membership import JobMembership, launched_place
 from .optimizer import JobUpdater
 from .pushing import RoundPusher
 from .rows import SparseKeys
 from .values import StoredValues
+from .wait_errors import WaitErrors
 from .waiting import CallOnce, RoundWaiter
 
 Handle = shm.Handle
@@ -52,16 +53,16 @@ class SharedBackend(Backend):
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        self._membership = JobMembership(config)
+        self._membership = self._make_membership()
         self._job = job = self._membership.job
         self._keys = keys = shm.Keys(job)
         self.rank, self.num_workers = self._membership.rank, self._membership.size
         self.local_rank = self._membership.rank
         self._gpus = gpus = GpuAccess(job, self.rank, config.cuda_ipc == 1)
-        self._updater = JobUpdater(job, keys, gpus, self.rank)
+        self._updater = self._make_updater()
         rows = SparseKeys(job, self._updater)
         self._arguments = CallArguments(job, keys, self._updater, gpus, self.rank)
-        self._waiter = RoundWaiter(job, keys, self._updater, rows, config.timeout, self.rank)
+        self._waiter = self._make_waiter(rows)
         self._pusher = RoundPusher(job, gpus, rows, self._waiter)
         self._delivery = ResultDelivery(job, self._waiter, rows, gpus)
         self._values = StoredValues(self._arguments, rows, self._waiter)
@@ -72,6 +73,19 @@ class SharedBackend(Backend):
         elif self.num_workers > 1:
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // self.num_workers))
         _stores.add(self)
+
+    def _make_membership(self) -> JobMembership:
+        """Take the place of this process among the others."""
+        return JobMembership(self.config, launched_place(self.config))
+
+    def _make_updater(self) -> JobUpdater:
+        """Make what says what becomes of a round."""
+        return JobUpdater(self._job, self._keys, self._gpus, self.rank)
+
+    def _make_waiter(self, rows: SparseKeys) -> RoundWaiter:
+        """Make what brings rounds to their end."""
+        errors = WaitErrors(self._job, self._updater, self.rank)
+        return RoundWaiter(self._job, self._keys, self._updater, rows, self.config.timeout, self.rank, errors)
 
     @property
     def updater(self) -> Updater | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ...arrays.grouping import Key
 from ...errors import FencedError, KVStoreError, PeerLostError, UpdaterError
@@ -21,10 +21,17 @@ Missing = Callable[[], Iterable[int]]
 
 
 class WaitErrors:
-    """The errors of one worker's waits; of each failed round it is told once."""
+    """The errors of one worker's waits; of each failed round it is told once.
 
-    def __init__(self, job: shm.Job, updater: JobUpdater, rank: int) -> None:
-        self._job, self._updater, self._rank = job, updater, rank
+    `names`: the rank that each worker of the region has in its job, where that is another one.
+    """
+
+    def __init__(
+        self, job: shm.Job, updater: JobUpdater, rank: int, names: Sequence[int] | None = None
+    ) -> None:
+        self._job, self._updater = job, updater
+        self._names = names if names is not None else range(job.size)
+        self._own, self._rank = rank, self._names[rank]
         self._known_lost: set[str] = set()  # as the log has it
         self.loss_told = False  # this worker was told that a peer is lost
         self.told: dict[Key, int] = {}  # the last failed round that this worker was told of
@@ -33,10 +40,14 @@ class WaitErrors:
         """Say that workers have left without having joined."""
         for rank, last in left:
             log.warning(
-                f"worker {rank} has left after round {last} of key {handle.key!r}, without join(): round "
-                f"{round} is without it, says worker {self._rank}, and so are those that follow. If it was "
-                "not to end, look at its output; if it had no more batches, have it call join() first"
+                f"{self.named(rank)} has left after round {last} of key {handle.key!r}, without join(): "
+                f"round {round} is without it, says worker {self._rank}, and so are those that follow. If it "
+                "was not to end, look at its output; if it had no more batches, have it call join() first"
             )
+
+    def named(self, w: int) -> str:
+        """Name a worker of the region."""
+        return f"worker {self._names[w]}"
 
     def absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
         """Return the other workers for whom a wait is."""
@@ -44,26 +55,27 @@ class WaitErrors:
             found = missing()
         else:
             found = [] if handle is None else handle.missing(handle.complete + 1)
-        return [w for w in found if w != self._rank]
+        return [w for w in found if w != self._own]
 
     def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
         """Say on what this worker waits, and for whom."""
         absent = self.absent(handle, missing)
         seen = (
-            ", ".join(f"worker {w} (heard of {self._job.silence(w):.1f} s ago)" for w in absent)
+            ", ".join(f"worker {self._names[w]} (heard of {self._job.silence(w):.1f} s ago)" for w in absent)
             or "its peers"
         )
         return f"worker {self._rank} has waited {waited:.0f} s on {_name(handle, what)} for {seen}"
 
     def tell_members(self) -> None:
         """Log whom the job has lost, or has back, since the last call."""
-        lost = {f"worker {w}" for w in self._job.lost()}
+        lost = {f"worker {self._names[w]}" for w in self._job.lost()}
         for name in sorted(lost - self._known_lost):
             log.info("%s of %d is lost", name, self._job.size)
         for name in sorted(self._known_lost - lost):
             log.info("%s of %d is back", name, self._job.size)
         if lost != self._known_lost:
-            log.info("rounds wait for workers %s from now on", ", ".join(map(str, self._job.members())))
+            members = ", ".join(str(self._names[w]) for w in self._job.members())
+            log.info("rounds wait for workers %s from now on", members)
         self._known_lost = lost
 
     def raise_outcome(self, outcome: int, handle: Handle | None) -> None:
@@ -88,12 +100,13 @@ class WaitErrors:
     def peer_lost(self, text: str) -> PeerLostError:
         """Return the error of a lost worker."""
         lost = self._job.lost()
-        rank = lost[0] if lost else -1
+        first = lost[0] if lost else -1
+        rank = self._names[first] if lost else -1
         return PeerLostError(
             f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}{text}",
             role="worker",
             rank=rank,
-            last_seen=self._job.silence(rank) if rank >= 0 else None,
+            last_seen=self._job.silence(first) if lost else None,
         )
 
     def failure(self, handle: Handle, round: int) -> KVStoreError | None:
@@ -101,7 +114,10 @@ class WaitErrors:
         if not round or handle.failed != round or self.told.get(handle.key) == round:
             return None
         self.told[handle.key] = round
-        text = handle.why(round)
+        return self._error_of(handle, round, handle.why(round))
+
+    def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
+        """Make the error of a round that came to nothing."""
         if not shm.mode(self._job) & 1:
             self.raise_if_peer_lost(handle, patience=_DYING if text is None else 0.0)
         why = text or "the memory of a worker could not be read"
@@ -144,7 +160,7 @@ class SlowWait:
         """Tell of it, if it was long."""
         self._errors.tell_members()
         if self._late:
-            last = " or ".join(f"worker {w}" for w in self._late)
+            last = " or ".join(self._errors.named(w) for w in self._late)
             log.info("%s was slow: %s came last, %.1f s after this worker", self._name, last, waited)
 
 

@@ -68,11 +68,18 @@ class RoundWaiter:
     """The waits of one worker of a job."""
 
     def __init__(
-        self, job: shm.Job, keys: shm.Keys, updater: JobUpdater, rows: SparseKeys, timeout: float, rank: int
+        self,
+        job: shm.Job,
+        keys: shm.Keys,
+        updater: JobUpdater,
+        rows: SparseKeys,
+        timeout: float,
+        rank: int,
+        errors: WaitErrors,
     ) -> None:
         self._job, self._keys, self._updater, self._rows = job, keys, updater, rows
         self._timeout, self._rank = timeout, rank
-        self._errors = WaitErrors(job, updater, rank)
+        self._errors = errors
         self._tells = log.isEnabledFor(logging.INFO)  # else no round asks who has come or gone
         # The last call with several keys, by key.
         self._calls: dict[Key, _Call] = {}

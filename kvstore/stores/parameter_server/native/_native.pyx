@@ -74,7 +74,8 @@ cdef extern from "links.h" nogil:
         kp_buffer *detail
     ctypedef struct kp_session:
         void *owner
-        int32_t store, rank
+        int32_t store, rank, seat
+        int of_host
         uint64_t incarnation, epoch
         int gone, report, touched
         uint64_t received, reported

@@ -222,7 +222,7 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
     char *record = text->data + sizes + sizeof head, *behind = text->data + sizes + first, *to = behind;
     memset(behind, 0, (size_t)together);
     pieces[used++] = (kp_piece){text->data, text->nbytes, text};
-    int steady = kp_is_steady(replier->members, session->rank), failed = 0;
+    int steady = !session->of_host && kp_is_steady(replier->members, session->rank), failed = 0;
     kp_moved moved = {0};
     for (size_t i = 0; i < n && !failed; i++, record += sizeof(kp_record)) {
         kp_record r;

@@ -342,7 +342,7 @@ static int kp_usual_push(const kp_slice *slice, const kp_session *session, const
     if (r->round <= slice->round || ahead > KP_OPEN_ROUNDS || (ahead == 1 && slice->busy == KP_ROUND))
         return 0;
     const kp_open *open = kp_find_open(slice, r->round);
-    return !open || kp_part_of(open, session->rank) < 0;
+    return !open || kp_part_of(open, session->seat) < 0;
 }
 
 static int kp_push(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
@@ -351,14 +351,14 @@ static int kp_push(kp_slice *slice, kp_session *session, const kp_members *membe
     kp_open *open = kp_open_round(slice, r->round);
     if (!open || (r->kind == KP_PUSHPULL && kp_wait(&slice->pulls, session, r, NULL)))
         return -1;
-    if (kp_put_part(open, session->rank, r, data, at)) {
+    if (kp_put_part(open, session->seat, r, data, at)) {
         if (r->kind == KP_PUSHPULL) {
             slice->pulls.n--;
             kp_erase(&session->waiting, r->sequence);
         }
         return -1;
     }
-    kp_note_arrival(e, slice, session->rank, r);
+    kp_note_arrival(e, slice, session->seat, r);
     if (r->kind == KP_PUSH)
         kp_answer_request(e, session, KP_DONE, r, slice->round, NULL);
     if (r->round == slice->round + 1 && open->n >= members->n_needed)

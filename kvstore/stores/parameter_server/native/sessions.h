@@ -70,6 +70,8 @@ typedef struct {
 typedef struct kp_session {
     void *owner; /* the Python object, which has it */
     int32_t store, rank;
+    int32_t seat; /* for whom it pushes: for itself, or for its host */
+    int of_host;  /* rounds may go on without this worker, by another of its host */
     uint64_t incarnation, epoch;
     int gone, report, touched;
     uint64_t received, reported; /* bytes of its requests */

@@ -9,6 +9,7 @@ cdef class Session:
     def __cinit__(self, int store, int rank, uint64_t incarnation, *_args, **_named):
         self.s.owner = <void *>self
         self.s.store, self.s.rank, self.s.incarnation = store, rank, incarnation
+        self.s.seat = rank
 
     def __dealloc__(self):
         kp_close_session(&self.s)
@@ -20,6 +21,15 @@ cdef class Session:
     @property
     def rank(self):
         return self.s.rank
+
+    @property
+    def seat(self):
+        """For whom it pushes: for itself, or for its host, by the lowest rank there."""
+        return self.s.seat
+
+    def push_for_host(self, int seat):
+        """Push for a host from now on."""
+        self.s.seat, self.s.of_host = seat, True
 
     @property
     def incarnation(self):

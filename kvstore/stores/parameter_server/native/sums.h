@@ -203,7 +203,7 @@ static void kp_note_outs(kp_slice *slice, const kp_open *open)
     for (int i = 0; i < open->n; i++)
         for (int j = 0; kp_is_out(&open->parts[i]) && j < slice->pulls.n; j++) {
             kp_waiter *one = &slice->pulls.all[j];
-            if (one->session->rank == open->parts[i].rank && one->request.sequence == open->parts[i].request.sequence)
+            if (one->session->seat == open->parts[i].rank && one->request.sequence == open->parts[i].request.sequence)
                 one->request.flags = KP_WRITTEN;
         }
 }

@@ -218,9 +218,11 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     ordinal: int = 0
     """A worker's store: the `ordinal`-th of its group."""
     options: dict[str, Option] = {}
-    """What all workers of a store must agree on: mode, on_peer_loss, slice_bytes."""
+    """What all workers of a store must agree on: mode, on_peer_loss, slice_bytes, and hierarchy if any."""
     restarted: bool = False
     """A server that comes back from a snapshot."""
+    host: str = ""
+    """Of a worker that asks for a hierarchy: the same text in all workers that share memory."""
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True):
@@ -361,6 +363,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """This worker takes the place of a lost one."""
     late: tuple[int, ...] = ()
     """As in `View`."""
+    seats: tuple[tuple[int, int], ...] = ()
+    """As in `View`."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -397,6 +401,9 @@ class View(msgspec.Struct, frozen=True, tag=True):
     """Rank that is late no more, since all others have reached where it begins."""
     bases: tuple[tuple[int, int], ...] = ()
     """(slice, round): the last round of each slice that goes on without `begun`."""
+    seats: tuple[tuple[int, int], ...] = ()
+    """(rank, seat) where hosts push and not workers: a worker pushes for its host, which has the lowest rank
+    of its workers as its seat. Empty where each worker pushes for itself."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

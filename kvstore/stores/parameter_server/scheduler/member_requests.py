@@ -63,7 +63,9 @@ class MemberRequests:
 
     def barrier(self, store: Membership, peer: Peer, message: m.Barrier, outgoing: Outgoing) -> None:
         """Answer once all have arrived."""
-        store.at_barrier[peer.rank] = message.request
+        if not store.come_to_barrier(peer.rank, message.request, message.number):
+            outgoing.write(peer, Answer(message.request))
+            return
         opened = [(rank, Answer(request)) for rank, request in store.open_barrier()]
         self._stores.answer(store, opened, outgoing)
 

@@ -8,6 +8,7 @@ from typing import Any
 from ....settings.definitions import USUAL_SLICE_BYTES
 from ..protocol.losses import lost
 from ..protocol.messages import Failure, Loss, Member, View
+from .hosts import HostSeats
 from .key_table import KeyTable
 from .rejoins import JoinPoint, RejoinCoordinator
 from .settings import SettingsTable
@@ -32,7 +33,10 @@ class Membership:
         self._rested: set[int] = set()  # ranks that have joined and left since then
         self.broken = False
         self.at_barrier: dict[int, int] = {}  # request by rank
+        self._barriers: dict[int, int] = {}  # by rank at it: the number of the barrier, as its host counts
+        self._opened: dict[int, int] = {}  # by seat: the last barrier that its host has passed
         self.rejoins = RejoinCoordinator()
+        self.hosts = HostSeats(str(options.get("hierarchy", "flat")))
         asked = options.get("slice_bytes")
         slice_bytes = asked if isinstance(asked, int) and asked > 0 else USUAL_SLICE_BYTES
         self.keys = KeyTable(slice_bytes, loads, bool(options.get("whole_keys", False)))
@@ -64,6 +68,7 @@ class Membership:
     def start(self) -> None:
         """All are there."""
         self.started = True
+        self.hosts.give(self.members)
         self.epoch = 1
 
     def enter(self, member: Member) -> None:
@@ -75,7 +80,7 @@ class Membership:
         self.settings.forget(member.rank)
         if self.started:
             self.epoch += 1
-            if self.mode == "sync":
+            if self.mode == "sync" and not self.hosts.seats:  # else its host has gone on in its rounds
                 self.rejoins.enter(member.rank)
 
     def next_join_point(self) -> JoinPoint | None:
@@ -91,17 +96,35 @@ class Membership:
 
     def awaited_at_barrier(self) -> list[int]:
         """Ranks that a barrier waits for."""
-        return sorted(self.needed - self.at_barrier.keys()) if self.at_barrier else []
+        seat = self.hosts.seat
+        return (
+            sorted(set(map(seat, self.needed)) - set(map(seat, self.at_barrier))) if self.at_barrier else []
+        )
+
+    def come_to_barrier(self, rank: int, request: int, number: int) -> bool:
+        """Note who has come; False: others of its host were there for it, and it need not wait.
+
+        Workers of a host meet first, and then each of them comes here: one stands for all.
+        """
+        if self.hosts.seats and rank not in self.resting:
+            if number <= self._opened.get(self.hosts.seat(rank), 0):
+                return False
+            self._barriers[rank] = number
+        self.at_barrier[rank] = request
+        return True
 
     def open_barrier(self) -> list[tuple[int, int]]:
         """Rank and request of all that may go on now, if all have arrived; they are forgotten."""
         there = len(self.at_barrier) + len(self.resting) + len(self.rejoins.rejoining)
-        if there < len(self.members) or self.awaited_at_barrier():
+        if (there < len(self.members) and not self.hosts.seats) or self.awaited_at_barrier():
             return []
+        for rank, number in self._barriers.items():
+            seat = self.hosts.seat(rank)
+            self._opened[seat] = max(number, self._opened.get(seat, 0))
         return self._clear_barrier()
 
     def _clear_barrier(self) -> list[tuple[int, int]]:
-        waiting, self.at_barrier = sorted(self.at_barrier.items()), {}
+        waiting, self.at_barrier, self._barriers = sorted(self.at_barrier.items()), {}, {}
         return waiting
 
     def lose(self, loss: Loss) -> None:
@@ -126,7 +149,7 @@ class Membership:
         join_slice = -1 if join_point or self.broken else self.rejoins.join_slice
         return View(
             self.number, self.epoch, members, resting, losses, tuple(servers), self.broken, self.mode,
-            rejoining, join_slice, rank, after,
+            rejoining, join_slice, rank, after, self.hosts.shown(),
         )  # fmt: skip
 
     def note_shown(self) -> None:
@@ -145,6 +168,7 @@ class Membership:
             self.resting.discard(rank)
             self._rested.add(rank)
         self.at_barrier.pop(rank, None)
+        self._barriers.pop(rank, None)
         self.rejoins.leave(rank)
         self.keys.leave(rank)
         self.settings.forget(rank)

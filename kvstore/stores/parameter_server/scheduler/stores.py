@@ -41,6 +41,7 @@ class Stores:
         process.peers[store.number] = peer
         store.enter(Member(process.rank, process.incarnation))
         if not store.started:
+            store.hosts.enter(process.rank, hello.host)
             self.try_start(store, outgoing)
             return
         self._welcome(store, peer, True, outgoing)
@@ -64,7 +65,7 @@ class Stores:
             return Failure(
                 "PeerLostError", f"worker {lost[0]} is lost; start the job again", "worker", lost[0]
             )
-        return None
+        return store.hosts.keeps_out(process.rank, hello.host, store.members) if store.started else None
 
     def try_start(self, store: Membership, outgoing: Outgoing) -> None:
         """Start a store once everybody is there; those that are lost are not waited for."""
@@ -193,8 +194,9 @@ class Stores:
         size, servers = self._assignment.num_workers, self._servers.members
         rejoining = tuple(sorted(store.rejoins.rejoining))
         welcome = Welcome(
-            store.number, peer.rank, size, store.epoch, members, servers, returned, late=rejoining
-        )
+            store.number, peer.rank, size, store.epoch, members, servers, returned, rejoining,
+            store.hosts.shown(),
+        )  # fmt: skip
         outgoing.write(peer, welcome)
 
     def _peers(self, store: Membership) -> list[Peer]:

@@ -114,7 +114,9 @@ class Server:
     def waits_for(self, store: int, rank: int) -> bool:
         """Whether no round goes on without this worker: what it is sent cannot change before it has it."""
         found = self._stores.get(store)
-        return found is not None and found.members.sync and rank in found.members.needed
+        if found is None or found.members.seats:  # there its host may go on without it
+            return False
+        return found.members.sync and rank in found.members.needed
 
     def link(self, store: int, rank: int, job: int) -> Link | None:
         """Make what handles a worker's requests where nothing is special; None: it has not attached."""

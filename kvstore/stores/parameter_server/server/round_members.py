@@ -12,6 +12,8 @@ from .slice_rounds import SliceRounds
 class RoundMembers:
     """The members of one store: for whom rounds wait, who rejoins, and from which round on each takes part.
 
+    Where hosts push and not workers, rounds wait for seats: the lowest ranks of the hosts that have members.
+
     `restarted`: this server has taken the place of one that ended, and members have to attach again.
     """
 
@@ -20,7 +22,8 @@ class RoundMembers:
         self.epoch = 0
         self.sync = True
         self.incarnations: dict[int, int] = {}  # by rank
-        self.needed: frozenset[int] = frozenset()  # members for whose pushes rounds wait
+        self.seats: dict[int, int] = {}  # by rank, where hosts push; else empty
+        self.needed: frozenset[int] = frozenset()  # members, or seats, for whose pushes rounds wait
         self.rejoining: frozenset[int] = frozenset()  # members that came back, and no round waits for
         self.collecting_join_point = False  # for one of them: `View.begin`
         self.broken: Failure | None = None
@@ -35,19 +38,28 @@ class RoundMembers:
 
     def update(self, view: View, slices: Iterable[SliceRounds]) -> set[int]:
         """Take a newer view; return ranks whose parts of rounds that are not complete are lost."""
-        self.epoch, self.sync = view.epoch, view.mode == "sync"
+        self.epoch, self.sync, self.seats = view.epoch, view.mode == "sync", dict(view.seats)
         members = {member.rank: member.incarnation for member in view.members}
         dead = {loss.rank for loss in view.losses if loss.role == "worker"}
         replaced = {rank for rank, old in self.incarnations.items() if members.get(rank, old) != old}
         if self.sync:
-            self._note_left(members.keys() | dead | set(view.resting), slices)
+            self._note_left(map(self.seat, members.keys() | dead | set(view.resting)), slices)
         for rank in [rank for rank in self._join_points if self.incarnations.get(rank) != members.get(rank)]:
             del self._join_points[rank]
         self.incarnations, self.rejoining = members, frozenset(view.late)
-        self.needed = frozenset(members.keys() - set(view.resting) - self.rejoining)
+        waited_for = members.keys() - set(view.resting) - self.rejoining
+        self.needed = frozenset(map(self.seat, waited_for))
         self.collecting_join_point = view.begin >= 0
         self._note()
-        return dead | replaced
+        return self.without_members(dead | replaced, replaced)
+
+    def without_members(self, gone: set[int], replaced: Iterable[int] = ()) -> set[int]:
+        """Return the seats that are left with nobody but who was replaced and begins anew."""
+        return set(map(self.seat, gone)) - set(map(self.seat, self.incarnations.keys() - set(replaced)))
+
+    def seat(self, rank: int) -> int:
+        """Return for whom a worker pushes: for itself, or for its host."""
+        return self.seats.get(rank, rank)
 
     def _note(self) -> None:
         """Tell `native/rounds.h` whom rounds wait for; after each change of what this is made of."""
@@ -97,13 +109,15 @@ class RoundMembers:
         attaches, self.returning = self.returning, None
         self._note()
         for rank, attach in attaches.items():
-            if not attach.met and self.sync and rank not in self.rejoining and rank not in self._join_points:
+            begins = not attach.met and rank not in self.rejoining and rank not in self._join_points
+            if begins and self.sync and not self.seats:
                 self.set_join_point(rank, dict(attach.accepted), slices.values())
                 continue
             for slice_, round_ in attach.accepted:
                 rounds = slices.get(slice_)
                 if rounds is not None and round_ > rounds.round:
-                    rounds.pass_over(rank, round_)
+                    seat = self.seat(rank)
+                    rounds.pass_over(seat, max(round_, rounds.skip.get(seat, 0)))
         return True
 
     # ----------------------------------------------------------------------------------------- those who left

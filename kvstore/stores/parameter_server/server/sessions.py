@@ -59,14 +59,16 @@ class StoreSessions:
         #: Of a server that has come back, by rank: incarnation, and which of its requests had come.
         self.restored: dict[int, tuple[int, int, list[int]]] = {}
 
-    def open(self, peer: Hashable, attach: Attach) -> WorkerSession:
-        """Return the session of a worker, made if it has none."""
+    def open(self, peer: Hashable, attach: Attach, seat: int | None = None) -> WorkerSession:
+        """Return the session of a worker, made if it has none; with a seat, it pushes for a host."""
         session = self.by_rank.get(attach.rank)
         if session is None:
             session = WorkerSession(self._store, attach.rank, attach.incarnation, peer)
             incarnation, low, above = self.restored.pop(attach.rank, (-1, 0, []))
             if incarnation == attach.incarnation:
                 session.restore(low, above)
+            if seat is not None:
+                session.push_for_host(seat)
             self.by_rank[attach.rank] = session
             self._effects.actions.append(
                 Attachment(self._store, attach.rank, attach.incarnation, attach.memory)

@@ -88,11 +88,12 @@ class SliceRequests:
             else:
                 self._pull(session, rounds, record, ())
             return
-        if ahead > _TOO_FAR or not rounds.put(number, session.rank, record, frames):
+        if ahead <= _TOO_FAR and rounds.put(number, session.seat, record, frames):
+            self._effects.note_arrival(rounds, session.seat, record)
+        elif ahead > _TOO_FAR or not self._members.seats:
             why = f"push {record.round} is out of order: round {rounds.round} is complete"
             self._refuse(session, record, why)
-            return
-        self._effects.note_arrival(rounds, session.rank, record)
+            return  # else another worker of its host has sent this sum: it counts once, and both are answered
         if record[KIND] == _PUSHPULL:
             rounds.wait_for_value(session, record, ())
         elif ahead <= OPEN:
@@ -178,7 +179,7 @@ class SliceRequests:
 
     def _tell_failure(self, session: WorkerSession, rounds: SliceRounds, record: Record) -> bool:
         """Answer that a round failed, of each once to each worker that pushed into it; then it may read."""
-        told = rounds.tell(session.rank, record[ROUND]) if record[KIND] != Kind.FETCH_STATE else None
+        told = rounds.tell(session.seat, record[ROUND]) if record[KIND] != Kind.FETCH_STATE else None
         if told is None:
             return False
         number, failure = told

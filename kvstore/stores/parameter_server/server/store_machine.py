@@ -46,7 +46,7 @@ class StoreMachine:
         if members.incarnations.get(rank) != attach.incarnation:
             self._effects.actions.append(Send(peer, self.fence(rank)))
             return
-        session = self.sessions.open(peer, attach)
+        session = self.sessions.open(peer, attach, members.seats.get(rank))
         if members.returning is None:
             self.sessions.welcome(session, members.join_point(rank))
         elif not attach.late or rank in members.rejoining:
@@ -74,7 +74,7 @@ class StoreMachine:
                 members.returning.pop(rank, None)
         for rounds in slices.values():
             rounds.lose(lost_parts)
-            rounds.forget(gone)
+            rounds.forget(members.without_members(gone))
         if view.broken and members.broken is None:
             failure = lost(view.losses, len(view.servers))
             members.break_off(failure)

@@ -72,7 +72,7 @@ def open_stream(
 ) -> Stream:
     """Make a stream of a connection after the handshake; the connection is the stream's then."""
     made = Stream(sender, connection.detach(), _LARGEST, cipher)
-    if counters is not None:
+    if counters is not None and counters.number >= 0:  # else those of its store are yet to come
         made.observe(counters)
     return made
 

@@ -21,6 +21,7 @@ from ....kernels import cpu
 from ....observe.native._observe import Counters
 from ....optimizer import Optimizer, Updater
 from ....settings.definitions import USUAL_SLICE_BYTES
+from ....settings.hosts import host_identity
 from ....settings.options import StoreConfig, slice_threshold
 from ...entry import Array
 from ...outs import Later
@@ -62,7 +63,8 @@ class DistBackend(Backend):
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        client = Client(config, self.synchronous, config.slice_bytes or self.usual_slice_bytes())
+        host = host_identity() if self.synchronous and config.hierarchy != "flat" else ""
+        client = Client(config, self.synchronous, config.slice_bytes or self.usual_slice_bytes(), host)
         self.rank, self.num_workers, self.local_rank = client.rank, client.size, client.local_rank
         self._client = client
         self._keys = keys = KeyDirectory(client)
@@ -80,6 +82,31 @@ class DistBackend(Backend):
             cpu.set_threads(config.threads)
         elif self.num_workers > 1:
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // client.local_size))
+
+    @property
+    def client(self) -> Client:
+        """The way to servers and scheduler."""
+        return self._client
+
+    @property
+    def directory(self) -> KeyDirectory:
+        """The keys of the store."""
+        return self._keys
+
+    @property
+    def pushes(self) -> Pushes:
+        """What checks and counts what is pushed."""
+        return self._pushes
+
+    @property
+    def pulls(self) -> Pulls:
+        """What reads."""
+        return self._pulls
+
+    @property
+    def settings_version(self) -> int:
+        """The version of the optimizer's settings that goes with this worker's pushes."""
+        return self._optimizer.version
 
     def observe(self, counters: Counters) -> None:
         """Count what goes and comes."""

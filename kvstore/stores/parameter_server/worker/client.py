@@ -38,12 +38,12 @@ _FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
 class Client:
     """One store of one worker process, for which the scheduler cuts large keys at `slice_bytes`.
 
-    `synchronous`: pushes count in rounds. Raises ConfigError where no variables say where the servers are, or
-    the scheduler refuses this process, and TimeoutError where the job has not come together within the
-    deadline.
+    `synchronous`: pushes count in rounds. `host`: this worker's, where hosts are to push. Raises ConfigError
+    where no variables say where the servers are, or the scheduler refuses this process, and TimeoutError
+    where the job has not come together within the deadline.
     """
 
-    def __init__(self, config: StoreConfig, synchronous: bool, slice_bytes: int) -> None:
+    def __init__(self, config: StoreConfig, synchronous: bool, slice_bytes: int, host: str = "") -> None:
         roles = worker_roles()
         self._process = this_process(roles)
         self._operations = OperationTable()
@@ -62,7 +62,9 @@ class Client:
             "on_peer_loss": config.on_peer_loss,
             "slice_bytes": slice_bytes,
         }
-        self._hello = hello = self._process.hello(config.group, options)
+        if host:
+            options["hierarchy"] = config.hierarchy
+        self._hello = hello = self._process.hello(config.group, options, host)
         patience = self._process.worker_options(config.credit_bytes, slice_bytes)
         self._patience = patience
         self._machine = WorkerMachine(
@@ -93,7 +95,16 @@ class Client:
         assert welcome is not None
         self.rank, self.size = welcome.rank, welcome.size
         self.local_rank, self.local_size = self._process.place(self.rank, self.size)
+        if self.member.seats:  # what lies in memory of one worker cannot be the part of a host
+            self.pool = None
         self._process.opened(self)
+
+    @property
+    def host_job(self) -> tuple[str, str, int]:
+        """Name what the workers of this host have in common: the job there, the group, the store's number."""
+        hello, welcome = self._hello, self.member.welcome
+        assert welcome is not None
+        return f"{hello.job} at {self._process.roles.scheduler} on {hello.host}", hello.group, welcome.store
 
     def observe(self, counters: Counters) -> None:
         """Count in `counters` from now on."""
@@ -157,6 +168,10 @@ class Client:
     def _note_told(self, failure: Failure) -> None:
         """Note whether the caller is told of a loss now."""
         self.told_of_loss = self.told_of_loss or bool(failure.role)
+
+    def hear_of_loss(self) -> None:
+        """Wait for the scheduler's word of a loss that the caller was told of otherwise; then reads work."""
+        self._hear_of(Failure("PeerLostError", "", "worker"))
 
     def _hear_of(self, failure: Failure) -> None:
         """Wait for the scheduler's word of a loss of which a server has told: then there are reads again."""
@@ -253,6 +268,10 @@ class Client:
         self.settle()
         self.request(partial(m.Barrier, number=self._barriers + 1), f"barrier {self._barriers + 1}")
         self._barriers += 1
+
+    def barrier_of_host(self, number: int) -> None:
+        """Wait until all other hosts are here; the workers of this one have met for its barrier `number`."""
+        self.request(partial(m.Barrier, number=number), f"barrier {number} of the hosts")
 
     def join(self) -> None:
         """Tell all that this worker has no more batches."""

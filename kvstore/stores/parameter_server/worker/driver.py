@@ -245,6 +245,22 @@ class MachineDriver:
         if call is not None and call.let_go:
             self.end(call)
 
+    def serve(self, ready: Callable[[], bool]) -> None:
+        """Handle what comes for a while, or until it is ready; for a thread that does nothing else."""
+        if self._waiters:
+            time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
+        with self._turn():
+            if ready():
+                return
+            self.check_alive()
+            if self._tick():
+                self._process.look_after_others(self)
+            self._handle(_TICK)
+
+    def wake(self) -> None:
+        """Have the thread that is at the sockets look whether it is ready."""
+        self._sockets.wake()
+
     def glance(self) -> None:
         """Handle what has come, while this process waits in another store, unless somebody does it already.
 

@@ -43,8 +43,8 @@ class WorkerProcess:
         #: What the first store says that finds the scheduler lost.
         self.without_scheduler: m.Failure | None = None
 
-    def hello(self, group: str, options: dict[str, Any]) -> m.Hello:
-        """Introduce the next store of a group."""
+    def hello(self, group: str, options: dict[str, Any], host: str) -> m.Hello:
+        """Introduce the next store of a group; with a host, where hosts are to push."""
         return m.Hello(
             "worker",
             self.roles.rank,
@@ -55,6 +55,7 @@ class WorkerProcess:
             group=group,
             ordinal=next(self._ordinals[group]),
             options=options,
+            host=host,
         )
 
     def worker_options(self, credit: int, slice_bytes: int) -> WorkerOptions:

@@ -181,6 +181,7 @@ cdef extern from "region.h" nogil:
     uint64_t kv_complete_round(uint64_t phase)
     uint64_t kv_current_of(uint64_t phase)
     uint64_t kv_round_of(uint64_t phase)
+    int kv_holds(const kv_self *me, uint64_t phase, uint64_t round)
     int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
     void kv_fill(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ....errors import ConfigError, KVStoreError, TimeoutError
 from ....settings.launchers import Placement, detect
@@ -25,20 +26,45 @@ _LEAST_WINDOW = 64 * 1024 * 1024
 _numbers: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
 
 
+class RegionPlace(NamedTuple):
+    """The place of a process among those that share a region: the `number`-th of a group in a job."""
+
+    job: str
+    group: str
+    number: int
+    rank: int
+    size: int
+
+
+def launched_place(config: StoreConfig) -> RegionPlace:
+    """Return the place that the launcher has given to this process, for its next store of the group."""
+    placement = detect()
+    _check_size(placement)
+    job = (
+        placement.job if placement.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
+    )  # nobody else is to come
+    return RegionPlace(job, config.group, next(_numbers[job, config.group]), placement.rank, placement.size)
+
+
+class OtherProcesses:
+    """What is known from elsewhere of the processes that are to share a region: here, nothing."""
+
+    def check(self) -> None:
+        """Raise what ends the wait for them."""
+
+    def lost(self) -> set[int]:
+        """Return the ranks that will not come."""
+        return set()
+
+
 class JobMembership:
     """Rank of a process in a job of one machine."""
 
-    def __init__(self, config: StoreConfig) -> None:
-        placement = detect()
-        _check(placement)
-        self.rank, self.size = placement.rank, placement.size
+    def __init__(self, config: StoreConfig, place: RegionPlace, others: OtherProcesses | None = None) -> None:
+        self.rank, self.size, self._others = place.rank, place.size, others or OtherProcesses()
         self._timeout = config.timeout
-        job = (
-            placement.job if placement.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
-        )  # nobody else is to come
-        number = next(_numbers[job, config.group])
-        log.debug("worker %d of %d: store %d of group %r", self.rank, self.size, number, config.group)
-        self._rendezvous = RegionRendezvous(job, config.group, number, placement.rank, placement.size)
+        log.debug("worker %d of %d: store %d of group %r", self.rank, self.size, place.number, place.group)
+        self._rendezvous = RegionRendezvous(*place)
         clock = WaitClock(config.timeout)
         try:
             self.job = self._enter(config)
@@ -63,13 +89,12 @@ class JobMembership:
 
     def _enter(self, config: StoreConfig) -> shm.Job:
         fd = self._rendezvous.look(range(self.size))
-        creates = fd is None and self.rank == 0
-        if creates:
+        if fd is None and not self._founds():
+            fd = self._rendezvous.wait(config.timeout, self._founds)
+        creates = fd is None
+        if fd is None:
             fd = self._rendezvous.create()
             _reserve(fd, _FIRST_BYTES)
-        elif fd is None:
-            fd = self._rendezvous.wait(config.timeout)
-        assert fd is not None
         log.debug(
             "worker %d %s the region %s", self.rank, "made" if creates else "found", self._rendezvous.name
         )
@@ -99,15 +124,27 @@ class JobMembership:
             job.rejoin()
             return
         job.enlist()
-        self._await(job.wait_for_all, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
+        self._await(self._all_there, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
         job.probe()
         number = job.arrive_at_barrier()
         self._await(lambda: job.wait_at_barrier(number), lambda: job.missing_at_barrier(number), clock)
         log.debug("all workers are here: %s", ", ".join(f"{w} (process {job.pid(w)})" for w in job.members()))
 
+    def _founds(self) -> bool:
+        """Whether this process makes the region: it is the first of those that come."""
+        self._others.check()
+        return self.rank == min(set(range(self.size)) - self._others.lost(), default=0)
+
+    def _all_there(self) -> int:
+        lost = self._others.lost()
+        if lost and all(self.job.state(w) or w in lost for w in range(self.size)):
+            return shm.READY
+        return self.job.wait_for_all()
+
     def _await(self, step: Callable[[], int], missing: Callable[[], list[int]], clock: WaitClock) -> None:
         while True:
             clock.read()
+            self._others.check()
             if (outcome := step()) == shm.READY:
                 return
             if outcome != shm.TICK and self.job.lost():
@@ -123,7 +160,7 @@ class JobMembership:
                 )
 
 
-def _check(placement: Placement) -> None:
+def _check_size(placement: Placement) -> None:
     if placement.size > shm.MAX_WORKERS:
         raise ConfigError(
             f"a shared store has at most {shm.MAX_WORKERS} workers, this job has {placement.size}"

@@ -223,9 +223,11 @@ static int kv_catch_up(kv_self *me, kv_entry *first)
     uint64_t others = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers) & ~kv_bit(me->rank);
     for (uint64_t i = 0; i < n; i++) {
         kv_entry *e = kv_entry_at(me, i);
-        if (kv_get(&kv_parts(me, e)[me->rank].first) == KV_NEVER)
+        if (e != first && kv_get(&kv_parts(me, e)[me->rank].first) == KV_NEVER)
             kv_rejoin_key(me, e);
     }
+    if (kv_get(&kv_parts(me, first)[me->rank].first) == KV_NEVER) /* after those that the others push into later */
+        kv_rejoin_key(me, first);
     round = kv_get(&kv_parts(me, first)[me->rank].first);
     for (uint64_t i = 0; i < n && !kv_others_in(me, first, round); i++) {
         kv_entry *e = kv_entry_at(me, i);

@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ....errors import AuthError, ConfigError, KVStoreError, TimeoutError
@@ -86,13 +86,18 @@ class RegionRendezvous:
                 return fd
         return None
 
-    def wait(self, timeout: float) -> int:
-        """Return the region's descriptor, as soon as anybody has it; TimeoutError: nobody came."""
+    def wait(self, timeout: float, founds: Callable[[], bool] = lambda: False) -> int | None:
+        """Return the region's descriptor, as soon as anybody has it; TimeoutError: nobody came.
+
+        None: this process is to make it, since those before it are lost.
+        """
         clock, pause = WaitClock(timeout), 0.0005
         while True:
             waited = clock.read()
             if (fd := self.look(range(self.size))) is not None:
                 return fd
+            if founds():
+                return None
             if clock.over:
                 raise TimeoutError(
                     f"worker {self.rank} of {self.size} waited {waited:.0f} s for worker 0 of its job to "

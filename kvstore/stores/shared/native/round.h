@@ -46,6 +46,12 @@ static inline uint64_t kv_complete_round(uint64_t phase)
     return kv_step_of(phase) == KV_CLOSED ? kv_round_of(phase) : kv_round_of(phase) - 1;
 }
 
+/* Whether a round is being prepared by this worker, and no other has taken it over. */
+static inline int kv_holds(const kv_self *me, uint64_t phase, uint64_t round)
+{
+    return kv_step_of(phase) == KV_OPENING && kv_round_of(phase) == round && kv_opener_of(phase) == me->rank;
+}
+
 /* One key of one call of this process. */
 typedef struct {
     kv_entry *entry;

@@ -323,6 +323,20 @@ def close_opened(Handle handle, bint other, updates=None):
     kv_close(handle.job.me, handle.e, phase, 1 - current if other else current)
 
 
+def holds(Handle handle, uint64_t round):
+    """Whether a round is this worker's to complete: it has opened it, and is not taken for dead."""
+    cdef kv_self *me = handle.job.me
+    return bool(kv_holds(me, kv_get(&handle.e.phase), round)) and kv_standing(me) != KV_FENCED
+
+
+def close_held(Handle handle, uint64_t round, bint other):
+    """As `close_opened`, unless another worker has taken the round over; whether it was completed here."""
+    cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
+    if not kv_holds(handle.job.me, phase, round):
+        return False
+    return bool(kv_close(handle.job.me, handle.e, phase, 1 - current if other else current))
+
+
 # ------------------------------------------------------------------------------------------- the job's settings
 
 def mode(Job job):

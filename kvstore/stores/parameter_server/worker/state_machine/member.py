@@ -22,10 +22,12 @@ class StoreMember:
         self.join_epoch = 0
         #: (slice, round): the rounds before its own, as the scheduler has told them.
         self.first_rounds: tuple[tuple[int, int], ...] = ()
+        #: By rank, for which host a worker pushes; empty where each pushes for itself.
+        self.seats: dict[int, int] = {}
 
     def enter(self, welcome: Welcome) -> None:
         """Take part from now on."""
-        self.welcome = welcome
+        self.welcome, self.seats = welcome, dict(welcome.seats)
         self.view = View(
             welcome.store, welcome.epoch, welcome.members, (), (), welcome.servers, late=welcome.late
         )

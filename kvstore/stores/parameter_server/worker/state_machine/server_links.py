@@ -122,8 +122,8 @@ class ServerLinks:
         slice_ = record[SLICE]
         pushes = link.requests.pushes
         kind = record[KIND]
-        if kind in _PUSHES:
-            count = pushes[slice_] = pushes.get(slice_, 0) + 1
+        if kind in _PUSHES:  # who pushes for a host says which of its rounds it is
+            count = pushes[slice_] = record[ROUND] or pushes.get(slice_, 0) + 1
         elif self._member.broken:
             count = record[ROUND]  # no round will be complete: what is there, or the one the caller names
         else:
@@ -253,7 +253,8 @@ class ServerLinks:
             known = {} if link.attached else dict(member.first_rounds) | link.requests.accepted
             who = (member.welcome.store, member.welcome.rank, self._hello.incarnation, member.epoch)
             met = link.met and link.join_epoch >= member.join_epoch
-            how = met, member.rejoining, self._memory, self._options.report
+            memory = "" if member.seats else self._memory  # parts are those of hosts, whose memory is none
+            how = met, member.rejoining, memory, self._options.report
             attach = m.Attach(*who, self._hello.job, tuple(known.items()), *how)
             actions.append(Send(server, attach))
 

@@ -1,0 +1,22 @@
+"""Which processes can share memory: those of one host, as far as the kernel lets them meet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .variables import text_of
+
+#: A region is found by an abstract socket and opened by /proc: both are of a namespace.
+_NAMESPACES = ("net", "pid")
+
+
+def host_identity() -> str:
+    """Name the host of this process: the same text in all processes that can share memory, and in no other.
+
+    A process that has an address of its own (``KVSTORE_HOST``) counts as one of another host than those with
+    another address, although it may be on the same machine.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespaces = (os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES)
+    return " ".join((boot, *namespaces, str(os.geteuid()), text_of("host") or ""))

@@ -1,0 +1,516 @@
+"""Stores on servers where hosts push and not workers: verbs go through the memory of the host.
+
+The order of a sum is that of the ranks within each host, then that of the hosts by their lowest ranks. What
+the workers of a host push meets in its region (`region.py`), whoever opens a round there carries it to the
+servers (`carrier.py`), and all read there what comes back. Everything else is the flat store's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from ... import engine
+from ...arrays.grouping import Group, Key
+from ...arrays.sparse import RowSparseArray
+from ...compression import Codec, Feedback
+from ...errors import ArrayError, CapabilityError, KeyNotFoundError, KVStoreError, PeerLostError
+from ...observe.native._observe import Counters
+from ...optimizer import Optimizer, Updater
+from ...settings.options import StoreConfig
+from ..entry import Array
+from ..outs import Later
+from ..parameter_server.protocol.messages import Slice
+from ..parameter_server.worker.backend import DistBackend
+from ..parameter_server.worker.client import Client
+from ..parameter_server.worker.key_directory import DistKey
+from ..parameter_server.worker.pulls import delivering
+from ..protocol import Backend, Kind
+from ..shared.native import _shared as shm
+from ..shared.native.membership import OtherProcesses, RegionPlace
+from .carrier import HostCarrier
+from .packing import HostFeedback
+from .region import Handle, HostRegion
+
+log = logging.getLogger("kvstore.ps")
+
+Finish = Callable[[], None]
+
+
+def by_hosts(config: StoreConfig, flat: DistBackend) -> Backend:
+    """Return the store where hosts push; or the flat one, if no host has workers that could sum first."""
+    if not flat.synchronous:
+        log.info(
+            "hierarchy=%r: a store without rounds stays flat, each push counts by itself", config.hierarchy
+        )
+        return flat
+    return HierarchyBackend(config, flat) if flat.client.member.seats else flat
+
+
+class HostProcesses(OtherProcesses):
+    """The workers of a host, of these ranks, as the scheduler tells while there is no thread to hear it."""
+
+    def __init__(self, client: Client, ranks: list[int]) -> None:
+        self._client, self._ranks = client, ranks
+
+    def check(self) -> None:
+        """Raise if the job is broken, or this worker is out of it."""
+        self._client.driver.glance()
+        self._client.driver.check_alive()
+        if self._client.member.broken:
+            raise self._client.lost_peer()
+
+    def lost(self) -> set[int]:
+        """Return the places of workers that are no members any more."""
+        view = self._client.member.view
+        there = {one.rank for one in view.members} if view is not None else set(self._ranks)
+        return {place for place, rank in enumerate(self._ranks) if rank not in there}
+
+
+class HierarchyBackend(Backend):
+    """See `kvstore.stores.protocol.Backend`; `flat` is the store as it is without hosts."""
+
+    begins_async = True
+    waits_concurrently = True
+    takes_turns = True
+    can_compress = True
+    logger = "kvstore.ps"
+
+    def __init__(self, config: StoreConfig, flat: DistBackend) -> None:
+        self._config, self._flat, self._client = config, flat, flat.client
+        self.rank, self.num_workers, self.local_rank = flat.rank, flat.num_workers, flat.local_rank
+        seats = self._client.member.seats
+        self._ranks = [rank for rank in sorted(seats) if seats[rank] == seats[self.rank]]
+        self._parts: dict[Key, Slice] = {}
+        self._slots: dict[Key, tuple[DistKey, list[Handle]]] = {}
+        #: Of this worker's last two pushes of a slice, by parity of the round: round and schedule's time.
+        self._clocks: dict[tuple[Key, int], tuple[int, int]] = {}
+        #: Keys whose value in the host's memory is as new as this worker can know.
+        self._fresh: set[Key] = set()
+        self._pid = os.getpid()
+        self._lost = False  # the caller was told of a loss
+        self._carrier: HostCarrier | None = None
+        try:
+            others = HostProcesses(self._client, self._ranks)
+            self._region = HostRegion(config, self._place(), self._ranks, self._check, others)
+            self._carrier = HostCarrier(self._client, self._region, self._parts, self._settings)
+        except BaseException as error:
+            self._leave_at_start(error)
+            raise
+        _stores.add(self)
+
+    def _leave_at_start(self, error: BaseException) -> None:
+        """Leave a job whose host's workers have not met; raise if that is since one of them is lost."""
+        client = self._client
+        try:
+            raises = self._config.on_peer_loss == "raise"
+            if type(error) is KVStoreError and raises and not client.failed:
+                client.hear_of_loss()
+                raise client.lost_peer() from error
+        finally:
+            self._flat.abandon()
+
+    def _place(self) -> RegionPlace:
+        """Return the place of this worker among those of its host."""
+        return RegionPlace(
+            *self._client.host_job, len(self._ranks) and self._ranks.index(self.rank), len(self._ranks)
+        )
+
+    def observe(self, counters: Counters) -> None:
+        """Count what goes to servers and comes from them; from now on they are listened to."""
+        self._flat.observe(counters)
+        if self._carrier is not None:
+            self._carrier.start()
+
+    def names(self) -> dict[int, str]:
+        """Name the key of each slice."""
+        return self._flat.names()
+
+    def describe(self) -> str:
+        """Name servers and scheduler, and with whom this worker sums first."""
+        together = ", ".join(map(str, self._ranks))
+        return f"{self._flat.describe()}, workers {together} of this host sum first"
+
+    def _check(self) -> None:
+        """Raise what ends every wait in the host's memory."""
+        client = self._client
+        client.driver.check_alive()
+        if client.member.broken:
+            raise client.lost_peer()
+        if self._carrier is not None:
+            self._carrier.check()
+
+    def _check_writing(self) -> None:
+        """Raise unless this worker may push; after a loss it is also the scheduler's word that counts."""
+        if self._lost:
+            self._client.hear_of_loss()
+        self._told(self._check)
+
+    # -------------------------------------------------------------------------------------------- slices
+
+    def _handles(self, key: DistKey, first: bool = False) -> list[Handle]:
+        """Return the keys of the slices in the host's memory, made if nobody of the host has made them.
+
+        `first`: all workers of the host come here, and the lowest makes them.
+        """
+        known = self._slots.get(key.key)
+        if known is not None and known[0] is key:
+            return known[1]
+        names = _slice_names(key)
+        for part, name in zip(key.parts, names, strict=True):
+            self._parts[name] = part
+            if first and self._region.find(name) is None:
+                self._region.wait_for(name)
+            if self._region.find(name) is None:
+                self._bring([key])
+        handles = [handle for name in names if (handle := self._region.find(name)) is not None]
+        self._slots[key.key] = key, handles
+        return handles
+
+    def _bring(self, keys: list[DistKey]) -> None:
+        """Bring the values of keys from the servers into the host's memory."""
+        values = self._flat.fetch_all([key.key for key in keys])
+        for key, value in zip(keys, values, strict=True):
+            flat = cast("Array", value).reshape(-1)
+            for part, name in zip(key.parts, _slice_names(key), strict=True):
+                self._region.add(name, flat[part.start : part.stop])
+
+    def _cut(self, key: DistKey, handles: list[Handle], arrays: list[Array]) -> list[Group]:
+        """Cut arrays of a key at its slices."""
+        flat = [array.reshape(-1) for array in arrays]
+        parts = zip(key.parts, handles, strict=True)
+        return [(handle.key, [one[part.start : part.stop] for one in flat]) for part, handle in parts]
+
+    # --------------------------------------------------------------------------------------------- verbs
+
+    def init(self, groups: list[Group]) -> None:
+        """Take the values of the lowest rank, and wait until servers and host have them."""
+        self._refuse_rows(groups)
+        self._check_writing()
+        self._flat.init(groups)
+        with contextlib.suppress(KeyNotFoundError):  # another worker has them moved: the push finds them
+            keys = [self._flat.directory.find_or_raise(key) for key, values in groups if values]
+            if self._region.is_lowest():
+                self._bring([key for key in keys if not all(map(self._region.find, _slice_names(key)))])
+            for key in keys:
+                self._handles(key, first=True)
+
+    def assign(self, groups: list[Group]) -> None:
+        """Overwrite known keys, and initialise others."""
+        self._refuse_rows(groups)
+        self._check_writing()
+        self._region.settle_all()
+        self._fresh.clear()
+        self._flat.assign(groups)
+
+    def discard(self, keys: list[Key]) -> None:
+        """Let the keys be initialised again by this process; the others may have them already."""
+        self._flat.discard(keys)
+
+    def _refuse_rows(self, groups: list[Group]) -> None:
+        for key, values in groups:
+            if any(isinstance(value, RowSparseArray) for value in values):
+                raise _no_rows(key)
+
+    def push(self, groups: list[Group]) -> None:
+        """Sum within the host; whoever comes last sends."""
+        self._start_push(groups, None)()
+
+    def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Wait for the rounds that this worker has pushed into, and copy."""
+        self._start_pull(groups, ignore_sparse, None)()
+
+    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+        """Push, and receive what becomes of it."""
+        self._start_pushpull(groups, outs, None)()
+
+    def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
+        """Arrive in the host's memory at once; what is left is to wait."""
+        starts: dict[str, Callable[..., Finish]] = {
+            "push": self._start_push,
+            "pull": self._start_pull,
+            "pushpull": self._start_pushpull,
+        }
+        start = starts.get(verb)
+        return super().begin(verb, arguments, priority) if start is None else start(*arguments, priority)
+
+    def is_clear(self, verb: str, keys: list[Key]) -> bool:
+        """Whether a push has memory, and no result is still to be delivered."""
+        return self._region.is_clear(verb, self._names(keys))
+
+    def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
+        """See results delivered, and rounds complete, that the next push of the keys would overwrite."""
+        self._told(partial(self._region.wait_for_free_slot, verb, self._names(keys)))
+
+    def _names(self, keys: list[Key]) -> list[Key]:
+        """Return the keys of the region that belong to keys which were used here."""
+        return [handle.key for key in keys if key in self._slots for handle in self._slots[key][1]]
+
+    def _start_push(self, groups: list[Group], priority: int | None) -> Finish:
+        dense = self._checked(groups)
+        cut = [one for key, values in dense for one in self._cut(key, self._handles(key), values)]
+        self._note_pushed([key for key, _ in dense])
+        return self._begin("push", (cut,), priority)
+
+    def _start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int | None) -> Finish:
+        self._client.driver.check_alive()
+        directory = self._flat.directory
+        sparse = any(isinstance(out, RowSparseArray) for _, outs in groups for out in outs)
+        near = [(key, outs) for key, outs in groups if key in self._fresh and not self._apart and outs]
+        if sparse or len(near) < len(groups):
+            return partial(self._pull_from_servers, groups, ignore_sparse)
+        later = Later()
+        wanted: list[tuple[DistKey, list[Array], list[Array]]] = [
+            (key, [], self._flat.pulls.targets(key, outs, later)) for key, outs in directory.in_order(near)
+        ]
+        later.keep_apart(wanted)
+        cut = [one for key, _, outs in wanted for one in self._cut(key, self._handles(key), outs)]
+        return delivering(self._begin("pull", (cut, ignore_sparse), priority), later, self._client)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether this worker's reads are no more those of the host's rounds."""
+        return self._lost or self._client.member.broken or self._client.joined
+
+    def _pull_from_servers(self, groups: list[Group], ignore_sparse: bool) -> None:
+        """Read keys that others may have written, or after a loss."""
+        self._settle([key for key, _ in groups])
+        self._flat.pull(groups, ignore_sparse)
+
+    def _settle(self, keys: list[Key] | None) -> None:
+        """See the rounds complete that this worker has pushed into: of these keys, or of all."""
+        if self._apart:
+            if self._lost and not self._client.joined:
+                self._client.hear_of_loss()
+        elif keys is None:
+            self._told(self._region.settle_all)
+        else:
+            handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
+            self._told(partial(self._region.settle, handles))
+
+    def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int | None) -> Finish:
+        dense = self._checked(groups)
+        targets = dict(groups if outs is None else outs)
+        if set(targets) != {key.key for key, _ in dense}:
+            self._flat.pulls.check_outs(list(targets.items()))
+            self._start_push(groups, priority)()
+            return self._start_pull(
+                [(key, arrays) for key, arrays in targets.items() if arrays], True, priority
+            )
+        later = Later()
+        wanted = [
+            (key, values, self._flat.pulls.targets(key, targets[key.key], later)) for key, values in dense
+        ]
+        later.keep_apart(wanted)
+        pushed, filled = [], []
+        for key, values, into in wanted:
+            handles = self._handles(key)
+            pushed += self._cut(key, handles, values)
+            filled += self._cut(key, handles, into)
+        self._note_pushed([key for key, _ in dense])
+        return delivering(self._begin("pushpull", (pushed, filled), priority), later, self._client)
+
+    def _checked(self, groups: list[Group]) -> list[tuple[DistKey, list[Array]]]:
+        """Check everything that is pushed, before anything changes."""
+        dense, sparse = self._flat.pushes.checked(groups)
+        if sparse:
+            raise _no_rows(sparse[0][0].key)
+        self._check_writing()
+        return dense
+
+    def _note_pushed(self, keys: list[DistKey]) -> None:
+        """Count a push of keys, before this worker arrives."""
+        for key, clock in zip(keys, self._flat.pushes.counted(keys), strict=True):
+            self._fresh.add(key.key)
+            for handle in self._handles(key):
+                round = handle.arrived + 1
+                self._clocks[handle.key, round & 1] = round, clock
+
+    def _settings(self, handle: Handle, round: int) -> tuple[int, int]:
+        """Return version and schedule's time of a round of this host; see `carrier.Settings`."""
+        noted, clock = self._clocks.get((handle.key, round & 1), (0, 0))
+        own = clock if noted == round else max(self._flat.pushes.clock, round)
+        return shm.num_update(self._region.job), own
+
+    def _begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
+        """Begin an operation in the host's memory; what is left is to wait."""
+        return partial(self._told, self._told(partial(self._region.begin, verb, arguments, priority)))
+
+    def _told(self, run: Callable[[], Any]) -> Any:
+        """Run what waits in the host's memory; note if the caller is told of a loss."""
+        try:
+            return run()
+        except PeerLostError:
+            self._lost = True
+            raise
+
+    def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
+        """Raise: rows of a table are not summed by hosts."""
+        raise _no_rows(wanted[0][0])
+
+    # ------------------------------------------------------------------------------------------- updates
+
+    @property
+    def updater(self) -> Updater | None:
+        """The optimizer, if there is one; its states are on the servers."""
+        return self._flat.updater
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """The codec, where sums of hosts are compressed; the residuals are the host's."""
+        return self._flat.feedback
+
+    def set_updater(self, updater: Any) -> None:
+        """Go back to plain sums; servers run no functions of a worker."""
+        self._between_rounds(partial(self._flat.set_updater, updater))
+
+    def set_compression(self, codec: Codec) -> None:
+        """Pack what this host sends; all of its workers set the same codec."""
+        assert self._carrier is not None
+        self._settle(None)
+        self._carrier.packing.set(codec)
+        self._flat.pushes.feedback = HostFeedback(codec)
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
+        self._between_rounds(partial(self._flat.set_optimizer, optimizer))
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Change settings of the optimizer, from this worker's next push of each key on."""
+        self._between_rounds(partial(self._flat.configure, changes))
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Change the rate; see `configure`."""
+        self._between_rounds(partial(self._flat.set_learning_rate, lr))
+
+    def _between_rounds(self, change: Callable[[], None]) -> None:
+        """Change settings after the rounds that this worker has pushed into; carriers then have them."""
+        self._check_writing()
+        self._settle(None)
+        change()
+        shm.raise_num_update(self._region.job, self._flat.settings_version)
+
+    def save_states(self, path: str, dump_optimizer: bool) -> None:
+        """Bring the optimizer's states from the servers, and write them."""
+        self._settle(None)
+        self._flat.save_states(path, dump_optimizer)
+
+    def load_states(self, path: str) -> None:
+        """Read the optimizer's states; what one worker reads holds for all."""
+        self._between_rounds(partial(self._flat.load_states, path))
+
+    # ---------------------------------------------------------------------------------------- inspection
+
+    def keys(self) -> list[Key]:
+        """All keys in the order of their init."""
+        return self._flat.keys()
+
+    def view(self, key: Key) -> Array | RowSparseArray:
+        """Raise: the servers have the value."""
+        return self._flat.view(key)
+
+    def fetch(self, key: Key) -> Array | RowSparseArray:
+        """Pull."""
+        return self.fetch_all([key])[0]
+
+    def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
+        """Pull all together."""
+        self._settle(keys)
+        return self._flat.fetch_all(keys)
+
+    def kind(self, key: Key) -> Kind:
+        """As the key was made."""
+        return self._flat.kind(key)
+
+    def empty(self, key: Key) -> Array:
+        """Return a new array in the host's memory: a push of it copies nothing."""
+        found = self._flat.directory.find_or_raise(key)
+        if found.sparse:
+            raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
+        return self._region.memory(found.like)
+
+    def key_templates(self) -> dict[Key, Array]:
+        """For each key an array of its shape and type that takes no memory."""
+        return self._flat.key_templates()
+
+    def placement(self) -> dict[Key, list[tuple[str, int]]]:
+        """Bytes of each key on each server."""
+        return self._flat.placement()
+
+    def num_dead_nodes(self, timeout: float) -> int:
+        """Count the processes that are lost, or that the scheduler has not heard of for so long."""
+        return self._flat.num_dead_nodes(timeout)
+
+    # ------------------------------------------------------------------------------------------- the job
+
+    def barrier(self) -> None:
+        """Wait until every member has come here."""
+        self._fresh.clear()
+        self._check_writing()
+        if self._client.joined:
+            self._flat.barrier()
+        else:
+            self._client.barrier_of_host(self._told(self._region.meet))
+
+    def join(self) -> None:
+        """Let rounds and barriers no longer wait for this worker."""
+        self._check_writing()
+        self._settle(None)
+        self._region.stop_taking_part()
+        self._flat.join()
+
+    def command(self, head: int, body: str) -> None:
+        """Hand a command to every server, and wait until all have it."""
+        self._flat.command(head, body)
+
+    def abandon(self) -> None:
+        """Leave the job as one who is lost."""
+        self._leave(lost=True)
+
+    def close(self) -> None:
+        """Leave the job."""
+        self._leave(lost=False)
+
+    def _leave(self, lost: bool) -> None:
+        if self not in _stores or os.getpid() != self._pid:
+            return
+        _stores.discard(self)
+        assert self._carrier is not None
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._flat.abandon if lost else self._flat.close)
+            stack.callback(self._region.abandon if lost else self._region.close)
+            try:
+                self._carrier.stop(patiently=not lost)
+            except KVStoreError as error:
+                log.error("worker %d, as its store is closed: %s", self.rank, error)
+
+
+def _slice_names(key: DistKey) -> list[str]:
+    return [f"{key.key}, slice {part.id}" for part in key.parts]
+
+
+def _no_rows(key: Key) -> CapabilityError:
+    return CapabilityError(
+        f"key {key!r}: rows are not summed by hosts; create the store with hierarchy='flat' on all workers"
+    )
+
+
+_stores: weakref.WeakSet[HierarchyBackend] = weakref.WeakSet()
+
+
+def _leave_at_exit() -> None:
+    """Leave all jobs while there are threads to carry; as one who is lost, if this process failed."""
+    engine.finish_all()
+    failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
+    for store in list(_stores):
+        store.abandon() if failed else store.close()
+
+
+atexit.register(_leave_at_exit)

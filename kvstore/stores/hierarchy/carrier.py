@@ -1,0 +1,186 @@
+"""Carries sums of a host to the servers, and what they answer back into the memory of the host.
+
+Whoever opens a round of the host's region is its carrier: whichever worker comes first, so that the slices
+spread over all that wait. A carrier sums and sends in a thread of its own, which also receives: then a round
+goes on though the worker that opened it has more to do. If a carrier dies, another worker of the host opens
+the round again, and sends the same sum as the same part: the part is that of the host's seat in this round.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ...arrays.grouping import Key
+from ...errors import KVStoreError
+from ..parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record, Slice
+from ..parameter_server.protocol.payloads import as_bytes
+from ..parameter_server.worker.client import Client
+from ..parameter_server.worker.operations import PendingOperation, Request
+from ..parameter_server.worker.replies import elements
+from ..shared.native import _shared as shm
+from .packing import HostPacking
+from .region import Handle, HostRegion
+
+log = logging.getLogger("kvstore.hierarchy")
+
+_LOOKS = 0.5  # seconds between two looks for rounds that nobody has opened
+
+#: Of the push into a round of a key: the version of the optimizer's settings, and the schedule's time.
+Settings = Callable[[Handle, int], tuple[int, int]]
+
+
+class Exchange(NamedTuple):
+    """A round of one slice that this worker carries."""
+
+    handle: Handle
+    round: int
+
+    @property
+    def held(self) -> bool:
+        """Whether it is still this worker's to complete."""
+        return shm.holds(self.handle, self.round)
+
+    def take(self, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
+        """Put what the servers answer where all workers of the host read it."""
+        if self.held:  # else another has taken it over, and the memory is that of a later round
+            value = elements(frames[record.frame], record.offset, self.handle.dtype, part.stop - part.start)
+            np.copyto(self.handle.value(other=True), value)
+            shm.close_held(self.handle, self.round, True)
+        return True
+
+    def fail(self, failure: Failure) -> None:
+        """Have all workers of the host told why the round came to nothing."""
+        if self.held:
+            self.handle.fail_round(self.round, msgspec.json.encode(failure).decode())
+            shm.close_held(self.handle, self.round, False)
+
+
+class HostCarrier:
+    """The rounds that one worker carries. `parts` has the slice of each key of the region."""
+
+    def __init__(
+        self, client: Client, region: HostRegion, parts: dict[Key, Slice], settings: Settings
+    ) -> None:
+        self._client, self._region, self._parts, self._settings = client, region, parts, settings
+        self._packing = HostPacking(region.job)
+        self._queue: deque[Exchange] = deque()
+        self._open: list[tuple[PendingOperation, list[Exchange]]] = []
+        self._stopping = False
+        self._looked = 0.0
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="kvstore-carrier", daemon=True)
+
+    def start(self) -> None:
+        """Carry from now on."""
+        self._region.carry_with(self.carry)
+        self._thread.start()
+
+    @property
+    def packing(self) -> HostPacking:
+        """The codec of the host."""
+        return self._packing
+
+    def carry(self, handle: Handle, round: int) -> None:
+        """Take over a round that this worker has opened."""
+        self._queue.append(Exchange(handle, round))
+        self._client.driver.wake()
+
+    def check(self) -> None:
+        """Raise if this worker carries nothing any more."""
+        if self._error is not None and not self._stopping:
+            raise KVStoreError(f"worker {self._client.rank} carries no sums any more: {self._error}")
+
+    def stop(self, patiently: bool) -> None:
+        """Carry no more; `patiently`: see that the servers have all sums that were opened here.
+
+        Whoever of the host is left takes over what has no answer yet, and gets the answer.
+        """
+        self._stopping = True
+        if self._thread.is_alive():
+            self._client.driver.wake()
+            self._thread.join(self._client.driver.timeout)
+        left = [one for _, exchanges in self._open for one in exchanges if one.held]
+        if patiently and left and not (self._client.failed or self._client.member.broken):
+            requests = [self._request(one, Kind.PUSH) for one in left]
+            self._client.perform(requests, "the last sums of a host to be taken in")
+
+    # ------------------------------------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping or self._queue:
+                self._send_all()
+                self._end_all()
+                self._look_after()
+                self._client.driver.serve(self._has_work)
+        except BaseException as error:
+            self._give_up(error)
+
+    def _has_work(self) -> bool:
+        return bool(self._queue) or self._stopping or any(operation.done for operation, _ in self._open)
+
+    def _send_all(self) -> None:
+        """Sum, and send, what was opened here since the last time."""
+        exchanges, requests = [], []
+        while self._queue:
+            exchange = self._queue.popleft()
+            if exchange.held:
+                shm.sum_opened(exchange.handle, exchange.handle.value(other=True))
+                exchanges.append(exchange)
+                requests.append(self._request(exchange, Kind.PUSHPULL))
+        if requests:
+            self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
+            self._open[-1] = (self._client.submit(requests), exchanges)
+
+    def _request(self, exchange: Exchange, kind: Kind) -> Request:
+        handle, round = exchange
+        part = self._parts[handle.key]
+        version, clock = self._settings(handle, round)
+        codec, coding = self._packing.codec(), (0, 0.0)
+        if codec is not None and codec.compiled is not None and handle.dtype == np.float32:
+            data, coding = as_bytes(self._packing.pack(handle, round, codec)), codec.compiled
+        else:
+            data = as_bytes(handle.value(other=True))
+        place = PayloadLocation.FRAME
+        record = Record(kind, part.id, 0, round, version, clock, *coding, place=place, nbytes=len(data))
+        return Request(part.server, record, (data,), exchange.take, part)
+
+    def _end_all(self) -> None:
+        """Tell of exchanges that came to nothing."""
+        done = [one for one in self._open if one[0].done]
+        self._open = [one for one in self._open if not one[0].done]
+        for operation, exchanges in done:
+            if operation.error is not None:
+                for exchange in exchanges:
+                    exchange.fail(operation.error)
+
+    def _look_after(self) -> None:
+        """See now and then that no round waits for somebody to open it."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOKS:
+            self._looked = now
+            self._region.look_after()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Let nobody wait for what this worker cannot carry."""
+        self._error = error
+        expected = isinstance(error, KVStoreError)
+        text = "worker %d carries no sums any more: %r"
+        log.log(
+            logging.DEBUG if expected else logging.ERROR,
+            text,
+            self._client.rank,
+            error,
+            exc_info=not expected,
+        )
+        failure = self._client.driver.failure or Failure(type(error).__name__, str(error))
+        for exchange in [*(one for _, several in self._open for one in several), *self._queue]:
+            exchange.fail(failure)

@@ -1,0 +1,99 @@
+"""What a host sends, packed: one codec for all its workers, and residuals that outlive any of them.
+
+The residual of a slice lies in the host's memory twice, by parity of the round: that of a round is worked out
+from that of the round before, which stays. So whoever takes a round over from a dead carrier packs the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...arrays.grouping import Key
+from ...compression import Codec, Feedback, create
+from ...errors import CapabilityError, ConfigError
+from ...kernels import cpu
+from ..entry import Array
+from ..shared.native import _shared as shm
+
+Handle = shm.Handle
+
+_FLAT = "create the store with hierarchy='flat' on all workers"
+
+
+class HostFeedback(Feedback):
+    """What a worker knows of a codec whose residuals are its host's."""
+
+    def save(self, path: str) -> None:
+        """Raise: the residuals belong to no worker."""
+        raise CapabilityError(f"residuals of hosts are not saved; {_FLAT}")
+
+    def load(self, path: str, keys: Mapping[Key, Array]) -> None:
+        """Raise: the residuals belong to no worker."""
+        raise CapabilityError(f"residuals of hosts are not loaded; {_FLAT}")
+
+
+class HostPacking:
+    """The codec of a host, as one of its workers sets it or finds it set."""
+
+    def __init__(self, job: shm.Job) -> None:
+        self._job = job
+        self._set = 0  # how often this worker has set one
+        self._version = 0
+        self._codec: Codec | None = None
+
+    def set(self, codec: Codec) -> None:
+        """Pack from the next round of each key on; ConfigError: another worker has set another codec."""
+        if codec.compiled is None:
+            raise CapabilityError(f"hosts do not pack with {codec.name!r}, which has no kernels; {_FLAT}")
+        wanted = {"set": self._set + 1, "codec": {"type": codec.name, **codec.config()}}
+        with shm.Lock(self._job):
+            there = self._read()
+            if there["set"] < wanted["set"]:
+                shm.set_settings(self._job, json.dumps(wanted).encode())
+            elif there != wanted:
+                raise ConfigError(
+                    f"another worker of this host has set the codec {there['codec']}, this one wants "
+                    f"{wanted['codec']}: what a host sends is packed with one"
+                )
+        self._set += 1
+
+    def _read(self) -> dict[str, Any]:
+        text = shm.settings(self._job)
+        return json.loads(text) if text else {"set": 0, "codec": None}
+
+    def codec(self) -> Codec | None:
+        """Return the codec that the workers of the host have set."""
+        version = shm.settings_version(self._job)
+        if version != self._version:
+            with shm.Lock(self._job):
+                self._version, found = shm.settings_version(self._job), self._read()
+            self._codec = create(found["codec"]) if found["codec"] else None
+        return self._codec
+
+    def pack(self, handle: Handle, round: int, codec: Codec) -> Array:
+        """Pack the sum of a round, which this worker has opened."""
+        assert codec.compiled is not None
+        total, residual = handle.value(other=True), None
+        if codec.feedback:
+            before, residual = self._residuals(handle, codec, round)
+            np.copyto(residual, before)
+        words = np.empty(cpu.encoded_bytes(codec.compiled[0], total.size), np.uint8)
+        cpu.encode(*codec.compiled, [total], residual, words)
+        return words
+
+    def _residuals(self, handle: Handle, codec: Codec, round: int) -> tuple[Array, Array]:
+        """Return those of the round before and of this one; zeros for another codec than before."""
+        _, text = handle.record()
+        record = json.loads(text) if text else None
+        if record is None or record["codec"] != codec.name:
+            made = [handle.new_state(handle.shape, np.dtype(np.float32), at) for at in range(2)]
+            for _, array in made:
+                array[...] = 0
+            record = {"codec": codec.name, "at": [offset for offset, _ in made]}
+            handle.set_record(json.dumps(record).encode())
+        there = [handle.state_array(at, handle.shape, np.dtype(np.float32)) for at in record["at"]]
+        return there[(round - 1) % 2], there[round % 2]

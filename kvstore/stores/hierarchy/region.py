@@ -1,0 +1,197 @@
+"""The memory that the workers of one host share: where they sum, and where the servers' values come to.
+
+It is a region of the shared store with one key for each slice of a key on servers. What makes a round of it
+complete is not the sum but what the servers answer to it: whoever opens a round hands it to its carrier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ...errors import KVStoreError
+from ...settings.options import StoreConfig
+from ..entry import Array
+from ..parameter_server.protocol.failures import raised
+from ..parameter_server.protocol.messages import Failure
+from ..shared.backend import SharedBackend
+from ..shared.native import _shared as shm
+from ..shared.native.membership import JobMembership, OtherProcesses, RegionPlace
+from ..shared.optimizer import JobUpdater
+from ..shared.rows import SparseKeys
+from ..shared.wait_errors import Missing, WaitErrors
+from ..shared.waiting import RoundWaiter, Step
+
+#: Seconds for which a worker leaves it to the lowest of its host to bring a value: once a host is enough.
+_PATIENCE = 0.3
+
+Handle = shm.Handle
+#: Takes over a round that this worker has opened.
+Carry = Callable[[Handle, int], None]
+
+
+class HostUpdater(JobUpdater):
+    """What becomes of a round of a host: its sum is carried to the servers."""
+
+    carry: Carry
+
+    def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
+        """Hand the round that this worker has opened to the carrier."""
+        self.carry(handle, handle.complete + 1)
+
+
+class HostWaitErrors(WaitErrors):
+    """Errors that the servers have answered reach every worker of the host, as what they were."""
+
+    def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
+        try:
+            return raised(msgspec.json.decode(text or "", type=Failure))
+        except msgspec.MsgspecError:
+            return KVStoreError(f"round {round} of key {handle.key!r} came to nothing: {text}")
+
+    def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
+        """Say on what this worker waits, and for whom: workers of its host, or other hosts."""
+        if handle is None or self.absent(handle, missing):
+            return super().waiting(handle, missing, what, waited)
+        return (
+            f"worker {self._rank} has waited {waited:.0f} s on round {handle.complete + 1} of key "
+            f"{handle.key!r} for the sums of other hosts; look there for a worker that is slow, or waits"
+        )
+
+
+class HostWaiter(RoundWaiter):
+    """Waits of a worker end, too, when its job is broken at another host, or its way to the servers."""
+
+    #: Raises what ends all waits.
+    check: Callable[[], None]
+
+    def check_writing(self) -> None:
+        """Raise unless this worker may push."""
+        self.check()
+        super().check_writing()
+
+    def wait(
+        self,
+        step: Step,
+        handle: Handle | None,
+        missing: Missing | None = None,
+        what: str = "",
+        first: int = shm.TICK,
+    ) -> None:
+        """Take steps until one is ready, within the deadline."""
+
+        def checked() -> int:
+            self.check()
+            return step()
+
+        super().wait(checked, handle, missing, what, first)
+
+    def look_after(self, handle: Handle) -> None:
+        """Open the next round of a key, if all are there and nobody who waits does."""
+        self._help(shm.Call(handle, [], False))
+
+
+class HostRegion(SharedBackend):
+    """The region of one host's workers, which have these ranks in their job."""
+
+    _updater: HostUpdater
+    _waiter: HostWaiter
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        place: RegionPlace,
+        ranks: Sequence[int],
+        check: Callable[[], None],
+        others: OtherProcesses,
+    ) -> None:
+        self._place, self._ranks, self._check, self._others = place, ranks, check, others
+        super().__init__(config)
+        self._updater.set_updater(self.hand_over)
+        self.job = self._job
+
+    def _make_membership(self) -> JobMembership:
+        return JobMembership(self.config, self._place, self._others)
+
+    def _make_updater(self) -> HostUpdater:
+        return HostUpdater(self._job, self._keys, self._gpus, self.rank)
+
+    def _make_waiter(self, rows: SparseKeys) -> HostWaiter:
+        errors = HostWaitErrors(self._job, self._updater, self.rank, self._ranks)
+        parts = (self._job, self._keys, self._updater, rows)
+        made = HostWaiter(*parts, self.config.timeout, self.rank, errors)
+        made.check = self._check
+        return made
+
+    def hand_over(self, *_: object) -> None:
+        """Stand for what carries: `carry_with` says what."""
+
+    def carry_with(self, carry: Carry) -> None:
+        """Have rounds that this worker opens carried; before it pushes."""
+        self._updater.carry = carry
+
+    # ---------------------------------------------------------------------------------------------- keys
+
+    def find(self, name: str) -> Handle | None:
+        """Return the key of a slice, if it is there."""
+        return self._keys.find(name)
+
+    def add(self, name: str, value: Array) -> None:
+        """Make the key of a slice, unless another worker has made it meanwhile."""
+        self._keys.add(name, value)
+
+    def is_lowest(self) -> bool:
+        """Whether this is the lowest of the host's workers that take part."""
+        return self.rank == min(self._job.members(), default=self.rank)
+
+    def wait_for(self, name: str) -> None:
+        """Wait until the key of a slice is there, or this worker may as well make it."""
+        end = time.monotonic() + _PATIENCE
+
+        def step() -> int:
+            known = len(self._keys)
+            late = self.is_lowest() or time.monotonic() > end
+            if late or self._keys.find(name) is not None:
+                return shm.READY
+            outcome = self._keys.wait_for_more(known)
+            return shm.TICK if outcome == shm.READY else outcome
+
+        self._waiter.wait(
+            step, None, lambda: [min(self._job.members(), default=0)], f"the init of key {name!r}"
+        )
+
+    # -------------------------------------------------------------------------------------------- rounds
+
+    def settle(self, handles: Sequence[Handle]) -> None:
+        """See the rounds complete that this worker has pushed into."""
+        for handle in handles:
+            self._waiter.settle(handle)
+
+    def settle_all(self) -> None:
+        """See all rounds complete that this worker has pushed into."""
+        self._waiter.settle_all()
+
+    def look_after(self) -> None:
+        """Open what waits for a worker that has died, and that nobody waits for."""
+        self._job.look_around()
+        for handle in self._keys.all():
+            if handle.arrived > handle.complete:
+                self._waiter.look_after(handle)
+
+    def meet(self) -> int:
+        """Wait until every worker of the host has come to its next barrier; return the number of that."""
+        self._waiter.check_writing()
+        job, number = self._job, self._job.arrive_at_barrier()
+        self._waiter.wait(lambda: job.wait_at_barrier(number), None, lambda: job.missing_at_barrier(number))
+        return number
+
+    def stop_taking_part(self) -> None:
+        """Let rounds of this host no longer wait for this worker."""
+        self._waiter.joined = True
+        self._job.stop_taking_part()
+
+    def memory(self, like: Array) -> Array:
+        """Return a new array that lies in the region."""
+        return self._job.empty(like.shape, like.dtype)

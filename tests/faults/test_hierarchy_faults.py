@@ -1,0 +1,198 @@
+"""Workers of hosts that sum first, killed and stopped: nobody hangs, no sum is wrong, the rest goes on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pace
+import pytest
+from faults.test_dist_faults import (
+    BODIES,
+    DEAD_AFTER,
+    IN_TIME,
+    Faults,
+    check_lost,
+    faults,  # noqa: F401 - a fixture
+    finish,
+    kill,
+    ready,
+    say,
+    shared_nursery,  # noqa: F401 - a fixture
+)
+from servers import start_on, start_on_hosts
+
+LAYOUTS = [[0, 0, 1, 1], [0, 0, 1], [0, 1, 0]]
+PHASES = ["init", "push", "pushpull", "quick", "pull", "barrier", "settings", "close"]
+
+
+def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:  # noqa: F811
+    hosts = draw.choice(LAYOUTS)
+    with faults.job(len(hosts), draw.choice([1, 2])) as made:
+        workers = start_on_hosts(made, hosts, BODIES, "until_lost", phase, str(made.folder))
+        ready(*workers)
+        rank = draw.randrange(made.size)
+        victim = workers.pop(rank)
+        time.sleep(draw.random() * 0.1)
+        killed = kill(victim)
+        check_lost(finish(*workers), killed, "worker", rank)
+        assert victim.finish(pace.deadline(5)) == -signal.SIGKILL, victim.errors()
+        assert made.ended(10) == [0] * (1 + len(made.servers))
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_killed_worker(faults: Faults, seed: int) -> None:  # noqa: F811
+    faults.run(kill_a_worker, [(phase,) for phase in PHASES], seed)
+
+
+def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:  # noqa: F811
+    with faults.job(4, 2) as made:
+        workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "until_lost", phase, str(made.folder))
+        ready(*workers)
+        rank = draw.randrange(2)
+        time.sleep(draw.random() * 0.1)
+        killed = kill(made.servers[rank])
+        check_lost(finish(*workers), killed, "server", rank)
+        codes = made.ended(10)
+        assert codes.pop(1 + rank) == -signal.SIGKILL
+        assert codes == [0, 0]
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_killed_server(faults: Faults, seed: int) -> None:  # noqa: F811
+    faults.run(kill_a_server, [("push",), ("pushpull",), ("barrier",)], seed)
+
+
+def go_on(faults: Faults, draw: random.Random, phase: str, back: bool) -> None:  # noqa: F811
+    """Where that was asked for sums are those of the living; somebody may come in the dead one's place."""
+    hosts = draw.choice([[0, 0, 1, 1], [0, 0, 1], [0, 0, 0]])
+    size = len(hosts)
+    with faults.job(size, draw.choice([1, 2])) as made:
+        workers = start_on_hosts(made, hosts, BODIES, "going_on", phase)
+        ready(*workers, line="working")
+        rank = draw.choice([one for one in range(1, size) if not back or hosts.count(hosts[one]) > 1])
+        time.sleep(draw.random() * 0.1)
+        kill(workers[rank])
+        time.sleep(draw.random() * 2 * DEAD_AFTER)
+        if back:
+            workers[rank] = start_on(made, hosts[rank], rank, BODIES, "going_on", phase)
+            workers[rank].expect("working", 20)
+        else:
+            time.sleep(1.5 * DEAD_AFTER)
+            workers.pop(rank)
+        workers[0].say("stop")
+        found = finish(*workers)
+        everybody = sum(10**one for one in range(size))
+        assert all(one == found[0] for one in found), found
+        assert found[0]["last"] == [everybody if back else everybody - 10**rank]
+        assert made.ended(10) == [0] * (1 + len(made.servers))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_living_go_on(faults: Faults, seed: int) -> None:  # noqa: F811
+    faults.run(go_on, [("pushpull", False), ("push", False), ("barrier", False), ("close", False)], seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_worker_that_is_started_again_joins_its_host(faults: Faults, seed: int) -> None:  # noqa: F811
+    faults.run(go_on, [("pushpull", True), ("barrier", True)], seed)
+
+
+PASSES = [(verb, meets) for verb in ("pushpull", "push") for meets in (False, True)]
+
+
+def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets: bool) -> None:  # noqa: F811
+    """The others push key after key: who comes back is in all rounds of a pass, or in none."""
+    hosts = draw.choice([[0, 0, 1, 1], [0, 0, 1], [0, 0, 0]])
+    with faults.job(len(hosts), draw.choice([1, 2])) as made:
+        workers = start_on_hosts(made, hosts, BODIES, "one_by_one", verb, meets)
+        ready(*workers, line="working")
+        for _ in range(2):
+            rank = draw.choice([one for one in range(1, len(hosts)) if hosts.count(hosts[one]) > 1])
+            time.sleep(draw.random() * 0.1)
+            kill(workers[rank])
+            time.sleep(draw.random() * 2 * DEAD_AFTER)
+            workers[rank] = start_on(made, hosts[rank], rank, BODIES, "one_by_one", verb, meets)
+            workers[rank].expect("working", 20)
+        workers[0].say("stop")
+        found = finish(*workers)
+        members = list(range(len(hosts)))
+        assert found == [{"members": members, "totals": [sum(10**one for one in members)]}] * len(hosts)
+        assert made.ended(10) == [0] * (1 + len(made.servers))
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_who_comes_back_into_a_pass(faults: Faults, seed: int) -> None:  # noqa: F811
+    faults.run(come_back_into_a_pass, PASSES, seed)
+
+
+def lose_a_host(faults: Faults, draw: random.Random) -> None:  # noqa: F811
+    """All workers of a host die; the others go on."""
+    with faults.job(4, 2) as made:
+        workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
+        ready(*workers, line="working")
+        for rank in (2, 3):
+            time.sleep(draw.random() * 0.05)
+            kill(workers[rank])
+        time.sleep(2 * DEAD_AFTER)
+        workers[0].say("stop")
+        found = finish(*workers[:2])
+        assert [one["last"] for one in found] == [[11], [11]]
+        assert made.ended(10) == [0, 0, 0]
+
+
+def test_a_host_is_lost(faults: Faults) -> None:  # noqa: F811
+    faults.run(lose_a_host, [(), (), ()], 0)
+
+
+def stop_for_long(faults: Faults, draw: random.Random) -> None:  # noqa: F811
+    """Who stands still for long is lost, and fenced when it wakes up."""
+    with faults.job(4, 2) as made:
+        phase = draw.choice(["pushpull", "push", "barrier"])
+        workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "until_fenced", phase, True)
+        ready(*workers)
+        time.sleep(draw.random() * 0.1)
+        one = workers[draw.randrange(4)]
+        one.signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        others = [worker for worker in workers if worker is not one]
+        ready(*others, line="noticed")
+        one.signal(signal.SIGCONT)
+        ready(one, line="noticed")
+        for worker in workers:
+            say(worker, "go")
+        for worker, told in zip(workers, finish(*workers), strict=True):
+            assert told["error"] == ("FencedError" if worker is one else "PeerLostError"), told
+            assert worker is one or told["noticed"] - stopped < pace.seconds(IN_TIME)
+        assert made.ended(15) == [0, 0, 0]
+
+
+def test_a_worker_stands_still(faults: Faults) -> None:  # noqa: F811
+    faults.run(stop_for_long, [(), (), ()], 0)
+
+
+CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [
+    (kill_a_worker, [(phase,) for phase in PHASES]),
+    (kill_a_server, [("push",), ("pushpull",), ("barrier",)]),
+    (go_on, [(phase, False) for phase in ("pushpull", "push", "barrier", "close")]),
+    (go_on, [(phase, True) for phase in ("pushpull", "barrier")]),
+    (come_back_into_a_pass, PASSES),
+    (lose_a_host, [()]),
+    (stop_for_long, [()]),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize(("body", "cases"), CASES)
+def test_fifty_seeds(
+    faults: Faults,  # noqa: F811
+    body: Callable[..., None],
+    cases: list[tuple[Any, ...]],
+    seed: int,
+) -> None:
+    faults.run(body, cases, 100 + seed)

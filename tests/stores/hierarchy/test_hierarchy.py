@@ -1,0 +1,197 @@
+"""Sums by hosts: the bits of ranks within a host and then hosts, and the meaning of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tested_store
+from servers import ServedJob, start_on_hosts
+
+SUMS, ROUNDS, OWN = "procs_shared", "procs_shared_rounds", "procs_dist"
+
+Served = Callable[..., ServedJob]
+SMALL = {tested_store.NAME: "dist_sync", "KVSTORE_SLICE_BYTES": "131072"}
+#: Hosts of each rank whose order of sums is that of the ranks, so that the bits are those of `local`.
+IN_ORDER = [[0, 0], [0, 0, 1]]
+TWO_BY_TWO = [0, 0, 1, 1]
+
+
+def run(
+    served: Served,
+    hosts: list[int],
+    module: str,
+    function: str,
+    *arguments: object,
+    servers: int = 2,
+    **variables: str,
+) -> list[Any]:
+    """Run a function on all workers, which check for themselves; then the whole job must end."""
+    job = served(len(hosts), servers, **SMALL)
+    try:
+        start_on_hosts(job, hosts, module, function, *arguments, **variables)
+        results = job.results()
+        assert job.ended() == [0] * (1 + len(job.servers))
+    except AssertionError as error:
+        everybody = (job.scheduler, *job.servers, *job.workers)
+        raise AssertionError("\n".join([str(error), *(one.errors() for one in everybody)])) from None
+    return results
+
+
+def same(served: Served, hosts: list[int], function: str, *arguments: object) -> object:
+    """Run a function on all workers; they must agree."""
+    first, *others = run(served, hosts, SUMS, function, *arguments)
+    assert all(other == first for other in others)
+    return first
+
+
+@pytest.mark.parametrize("hosts", [*IN_ORDER, TWO_BY_TWO, [0, 1, 0, 1]])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+def test_sums_are_those_of_ranks_and_then_of_hosts(served: Served, hosts: list[int], name: str) -> None:
+    same(served, hosts, "sums", name, 1)
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], TWO_BY_TWO])
+def test_every_optimizer_gives_the_weights_of_local(served: Served, hosts: list[int]) -> None:
+    same(served, hosts, "optimizers")
+
+
+@pytest.mark.parametrize("hosts", IN_ORDER)
+def test_arrays_that_overlap_end_as_in_local(served: Served, hosts: list[int]) -> None:
+    same(served, hosts, "overlaps")
+
+
+@pytest.mark.parametrize("key", ["small", "large"])
+@pytest.mark.parametrize("home", [False, True])
+def test_the_third_push_waits(served: Served, key: str, home: bool) -> None:
+    job = served(2, 2, **SMALL)
+    ahead, behind = start_on_hosts(job, [0, 0], ROUNDS, "third_push_waits", key, home)
+    ahead.expect("waits")
+    behind.say("go")
+    job.results()
+
+
+def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(served: Served) -> None:
+    job = served(2, 2, **SMALL)
+    behind, ahead = start_on_hosts(job, [0, 0], ROUNDS, "pull_gives_the_round", "large")
+    ahead.expect("ahead")
+    behind.say("go")
+    job.results()
+
+
+def test_who_has_not_pushed_reads_at_once(served: Served) -> None:
+    job = served(2, 2, **SMALL)
+    pushing, reading = start_on_hosts(job, [0, 0], ROUNDS, "reads_without_a_push")
+    pushing.expect("pushed")
+    reading.say("go")
+    reading.expect("done")
+    pushing.say("go")
+    job.results()
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], TWO_BY_TWO, [0, 1, 0, 1, 2]])
+def test_workers_with_fewer_batches_join(served: Served, hosts: list[int]) -> None:
+    job = served(len(hosts), 2, **SMALL)
+    started = start_on_hosts(job, hosts, ROUNDS, "uneven")
+    for worker in started:
+        worker.expect("joined")
+    for worker in started:
+        worker.say("go")
+    job.results()
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
+    for times in zip(*run(served, TWO_BY_TWO, ROUNDS, "barriers", 20), strict=True):
+        assert max(came for came, _ in times) <= min(went for _, went in times)
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["settings_change", "set_by_one", "set_late", "set_differently", "several_stores"],
+)
+@pytest.mark.parametrize("hosts", IN_ORDER)
+def test_one_meaning_on_all_workers(served: Served, hosts: list[int], function: str) -> None:
+    run(served, hosts, ROUNDS, function)
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 1], TWO_BY_TWO])
+def test_many_keys(served: Served, hosts: list[int]) -> None:
+    run(served, hosts, ROUNDS, "many_keys", 2000)
+
+
+def test_keys_are_made_while_others_work(served: Served) -> None:
+    run(served, [0, 0, 1], ROUNDS, "growing_table", 300)
+
+
+def test_any_worker_saves_and_any_other_loads(served: Served, tmp_path: Any) -> None:
+    (tmp_path / "files").mkdir()
+    run(served, [0, 0, 1], ROUNDS, "saved_and_loaded", str(tmp_path / "files"))
+
+
+def test_operations_in_the_background_need_no_common_order(served: Served) -> None:
+    run(served, [0, 0, 1], ROUNDS, "in_the_background", 6)
+
+
+def test_arrays_that_the_caller_drops_are_read_all_the_same(served: Served) -> None:
+    run(served, [0, 0, 1], ROUNDS, "dropped")
+
+
+def test_threads_wait_side_by_side(served: Served) -> None:
+    run(served, [0, 0], "procs_dist", "threads_in_opposite_order", 4, 1 << 20)
+
+
+# ------------------------------------------------------------------------------------------- what it is for
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hosts", "by_hosts"),
+    [
+        ("host", [0, 0, 1], True),
+        ("host", [0, 1], False),
+        ("auto", [0, 0, 1, 1], True),
+        ("auto", [0, 0, 1], False),
+        ("flat", [0, 0, 1, 1], False),
+    ],
+)
+def test_when_hosts_push(served: Served, wanted: str, hosts: list[int], by_hosts: bool) -> None:
+    found = run(served, hosts, OWN, "kind_of_store", KVSTORE_HIERARCHY=wanted)
+    assert found == [by_hosts] * len(hosts)
+
+
+def test_one_sum_of_a_host_travels(served: Served) -> None:
+    """Of four workers on two hosts the servers get half the bytes, spread over the workers."""
+    shares = run(served, TWO_BY_TWO, OWN, "bytes_to_servers", 64, 10)
+    size = 64 * 131072 * 10
+    for host in (shares[:2], shares[2:]):
+        assert size <= sum(host) <= 1.02 * size
+        assert min(host) > 0.1 * size, shares
+
+
+def test_what_hosts_do_not_sum_is_said(served: Served) -> None:
+    run(served, [0, 0], OWN, "not_by_hosts")
+
+
+def test_an_error_of_an_update_reaches_all(served: Served) -> None:
+    run(served, TWO_BY_TWO, "procs_dist", "failing_rule")
+
+
+def test_without_rounds_it_stays_flat(served: Served) -> None:
+    assert run(served, [0, 0], OWN, "asynchronous") == [False, False]
+
+
+def test_workers_that_want_different_hierarchies(served: Served) -> None:
+    job = served(2, 1, **SMALL)
+    start_on_hosts(job, [0], OWN, "refused", KVSTORE_HIERARCHY="host")
+    job.start(OWN, "refused", rank=1)
+    assert "refused" in job.results()
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], TWO_BY_TWO])
+@pytest.mark.parametrize("codec", [{"type": "2bit", "threshold": 0.3}, {"type": "1bit"}, {"type": "fp16"}])
+def test_sums_of_hosts_are_packed(served: Served, hosts: list[int], codec: dict[str, Any]) -> None:
+    run(served, hosts, OWN, "packed", codec, hosts, 5)
+
+
+def test_workers_of_a_host_that_set_different_codecs(served: Served) -> None:
+    assert sorted(run(served, [0, 0], OWN, "codecs_differ")) == ["refused", "set"]
