@@ -1,9 +1,9 @@
 """Carries sums of a host to the servers, and what they answer back into the memory of the host.
 
 Whoever opens a round of the host's region is its carrier: whichever worker comes first, so that the slices
-spread over all that wait. A carrier sums and sends in a thread of its own, which also receives: then a round
-goes on though the worker that opened it has more to do. If a carrier dies, another worker of the host opens
-the round again, and sends the same sum as the same part: the part is that of the host's seat in this round.
+spread over all that wait. It sums at once; a thread of its own sends and receives: then a round goes on
+though the worker that opened it has more to do. If a carrier dies, another worker of the host opens the
+round again, and sends the same sum as the same part: the part is that of the host's seat in this round.
 """
 
 from __future__ import annotations
@@ -89,8 +89,14 @@ class HostCarrier:
         return self._packing
 
     def carry(self, handle: Handle, round: int) -> None:
-        """Take over a round that this worker has opened."""
-        self._queue.append(Exchange(handle, round))
+        """Sum a round that this worker has opened, and have it sent; others open the next ones meanwhile."""
+        exchange = Exchange(handle, round)
+        try:
+            shm.sum_opened(handle, handle.value(other=True))
+        except BaseException as error:
+            exchange.fail(Failure("KVStoreError", f"worker {self._client.rank} could not sum: {error!r}"))
+            raise
+        self._queue.append(exchange)
         self._client.driver.wake()
 
     def check(self) -> None:
@@ -128,12 +134,11 @@ class HostCarrier:
         return bool(self._queue) or self._stopping or any(operation.done for operation, _ in self._open)
 
     def _send_all(self) -> None:
-        """Sum, and send, what was opened here since the last time."""
+        """Send what was summed here since the last time."""
         exchanges, requests = [], []
         while self._queue:
             exchange = self._queue.popleft()
             if exchange.held:
-                shm.sum_opened(exchange.handle, exchange.handle.value(other=True))
                 exchanges.append(exchange)
                 requests.append(self._request(exchange, Kind.PUSHPULL))
         if requests:
