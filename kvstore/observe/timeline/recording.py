@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import faulthandler
 import logging
 import os
 import signal
@@ -105,6 +106,7 @@ class _Recorder:
 
 _recorder: _Recorder | None = None
 _begun = False
+_relayed = False
 
 
 def start() -> None:
@@ -180,14 +182,33 @@ def _after_fork() -> None:
     global _recorder
     if _recorder is not None:
         _recorder = _Recorder(str(_recorder.folder))
+    if _relayed and faulthandler.unregister(_SIGNAL):  # the thread at the other end is the parent's
+        _catch_signal()
 
 
 def _catch_signal() -> None:
     """Write on SIGUSR1 too, unless the application has a handler of its own."""
-    if threading.current_thread() is not threading.main_thread():
+    if signal.getsignal(_SIGNAL) is not signal.SIG_DFL or catches(os.getpid(), _SIGNAL):
         return
-    if signal.getsignal(_SIGNAL) is signal.SIG_DFL and not catches(os.getpid(), _SIGNAL):
+    if threading.current_thread() is threading.main_thread():
         signal.signal(_SIGNAL, _on_signal)
+    else:
+        _relay_signal()
+
+
+def _relay_signal() -> None:
+    """Catch it where Python lets no handler be set: that of `faulthandler` wakes a thread, by a pipe."""
+    global _relayed
+    _relayed = True
+    asked, ask = os.pipe()
+    os.set_blocking(ask, False)
+    threading.Thread(target=_write_when_asked, args=(asked,), name="kvstore-timeline", daemon=True).start()
+    faulthandler.register(_SIGNAL, file=ask, all_threads=False)
+
+
+def _write_when_asked(asked: int) -> None:
+    while os.read(asked, 1 << 16):
+        _write_now()
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

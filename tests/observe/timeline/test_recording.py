@@ -192,6 +192,30 @@ assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     assert len(waits(files(recorded)[0])) == 1
 
 
+def test_sigusr1_writes_where_the_store_is_of_another_thread(recorded: Job) -> None:
+    out, err = ended(
+        recorded,
+        """
+stores = []
+thread = threading.Thread(target=lambda: stores.append(kv.create("local"))); thread.start(); thread.join()
+call(stores[0])
+for count in (1, 2):
+    before = [path.stat().st_ino for path in written()]
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while [path.stat().st_ino for path in written()] == before:
+        time.sleep(0.01)
+if not os.fork():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os._exit(3)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+os._exit(0)
+""",
+    )
+    assert out == b"3\n", err
+    assert b"Current thread" not in err
+    assert len(waits(files(recorded)[0])) == 1
+
+
 def test_operations_in_the_background_are_waited_for_by_name(recorded: Job) -> None:
     ended(
         recorded,
