@@ -162,7 +162,7 @@ def _begin() -> _Recorder | None:
     if _begun:
         return _recorder
     _begun = True
-    folder = text_of("timeline")
+    folder = os.path.expanduser(text_of("timeline").strip())
     if folder:
         try:
             record_events(_EVENTS)
@@ -179,10 +179,12 @@ def _begin() -> _Recorder | None:
 
 def _after_fork() -> None:
     """Begin anew: stores, and a lock that may be held for ever, are the parent's."""
-    global _recorder
+    global _recorder, _relayed
     if _recorder is not None:
         _recorder = _Recorder(str(_recorder.folder))
-    if _relayed and faulthandler.unregister(_SIGNAL):  # the thread at the other end is the parent's
+    if _relayed and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+        _relayed = False  # the thread at the other end is the parent's
+        faulthandler.unregister(_SIGNAL)
         _catch_signal()
 
 

@@ -121,6 +121,17 @@ def test_the_folder_is_the_one_of_the_start(recorded: Job) -> None:
     assert len(list((recorded.folder / "out").glob("*.json"))) == 1
 
 
+def test_the_folder_may_be_in_the_home_of_the_user(recorded: Job) -> None:
+    recorded.environment |= {"KVSTORE_TIMELINE": "~/out", "HOME": str(recorded.folder)}
+    ended(recorded, "store = kv.create('local'); call(store)")
+    assert len(list((recorded.folder / "out").glob("*.json"))) == 1
+
+
+def test_a_blank_folder_is_none(job: Job) -> None:
+    job.environment["KVSTORE_TIMELINE"] = " "
+    ended(job, "store = kv.create('local'); assert not counters_of(store).timed")
+
+
 def test_sigusr1_writes_and_the_process_goes_on(recorded: Job) -> None:
     process = recorded.start(
         "-c",
