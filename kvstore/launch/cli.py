@@ -5,6 +5,8 @@ A subcommand imports its code when it runs, so that ``kvstore --version`` is fas
 
 from __future__ import annotations
 
+import errno
+import math
 from typing import Any
 
 import click
@@ -12,15 +14,33 @@ import click
 from kvstore.errors import KVStoreError
 from kvstore.settings.definitions import DEFAULTS
 
+#: What the system says where output cannot be written.
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 class _Commands(click.Group):
-    """A group whose commands report an error of kvstore in one line and exit with 1, without a traceback."""
+    """A group whose commands report an error of kvstore in one line and exit with 1, without a traceback.
+
+    So they do if what they print cannot be written.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except KVStoreError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
+        except OSError as error:
+            if error.filename is not None or error.errno not in _UNWRITTEN:
+                raise
+            raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
+
+
+class _Number(click.FloatRange):
+    """A finite number: comparisons let nan through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        return found if math.isfinite(found) else self.fail(f"{found} is not finite.", param, ctx)
 
 
 _imports = click.option(
@@ -32,7 +52,7 @@ _imports = click.option(
 )
 _interval = click.option(
     "--snapshot-interval",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Number(min=0, min_open=True),
     metavar="S",
     help=f"Seconds between two snapshots.  [default: {DEFAULTS['snapshot_interval']:g}]",
 )
@@ -115,7 +135,7 @@ def main() -> None:
     show_default=True,
     help="Seed of the random numbers; equal seeds give identical bits.",
 )
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.")
+@click.option("--lr", type=_Number(min=0, min_open=True), help="Peak learning rate.")
 @click.option(
     "--servers",
     type=click.IntRange(1, 64),
@@ -343,7 +363,7 @@ def env(as_json: bool) -> None:
     """Print the rank and job that kvstore reads from the variables of the launcher, and why.
 
     In a job with parameter servers it also prints the role of this process. It exits with 1 if variables are
-    missing or contradict each other.
+    missing, wrong, or contradict each other.
     """
     import json
 
@@ -406,7 +426,7 @@ def doctor(
 @click.argument("job", required=False)
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.05),
+    type=_Number(0.05, 86400),
     default=2.0,
     show_default=True,
     metavar="S",
@@ -429,6 +449,8 @@ def top(job: str | None, interval: float, once: bool, as_json: bool) -> None:
     """
     from kvstore.observe.top.run import run
 
+    if job is not None and not job.strip():
+        raise click.BadParameter("it is empty; omit it to see all jobs.", param_hint="JOB")
     run(job, interval, once, as_json, click.echo)
 
 
@@ -516,6 +538,8 @@ def timeline(folder: str, output: str | None, report: bool, as_json: bool) -> No
     from kvstore.observe.timeline.job import chrome, model, text
     from kvstore.observe.timeline.job.report import report as report_of
 
+    if output == "-":
+        raise click.BadParameter("a trace is written to a file, not to stdout.", param_hint="-o")
     job = model.read_job(Path(folder))
     if output is not None:
         count = chrome.write(job, Path(output))

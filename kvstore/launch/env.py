@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from kvstore.errors import ConfigError
 from kvstore.settings import launchers, roles
 
-_SECTIONS = ("parameter_server", "others")
+from .wrong_settings import wrong_settings
+
+_SECTIONS = ("parameter_server", "wrong_settings", "others")
 
 
 def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
@@ -23,8 +25,8 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
     -------
     dict
         Ready for JSON: the fields of `settings.launchers.Placement`, or ``error``; ``parameter_server``, the
-        fields of `settings.roles.Roles` without keys, or ``error``, or None; and ``others``, a list of
-        ``launcher`` and ``verdict``.
+        fields of `settings.roles.Roles` without keys, or ``error``, or None; ``wrong_settings``, what is
+        wrong with a variable, by its name; and ``others``, a list of ``launcher`` and ``verdict``.
     """
     others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
     found: dict[str, object]
@@ -32,7 +34,8 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
         found = dataclasses.asdict(launchers.detect(environment))
     except ConfigError as error:
         found = {"error": str(error)}
-    return {**found, "parameter_server": _part(environment), "others": others}
+    part, wrong = _part(environment), wrong_settings(environment)
+    return {**found, "parameter_server": part, "wrong_settings": wrong, "others": others}
 
 
 def _part(environment: Mapping[str, str] | None) -> dict[str, object] | None:
@@ -51,16 +54,22 @@ def _part(environment: Mapping[str, str] | None) -> dict[str, object] | None:
 def sound(found: Mapping[str, object]) -> bool:
     """Whether nothing in `findings` is an error."""
     part = found["parameter_server"]
-    return "error" not in found and not (isinstance(part, dict) and "error" in part)
+    return (
+        "error" not in found
+        and not found["wrong_settings"]
+        and not (isinstance(part, dict) and "error" in part)
+    )
 
 
 def lines(found: Mapping[str, object]) -> list[str]:
     """Lay `findings` out for people."""
     others = found["others"]
     assert isinstance(others, list)
-    part = found["parameter_server"]
+    part, wrong = found["parameter_server"], found["wrong_settings"]
+    assert isinstance(wrong, dict)
     first = [f"{name:<11} {value}" for name, value in found.items() if name not in _SECTIONS]
     server = [f"  {name:<11} {value}" for name, value in part.items()] if isinstance(part, dict) else []
     losers = [f"  {other['launcher']:<9} {other['verdict']}" for other in others]
+    settings = ["", "wrong settings", *(f"  {text}" for text in wrong.values())] if wrong else []
     heading = "parameter server" if server else "no parameter server: none of its variables is set"
-    return [*first, "", heading, *server, "", "not chosen", *losers]
+    return [*first, "", heading, *server, *settings, "", "not chosen", *losers]

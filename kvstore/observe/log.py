@@ -99,7 +99,7 @@ def _configure(stream: LogStream | None) -> None:
     text = text_of("log").strip()
     if not text:
         return
-    level, names = _parsed(text)
+    level, names = parsed(text)
     for name in names:
         logging.getLogger(name).setLevel(level)
     ours = logging.getLogger("kvstore")
@@ -128,8 +128,14 @@ def _launched_as() -> str:
     return f"process {os.getpid()}"
 
 
-def _parsed(text: str) -> tuple[int, list[str]]:
-    """Return level and loggers."""
+def parsed(text: str) -> tuple[int, list[str]]:
+    """Return level and loggers of a value of KVSTORE_LOG.
+
+    Raises
+    ------
+    ConfigError
+        It has another form.
+    """
     word, colon, rest = text.partition(":")
     names = [name.strip() for name in rest.split(",")] if colon else ["kvstore"]
     if word.strip().lower() not in _LEVELS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import importlib
 import logging
 import os
 import re
@@ -96,15 +97,29 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _exporter(text: str) -> _Exporter | None:
+def check(text: str) -> tuple[str, int] | str:
+    """Return where a value of KVSTORE_METRICS wants the metrics: host and first port, or a path.
+
+    Raises
+    ------
+    ConfigError, MissingBackendError
+        As `start` does.
+    """
     where = _place(text)
     try:
-        from . import openmetrics
+        importlib.import_module(".openmetrics", __package__)
     except ModuleNotFoundError as missing:
         raise MissingBackendError(
             f"KVSTORE_METRICS needs the module {missing.name!r}; install it: "
             "pip install 'kvstore-train[metrics]'"
         ) from missing
+    return where
+
+
+def _exporter(text: str) -> _Exporter | None:
+    where = check(text)
+    from . import openmetrics
+
     made = openmetrics.registry()
     return _FileExporter(made, where) if isinstance(where, str) else _http_exporter(made, *where)
 
@@ -114,12 +129,13 @@ def _place(text: str) -> tuple[str, int] | str:
     match = _ADDRESS.fullmatch(text)
     if match and int(match[2]) < 65536:
         return match[1].strip("[]") or "127.0.0.1", int(match[2])
-    if text.endswith(".prom") and _has_others():
+    path = os.path.expanduser(text)
+    if path.endswith(".prom") and _has_others():
         raise ConfigError(
             f"KVSTORE_METRICS={text!r} is one file, and this job has several processes: name a folder"
         )
-    if text.endswith(".prom") or os.path.isdir(text):
-        return text
+    if path.endswith(".prom") or os.path.isdir(path):
+        return path
     raise ConfigError(
         f"KVSTORE_METRICS={text!r} is no [HOST]:PORT such as :9400, no folder that is there, and no file "
         "whose name ends with .prom"

@@ -79,3 +79,27 @@ def test_a_missing_extra_names_the_command_that_installs_it(module: str, tmp_pat
     assert module in done.stderr
     assert "pip install 'kvstore-train[demo]'" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["top", "--interval", seconds] for seconds in ("nan", "inf", "1e10")),
+        *(["top", ""], ["timeline", ".", "-o", "-"], ["demo", "--lr", "nan"]),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(arguments: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert "Error: Invalid value for" in result.output
+
+
+@pytest.mark.parametrize("command", ["env", "doctor"])
+def test_output_that_cannot_be_written_is_one_clean_line(command: str) -> None:
+    arguments = [*COMMAND, command, *["--no-tests"] * (command == "doctor")]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            arguments, stdout=full, stderr=subprocess.PIPE, text=True, timeout=pace.seconds(100), check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: the output cannot be written: No space left on device\n"

@@ -66,3 +66,11 @@ def test_in_a_job_of_kvstore_run(job: Job) -> None:
     assert lines.count(["launcher", "kvstore"]) == 2
     assert sorted(line for line in lines if line[:1] == ["rank"]) == [["rank", "0"], ["rank", "1"]]
     assert len({line[1] for line in lines if line[:1] == ["job"]}) == 1
+
+
+def test_a_value_that_no_store_takes_is_shown() -> None:
+    result = env(KVSTORE_TIMEOUT="abc")
+    assert result.exit_code == 1
+    assert "KVSTORE_TIMEOUT must be of type float, not 'abc'" in result.stdout
+    found = json.loads(env("--json", KVSTORE_TIMEOUT="abc").stdout)
+    assert set(found["wrong_settings"]) == {"KVSTORE_TIMEOUT"}

@@ -24,6 +24,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed_text
 
+from kvstore.observe import metrics
+
 #: It trains for a moment, and then waits for the file `go-9`.
 TRAIN = """
 import numpy as np
@@ -198,6 +200,12 @@ def test_one_file_for_several_processes_is_refused(job: Job) -> None:
     _, err = process.communicate(timeout=pace.seconds(60))
     assert process.returncode == 1
     assert b"KVSTORE_METRICS='all.prom' is one file, and this job has several processes" in err
+
+
+def test_a_file_may_be_in_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert metrics.check("~/one.prom") == str(tmp_path / "one.prom")
+    assert metrics.check("~") == str(tmp_path)
 
 
 def test_without_prometheus_client_the_error_says_how_to_get_it(job: Job) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.launch.process import tied_to
+from kvstore.observe.shared_files import shared_files
+from kvstore.observe.top.proc import facts
 from kvstore.settings.definitions import LAUNCHERS, PLACE
 from kvstore.settings.variables import process_variables
 
@@ -81,7 +83,27 @@ def alone() -> dict[str, str]:
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a program; return its output, as far as it can be read."""
+    """End a program; return its output, as far as it can be read, and remove what its MPI leaves behind."""
+    files = {name for one in _descendants(process.pid) for name in shared_files(one)}
+    try:
+        return _asked_to_end(process)
+    finally:
+        for name in files:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+
+def _descendants(process: int) -> list[int]:
+    """List a process and all that it has started, with what those have."""
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    parents = {number: found.parent for number in numbers if (found := facts(number))}
+    listed = [process]
+    for one in listed:
+        listed += [child for child, parent in parents.items() if parent == one]
+    return listed
+
+
+def _asked_to_end(process: subprocess.Popen[str]) -> tuple[str, str]:
     for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, 1.0)):
         process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,4 +69,7 @@ def checked(check: Check, deadline: float = DEADLINE) -> list[Finding]:
 
 def failed(subject: str, error: BaseException) -> Finding:
     """Make the finding for a check that raised an exception."""
+    if isinstance(error, PermissionError) and error.filename == sys.executable:
+        text = f"not done: this user may not execute {sys.executable}"
+        return Finding(subject, "error", text, "use a Python that this user may execute")
     return Finding(subject, "error", f"this check failed: {type(error).__name__}: {error}", _REPORT)

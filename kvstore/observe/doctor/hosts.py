@@ -24,6 +24,7 @@ _CHECKS = 300.0  # seconds in which it must have run its checks
 _SAMPLES = 10
 _OFF = 0.1  # seconds that a clock may be off: logs of several hosts can still be read together
 _END = 5.0
+_QUOTED = 100  # characters of an answer that is not one of ours
 
 
 class FarHost:
@@ -62,8 +63,7 @@ class FarHost:
         for thread in self._threads:
             thread.start()
         try:
-            while self._line(time.monotonic() + _FIRST_WORD).strip() != GREETING:
-                pass
+            self._be_greeted()
         except BaseException:
             self.close()
             raise
@@ -79,7 +79,11 @@ class FarHost:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": what, **more}) + "\n")
         self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._line(time.monotonic() + deadline))
+        line = self._line(time.monotonic() + deadline)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise OSError(f"it has answered {_quoted(line)}") from None
         if "error" in answer:
             raise OSError(answer["error"])
         return answer
@@ -99,6 +103,15 @@ class FarHost:
         for file in (self._process.stdout, self._process.stderr):
             assert file is not None
             file.close()
+
+    def _be_greeted(self) -> None:
+        """Read to the greeting, below what a login shell may have written."""
+        first = ""
+        try:
+            while (line := self._line(time.monotonic() + _FIRST_WORD).strip()) != GREETING:
+                first = first or line
+        except OSError as error:
+            raise OSError(f"{error}; it has answered {_quoted(first)}" if first else str(error)) from None
 
     def _line(self, until: float) -> str:
         try:
@@ -122,6 +135,10 @@ class FarHost:
         self._said.extend(line.strip() for line in self._process.stderr if line.strip())
 
 
+def _quoted(line: str) -> str:
+    return repr(line.strip()[:_QUOTED])
+
+
 def findings(hosts: Hosts) -> Iterator[Finding]:
     """Look at all hosts, then at the links from each one to the next."""
     with contextlib.ExitStack() as stack:
@@ -129,6 +146,11 @@ def findings(hosts: Hosts) -> Iterator[Finding]:
         for host, address in zip(hosts.layout.hosts, hosts.layout.addresses, strict=True):
             try:
                 far = FarHost(host.name, address, _command(hosts, host.name))
+            except FileNotFoundError as error:
+                text = f"there is no command {error.filename!r} on this machine"
+                cure = "install it, or name another one (--ssh-command, KVSTORE_SSH)"
+                yield Finding(f"host {host.name}", "error", text, cure)
+                continue
             except OSError as error:
                 yield _unreached(host.name, error)
                 continue

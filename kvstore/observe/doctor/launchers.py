@@ -10,12 +10,16 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from kvstore.errors import ConfigError
+from kvstore.launch.wrong_settings import wrong_settings
 from kvstore.settings import launchers, roles
-from kvstore.settings.definitions import IGNORED, IGNORED_ON_SERVERS, LAUNCHERS
+from kvstore.settings.definitions import IGNORED, IGNORED_ON_SERVERS, LAUNCHERS, SERVERS, STORES, WORKER
 from kvstore.settings.variables import process_variables
 
 from . import children
 from .findings import Finding
+
+#: Subject of the lines about values that are wrong: with them no store can be tested.
+SETTINGS = "settings"
 
 _DEADLINE = 20.0
 _OWN = re.compile(r"(KVSTORE|DMLC|PS|MXNET_KVSTORE)_[A-Z_]+")  # and those of MXNet that kvstore reads
@@ -68,6 +72,21 @@ def variables(environment: Mapping[str, str] | None = None) -> Finding:
         cure = "unset them: " + "; ".join(f"{name}: {reasons[name]}" for name in useless)
         return Finding("variables", "warning", f"{text}; without effect: {', '.join(useless)}", cure)
     return Finding("variables", "ok", text)
+
+
+def settings(environment: Mapping[str, str] | None = None) -> list[Finding]:
+    """Read the variables as stores and servers do, which raise for a wrong value."""
+    meanings = {name: row.meaning for row in (*STORES, *SERVERS) for name in row.names(WORKER)}
+    wrong = [
+        Finding(
+            SETTINGS,
+            "error",
+            f"the value of {name} cannot be used",
+            f"unset or correct it ({meanings[name]}); `kvstore env` says what is wrong",
+        )
+        for name in wrong_settings(environment)
+    ]
+    return wrong or [Finding(SETTINGS, "ok", "stores and servers can use the values of all variables")]
 
 
 def mpi() -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable
@@ -23,7 +24,7 @@ def processors(root: Path = ROOT, cores: int | None = None, usable: int | None =
     cores = cores or os.cpu_count() or 1
     usable = usable or len(os.sched_getaffinity(0))
     quota = cgroups.processors(root)
-    threads = int(text_of("threads")) or usable  # 0, the default, is as many as are usable
+    threads = _threads() or usable  # 0, the default, is as many as are usable
     text = f"{usable} of {cores} cores usable, {threads} threads for large arrays"
     if quota is not None and quota < min(threads, usable):
         text += f", but a cgroup allows the time of {quota:g}: threads are stopped in the middle of a sum"
@@ -34,6 +35,12 @@ def processors(root: Path = ROOT, cores: int | None = None, usable: int | None =
         cure = "start it without binding (mpirun --bind-to none, srun --cpu-bind=none, taskset -c 0-N)"
         return Finding("processors", "warning", text, cure)
     return Finding("processors", "ok", text)
+
+
+def _threads() -> int:
+    with contextlib.suppress(ValueError):  # the line of settings says so
+        return int(text_of("threads"))
+    return 0
 
 
 def memory(root: Path = ROOT) -> Finding:

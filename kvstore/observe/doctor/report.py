@@ -34,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     launchers.launcher,
     launchers.parameter_server,
     launchers.variables,
+    launchers.settings,
     launchers.mpi,
     gpus.cuda,
     gpus.cuda_kernels,
@@ -60,8 +61,14 @@ def findings(tests: bool = True, speeds: bool = False) -> Iterator[Finding]:
     speeds : bool
         Measure speeds, after everything else.
     """
+    usable = True
     for check in CHECKS:
-        yield from map(redacted, checked(check))
+        for found in checked(check):
+            usable = usable and (found.subject, found.level) != (launchers.SETTINGS, "error")
+            yield redacted(found)
+    if not usable and (tests or speeds):
+        yield Finding("self-tests", "warning", "not run: settings are wrong", "correct the settings first")
+        return
     for found in itertools.chain(_tested() if tests else (), _measured() if speeds else ()):
         yield redacted(found)
 

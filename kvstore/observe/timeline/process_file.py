@@ -7,12 +7,19 @@ import re
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ...files import replacing
+from ..events import LAYOUT
 from .clocks import ClockSample
 from .sources import StoreRecord
 
 FORMAT, VERSION = "kvstore-timeline", 1
+
+_LONGEST = 1 << 60  # ns that a machine has run, or clocks are apart: 36 years
+_TIME_OF_DAY = 1 << 62  # ns: the year 2116
+_MOST = 1 << 24  # processes of a role
+_DTYPE = np.dtype(list(LAYOUT))
 
 
 class ProcessFile(msgspec.Struct, frozen=True, tag=FORMAT, tag_field="format"):
@@ -93,9 +100,25 @@ def read(path: Path) -> ProcessFile:
     Raises
     ------
     OSError, ValueError
-        It cannot be read; it is no such file, or one of another version.
+        It cannot be read; it is no such file, a damaged one, or one of another version.
     """
     content: ProcessFile = msgspec.json.decode(path.read_bytes(), type=ProcessFile)
     if content.version != VERSION:
         raise ValueError(f"it has version {content.version} of the format, and this kvstore reads {VERSION}")
+    if not _is_possible(content):
+        raise ValueError("it is damaged: it has numbers that no process writes")
     return content
+
+
+def _is_possible(content: ProcessFile) -> bool:
+    """Whether all times can be brought together, and the events are whole."""
+    if len(content.events) % _DTYPE.itemsize:
+        return False
+    rows = np.frombuffer(content.events, _DTYPE)
+    compared = (number for sample in content.scheduler for number in sample)
+    return (
+        all(abs(number) <= _LONGEST for number in (content.monotonic, *compared))
+        and all(int(rows[name].max(initial=0)) <= _LONGEST for name in ("begin", "end"))
+        and abs(content.realtime) <= _TIME_OF_DAY
+        and content.size <= _MOST
+    )

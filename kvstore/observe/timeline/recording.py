@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import faulthandler
 import logging
 import os
 import signal
@@ -105,6 +106,7 @@ class _Recorder:
 
 _recorder: _Recorder | None = None
 _begun = False
+_relayed = False
 
 
 def start() -> None:
@@ -160,7 +162,7 @@ def _begin() -> _Recorder | None:
     if _begun:
         return _recorder
     _begun = True
-    folder = text_of("timeline")
+    folder = os.path.expanduser(text_of("timeline").strip())
     if folder:
         try:
             record_events(_EVENTS)
@@ -177,17 +179,38 @@ def _begin() -> _Recorder | None:
 
 def _after_fork() -> None:
     """Begin anew: stores, and a lock that may be held for ever, are the parent's."""
-    global _recorder
+    global _recorder, _relayed
     if _recorder is not None:
         _recorder = _Recorder(str(_recorder.folder))
+    if _relayed and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+        _relayed = False  # the thread at the other end is the parent's
+        faulthandler.unregister(_SIGNAL)
+        _catch_signal()
 
 
 def _catch_signal() -> None:
     """Write on SIGUSR1 too, unless the application has a handler of its own."""
-    if threading.current_thread() is not threading.main_thread():
+    if signal.getsignal(_SIGNAL) is not signal.SIG_DFL or catches(os.getpid(), _SIGNAL):
         return
-    if signal.getsignal(_SIGNAL) is signal.SIG_DFL and not catches(os.getpid(), _SIGNAL):
+    if threading.current_thread() is threading.main_thread():
         signal.signal(_SIGNAL, _on_signal)
+    else:
+        _relay_signal()
+
+
+def _relay_signal() -> None:
+    """Catch it where Python lets no handler be set: that of `faulthandler` wakes a thread, by a pipe."""
+    global _relayed
+    _relayed = True
+    asked, ask = os.pipe()
+    os.set_blocking(ask, False)
+    threading.Thread(target=_write_when_asked, args=(asked,), name="kvstore-timeline", daemon=True).start()
+    faulthandler.register(_SIGNAL, file=ask, all_threads=False)
+
+
+def _write_when_asked(asked: int) -> None:
+    while os.read(asked, 1 << 16):
+        _write_now()
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

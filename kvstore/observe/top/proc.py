@@ -23,6 +23,8 @@ class ProcessFacts(NamedTuple):
     memory, shared_memory : int
         Bytes that are resident, and those of them that it shares with others, or could: the memory of stores
         of `shared` counts in each of their processes.
+    stopped : bool
+        Whether it stands still, by a signal or a debugger.
     """
 
     started: int
@@ -30,6 +32,7 @@ class ProcessFacts(NamedTuple):
     cpu: float
     memory: int
     shared_memory: int
+    stopped: bool = False
 
 
 def facts(process: int) -> ProcessFacts | None:
@@ -43,7 +46,8 @@ def facts(process: int) -> ProcessFacts | None:
     if stat[0] in (b"Z", b"X"):
         return None
     parent, user, system, started = (int(stat[at]) for at in (1, 11, 12, 19))
-    return ProcessFacts(started, parent, (user + system) / _TICKS, resident * _PAGE, shared * _PAGE)
+    cpu, stopped = (user + system) / _TICKS, stat[0] in (b"T", b"t")
+    return ProcessFacts(started, parent, cpu, resident * _PAGE, shared * _PAGE, stopped)
 
 
 def command(process: int) -> str:

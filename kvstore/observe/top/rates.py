@@ -57,6 +57,7 @@ class StoreRow:
     sent_bytes_per_second: float | None = None
     received_bytes_per_second: float | None = None
     phases: dict[str, float] | None = None
+    stopped: bool = False
 
     @property
     def name(self) -> str:
@@ -87,6 +88,7 @@ def _row(process: int, place: int, before: Look | None, after: Look) -> StoreRow
         facts.shared_memory,
         _waiting(one, after.at),
         **_by_the_second(place, before, after),
+        stopped=facts.stopped,
     )
 
 

@@ -87,6 +87,8 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def _wait(row: StoreRow) -> str:
     wait = row.waiting
+    if row.stopped:
+        return "stopped"
     if wait is None:
         return "-"
     if wait.seconds < _BRIEF:

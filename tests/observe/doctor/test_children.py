@@ -89,3 +89,27 @@ def test_the_program_dies_with_this_process(tmp_path: Path) -> None:
     parent.kill()
     parent.communicate()
     until(lambda: not job.alive())
+
+
+MAPS = """
+import mmap, sys
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(4096)
+    held = mmap.mmap(file.fileno(), 4096)
+    sys.stdin.read()  # to the end of its parent
+"""
+
+
+def test_what_an_mpi_leaves_in_shared_memory_is_removed(marked: Job) -> None:
+    name = Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_0")
+    other = name.with_name(f"{name.name}1")
+    other.touch()  # of somebody else
+    try:
+        command = f"[sys.executable, '-c', {MAPS!r}, {str(name)!r}]"
+        start = f"import subprocess, sys; subprocess.Popen({command}, stdin=subprocess.PIPE).wait()"
+        assert run([sys.executable, "-c", start], 3.0).code is None
+        assert (name.exists(), other.exists()) == (False, True)
+    finally:
+        name.unlink(missing_ok=True)
+        other.unlink()
+    until(lambda: not marked.alive())

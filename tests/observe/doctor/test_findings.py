@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -10,6 +11,15 @@ from kvstore.observe.doctor.findings import Finding, checked
 
 ONE = Finding("one", "ok", "fine")
 TWO = Finding("two", "warning", "slow", "hurry")
+
+
+def test_a_python_that_this_user_may_not_execute() -> None:
+    def refused() -> Finding:
+        raise PermissionError(13, "Permission denied", sys.executable)
+
+    (found,) = checked(refused)
+    assert found.text == f"not done: this user may not execute {sys.executable}"
+    assert "bug" not in found.cure
 
 
 def several() -> list[Finding]:

@@ -106,6 +106,21 @@ def test_a_host_that_cannot_be_reached(find: Find) -> None:
     assert not [one for one in found if " to " in one.subject]
 
 
+def test_a_command_that_answers_as_something_else(find: Find) -> None:
+    [first, *_] = find(command="echo; echo 'Welcome to the switch'; exit 0")
+    assert "exit code 0; it has answered 'Welcome to the switch'" in first.text
+    [first, *_] = find(command="echo 'kvstore doctor far host 1'; read line; echo Bye")
+    assert first.text == "it could not be reached: it has answered 'Bye'"
+
+
+def test_a_command_that_does_not_exist() -> None:
+    listed = of_list(ONE)
+    made = remote_hosts.Hosts(Layout(listed, 1, 0), ("/no/ssh",), sys.executable, {}, os.getcwd())
+    (found,) = far_hosts.findings(made)
+    assert (found.level, found.text) == ("error", "there is no command '/no/ssh' on this machine")
+    assert "--ssh-command" in found.cure
+
+
 def test_a_host_without_kvstore(find: Find) -> None:
     [first, *_] = find(command=f"exec {sys.executable} -S -I -m kvstore.observe.doctor.far_host")
     assert first.level == "error"

@@ -57,6 +57,16 @@ def test_variables_are_listed_by_name_and_useless_ones_are_a_warning() -> None:
     assert SECRET not in str(useless)
 
 
+def test_wrong_values_are_errors_without_the_values() -> None:
+    (right,) = launchers.settings({"KVSTORE_TIMEOUT": "5"})
+    assert right.level == "ok"
+    one, other = launchers.settings({"KVSTORE_TIMEOUT": SECRET, "KVSTORE_LOG": SECRET})
+    assert (one.level, one.text) == ("error", "the value of KVSTORE_TIMEOUT cannot be used")
+    assert (other.level, other.text) == ("error", "the value of KVSTORE_LOG cannot be used")
+    assert "`info` or `debug`" in other.cure
+    assert SECRET not in str((one, other))
+
+
 OPEN_MPI, MPICH = "Open MPI v5.0.3, package: Debian", "MPICH Version:      4.3.1"
 INTEL = "Intel(R) MPI Library 2021.13 for Linux* OS"
 ORTE, PRTE, HYDRA = (

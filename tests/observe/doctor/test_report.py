@@ -131,6 +131,15 @@ def test_broken_self_tests_do_not_break_the_command(monkeypatch: pytest.MonkeyPa
     assert "OSError: nobody expected this" in found["self-tests"]
 
 
+def test_with_wrong_settings_nothing_is_tested(doctor: Callable[..., Any]) -> None:
+    wrong = "import os; os.environ |= {'KVSTORE_TIMEOUT': 'abc', 'KVSTORE_NUM_THREADS': 'x'}"
+    code, found = doctor(before=wrong)
+    assert code == 1
+    assert [name for name, one in found.items() if one["level"] == "error"] == ["settings"]
+    assert found["self-tests"]["text"] == "not run: settings are wrong"
+    assert not [name for name in found if name.startswith("test ")]
+
+
 def test_broken_speeds_do_not_break_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report.speed, "copies", broken)
     done = invoke(monkeypatch, fine, arguments=("--speed", "--json"))

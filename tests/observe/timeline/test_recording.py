@@ -121,6 +121,17 @@ def test_the_folder_is_the_one_of_the_start(recorded: Job) -> None:
     assert len(list((recorded.folder / "out").glob("*.json"))) == 1
 
 
+def test_the_folder_may_be_in_the_home_of_the_user(recorded: Job) -> None:
+    recorded.environment |= {"KVSTORE_TIMELINE": "~/out", "HOME": str(recorded.folder)}
+    ended(recorded, "store = kv.create('local'); call(store)")
+    assert len(list((recorded.folder / "out").glob("*.json"))) == 1
+
+
+def test_a_blank_folder_is_none(job: Job) -> None:
+    job.environment["KVSTORE_TIMELINE"] = " "
+    ended(job, "store = kv.create('local'); assert not counters_of(store).timed")
+
+
 def test_sigusr1_writes_and_the_process_goes_on(recorded: Job) -> None:
     process = recorded.start(
         "-c",
@@ -189,6 +200,30 @@ thread = threading.Thread(target=train, name="trainer"); thread.start(); thread.
 assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 """,
     )
+    assert len(waits(files(recorded)[0])) == 1
+
+
+def test_sigusr1_writes_where_the_store_is_of_another_thread(recorded: Job) -> None:
+    out, err = ended(
+        recorded,
+        """
+stores = []
+thread = threading.Thread(target=lambda: stores.append(kv.create("local"))); thread.start(); thread.join()
+call(stores[0])
+for count in (1, 2):
+    before = [path.stat().st_ino for path in written()]
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while [path.stat().st_ino for path in written()] == before:
+        time.sleep(0.01)
+if not os.fork():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os._exit(3)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+os._exit(0)
+""",
+    )
+    assert out == b"3\n", err
+    assert b"Current thread" not in err
     assert len(waits(files(recorded)[0])) == 1
 
 

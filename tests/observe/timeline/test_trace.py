@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observation.made import MS, file, row, sample, store
+from observation.made import MS, file, packed, row, sample, store
 from observation.trace_rules import broken, loaded
 
 from kvstore.errors import StateFileError
 from kvstore.observe.counters import CALLS, CONVERTING, MOVING, SUMMING, WAITING
-from kvstore.observe.events import ARRIVED, BACK, BUCKET, CALL, KINDS, LOST, STEP
+from kvstore.observe.events import ARRIVED, BACK, BUCKET, CALL, KINDS, LAYOUT, LOST, STEP
 from kvstore.observe.timeline import process_file
+from kvstore.observe.timeline.clocks import ClockSample
 from kvstore.observe.timeline.job import chrome
 from kvstore.observe.timeline.job.model import NO_SLICE, job_of, read_job
 from kvstore.observe.timeline.process_file import ProcessFile
@@ -153,6 +156,46 @@ def test_other_files_of_the_folder_are_no_processes(tmp_path: Path) -> None:
         "worker-1-a-2.json is left out: Input data was truncated",
         "1 files of other jobs are left out: only the newest is shown",
     ]
+
+
+_END = tuple(name for name, _ in LAYOUT).index("end") * 8
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"events": packed(WORKER)[:-1]},
+        {"events": packed(WORKER)[:_END] + b"\xff" * 8 + packed(WORKER)[_END + 8 :]},
+        {"monotonic": 1 << 70},
+        {"realtime": 1 << 70},
+        {"scheduler": [ClockSample(1, -(1 << 63), 1)]},
+        {"size": 1 << 40},
+    ],
+)
+def test_a_damaged_file_is_left_out_with_a_note(tmp_path: Path, damage: dict[str, Any]) -> None:
+    process_file.write(file(WORKER), tmp_path)
+    process_file.write(file(WORKER, rank=1, pid=7, **damage), tmp_path)
+    job = read_job(tmp_path)
+    assert [process.name for process in job.processes] == ["worker 0"]
+    assert job.notes == [
+        "worker-1-a-7.json is left out: it is damaged: it has numbers that no process writes",
+        "no file of worker 1: killed, or not written yet, or left on another host, or left out",
+    ]
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    process_file.write(file(WORKER, size=1), tmp_path)
+    os.mkfifo(tmp_path / "fifo.json")
+    assert read_job(tmp_path).notes == []
+
+
+def test_a_copy_of_a_file_is_the_same_process(tmp_path: Path) -> None:
+    process_file.write(file(WORKER, size=1, monotonic=1), tmp_path)
+    (tmp_path / "worker-0-a-100.json").rename(tmp_path / "backup.json")
+    process_file.write(file(WORKER, size=1, monotonic=2), tmp_path)
+    job = read_job(tmp_path)
+    assert [process.file.monotonic for process in job.processes] == [2]
+    assert job.notes == ["worker-0-a-100.json and another file are of the same process: the newer one counts"]
 
 
 def test_ranks_without_a_file_and_lost_events_are_said(tmp_path: Path) -> None:

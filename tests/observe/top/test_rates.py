@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
+import subprocess
 from typing import Any
 
 from kvstore.observe.native._observe import NOBODY
@@ -69,6 +72,17 @@ def test_a_wait_says_for_whom_and_how_long() -> None:
         found = row(None, look(12, waiting_since=10 * SECOND, whom=whom, round=8))
         assert found.waiting == PresentWait(name, 2.0, 8)
     assert row(None, look(12)).waiting is None
+
+
+def test_a_process_that_stands_still_waits_for_nobody() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        now = facts(process.pid)
+        process.kill()
+    assert now is not None and now.stopped
+    found = row(None, look(12, waiting_since=10 * SECOND)._replace(facts=now))
+    assert dict(zip(titles(80), cells(found, 80), strict=True))["WAITS FOR"] == "stopped"
 
 
 def large() -> StoreRow:

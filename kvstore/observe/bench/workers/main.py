@@ -6,22 +6,18 @@ import contextlib
 import json
 import os
 import platform
-import re
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 
 import kvstore as kv
 from kvstore.errors import KVStoreError
 
+from ...shared_files import shared_files
 from ..key_lists import BenchKey
 from ..link import CommandGone, Message, WorkerLink
 from .peer import BenchPeer
-
-#: What an MPI leaves in shared memory if its processes are killed.
-_SHARED_FILES = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment|vader_segment)\S+)$", re.MULTILINE)
 
 
 def main(name: str, address: str, options: str) -> None:
@@ -63,7 +59,7 @@ def _peer(name: str, options: Message) -> BenchPeer:
 
 def _serve(link: WorkerLink, peer: BenchPeer, name: str) -> None:
     hello = {"peer": name, "rank": peer.rank, "pid": os.getpid(), "address": peer.address}
-    link.send({**hello, "versions": {**_versions(), **peer.versions()}, "files": _shared_files()})
+    link.send({**hello, "versions": {**_versions(), **peer.versions()}, "files": sorted(shared_files())})
     link.send(_answer(peer, link.receive()))
     try:
         while True:
@@ -86,10 +82,6 @@ def _answer(peer: BenchPeer, message: Message) -> Message:
 
 def _versions() -> dict[str, str]:
     return {"kvstore": kv.__version__, "Python": platform.python_version(), "NumPy": np.__version__}
-
-
-def _shared_files() -> list[str]:
-    return sorted(set(_SHARED_FILES.findall(Path("/proc/self/maps").read_text())))
 
 
 if __name__ == "__main__":

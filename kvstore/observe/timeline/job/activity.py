@@ -35,7 +35,7 @@ def segments(spans: Iterable[JobEvent]) -> Iterator[Segment]:
     spans : iterable of JobEvent
         By their begin; of those that begin together, the longest first.
     """
-    edges = [(span.begin, 1, at, span) for at, span in enumerate(spans) if span.ns]
+    edges = [(span.begin, 1, at, span) for at, span in enumerate(spans) if span.ns > 0]
     edges += [(span.end, 0, at, span) for _, _, at, span in edges]
     edges.sort(key=lambda edge: edge[:3])
     active: dict[int, JobEvent] = {}

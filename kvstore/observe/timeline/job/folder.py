@@ -48,13 +48,15 @@ def load(folder: Path) -> JobFiles:
     if len(files) < len(found):
         notes.append(f"{len(found) - len(files)} files of other jobs are left out: only the newest is shown")
     files.sort(key=lambda file: (_ORDER.get(file.role, 3), file.rank, file.monotonic))
-    return JobFiles(files, notes + missing(files) + overwritten(files))
+    return JobFiles(files, notes + missing(files, bool(notes)) + overwritten(files))
 
 
 def _read_all(folder: Path) -> tuple[list[ProcessFile], list[str]]:
-    found, notes = [], []
+    """Read all files; of each process one, whatever copies of it there are."""
+    found: dict[tuple[object, ...], ProcessFile] = {}
+    notes = []
     try:
-        paths = sorted(folder.glob("*.json"))
+        paths = sorted(path for path in folder.glob("*.json") if path.is_file())
     except OSError as error:
         raise StateFileError(f"{folder} cannot be read: {error.strerror}") from error
     for path in paths:
@@ -62,8 +64,16 @@ def _read_all(folder: Path) -> tuple[list[ProcessFile], list[str]]:
         if isinstance(one, str):
             notes.append(one)
         elif one is not None:
-            found.append(one)
-    return found, notes
+            other = found.setdefault(_process(one), one)
+            if other is not one:
+                notes.append(f"{path.name} and another file are of the same process: the newer one counts")
+                found[_process(one)] = max(other, one, key=lambda file: file.monotonic)
+    return list(found.values()), notes
+
+
+def _process(file: ProcessFile) -> tuple[object, ...]:
+    """Return what no two processes have in common."""
+    return file.role, file.rank, file.host, file.pid, file.clock, file.job
 
 
 def _read(path: Path) -> ProcessFile | str | None:
@@ -80,16 +90,17 @@ def _is_ours(path: Path) -> bool:
         return f'"{FORMAT}"'.encode() in file.read(_HEAD)
 
 
-def missing(files: Sequence[ProcessFile]) -> list[str]:
+def missing(files: Sequence[ProcessFile], some_left_out: bool = False) -> list[str]:
     """Say which processes have no file: they were killed, or have not written it yet."""
     notes = []
+    reasons = "killed, or not written yet, or left on another host" + ", or left out" * some_left_out
     for role in (WORKER, "server"):
         of_role = [file for file in files if file.role == role]
         size = max((file.size for file in of_role), default=0)
         without = sorted(set(range(size)) - {file.rank for file in of_role})
         if without:
             names = ", ".join(map(str, without))
-            notes.append(f"no file of {role} {names}: killed, or not written yet, or left on another host")
+            notes.append(f"no file of {role} {names}: {reasons}")
         counts = Counter(file.rank for file in of_role)
         notes += [f"{role} {rank} has {n} files: it was started again" for rank, n in counts.items() if n > 1]
     return notes

@@ -1,0 +1,16 @@
+"""Files of shared memory that an MPI leaves behind if its processes are killed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NAMES = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment|vader_segment)\S+)$", re.MULTILINE)
+
+
+def shared_files(process: int | str = "self") -> set[str]:
+    """Return those that a process of this machine has mapped; none of one that is gone."""
+    try:
+        return set(_NAMES.findall(Path(f"/proc/{process}/maps").read_text(errors="replace")))
+    except OSError:
+        return set()
