@@ -30,6 +30,7 @@ def create(
     slice_bytes: int = 0,
     credit_bytes: int = 32 << 20,
     same_host_shm: bool = True,
+    hierarchy: str = "flat",
     cuda_ipc: int = 1,
 ) -> KVStore: ...
 
